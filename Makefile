@@ -1,0 +1,99 @@
+# Every target creates or refreshes .venv by itself. `make help` lists them.
+PYTHON      ?= python3
+TORCH_INDEX ?=
+PORT        ?= 8000
+
+BIN   := .venv/bin
+PY    := $(BIN)/python
+READY := .venv/.ready
+TORCH := $(shell grep '^torch==' constraints.txt)
+SITE  := _build/html
+
+# A kernel called python3 in the user's home must not stand in for the one in .venv.
+export JUPYTER_PREFER_ENV_PATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help setup book site test serve notebooks exercises lint bench repository colab screenshots clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
+	@echo
+	@echo "PYTHON=python3.12       which Python makes .venv (3.11 or newer)"
+	@echo "TORCH_INDEX=URL         where torch comes from; https://download.pytorch.org/whl/cpu spares Linux gigabytes of CUDA"
+
+setup: $(READY) ## create .venv with everything that is needed
+	@echo "Ready: .venv"
+
+# torch first, on its own and exact: resolved together with the rest it could be replaced by another build.
+$(READY): requirements.txt constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Python 3.11 or newer is needed, and '$(PYTHON)' is not: try make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(PY) || { echo "== Creating .venv"; $(PYTHON) -m venv .venv; }
+	@echo "== Installing $(TORCH) (the long one: minutes on a slow line)"
+	@$(PY) -m pip install --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@echo "== Installing what requirements.txt names, at the versions of constraints.txt"
+	@$(PY) -m pip install -q -r requirements.txt -c constraints.txt
+	@$(PY) -m pip install -q --no-deps -e .
+	@$(PY) -m pip check
+	@touch $@
+
+book: $(READY) ## execute every chapter and build the pages
+	@$(PY) tools/notebooks.py --check
+	@echo "== Executing the chapters and building the pages (a few minutes)"
+	@rm -rf _build && mkdir _build
+	@start=$$(date +%s); BOOK_CLAIMS=$(abspath _build/claims.jsonl) \
+	  $(BIN)/jupyter-book build . -W --keep-going && test -f $(SITE)/index.html && \
+	  echo "== Built in $$(($$(date +%s) - start)) s: $(abspath $(SITE)/index.html)"
+	@echo "   make serve shows it at http://localhost:$(PORT)"
+
+site: $(READY) ## open every built page in a real browser and check it
+	@test -f $(SITE)/index.html || { echo "There is no $(SITE) yet: make book" >&2; exit 1; }
+	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/test_site.py
+
+serve: $(READY) ## show the built book in a browser
+	@test -f $(SITE)/index.html || $(MAKE) book
+	@echo "The book is at http://localhost:$(PORT) (Ctrl-C ends it)"
+	@$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory $(SITE) >/dev/null
+
+test: $(READY) ## run the tests, then every solution notebook against its stored outputs
+	@$(PY) -m pytest tests $(PYTEST_ARGS)
+	@if ls solutions/*.ipynb >/dev/null 2>&1; then \
+	  echo "== Running the solutions again: their outputs must come out the same"; \
+	  CHECK_STRICT=1 $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 \
+	    --nbval-sanitize-with tests/nbval_sanitize.cfg solutions; fi
+	@$(PY) tools/browser.py
+
+notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, generate the exercises
+	@$(PY) tools/notebooks.py
+	@$(PY) tools/execute_notebooks.py
+	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py; fi
+
+exercises: $(READY) ## generate the exercises from the solutions
+	@$(PY) tools/make_exercises.py
+
+lint: $(READY) ## check style, and that what is generated agrees with its source
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(PY) tools/notebooks.py --check
+	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py --check; fi
+
+bench: $(READY) ## compare with PyTorch's own, on this machine
+	@$(PY) -m benchmarks
+
+repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO
+	@$(PY) tools/set_repository.py "$(URL)"
+	@$(PY) tools/notebooks.py
+	@$(PY) tools/execute_notebooks.py
+	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py; fi
+
+colab: $(READY) ## write parallel-by-hand.zip, to be uploaded beside a notebook
+	@$(PY) tools/make_colab_zip.py
+
+screenshots: $(READY) ## picture every built page, wide and narrow, light and dark
+	@$(PY) tools/screenshots.py
+
+clean: ## remove what was built (.venv stays)
+	rm -rf _build screenshots parallel-by-hand.zip .pytest_cache .ruff_cache *.egg-info
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+"""What Jupyter Book and its theme leave to do: pages that ask no other host for anything, in the book's own style."""
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def add_static_folders(app):
+    # Not the usual _static/: Jupyter Book loads every script it finds there on every page.
+    app.config.html_static_path += [str(HERE / "static"), str(HERE / "vendor")]
+    app.add_css_file("book.css", priority=900)  # after the theme's own
+
+
+def hide_buttons_without_address(app, config):
+    # Until `make repository` has set an address, a link to it would lead nowhere.
+    if "example.invalid" in config.html_theme_options.get("repository_url", ""):
+        for button in ("use_repository_button", "use_issues_button"):
+            config.html_theme_options[button] = False
+        config.html_theme_options["launch_buttons"] = {}
+
+
+def remove_thebe(app, config):
+    # Jupyter Book always loads it; switched off, it still puts an error into every page's console.
+    for listeners in app.events.listeners.values():
+        listeners[:] = [listener for listener in listeners if listener.handler.__module__ != "sphinx_thebe"]
+    app.registry.css_files[:] = [entry for entry in app.registry.css_files if "thebe" not in entry[0]]
+
+
+def setup(app):
+    app.connect("config-inited", hide_buttons_without_address, priority=900)
+    app.connect("config-inited", remove_thebe, priority=900)
+    app.connect("builder-inited", add_static_folders)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

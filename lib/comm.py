@@ -1,0 +1,351 @@
+"""What moves: every message of the library goes through this file.
+
+The problem: `torch.distributed` overwrites its arguments, names the same thing differently for each collective, keeps
+no count, and on gloo hides mistakes: an int32 added to a float32 is silent garbage, and its reduce-scatter is really an
+all-reduce that moves twice the bytes it should.
+
+The idea: a handful of functions that return new tensors, take any dim, count the bytes, and compare what each rank
+calls before a byte moves (`lib.watch`). On a group of one rank they move nothing.
+
+Shapes: `S` is this rank's tensor, n the group's size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lib import cost, trace, watch
+from lib.mesh import Group
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # gloo knows no mean: it is the sum, divided afterwards
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+_FOLD = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+
+# Taken now, as lib.rank puts watched versions in their place for those who call torch.distributed themselves.
+_all_reduce, _broadcast, _barrier = dist.all_reduce, dist.broadcast, dist.barrier
+_all_to_all, _isend, _irecv, _wait = dist.all_to_all_single, dist.isend, dist.irecv, dist.Work.wait
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed both
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+table: watch.CallTable | None = None  # shared by the ranks of one machine; set by lib.rank, absent under torchrun
+
+_label = ""
+
+
+class Pending:
+    """A communication under way; `wait()` returns its result, at once when it is called again."""
+
+    def __init__(self, finish: Callable[[], Tensor | dict | None]) -> None:
+        self._finish: Callable | None = finish
+        self._result: Tensor | dict | None = None
+
+    def wait(self) -> Tensor | dict | None:
+        if self._finish is not None:
+            self._result, self._finish = self._finish(), None
+        return self._result
+
+
+@contextmanager
+def label(text: str) -> Iterator[None]:
+    """Name the communication that the body starts, for traces and figures."""
+    global _label
+    before, _label = _label, text
+    try:
+        yield
+    finally:
+        _label = before
+
+
+# ---- collectives ----------------------------------------------------------------------------------------------------
+
+
+def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Tensor:
+    """Reduce over the ranks; each gets the whole result: x[S] → [S]. Sends 2(n−1)/n · S bytes.
+
+    Args:
+        op: `sum`, `mean`, `max` or `min`.
+        out: tensor that receives the result, `x` itself to work in place.
+
+    Raises:
+        ValueError: unknown op, or an `out` of another shape, dtype or layout.
+    """
+    return all_reduce_start(x, group, op, out).wait()
+
+
+def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
+    """`all_reduce` that goes on in the background until `wait()`; neither `x` nor `out` may be touched before."""
+    reduce_op = _reduce_op(op)
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    elif out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous {_spec(x)} like x, but is {_spec(out)}")
+    if out is not x:
+        out.copy_(x)
+
+    def finish() -> Tensor:
+        return out.div_(group.size) if op == "mean" else out
+
+    return _start(
+        f"all_reduce {op}", group, out, lambda: _all_reduce(out, reduce_op, group=group.pg, async_op=True), finish
+    )
+
+
+def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Tensor:
+    """Reduce over the ranks; each gets its slice along `dim`: x[S] → [S/n]. Sends (n−1)/n · S bytes.
+
+    gloo's own reduce-scatter is an all-reduce that throws most of its result away. Here each rank sends every other
+    just the slice that it will keep, and adds up what it got.
+
+    Raises:
+        ValueError: unknown op, or `dim` cannot be split over the group.
+    """
+    return reduce_scatter_start(x, group, dim, op).wait()
+
+
+def reduce_scatter_start(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Pending:
+    """`reduce_scatter` in the background; the sum itself is done in `wait()`."""
+    reduce_op, n = _reduce_op(op), group.size
+    parts = _split(x, group, dim, "reduce_scatter")  # [n, S/n…]
+    what = f"reduce_scatter {op}, dim={dim}"
+    if n > 1 and dist.get_backend(group.pg) == "nccl":
+        out = torch.empty_like(parts[0])
+
+        def native():
+            return _reduce_scatter(out, parts, reduce_op, group=group.pg, async_op=True)
+
+        return _start(what, group, x, native, lambda: _join(out.div_(n) if op == "mean" else out, dim))
+    got = torch.empty_like(parts) if n > 1 else parts
+
+    def send_slices():
+        return _all_to_all(got, parts, group=group.pg, async_op=True)
+
+    return _start(what, group, x, send_slices, lambda: _join(_FOLD[op](got, dim=0), dim))
+
+
+def all_gather(x: Tensor, group: Group, dim: int = 0) -> Tensor:
+    """Put the ranks' slices together along `dim`: x[S] → [n·S], equal on all ranks. Sends (n−1) · S bytes."""
+    return all_gather_start(x, group, dim).wait()
+
+
+def all_gather_start(x: Tensor, group: Group, dim: int = 0) -> Pending:
+    """`all_gather` in the background."""
+    part = x.movedim(_dim(x, dim), 0).contiguous()
+    whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
+    if group.size == 1:
+        whole.copy_(part)
+    return _start(
+        f"all_gather dim={dim}",
+        group,
+        x,
+        lambda: _all_gather(whole, part, group=group.pg, async_op=True),
+        lambda: _join(whole, dim),
+        payload_bytes=_bytes(x) * group.size,
+    )
+
+
+def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:
+    """Send slice j along `split_dim` to rank j, put what comes together along `concat_dim`. Sends (n−1)/n · S bytes.
+
+    Raises:
+        ValueError: `split_dim` cannot be split over the group.
+    """
+    parts = _split(x, group, split_dim, "all_to_all")
+    got = torch.empty_like(parts)
+    if group.size == 1:
+        got.copy_(parts)
+    what = f"all_to_all split_dim={split_dim}, concat_dim={concat_dim}"
+    return _start(
+        what,
+        group,
+        x,
+        lambda: _all_to_all(got, parts, group=group.pg, async_op=True),
+        lambda: torch.cat([_join(part, split_dim) for part in got], dim=concat_dim),
+    ).wait()
+
+
+def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
+    """Everyone gets the tensor of group rank `src`: x[S] → [S]. `x` gives shape and dtype on the others."""
+    _check_peer(src, group, "src")
+    out = x.clone(memory_format=torch.contiguous_format)
+    return _start(
+        f"broadcast src={src}",
+        group,
+        x,
+        lambda: _broadcast(out, group.ranks[src], group=group.pg, async_op=True),
+        lambda: out,
+    ).wait()
+
+
+def barrier(group: Group) -> None:
+    """Return when every rank of the group has called it."""
+    _start(
+        "barrier", group, torch.empty(0), lambda: _barrier(group=group.pg, async_op=True), lambda: None, empty=True
+    ).wait()
+
+
+# ---- from one rank to another ---------------------------------------------------------------------------------------
+
+
+def send(x: Tensor, group: Group, dst: int) -> Pending:
+    """Start to send `x` to group rank `dst`. It is sent when that rank receives it, not before."""
+    _check_peer(dst, group, "dst")
+    body = x.contiguous()
+    return _start_p2p("send", body, group, dst, lambda: _isend(body, group.ranks[dst], group=group.pg))
+
+
+def recv(like: Tensor, group: Group, src: int) -> Pending:
+    """Start to receive from group rank `src` a tensor of the shape and dtype of `like`; `wait()` returns it."""
+    _check_peer(src, group, "src")
+    body = torch.empty_like(like, memory_format=torch.contiguous_format)
+    return _start_p2p("recv", body, group, src, lambda: _irecv(body, group.ranks[src], group=group.pg))
+
+
+def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
+    """Start all sends `{dst: x}` and receives `{src: like}` at once, in whatever order the peers do theirs.
+
+    `wait()` returns `{src: tensor}`.
+    """
+    coming = {src: recv(like, group, src) for src, like in recvs.items()}
+    going = [send(x, group, dst) for dst, x in sends.items()]
+
+    def finish() -> dict[int, Tensor]:
+        for pending in going:
+            pending.wait()
+        return {src: pending.wait() for src, pending in coming.items()}
+
+    return Pending(finish)
+
+
+# ---- one call: compared, started, counted, awaited ------------------------------------------------------------------
+
+
+def _start(
+    what: str,
+    group: Group,
+    x: Tensor,
+    launch: Callable[[], dist.Work],
+    finish: Callable[[], Tensor | None],
+    payload_bytes: int | None = None,
+    empty: bool = False,
+) -> Pending:
+    """A collective, `what` for `x`, that `launch` starts and whose result `finish` gives."""
+    if group.size == 1:
+        return Pending(finish)
+    if not empty:
+        what = f"{what} {_spec(x)}"
+    channel = f"{group.ranks}"
+    waiting = _enter(channel, group.ranks, what, group.ranks)
+    if x.numel() == 0 and not empty:
+        return Pending(finish)  # nothing to move, yet the call was compared
+    payload = _bytes(x) if payload_bytes is None else payload_bytes
+    return _under_way(what.split()[0], group.axis, group.ranks, payload, group, launch, waiting, finish)
+
+
+def _start_p2p(kind: str, body: Tensor, group: Group, peer: int, launch: Callable[[], dist.Work]) -> Pending:
+    me, other = group.global_rank, group.ranks[peer]
+    src, dst = (me, other) if kind == "send" else (other, me)
+    word = "send to" if kind == "send" else "recv from"
+    waiting = _enter(f"{src}>{dst}", (src, dst), f"message {_spec(body)}", (other,), f"{word} {other}, {_spec(body)}")
+    if body.numel() == 0:
+        return Pending(lambda: body if kind == "recv" else None)
+
+    def finish() -> Tensor | None:
+        return body if kind == "recv" else None
+
+    return _under_way(kind, group.axis, (other,), _bytes(body), group, launch, waiting, finish)
+
+
+def _enter(channel: str, members: tuple, what: str, peers: tuple, shown: str | None = None) -> Callable:
+    """Compare the call with the other ranks' and return a context for the time in which this rank waits for it."""
+    if table is None:
+        return nullcontext
+    where = watch.where(4)
+    number = table.call(channel, members, what, where)
+    return lambda: table.waiting(shown or what, where, peers, channel, number)
+
+
+def _under_way(
+    kind: str,
+    axis: str,
+    peers: tuple[int, ...],
+    payload_bytes: int,
+    group: Group,
+    launch: Callable[[], dist.Work],
+    waiting: Callable,
+    finish: Callable,
+) -> Pending:
+    start_s, ended_s = time.perf_counter(), []
+    with waiting():
+        work = launch()
+    if trace.recording() and kind not in ("send", "recv"):  # gloo has no future for those
+        work.get_future().add_done_callback(lambda _: ended_s.append(time.perf_counter()))
+    text = _label
+
+    def wait() -> Tensor | None:
+        with waiting():
+            _wait(work)
+        if trace.recording():
+            end_s = ended_s[0] if ended_s else time.perf_counter()
+            sent = cost.wire_bytes(kind, payload_bytes, group.size)
+            trace.add(
+                trace.CommEvent(group.global_rank, kind, axis, peers, payload_bytes, sent, text, start_s, end_s)
+            )
+        return finish()
+
+    return Pending(wait)
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def _spec(x: Tensor) -> str:
+    return f"{str(x.dtype)[6:]}{list(x.shape)}"
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _reduce_op(op: str) -> dist.ReduceOp:
+    if op not in _OPS:
+        raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
+    return _OPS[op]
+
+
+def _dim(x: Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"dim={dim} does not exist in a tensor of shape {list(x.shape)}")
+    return dim
+
+
+def _check_peer(rank: int, group: Group, name: str) -> None:
+    if not 0 <= rank < group.size:
+        raise ValueError(
+            f"{name}={rank} is not in this group of {group.size} ranks; ranks are counted inside the group"
+        )
+
+
+def _split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
+    """x[…, D, …] → contiguous [n, D/n, …]: one slice for each rank, with `dim` moved to the front."""
+    front = x.movedim(_dim(x, dim), 0)
+    size, n = front.shape[0], group.size
+    if size % n:
+        raise ValueError(
+            f"{what}: dim {dim} has size {size}, which cannot be split over {n} ranks; use a multiple of {n}"
+        )
+    return front.reshape(n, size // n, *front.shape[1:]).contiguous()
+
+
+def _join(part: Tensor, dim: int) -> Tensor:
+    """[D, …] with `dim` in front → `dim` where it belongs."""
+    return part.movedim(0, dim).contiguous()

@@ -1,0 +1,203 @@
+"""Real text, as tokens, in batches that do not depend on the layout.
+
+The problem: to compare one process with four, both must see the same tokens in the same step. A loader that gives
+each rank its own random stream (the usual way: seed + rank) trains on other data as soon as the number of ranks
+changes, and then the loss curves prove nothing.
+The idea: the *global* batch of a step is a pure function of (seed, step), and a rank takes its rows of it. Nobody
+sends data; every rank can work out every row.
+
+The text is Python's own documentation, the topics that `help("assert")` prints, which the standard library carries:
+real English and code, on every machine, with no download. It is read when needed, not copied. It differs a little
+between Python versions, so compare losses of one version only. A token is a byte, the vocabulary is 256.
+
+Shapes: N tokens of a text, B sequences of a batch, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+VOCAB_SIZE = 256
+SMALLEST_TEXT = 100_000
+
+
+@lru_cache(maxsize=1)
+def read_text() -> bytes:
+    """Python's help topics in the order of their names: about 470 kB of UTF-8.
+
+    Raises:
+        RuntimeError: this Python has no `pydoc_data.topics`, or only a stub of it (some distributions strip it).
+    """
+    way_out = (
+        "Use a full Python (python.org, conda, uv, Colab), or give your own text: "
+        "lib.data.load(text=open('my.txt', 'rb').read())"
+    )
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"this Python comes without pydoc_data.topics, the text we train on. {way_out}") from error
+    text = "\n".join(topics[name] for name in sorted(topics)).encode()
+    if len(text) < SMALLEST_TEXT:
+        raise RuntimeError(
+            f"pydoc_data.topics of this Python holds {len(text)} bytes, not even {SMALLEST_TEXT}. {way_out}"
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text cut in two: `train`, uint8[N], and `validation`, uint8[N'], the part that is never trained on."""
+
+    train: Tensor
+    validation: Tensor
+
+
+def load(text: bytes | None = None, validation_fraction: float = 0.1) -> Corpus:
+    """The text as byte tokens, its end (the last tenth) kept for validation.
+
+    Args:
+        text: your own; None reads Python's help topics.
+        validation_fraction: part of the text kept for validation, above 0 and below 1.
+
+    Raises:
+        ValueError: the fraction is not between 0 and 1, or leaves a part without two tokens.
+        RuntimeError: see `read_text`.
+    """
+    if not 0 < validation_fraction < 1:
+        raise ValueError(f"validation_fraction={validation_fraction} must lie between 0 and 1, such as 0.1")
+    tokens_N = encode(read_text() if text is None else text)
+    cut = len(tokens_N) - int(len(tokens_N) * validation_fraction)
+    train, validation = tokens_N[:cut], tokens_N[cut:]
+    if min(len(train), len(validation)) < 2:
+        raise ValueError(f"a text of {len(tokens_N)} bytes is too short to be cut in two; give more text")
+    return Corpus(train, validation)
+
+
+def encode(text: bytes | str) -> Tensor:
+    """Text to tokens, uint8[N]: its bytes."""
+    raw = bytearray(text.encode() if isinstance(text, str) else text)
+    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+
+
+def decode(tokens_N: Tensor) -> str:
+    """Tokens, [N] of any integer type, to text; bytes that are no UTF-8 become �."""
+    return bytes(tokens_N.tolist()).decode("utf-8", errors="replace")
+
+
+def batch(tokens_N: Tensor, step: int, *, global_batch: int, context: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The global batch of one step: inputs[B, T] and targets[B, T], the same text one token later.
+
+    A pure function of its arguments. Row i starts at a random place that depends on (seed, step, i) only, so a larger
+    global batch begins with the rows of a smaller one.
+
+    Args:
+        tokens_N: the text, uint8[N].
+        step: 0, 1, 2, …
+        global_batch: sequences over all ranks, B.
+        context: tokens of a sequence, T.
+        seed: another seed, another order.
+
+    Returns:
+        inputs and targets, int64[B, T], on the CPU.
+
+    Raises:
+        ValueError: a size below 1, or a text shorter than context + 1.
+    """
+    if global_batch < 1 or context < 1:
+        raise ValueError(f"global_batch={global_batch} and context={context} must be 1 or more")
+    num_starts = len(tokens_N) - context
+    if num_starts < 1:
+        raise ValueError(
+            f"a text of {len(tokens_N)} tokens is too short for context={context}; use a shorter context"
+        )
+    numbers = random.Random(f"seed {seed} step {step}")  # seeded by a string: hashed, the same on every machine
+    return _rows(tokens_N, [int(numbers.random() * num_starts) for _ in range(global_batch)], context)
+
+
+def windows(tokens_N: Tensor, context: int, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    """The text cut into non-overlapping sequences, in order: what a validation loss is measured on.
+
+    Args:
+        tokens_N: the text, uint8[N].
+        context: tokens of a sequence, T.
+        limit: at most so many sequences, evenly spread over the text; None takes all.
+
+    Returns:
+        inputs and targets, int64[B, T].
+
+    Raises:
+        ValueError: a text shorter than context + 1, or a size below 1.
+    """
+    if context < 1 or (limit is not None and limit < 1):
+        raise ValueError(f"context={context} and limit={limit} must be 1 or more")
+    available = (len(tokens_N) - 1) // context
+    if available < 1:
+        raise ValueError(
+            f"a text of {len(tokens_N)} tokens is too short for context={context}; use a shorter context"
+        )
+    count = available if limit is None else min(limit, available)
+    return _rows(tokens_N, [i * available // count * context for i in range(count)], context)
+
+
+def _rows(tokens_N: Tensor, starts: list[int], context: int) -> tuple[Tensor, Tensor]:
+    places = torch.tensor(starts)[:, None] + torch.arange(context + 1)
+    rows = tokens_N[places].long()
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def rows_of_rank(global_batch: int, rank: int, size: int, shares: Sequence[int] | None = None) -> slice:
+    """The rows of the global batch that one data-parallel rank trains on, as a slice: ranks in order, no overlap.
+
+    Example: `inputs[rows_of_rank(8, rank=1, size=4)]` is `inputs[2:4]`.
+
+    Args:
+        global_batch: sequences over all ranks.
+        rank, size: place in, and number of, the dp ranks.
+        shares: rows of each rank where they are not to be equal (`[3, 1]`); a rank may have 0.
+
+    Raises:
+        ValueError: the rows do not divide evenly and no shares are given, or the shares do not add up.
+    """
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank={rank} is not one of the dp={size} ranks 0 … {size - 1}")
+    if shares is None:
+        if global_batch < 1 or global_batch % size:
+            base, rest = divmod(max(global_batch, 0), size)
+            uneven = [base + (r < rest) for r in range(size)]
+            raise ValueError(
+                f"global_batch={global_batch} cannot be split over dp={size}; use a multiple of {size}, such as "
+                f"{(base + 1) * size}, or give uneven shares={uneven}"
+            )
+        shares = [global_batch // size] * size
+    if len(shares) != size or sum(shares) != global_batch or min(shares) < 0:
+        raise ValueError(
+            f"shares={list(shares)} must be dp={size} numbers, none negative, that add up to "
+            f"global_batch={global_batch}"
+        )
+    start = sum(shares[:rank])
+    return slice(start, start + shares[rank])
+
+
+def unigram_entropy(tokens_N: Tensor) -> float:
+    """Entropy of the tokens' frequencies, −Σ p·ln p, in nats per token.
+
+    No model that ignores the order of the tokens can have a smaller loss on this text, even if it knew the text's own
+    frequencies. So a validation loss below the validation text's entropy shows that context was learned.
+
+    Raises:
+        ValueError: an empty text.
+
+    Source: Shannon 1951, F_1 of section 2.
+    """
+    if len(tokens_N) == 0:
+        raise ValueError("an empty text has no entropy; give at least one token")
+    counts = torch.bincount(tokens_N.long()).tolist()
+    return -sum(c / len(tokens_N) * math.log(c / len(tokens_N)) for c in counts if c)

@@ -1,0 +1,162 @@
+"""Start ranks: `run(fn, 4)` calls `fn` in four processes that can talk to each other, and returns what they return.
+
+The problem: a fresh process needs seconds to import torch; eight of them on two cores need half a minute, in a notebook
+cell, each time. And when one of them dies or waits for ever, so does the cell.
+
+The idea: one server process imports torch once, and forks a rank in a hundredth of a second. This process watches: it
+collects results and prints, names the rank that failed, and when nothing moves any more it ends the run with a table of
+who waits for whom. Whatever happens, no process and no file is left.
+
+`init()` is for the other way in: the same code under `torchrun`, on many machines.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from lib import watch
+from lib.processes import HangError, RankError, Ranks, RunError, RunTimeout, start_server
+from lib.trace import Trace
+from lib.watch import MismatchError
+
+__all__ = ["HangError", "MismatchError", "RankError", "Run", "RunError", "RunTimeout", "init", "run"]
+
+MAX_RANKS = 64
+
+
+class Run(list):
+    """What each rank returned, in rank order.
+
+    Attributes:
+        trace: all ranks' communication and spans (`lib.trace.Trace`), or None without `trace=True`.
+        wall_s: seconds from the call of `run` to its return.
+    """
+
+    trace: Trace | None = None
+    wall_s: float = 0.0
+
+
+def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace: bool = False) -> Run:
+    """Call `fn(world, *args)` on every rank, each in a process of its own.
+
+    `fn` may be defined in a notebook cell. What ranks print appears in rank order, rank 0's as it comes.
+
+    Args:
+        fn: function of a `Group` (all ranks) and `args`.
+        world_size: number of ranks, 1 to 64.
+        args: the same for each rank; tensors arrive as copies.
+        timeout_s: seconds after which ranks that still compute are ended.
+        trace: whether to collect all communication in `Run.trace`.
+
+    Raises:
+        ValueError, TypeError: a world size that makes no sense, or something that cannot be sent to another process.
+        RankError: a rank failed; the message holds its own traceback.
+        HangError: every rank waits; the message says for what.
+        MismatchError: ranks made different calls where they must make the same.
+        RunTimeout: `timeout_s` is over.
+    """
+    _check(fn, world_size, timeout_s)
+    began_s = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="parallel-by-hand-") as folder:
+        _write_job(folder, fn, args, trace)
+        table = watch.CallTable(os.path.join(folder, "table"), world_size)
+        ranks = Ranks(world_size, folder, table)
+        try:
+            ranks.start()
+            ranks.join(timeout_s)
+            result = _collect(folder, world_size)
+        finally:
+            ranks.end()
+            table.close()
+    result.wall_s = time.perf_counter() - began_s
+    return result
+
+
+def init(device: str | None = None):
+    """The world group under `torchrun` (NCCL with CUDA devices, else gloo), or a world of one without it.
+
+    Args:
+        device: `"cpu"` to stay on gloo although there are CUDA devices.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from lib.mesh import Group
+
+    if "RANK" not in os.environ:
+        return Group()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    cuda = device != "cpu" and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if cuda else "gloo")
+    return Group("world", tuple(range(size)), rank)
+
+
+def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
+    rank = sys.modules.get("lib.rank")
+    if rank is not None and rank.in_rank:
+        raise RuntimeError("run() was called inside a rank; call it from the notebook or script itself")
+    if not callable(fn):
+        raise TypeError(f"run needs a function of the world group first, but got {fn!r}: run(fn, world_size, ...)")
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size={world_size!r} must be a whole number of ranks")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(
+            f"world_size={world_size} must be between 1 and {MAX_RANKS}: each rank is a process of this machine; "
+            "for more, start the same code with torchrun on several"
+        )
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s={timeout_s!r} must be above 0 seconds")
+
+
+def _write_job(folder: str, fn: Callable, args: tuple, trace: bool) -> None:
+    from lib.rank import Job
+
+    cells, sources = _notebook_cells()
+    try:
+        body = cloudpickle.dumps(Job(fn, args, trace, cells, sources))
+    except Exception as error:
+        raise TypeError(
+            f"{getattr(fn, '__name__', fn)} or its arguments cannot be sent to another process: {error}"
+        ) from None
+    with open(os.path.join(folder, "path"), "wb") as file:
+        pickle.dump((sys.path, os.getcwd()), file)
+    with open(os.path.join(folder, "job"), "wb") as file:
+        file.write(body)
+
+
+def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
+    """Name and text of each cell that was run, by the file name that Python knows it by."""
+    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if ipython is None:
+        return {}, {}
+    counts = getattr(ipython.compile, "_filename_map", {})
+    names = [name for name in linecache.cache if name in counts or "ipykernel_" in name]
+    cells = {name: f"Cell In[{counts[name]}]" if name in counts else "Cell" for name in names}
+    watch.cells.update(cells)
+    return cells, {name: "".join(linecache.getlines(name)) for name in names}
+
+
+def _collect(folder: str, world_size: int) -> Run:
+    import torch
+
+    paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]
+    results = [torch.load(path, weights_only=False) for path in paths]
+    out = Run(value for value, *_ in results)
+    if results[0][1] is not None:
+        out.trace = Trace.merge([t for _, t, _, _ in results], start_s=min(start for _, _, start, _ in results))
+    return out
+
+
+if "ipykernel" in sys.modules:
+    start_server()  # its four seconds pass while the notebook imports torch itself

@@ -1,0 +1,248 @@
+"""Live and peak bytes of tensors, by what they are for.
+
+The problem: every technique of this book promises memory: ZeRO shards the optimizer's state, tensor parallelism the
+activations. The process's size does not show it (the allocator keeps what was freed, Python and torch weigh hundreds
+of MB), and adding up `p.numel()` shows the parameters only, not the activations, which are the larger part and gone
+before anybody looks.
+The idea: memory belongs to *storages*, which tensors merely look at: a view and an in-place result share one with
+their source. A `TorchDispatchMode` sees each operation, forward and backward; every storage it meets is counted once,
+and a weak reference tells when it dies. What a storage is *for* is not written down but looked up: what the model's
+parameters, their `.grad` or an optimizer's state look at *now* is that; everything else is an activation. So
+gradients that are views of a bucket, parameters cut from a flat buffer, tied weights and state made in the first step
+need no special case.
+
+Counted: whole storages, in bytes, on all devices together. Not counted: what a kernel allocates and frees inside one
+operation (workspaces), what a communication library buffers, the allocator's rounding and its unused blocks.
+A storage that was there before and has no owner (the batch) is counted from the first operation that touches it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+KINDS = ("parameter", "gradient", "optimizer", "activation")
+
+Usage = dict[str, int]
+"""Bytes of each of KINDS, and of all under "total"."""
+
+
+@dataclass
+class Phase:
+    """A named piece of time and the memory at its highest moment. Times in seconds, as in the timeline."""
+
+    name: str
+    start_s: float
+    end_s: float
+    peak: Usage
+
+
+class _Counted(weakref.ref):
+    """A weak reference to a storage: its `id`, the bytes it was counted with, and its kind if it was told."""
+
+    __slots__ = ("key", "bytes", "kind")
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Counts tensor bytes while it is entered. For example:
+
+        with MemoryTracker(model, optimizer) as memory:
+            with memory.phase("forward"):
+                loss = mean_loss(model(tokens), targets)
+            loss.backward()
+            optimizer.step()
+        memory.peak["activation"], memory.phases[0].peak["total"]
+
+    Kinds, the first that fits: "parameter" (a model's parameters and buffers), "gradient" (their `.grad`, and that of
+    an optimizer's own parameters), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
+    master weights), "activation" (everything else: what is saved for backward, temporaries, the batch).
+    Nothing is kept alive by the tracker. It may be entered again, and then goes on; outside, `live` still falls when
+    a tensor dies but does not rise. After each operation it looks at all owners, about 1 µs per tensor: a small
+    model's step takes ten times as long, so track a step or two.
+
+    Args:
+        owners: models (`nn.Module`) and optimizers (anything with `state` and `param_groups`), in any number.
+
+    Attributes:
+        peak: usage at the moment when the total was highest.
+        peak_by_kind: the highest of each kind, which need not be at the same moment.
+        timeline: (time_s, usage) whenever the usage changed; seconds since the tracker was first entered.
+        phases: one `Phase` per finished `with memory.phase(name)`.
+        start_s: `time.perf_counter()` when it was first entered.
+
+    Raises:
+        TypeError: an owner is neither a model nor an optimizer.
+    """
+
+    def __init__(self, *owners: Any) -> None:
+        super().__init__()
+        self.start_s: float | None = None
+        self.timeline: list[tuple[float, Usage]] = []
+        self.phases: list[Phase] = []
+        self.peak = self.peak_by_kind = _nothing()
+        self._total = 0
+        self._storages: dict[int, _Counted] = {}
+        self._dead: deque[_Counted] = deque()
+        self._told: dict[int, _Counted] = {}
+        self._open_phases: list[Phase] = []
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[weakref.ref[Any]] = []
+        self.watch(*owners)
+
+    def watch(self, *owners: Any) -> None:
+        """Look at more models (with the modules they have now) and optimizers, as those made inside the `with`."""
+        for owner in owners:
+            if isinstance(owner, nn.Module):
+                self._modules += [weakref.ref(module) for module in owner.modules()]
+            elif hasattr(owner, "state") and hasattr(owner, "param_groups"):
+                self._optimizers.append(weakref.ref(owner))
+            else:
+                name = type(owner).__name__
+                raise TypeError(f"{name} is no model and no optimizer; for tensors use count_as(kind, tensor)")
+
+    def count_as(self, kind: str, *tensors: Tensor) -> None:
+        """Say what the storages of these tensors are for, as long as they live, whoever else holds them.
+
+        For what no model or optimizer shows: a shard of parameters that a technique keeps in a list of its own.
+
+        Raises:
+            ValueError: no such kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"there is no kind {kind!r}; use one of {', '.join(KINDS)}")
+        for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+            counted = self._told[id(storage)] = self._count(storage)
+            counted.kind = kind
+
+    @property
+    def live(self) -> Usage:
+        """Bytes that are alive now."""
+        self._forget_the_dead()
+        usage = _nothing()
+        for counted in self._told.values():
+            usage[counted.kind] += counted.bytes
+        seen = set(self._told)
+        for kind, tensors in self._owned():
+            for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+                if id(storage) not in seen:
+                    seen.add(id(storage))
+                    usage[kind] += self._count(storage).bytes
+        usage["total"] = self._total
+        usage["activation"] = self._total - usage["parameter"] - usage["gradient"] - usage["optimizer"]
+        return usage
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """Name what happens inside, for pictures, and keep its own peak. Phases may be nested."""
+        self._sample()
+        phase = Phase(name, self._now_s(), self._now_s(), self.live)
+        self._open_phases.append(phase)
+        try:
+            yield phase
+        finally:
+            self._sample()
+            phase.end_s = self._now_s()
+            self.phases.append(self._open_phases.pop())
+
+    def reset_peak(self) -> None:
+        """Forget the peaks so far (the first step's, say); the timeline stays."""
+        self.peak = self.peak_by_kind = self.live
+
+    def __enter__(self) -> MemoryTracker:
+        if self.start_s is None:
+            self.start_s = time.perf_counter()
+        self._sample()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._sample()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(issubclass(cls, Tensor) and cls.__torch_dispatch__ is not Tensor.__torch_dispatch__ for cls in types):
+            return NotImplemented  # a wrapper such as DTensor: it calls again, with the tensors inside it
+        result = func(*args, **(kwargs or {}))
+        tensors = _tensors((args, list((kwargs or {}).values()), result))
+        for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+            self._count(storage)
+        self._sample()
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> _Counted:
+        """Add a storage to the total if it is new, or its difference if its size changed since it was last seen."""
+        counted = self._storages.get(id(storage))
+        if counted is None or counted() is not storage:  # unknown, or another one that died and left its id behind
+            counted = self._storages[id(storage)] = _Counted(storage, self._dead.append)
+            counted.key, counted.bytes, counted.kind = id(storage), 0, None
+        size_bytes = storage.nbytes()
+        if size_bytes != counted.bytes:
+            self._total += size_bytes - counted.bytes
+            counted.bytes = size_bytes
+        return counted
+
+    def _forget_the_dead(self) -> None:
+        """Subtract what died. Not done in the weak reference's callback, which runs at any moment, on any thread."""
+        while self._dead:
+            counted = self._dead.popleft()
+            self._total -= counted.bytes
+            for known in (self._storages, self._told):
+                if known.get(counted.key) is counted:
+                    del known[counted.key]
+
+    def _owned(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """All tensors that have an owner, by kind; a storage takes the first kind that is given for it."""
+        modules = [module for ref in self._modules if (module := ref()) is not None]
+        optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+        models = {id(p) for p in parameters}
+        own = [p for o in optimizers for group in o.param_groups for p in group["params"] if id(p) not in models]
+        yield "parameter", parameters
+        yield "parameter", [b for module in modules for b in module._buffers.values() if b is not None]
+        yield "gradient", [grad for p in parameters + own if (grad := p.grad) is not None]
+        yield "optimizer", own
+        state = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
+        yield "optimizer", [value for value in state if isinstance(value, Tensor)]
+
+    def _sample(self) -> None:
+        usage = self.live
+        if not self.timeline or usage != self.timeline[-1][1]:
+            self.timeline.append((self._now_s(), usage))
+            self.peak_by_kind = {kind: max(usage[kind], self.peak_by_kind[kind]) for kind in usage}
+            self.peak = max(self.peak, usage, key=lambda usage: usage["total"])
+            for phase in self._open_phases:
+                phase.peak = max(phase.peak, usage, key=lambda usage: usage["total"])
+
+    def _now_s(self) -> float:
+        return 0.0 if self.start_s is None else time.perf_counter() - self.start_s
+
+
+def _nothing() -> Usage:
+    return dict.fromkeys((*KINDS, "total"), 0)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments and results."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """The memory that a tensor looks at; several pieces where it is a wrapper around others, none if it is sparse."""
+    plain = type(tensor) is Tensor or type(tensor) is nn.Parameter  # asked first: the other question is slow
+    if not plain and is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return [storage for name in names for storage in _storages(getattr(tensor, name))]
+    return [tensor.untyped_storage()] if tensor.layout is torch.strided else []

@@ -1,0 +1,250 @@
+"""A small GPT on one device: the serial twin.
+
+The problem: a parallel layer can be wrong and still train. The loss falls, a little less than it should, and nobody
+knows what it should have been. Comparing a parallel layer with itself on a group of one proves nothing: the mistake
+may be in both.
+The idea: a witness. This is the whole model in plain `torch.nn`, which knows nothing of ranks or groups. Every
+parallel version in this book starts from its weights and must give its loss, its gradients and its weights after the
+step.
+
+The model is a list on purpose, `embed`, then each of `blocks`, then `head`: a pipeline stage is a slice of it, and a
+tensor-parallel block replaces `qkv`, `out`, `up` and `down` by parallel ones of the same name.
+
+Shapes, as suffixes: B sequences in the batch, T tokens of a sequence, D model width, H heads, K heads of keys and
+values (K = H unless grouped), E width of a head (D = H·E), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT.
+
+    Args:
+        vocab_size: number of different tokens, V (256: a token is a byte).
+        context: longest sequence, in tokens.
+        d_model: width of the residual stream, D.
+        num_layers: number of blocks, L.
+        num_heads: attention heads, H; each is `d_head` = D/H wide.
+        tied: the head uses the token embedding's weight, so one parameter has two uses.
+        dropout: probability of dropping an element, after the embedding, in attention and after each sub-layer.
+        num_kv_heads: heads of keys and values, K; None means H. Fewer is grouped-query attention: each serves H/K
+            query heads.
+
+    Raises:
+        ValueError: a size is not a positive integer, or one does not divide another.
+
+    Source: Radford et al. 2019 (GPT-2), section 2.3; Ainslie et al. 2023 (grouped-query attention), section 2.2.
+    """
+
+    vocab_size: int = 256
+    context: int = 64
+    d_model: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    tied: bool = True
+    dropout: float = 0.0
+    num_kv_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "d_model", "num_layers", "num_heads", "kv_heads"):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name}={size!r} is not a positive integer; use 1 or more")
+        _check_divides("d_model", self.d_model, "num_heads", self.num_heads)
+        _check_divides("num_heads", self.num_heads, "num_kv_heads", self.kv_heads)
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout={self.dropout} is not a probability; use 0 <= dropout < 1, such as 0.1")
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head, E = D/H."""
+        return self.d_model // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values, K: `num_kv_heads`, or H."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def d_qkv(self) -> int:
+        """Output width of the fused projection: queries D, keys and values K·E each (3·D unless grouped)."""
+        return self.d_model + 2 * self.kv_heads * self.d_head
+
+    @property
+    def d_mlp(self) -> int:
+        """Hidden width of the MLP, 4·D."""
+        return 4 * self.d_model
+
+    @property
+    def num_block_parameters(self) -> int:
+        """Parameters of one block: 12·D² + 13·D when queries, keys and values have equally many heads."""
+        attention = (self.d_model + 1) * self.d_qkv + (self.d_model + 1) * self.d_model
+        mlp = (self.d_model + 1) * self.d_mlp + (self.d_mlp + 1) * self.d_model
+        return attention + mlp + 2 * 2 * self.d_model  # and two norms
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole GPT, a tied weight counted once: V·D + context·D + L·block + 2·D (+ V·D untied)."""
+        embed = (self.vocab_size + self.context) * self.d_model
+        head = 2 * self.d_model + (0 if self.tied else self.vocab_size * self.d_model)
+        return embed + self.num_layers * self.num_block_parameters + head
+
+
+def _check_divides(name: str, size: int, by_name: str, by: int) -> None:
+    if size % by:
+        fits = (size // by + 1) * by
+        raise ValueError(f"{name}={size} cannot be split over {by_name}={by}; use a multiple of {by}, such as {fits}")
+
+
+class Embed(nn.Module):
+    """Token and position embedding. tokens[B, T] → x[B, T, D]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.context = config.context
+        self.token = nn.Embedding(config.vocab_size, config.d_model)
+        self.position = nn.Embedding(config.context, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        if tokens_BT.dim() != 2:
+            raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}; the model takes [B, T]: use tokens[None]")
+        length = tokens_BT.shape[1]
+        if length > self.context:
+            raise ValueError(f"{length} tokens do not fit context={self.context}; cut them, or use context={length}")
+        positions_T = torch.arange(length, device=tokens_BT.device)
+        return self.dropout(self.token(tokens_BT) + self.position(positions_T))
+
+
+class Attention(nn.Module):
+    """Causal self-attention with one fused projection. x[B, T, D] → y[B, T, D].
+
+    `qkv` gives queries, keys and values side by side, [q: H·E | k: K·E | v: K·E]; `out` mixes the heads again.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.d_head = config.d_head
+        self.widths = [config.d_model, config.kv_heads * config.d_head, config.kv_heads * config.d_head]
+        self.grouped = config.kv_heads != config.num_heads
+        self.qkv = nn.Linear(config.d_model, config.d_qkv)
+        self.out = nn.Linear(config.d_model, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        parts = self.qkv(x_BTD).split(self.widths, dim=-1)
+        q_BHTE, k_BKTE, v_BKTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)
+        drop = self.dropout.p if self.training else 0.0
+        y_BHTE = scaled_dot_product_attention(
+            q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, is_causal=True, enable_gqa=self.grouped
+        )
+        return self.dropout(self.out(y_BHTE.transpose(1, 2).flatten(2)))
+
+
+class MLP(nn.Module):
+    """x[B, T, D] · up[D, 4D] → GELU → · down[4D, D] → y[B, T, D]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.d_model, config.d_mlp)
+        self.down = nn.Linear(config.d_mlp, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.dropout(self.down(gelu(self.up(x_BTD))))
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer: x + attention(norm1(x)), then x + mlp(norm2(x)). x[B, T, D] → x[B, T, D]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.d_model)
+        self.attention = Attention(config)
+        self.norm2 = nn.LayerNorm(config.d_model)
+        self.mlp = MLP(config)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        return x_BTD + self.mlp(self.norm2(x_BTD))
+
+
+class Head(nn.Module):
+    """Final norm and projection to the vocabulary, without bias. x[B, T, D] → logits[B, T, V]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model)
+        self.linear = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.linear(self.norm(x_BTD))
+
+
+class GPT(nn.Module):
+    """The serial model. tokens[B, T] → logits[B, T, V].
+
+    Weights are drawn from torch's global generator, so `torch.manual_seed(s); GPT(config)` is the same model each
+    time: normal(0, 0.02), the two projections that write to the residual stream divided by √(2·L), biases 0.
+    dtype and device are those of the parameters: `GPT(config).to(torch.float64)`.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = Embed(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.head = Head(config)
+        if config.tied:
+            self.head.linear.weight = self.embed.token.weight
+        for name, parameter in self.named_parameters():  # a tied weight comes once
+            if parameter.dim() == 2:
+                residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.num_layers) if residual else 0.02)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(x_BTD)
+
+
+def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
+    """Sum of the tokens' cross-entropies in nats, and how many tokens were counted.
+
+    A mean of means is wrong when ranks hold different numbers of tokens. Sums and counts are what can be added up:
+    loss = Σ_ranks sum / Σ_ranks count.
+
+    Args:
+        logits_BTV: [B, T, V]; half precision is widened to float32 first.
+        targets_BT: [B, T], the next tokens; `ignore_index` marks those that do not count.
+
+    Returns:
+        The sum (differentiable) and the count (int64), both of shape [], on the device of the logits.
+    """
+    if logits_BTV.shape[:-1] != targets_BT.shape:
+        raise ValueError(
+            f"logits {tuple(logits_BTV.shape)} and targets {tuple(targets_BT.shape)} must be [B, T, V] and [B, T]"
+        )
+    if logits_BTV.dtype in (torch.float16, torch.bfloat16):
+        logits_BTV = logits_BTV.float()
+    logits, targets = logits_BTV.flatten(0, -2), targets_BT.flatten()
+    total = cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+    return total, (targets != ignore_index).sum()
+
+
+def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
+    """Mean cross-entropy in nats per counted token, shape []; 0 (with zero gradients) when none is counted."""
+    total, count = loss_sum_and_count(logits_BTV, targets_BT, ignore_index)
+    return total / count.clamp(min=1)

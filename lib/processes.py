@@ -1,0 +1,266 @@
+"""The processes of one run: started, watched, listened to, and always ended.
+
+The problem: of four ranks one fails, and three report "connection closed by peer"; or none fails, and all wait. What the
+reader needs is one sentence about the one cause, a second later, and a machine with nothing left running.
+
+The idea: ranks come from a server that has imported torch already. This side polls: what ranks say, whether they live,
+what they print, and how often they have moved (`lib.watch`). A rank that lost a peer is never the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+import types
+from multiprocessing import connection, forkserver
+from typing import Any
+
+from lib import watch
+
+STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
+GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_server_is_of = 0.0  # time of the newest file of lib that the server has read
+
+
+class RunError(RuntimeError):
+    """A run that could not return."""
+
+
+class RankError(RunError):
+    """A rank raised an exception, left, or was killed.
+
+    Args:
+        rank: which one.
+        error: name of its exception type, or "" if it died without one.
+    """
+
+    def __init__(self, message: str, rank: int, error: str = "") -> None:
+        super().__init__(message)
+        self.rank, self.error = rank, error
+
+
+class HangError(RunError):
+    """All ranks wait for each other."""
+
+
+class RunTimeout(RunError, TimeoutError):
+    """The ranks still computed when the time was up."""
+
+
+class Ranks:
+    """The processes of one run."""
+
+    def __init__(self, world_size: int, folder: str, table: watch.CallTable) -> None:
+        self.folder, self.table, self.size = folder, table, world_size
+        self.processes: list[Any] = []
+        self.conns: list[connection.Connection] = []
+        self.done: set[int] = set()
+        self.printed = 0
+        self.at_line_start = True
+
+    def start(self) -> None:
+        context = start_server()
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        from lib import rank as rank_main
+
+        with _without_main():
+            for rank in range(self.size):
+                ours, theirs = context.Pipe()
+                args = (rank, self.size, self.folder, loopback, theirs)
+                process = context.Process(target=rank_main.main, args=args, daemon=True)
+                process.start()
+                theirs.close()
+                self.processes.append(process)
+                self.conns.append(ours)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until all are done; raise what went wrong."""
+        deadline = time.monotonic() + timeout_s
+        moves, still_since, busy_s = None, time.monotonic(), 0.0
+        while len(self.done) < self.size:
+            ready = self._wait(0.05)
+            self._print_rank_0()
+            for rank in ready:
+                self._hear(rank)
+            now = time.monotonic()
+            if now > deadline:
+                raise RunTimeout(self._timeout(timeout_s))
+            latest = self.table.moves()
+            if latest != moves or not self.table.all_wait():
+                moves, still_since, busy_s = latest, now, self._busy_s()
+            elif now - still_since > STILL_S:
+                if self._busy_s() - busy_s < 0.1 * STILL_S:  # a large message under way keeps a processor busy
+                    raise HangError(
+                        f"deadlock: every rank waits, and nothing has moved for {STILL_S:g} s.\n{self.table.report()}"
+                    )
+                still_since, busy_s = now, self._busy_s()
+        self._print_rank_0()
+        for rank in range(1, self.size):
+            self._print(rank, self._read(f"out{rank}"))
+
+    def _wait(self, timeout_s: float) -> list[int]:
+        """Ranks that said something or died."""
+        watched = {}
+        for rank in range(self.size):
+            if rank not in self.done:
+                watched[self.conns[rank]] = watched[self.processes[rank].sentinel] = rank
+        return sorted({watched[x] for x in connection.wait(list(watched), timeout_s)})
+
+    def _hear(self, rank: int) -> None:
+        outcome = self._outcome(rank)
+        if outcome is not None and outcome.kind == "ok":
+            self.done.add(rank)
+            return
+        outcomes = {rank: outcome}  # another rank may be the cause: those that lost a peer are never to blame
+        until = time.monotonic() + GRACE_S
+        while not any(_is_cause(o) for o in outcomes.values()) and time.monotonic() < until:
+            self.done |= outcomes.keys()
+            outcomes |= {r: self._outcome(r) for r in self._wait(0.05)}
+        cause = min((r for r, o in outcomes.items() if _is_cause(o)), default=rank)
+        self._print_rank_0()
+        raise self._error(cause, outcomes[cause])
+
+    def _outcome(self, rank: int):
+        try:
+            return self.conns[rank].recv() if self.conns[rank].poll() else None
+        except (EOFError, OSError):
+            return None
+
+    def _error(self, rank: int, outcome) -> Exception:
+        who = f"rank {rank} of {self.size}"
+        if outcome is None:
+            self.processes[rank].join(1)
+            return RankError(f"{who} {_death(self.processes[rank].exitcode)}{self._last_noise(rank)}", rank)
+        if outcome.kind == "mismatch":
+            return watch.MismatchError(outcome.text)
+        if outcome.text.startswith("Traceback"):
+            said = [line for line in self._read(f"out{rank}").splitlines() if rank][-5:]
+            prints = "".join(f"\nrank {rank} | {line}" for line in said)
+            return RankError(f"{who} raised {outcome.error}\n\n{outcome.text.rstrip()}{prints}", rank, outcome.error)
+        return RankError(f"{who} {outcome.text}", rank, outcome.error)
+
+    def _timeout(self, timeout_s: float) -> str:
+        """Where each rank was when its time was up."""
+        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", self.table.report()]
+        for rank in sorted(set(range(self.size)) - self.done):
+            with contextlib.suppress(OSError, EOFError):
+                self.conns[rank].send("where")
+                if self.conns[rank].poll(0.5):
+                    lines.append(f"rank {rank}:\n{self.conns[rank].recv().rstrip()}")
+        return "\n".join(lines)
+
+    def _busy_s(self) -> float:
+        """Processor seconds that the ranks have used, where the system tells."""
+        ticks = 0
+        for process in self.processes:
+            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/stat") as file:
+                fields = file.read().rsplit(")", 1)[1].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+    def _read(self, name: str) -> str:
+        with contextlib.suppress(OSError), open(os.path.join(self.folder, name), "rb") as file:
+            return file.read().decode(errors="replace")
+        return ""
+
+    def _last_noise(self, rank: int) -> str:
+        noise = [line for line in self._read(f"noise{rank}").splitlines() if line.strip()][-8:]
+        return "".join(f"\n  {line}" for line in noise)
+
+    def _print_rank_0(self) -> None:
+        with contextlib.suppress(OSError), open(os.path.join(self.folder, "out0"), "rb") as file:
+            file.seek(self.printed)
+            new = file.read()
+            self.printed += len(new)
+            self._print(0, new.decode(errors="replace"))
+
+    def _print(self, rank: int, text: str) -> None:
+        if not text:
+            return
+        if rank and not self.at_line_start:
+            sys.stdout.write("\n")
+        start = r"(?<=[\n\r])(?=[^\n\r])" if rank == 0 and not self.at_line_start else r"(?:^|(?<=[\n\r]))(?=[^\n\r])"
+        sys.stdout.write(re.sub(start, f"rank {rank} | ", text))
+        self.at_line_start = text[-1] in "\n\r"
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Let finished ranks go, end the others with all that they started, and wait until all are gone."""
+        for rank, process in enumerate(self.processes):
+            if len(self.done) == self.size:
+                with contextlib.suppress(OSError):
+                    self.conns[rank].send("leave")
+            else:
+                with contextlib.suppress(OSError, AttributeError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
+        for process, conn in zip(self.processes, self.conns, strict=True):
+            process.join(5)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            conn.close()
+            process.close()
+
+
+def _is_cause(outcome) -> bool:
+    return outcome is None or outcome.kind in ("error", "mismatch")
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        hint = "; was the machine out of memory?" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+    return f"left without returning (os._exit?), with exit code {code}"
+
+
+@contextlib.contextmanager
+def _without_main():
+    """Ranks need nothing of the caller's script: functions travel by value, so it is never run again in a rank."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def start_server():
+    """The multiprocessing context that ranks come from: a fork server that knows today's `lib`, or `spawn`."""
+    global _server_is_of
+    method = os.environ.get("LIB_START") or ("forkserver" if hasattr(os, "fork") else "spawn")
+    context = multiprocessing.get_context(method)
+    if method != "forkserver":
+        return context
+    newest = max(os.stat(path).st_mtime for path in glob.glob(os.path.join(_HERE, "**", "*.py"), recursive=True))
+    if newest > _server_is_of and _server_is_of:
+        forkserver._forkserver._stop()  # it holds the code of before the edit
+    _server_is_of = newest
+    context.set_forkserver_preload(["lib.rank"])
+    with _environment(PYTHONPATH=os.pathsep.join([os.path.dirname(_HERE), *sys.path]), OMP_NUM_THREADS="1"):
+        with _without_main():
+            forkserver.ensure_running()
+    return context
+
+
+@contextlib.contextmanager
+def _environment(**values: str):
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

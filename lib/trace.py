@@ -1,0 +1,138 @@
+"""What was sent, how many bytes, and when.
+
+The problem: "data parallelism moves 2(n-1)/n times the gradients" is a sentence until somebody counts.
+The idea: every communication of a rank becomes one `CommEvent`, every piece of compute that we care about one
+`Span`, and both are plain data. So one object is counted by a claim, drawn by `lib.plot` and compared with a
+simulation. This file knows nothing of torch or of processes.
+
+Times are seconds of `time.perf_counter`, which all processes of one machine share, counted from the start of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class CommEvent:
+    """One communication call of one rank.
+
+    Args:
+        rank: global rank that made the call.
+        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`, `recv` or `barrier`.
+        axis: mesh axis of the group (`"dp"`, `"pp"`, `"tp"` or `"world"`).
+        peers: global ranks of the group, or the one peer of a send or recv.
+        payload_bytes: bytes of the whole tensor that the call speaks about.
+        wire_bytes: bytes that this rank sends if the collective is an ideal ring (`lib.cost.wire_bytes`).
+        label: what it was for, from `comm.label(...)`.
+        start_s, end_s: when it was started and when its result was there.
+    """
+
+    rank: int
+    kind: str
+    axis: str
+    peers: tuple[int, ...]
+    payload_bytes: int
+    wire_bytes: float
+    label: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something else that a rank did: `kind` is one of `forward`, `backward`, `weight`, `optimizer`, `compute`."""
+
+    rank: int
+    kind: str
+    label: str
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class Trace:
+    """The events and spans of one rank, or of all ranks of a run (`Trace.merge`)."""
+
+    events: list[CommEvent] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    @classmethod
+    def merge(cls, traces: Iterable[Trace], start_s: float = 0.0) -> Trace:
+        """All traces in one, sorted by time, with `start_s` as the new zero."""
+
+        def moved(items: list) -> list:
+            shifted = (replace(x, start_s=x.start_s - start_s, end_s=x.end_s - start_s) for x in items)
+            return sorted(shifted, key=lambda x: (x.start_s, x.rank))
+
+        traces = list(traces)
+        return cls(moved([e for t in traces for e in t.events]), moved([s for t in traces for s in t.spans]))
+
+    def select(self, **wanted: object) -> Trace:
+        """The part whose fields equal `wanted`: `trace.select(rank=0, kind="all_reduce")`.
+
+        A field that only events have (`axis`) leaves no spans.
+        """
+
+        def keep(item: object) -> bool:
+            return all(getattr(item, name, None) == value for name, value in wanted.items())
+
+        return Trace([e for e in self.events if keep(e)], [s for s in self.spans if keep(s)])
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes sent by all events together, each as an ideal ring sends it."""
+        return sum(e.wire_bytes for e in self.events)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the tensors that the events speak about."""
+        return sum(e.payload_bytes for e in self.events)
+
+    def traffic(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """Calls and wire bytes by (kind, axis), the table that layouts are compared with."""
+        table: dict[tuple[str, str], tuple[int, float]] = {}
+        for event in self.events:
+            calls, sent = table.get((event.kind, event.axis), (0, 0.0))
+            table[event.kind, event.axis] = (calls + 1, sent + event.wire_bytes)
+        return table
+
+
+_active: list[tuple[Trace, int]] = []
+
+
+@contextmanager
+def record(rank: int = 0) -> Iterator[Trace]:
+    """Collect what this process does while the body runs, as `rank`."""
+    trace = Trace()
+    _active.append((trace, rank))
+    try:
+        yield trace
+    finally:
+        _active.remove((trace, rank))
+
+
+def recording() -> bool:
+    """Whether anybody collects."""
+    return bool(_active)
+
+
+def add(event: CommEvent) -> None:
+    """Give an event to all who collect."""
+    for trace, _ in _active:
+        trace.events.append(event)
+
+
+@contextmanager
+def span(kind: str, label: str = "") -> Iterator[None]:
+    """Record how long the body takes, if anybody collects: `with span("forward"): ...`."""
+    start_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        end_s = time.perf_counter()
+        for trace, rank in _active:
+            trace.spans.append(Span(rank, kind, label, start_s, end_s))

@@ -1,0 +1,48 @@
+"""The system's Chromium, driven by playwright, for the site check and the screenshots.
+
+`python tools/browser.py` says so when there is none: tests that need it are then skipped.
+"""
+
+import functools
+import http.server
+import shutil
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def chromium() -> str | None:
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def open_browser():
+    """A headless browser that starts as root and asks no other host for anything."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=quiet)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def serve(folder: Path):
+    """The folder, on a local port of the system's choosing; yields the address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+if __name__ == "__main__" and chromium() is None:
+    print("NOT RUN: the browser tests. They need Chromium or Chrome (Debian, Ubuntu: apt-get install chromium).")

@@ -1,0 +1,124 @@
+"""Writes each NN_name.ipynb of chapters/ and solutions/ from its NN_name.md, or checks that they agree.
+
+    python tools/notebooks.py            # what `make notebooks` runs
+    python tools/notebooks.py --check    # changes nothing; fails naming what is out of step
+
+The .md is the source. Both twins are put into one normal form (header, setup cell, link to Colab, cell ids),
+so that the same source always gives the same bytes and a diff shows only what was edited.
+"""
+
+import argparse
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+from set_repository import ROOT, address, colab
+
+SETUP_CELL = ROOT / "tools" / "setup_cell.py"
+COLAB_LINK = re.compile(r'<a class="colab" href="[^"]*">.*?</a>')
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+}
+HEADER = """---
+jupytext:
+  text_representation:
+    extension: .md
+    format_name: myst
+    format_version: 0.13
+kernelspec:
+  display_name: Python 3
+  name: python3
+---
+"""
+
+
+def setup_source(path: str) -> str:
+    """The setup cell of the notebook at `path`: the same text everywhere, but for that path."""
+    text = SETUP_CELL.read_text(encoding="utf-8").rstrip()
+    return text.replace("tools/setup_cell.py", path)
+
+
+def is_setup(cell) -> bool:
+    return "setup" in cell.metadata.get("tags", [])
+
+
+def dress(notebook, path: str) -> None:
+    """Give the notebook that will lie at `path` its setup cell, its link to Colab, and stable ids, in place.
+
+    Works on any notebook whose first cell is its title; the exercises' generator uses it too.
+    """
+    title = notebook.cells[0]
+    link = f'<a class="colab" href="{colab(address())}/{path}">Open in Colab</a>'
+    bare = COLAB_LINK.sub("", title.source)
+    title.source = re.sub(r'(<p class="kick">.*?)\s*</p>', rf"\1 {link}</p>", bare, count=1)
+    if link not in title.source:
+        raise ValueError(f'{path}: its first cell begins with <p class="kick">...</p>, which carries the link to Colab')
+
+    setup = next((cell for cell in notebook.cells if is_setup(cell)), None)
+    if setup is None:
+        setup = nbformat.v4.new_code_cell(metadata={"tags": ["setup", "remove-cell"]})
+        notebook.cells.insert(1, setup)
+    setup.source = setup_source(path)
+
+    seen: dict[str, int] = {}
+    for cell in notebook.cells:
+        # An id from what the cell says, not from where it stands: inserting a cell leaves the others' ids alone.
+        name = "setup" if cell is setup else cell.metadata.get("nbgrader", {}).get("grade_id")
+        name = name or hashlib.sha256(cell.source.encode()).hexdigest()[:8]
+        seen[name] = seen.get(name, 0) + 1
+        cell["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
+
+    notebook.metadata = nbformat.from_dict(METADATA)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+
+
+def keep_outputs(notebook, stored: Path) -> None:
+    """Carry over a solution's stored outputs, unless its code has changed since they were made."""
+    if not stored.exists():
+        return
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    old = [cell for cell in nbformat.read(stored, as_version=4).cells if cell.cell_type == "code"]
+    if len(code) == len(old) and all(a.source == b.source or is_setup(a) for a, b in zip(code, old, strict=True)):
+        for cell, before in zip(code, old, strict=True):
+            cell.outputs, cell.execution_count = before.outputs, before.execution_count
+
+
+def twins(source: Path) -> dict[Path, str]:
+    """What the two files of one notebook should hold."""
+    stored = source.with_suffix(".ipynb")
+    notebook = jupytext.reads(source.read_text(encoding="utf-8"), fmt="md:myst")
+    dress(notebook, stored.relative_to(ROOT).as_posix())
+    if source.parent.name == "solutions":
+        keep_outputs(notebook, stored)
+    nbformat.validate(notebook)
+    body = jupytext.writes(notebook, fmt="md:myst").split("\n---\n", 1)[1]
+    return {source: HEADER + body, stored: nbformat.writes(notebook) + "\n"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if something is out of step")
+    check = parser.parse_args().check
+
+    sources = sorted([*ROOT.glob("chapters/*.md"), *ROOT.glob("solutions/*.md")])
+    wanted = {path: text for source in sources for path, text in twins(source).items()}
+    stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    orphans = [p for folder in ("chapters", "solutions") for p in ROOT.glob(f"{folder}/*.ipynb") if p not in wanted]
+
+    for path in orphans:
+        print(f"{path.relative_to(ROOT)} has no .md twin: jupytext --to md:myst {path.relative_to(ROOT)} makes it")
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} " + ("is out of step" if check else "written"))
+        if not check:
+            path.write_text(wanted[path], encoding="utf-8")
+    if check and stale:
+        print("The .md is the source: run make notebooks")
+    sys.exit(bool(orphans or (check and stale)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+# Run this cell first. It finds the book's library, here or in Colab, and leaves torch as it is.
+import importlib.util, os, subprocess, sys, zipfile
+from pathlib import Path
+
+REPOSITORY = "https://example.invalid/parallel-by-hand"
+os.environ["BOOK_PAGE"] = "tools/setup_cell.py"
+
+
+def has_book(folder):
+    init = Path(folder, "lib", "__init__.py")
+    return init.is_file() and 'BOOK = "parallel-by-hand"' in init.read_text(encoding="utf-8")
+
+
+def find_book():
+    if "lib" in sys.modules and getattr(sys.modules["lib"], "BOOK", None) != "parallel-by-hand":
+        raise ImportError("Another package called lib is imported already: restart the kernel, then run this cell first.")
+    spec, here = importlib.util.find_spec("lib"), Path.cwd()
+    installed = [Path(spec.origin).parents[1]] if spec and spec.origin else []
+    for folder in [*installed, here, *here.parents, here / "parallel-by-hand"]:
+        if has_book(folder):
+            return str(folder)
+    if Path("parallel-by-hand.zip").is_file():
+        zipfile.ZipFile("parallel-by-hand.zip").extractall()
+    elif "example.invalid" not in REPOSITORY:
+        subprocess.run(["git", "clone", "-q", "--depth", "1", REPOSITORY, "parallel-by-hand"], check=True)
+    else:
+        raise ImportError("The book's library is not here: upload parallel-by-hand.zip (`make colab` writes it) beside "
+                          "this notebook, then run this cell again.")
+    return str(here / "parallel-by-hand")
+
+
+sys.path.insert(0, find_book())
+if importlib.util.find_spec("cloudpickle") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "cloudpickle"], check=True)
