@@ -1,5 +1,6 @@
 """What Jupyter Book and its theme leave to do: pages that ask no other host for anything, in the book's own style."""
 
+import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -26,8 +27,21 @@ def remove_thebe(app, config):
     app.registry.css_files[:] = [entry for entry in app.registry.css_files if "thebe" not in entry[0]]
 
 
+# What no setting of the theme turns off. It sends its icons twice, as a font and as 1.5 MB of script, where the font is
+# enough, and it preloads that font in a way that a page read from the disk reports as an error.
+UNWANTED = re.compile(r'<link rel="preload" as="font"[^>]*>\s*|<script src="[^"]*fontawesome[^"]*"></script>\s*')
+
+
+def tidy_pages(app, exception):
+    for page in Path(app.outdir).rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        text = UNWANTED.sub("", text).replace('role="doc-biblioentry"', 'role="listitem"')  # a role no longer to be used
+        page.write_text(text, encoding="utf-8")
+
+
 def setup(app):
     app.connect("config-inited", hide_buttons_without_address, priority=900)
     app.connect("config-inited", remove_thebe, priority=900)
     app.connect("builder-inited", add_static_folders)
+    app.connect("build-finished", tidy_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

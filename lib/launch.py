@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -28,7 +28,23 @@ from lib.processes import HangError, RankError, Ranks, RunError, RunTimeout, sta
 from lib.trace import Trace
 from lib.watch import MismatchError
 
-__all__ = ["HangError", "MismatchError", "RankError", "Run", "RunError", "RunTimeout", "init", "run"]
+if TYPE_CHECKING:
+    import torch
+
+    from lib.mesh import Group
+
+__all__ = [
+    "HangError",
+    "MismatchError",
+    "RankError",
+    "Run",
+    "RunError",
+    "RunTimeout",
+    "close",
+    "device",
+    "init",
+    "run",
+]
 
 MAX_RANKS = 64
 
@@ -81,7 +97,7 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     return result
 
 
-def init(device: str | None = None):
+def init(device: str | None = None) -> Group:
     """The world group under `torchrun` (NCCL with CUDA devices, else gloo), or a world of one without it.
 
     Args:
@@ -100,6 +116,26 @@ def init(device: str | None = None):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo")
     return Group("world", tuple(range(size)), rank)
+
+
+def device() -> torch.device:
+    """Where this rank's tensors belong: its CUDA device under NCCL, else the CPU."""
+    import torch
+    import torch.distributed as dist
+
+    nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def close(world: Group, report: object) -> list:
+    """The end under `torchrun`: every rank's report, in rank order, on every rank; then the groups are gone."""
+    import torch.distributed as dist
+
+    reports = [report] * world.size
+    if dist.is_initialized():
+        dist.all_gather_object(reports, report)
+        dist.destroy_process_group()
+    return reports
 
 
 def _check(fn: Callable, world_size: int, timeout_s: float) -> None:

@@ -12,6 +12,7 @@ import faulthandler
 import inspect
 import io
 import linecache
+import multiprocessing
 import os
 import pickle
 import re
@@ -122,6 +123,8 @@ def _leave_the_terminal(folder: str, rank: int) -> None:
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "fork"):  # locks made in a rank (tqdm has one) then have no name that would outlive it
+        multiprocessing.set_start_method("fork", force=True)
     noise = os.open(os.path.join(folder, f"noise{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(noise, 1)
     os.dup2(noise, 2)

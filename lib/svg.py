@@ -23,7 +23,7 @@ PALETTE = {  # name: (light, dark)
     "weight": ("#1b7f5c", "#2c8f6b"),
     "comm": ("#e08e00", "#e8a33d"),
     "param": ("#0b5cad", "#3f87d6"),
-    "opt": ("#8a4f9e", "#b583c9"),
+    "opt": ("#8c4888", "#b06ca4"),
     "idle": ("#eef1f4", "#1f2630"),
     "idle-line": ("#d5dbe1", "#2f3946"),
     "ok": ("#1b7f5c", "#58c79b"),

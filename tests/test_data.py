@@ -1,7 +1,6 @@
 """The same tokens in the same step, whatever the layout."""
 
 import math
-import subprocess
 import sys
 from collections import Counter
 from types import ModuleType
@@ -66,14 +65,9 @@ def test_a_batch_depends_on_seed_and_step_and_nothing_else():
     assert torch.equal(make(3, 0, rows=3), first[:3])  # a larger batch begins with the smaller one
 
 
-def test_the_same_batch_in_every_process():
-    code = "import torch; from lib import data; t = torch.arange(1000).remainder(251).to(torch.uint8); "
-    code += "print(data.batch(t, 7, global_batch=2, context=4, seed=5)[0].tolist())"
-    command = [sys.executable, "-c", code]
-    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(1)]
-    here = data.batch(TEXT, 7, global_batch=2, context=4, seed=5)[0].tolist()
-    assert outputs == [f"{here}\n"]
-    assert here == [[48, 49, 50, 51], [85, 86, 87, 88]]  # and on every machine
+def test_the_same_batch_on_every_machine():
+    first_tokens = data.batch(TEXT, 7, global_batch=4, context=4, seed=5)[0][:, 0].tolist()
+    assert first_tokens == [10, 169, 151, 102]
 
 
 def test_batches_reach_the_whole_text():
@@ -107,7 +101,10 @@ def test_uneven_shares():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((4, 0, 3), r"global_batch=4 cannot be split over dp=3; use a multiple of 3, such as 6, or .* shares=\[2, 1, 1\]"),
+        (
+            (4, 0, 3),
+            r"global_batch=4 cannot be split over dp=3; use a multiple of 3, such as 6, or .* shares=\[2, 1, 1\]",
+        ),
         ((2, 0, 4), r"global_batch=2 cannot be split over dp=4; use a multiple of 4, such as 4, .*\[1, 1, 0, 0\]"),
         ((0, 0, 2), r"global_batch=0 cannot be split over dp=2; use a multiple of 2, such as 2"),
         ((4, 2, 2), r"rank=2 is not one of the dp=2 ranks"),
@@ -141,7 +138,9 @@ def test_wrong_sizes_say_so():
 def test_unigram_entropy():
     assert data.unigram_entropy(data.encode("aaaa")) == 0
     assert data.unigram_entropy(data.encode("abcdabcd")) == pytest.approx(math.log(4), rel=1e-15)
-    assert data.unigram_entropy(data.encode("aab")) == pytest.approx(2 / 3 * math.log(1.5) + math.log(3) / 3, rel=1e-15)
+    assert data.unigram_entropy(data.encode("aab")) == pytest.approx(
+        2 / 3 * math.log(1.5) + math.log(3) / 3, rel=1e-15
+    )
     with pytest.raises(ValueError, match="empty text"):
         data.unigram_entropy(data.encode(""))
 

@@ -18,6 +18,14 @@ CONFIGS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def make(config: GPTConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> GPT:
     torch.manual_seed(seed)
     return GPT(config).to(dtype)

@@ -1,0 +1,218 @@
+"""Data parallelism: the same model on every rank, other rows of the batch, one averaged gradient.
+
+The problem: g = (1/N) Σ gᵢ is one line of mathematics. Done in one line of code after backward, every rank sits idle
+while all gradients travel, and a model of sixty tensors pays the latency of sixty messages.
+
+The idea, in two steps. *Buckets*: copy gradients side by side into a few flat buffers and reduce a buffer at once.
+*Overlap*: backward makes the last layer's gradients first, so the first bucket can travel while the rest is computed.
+
+`NaiveDDP` is the line of mathematics, `BucketedDDP` the two steps. Both are used the same way:
+
+    model = BucketedDDP(GPT(config), group)   # all ranks now have rank 0's weights
+    loss_of(model(inputs)).backward()         # communication starts in here
+    model.finish()                            # from here on p.grad is the average, equal on all ranks
+    optimizer.step()
+
+Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.2 and 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lib import comm
+from lib.mesh import Group
+
+
+class DataParallel(nn.Module):
+    """What both forms share: equal weights at the start, one place where gradients become equal.
+
+    Args:
+        module: this rank's copy; its parameters and buffers are overwritten by those of the group's rank 0.
+        group: the data-parallel ranks.
+        op: `"mean"` where each rank's loss is a mean over its own rows, as many on each rank; `"sum"` where it has
+            already been divided by the global count (`global_mean`).
+
+    Raises:
+        ValueError: unknown op, or nothing to train.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, op: str = "mean") -> None:
+        super().__init__()
+        if op not in ("mean", "sum"):
+            raise ValueError(f"op={op!r} must be 'mean' or 'sum'")
+        self.module, self.group, self.op = module, group, op
+        self.trained = [p for p in module.parameters() if p.requires_grad]  # a tied parameter comes once
+        if not self.trained:
+            raise ValueError("no parameter of this module requires a gradient, so there is nothing to average")
+        self.syncs = True
+        self.unfinished = False  # a backward has run whose gradients are not averaged yet
+        broadcast_weights(module, group)
+        for p in self.trained:
+            p.register_post_accumulate_grad_hook(self._gradient_is_there)
+
+    def forward(self, *args, **kwargs):
+        if self.unfinished and self.syncs and torch.is_grad_enabled():
+            raise RuntimeError(
+                "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
+                "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
+            )
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward inside only adds to p.grad: for all microbatches of a step but the last."""
+        before, self.syncs = self.syncs, False
+        try:
+            yield
+        finally:
+            self.syncs = before
+
+    def finish(self) -> None:
+        """Return when p.grad is the averaged gradient on every rank; after it, replicas agree bit by bit."""
+        raise NotImplementedError
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
+
+        The norm is that of the averaged gradient. It is the same on every rank, so no communication is needed; but
+        clipping before the average would be another algorithm.
+
+        Raises:
+            RuntimeError: the gradients are not averaged yet.
+        """
+        if self.unfinished:
+            raise RuntimeError(
+                "clip_gradients() before finish() would clip this rank's own gradient, not the average"
+            )
+        return nn.utils.clip_grad_norm_(self.trained, max_norm)
+
+    def _gradient_is_there(self, p: nn.Parameter) -> None:
+        if self.syncs:
+            self.unfinished = True
+
+
+class NaiveDDP(DataParallel):
+    """One all-reduce per parameter, all of them after backward.
+
+    forward, backward: no communication. finish: one all-reduce per tensor, together 2(n−1)/n · Ψ elements per rank.
+    """
+
+    def finish(self) -> None:
+        for p in self.trained:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)  # it took no part here, yet perhaps on another rank
+            comm.all_reduce(p.grad, self.group, self.op, out=p.grad)
+        self.unfinished = False
+
+
+class BucketedDDP(DataParallel):
+    """All-reduces of whole buckets, started inside backward.
+
+    forward: no communication. backward: one all-reduce per bucket, as soon as its gradients exist. finish: waits.
+    Together 2(n−1)/n · Ψ elements per rank, as in `NaiveDDP`, in ⌈Ψ/bucket⌉ messages instead of one per tensor.
+
+    Buckets are filled in the reverse order of the parameters, which is about the order in which backward makes their
+    gradients, and are sent in the same order on all ranks even where gradients come in another.
+
+    Args:
+        bucket_bytes: a bucket is closed before it would grow beyond this; a larger tensor gets one of its own.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, op: str = "mean", bucket_bytes: int = 4 * 2**20) -> None:
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
+        super().__init__(module, group, op)
+        self.buckets = [Bucket(params) for params in fill_buckets(self.trained[::-1], bucket_bytes)]
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+        self._next = 0  # the bucket that must be sent next
+        self._pending: list[comm.Pending] = []
+
+    def _gradient_is_there(self, p: nn.Parameter) -> None:
+        if not self.syncs:
+            return
+        self.unfinished = True
+        self._bucket_of[p].put(p, 1 / self.group.size if self.op == "mean" else 1)
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        with comm.label(f"bucket {self._next}"):
+            flat = self.buckets[self._next].flat
+            self._pending.append(comm.all_reduce_start(flat, self.group, "sum", out=flat))
+        self._next += 1
+
+    def finish(self) -> None:
+        for bucket in self.buckets[self._next :]:  # some of its parameters took no part in this loss
+            for p in list(bucket.missing):
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                bucket.put(p, 1 / self.group.size if self.op == "mean" else 1)
+            self._send_next()
+        for pending in self._pending:
+            pending.wait()
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.views)
+        self._pending, self._next, self.unfinished = [], 0, False
+
+
+class Bucket:
+    """Gradients side by side: `flat`[sum of sizes], and for each parameter its view into it, which becomes p.grad."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self.flat = torch.zeros(sum(p.numel() for p in params), dtype=params[0].dtype, device=params[0].device)
+        pieces = self.flat.split([p.numel() for p in params])
+        self.views = {p: piece.view_as(p) for p, piece in zip(params, pieces, strict=True)}
+        self.missing = set(params)
+
+    def put(self, p: nn.Parameter, scale: float) -> None:
+        """Move p.grad into the bucket, scaled on the way: the mean costs no pass of its own."""
+        view = self.views[p]
+        torch.mul(p.grad, scale, out=view)
+        p.grad = view
+        self.missing.discard(p)
+
+
+def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Consecutive parameters of one dtype and device, at most `bucket_bytes` together unless a single one is larger."""
+    buckets: list[list[nn.Parameter]] = []
+    room, kind = 0, None
+    for p in params:
+        size = p.numel() * p.element_size()
+        if (p.dtype, p.device) != kind or size > room:
+            buckets.append([])
+            room, kind = bucket_bytes, (p.dtype, p.device)
+        buckets[-1].append(p)
+        room -= size
+    return buckets
+
+
+def broadcast_weights(module: nn.Module, group: Group) -> None:
+    """Overwrite parameters and buffers by those of the group's rank 0. Averaged gradients keep replicas equal only if
+    they start equal."""
+    with torch.no_grad():
+        for x in (*module.parameters(), *module.buffers()):
+            x.copy_(comm.broadcast(x, group, src=0))
+
+
+def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:
+    """This rank's part of the mean over all ranks' tokens: Σ own losses / Σ_ranks count.
+
+    The parts add up to the global mean, and so do their gradients: use `op="sum"`. With other numbers of tokens on
+    each rank, a mean of means is another number.
+
+    Args:
+        loss_sum: sum of this rank's token losses, [].
+        count: how many those are.
+
+    Raises:
+        ValueError: no rank has any token.
+    """
+    total = comm.all_reduce(torch.as_tensor(count, dtype=torch.int64, device=loss_sum.device), group)
+    if total == 0:
+        raise ValueError("no rank has a token that counts, so there is no mean loss")
+    return loss_sum / total
