@@ -61,3 +61,24 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
     if n == 1:
         return 0.0
     return _ring(kind)[1](n) * alpha_s + wire_bytes(kind, payload_bytes, n) / bandwidth_Bps
+
+
+def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, float]]:
+    """When each bucket travels: not before its gradients exist, and not before the bucket ahead of it has arrived.
+
+    Args:
+        ready_s: when backward has made the last gradient of each bucket, in the order of sending.
+        lasts_s: how long each bucket's all-reduce takes.
+
+    Returns:
+        (start, end) of each, in seconds. Whatever lies after the end of backward is exposed.
+
+    Raises:
+        ValueError: the two lists differ in length.
+    """
+    times, free_s = [], 0.0
+    for ready, lasts in zip(ready_s, lasts_s, strict=True):
+        start = max(ready, free_s)
+        free_s = start + lasts
+        times.append((start, free_s))
+    return times

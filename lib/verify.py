@@ -89,7 +89,7 @@ class _Row:
         elif not rel and not abs:
             self.verdict = "exact"
         else:
-            parts = [f"{100 * rel:g}%"] * bool(rel) + [number(abs)] * bool(abs)
+            parts = [f"{100 * rel:g}%" if rel >= 1e-4 else f"{rel:g} of it"] * bool(rel) + [f"{abs:g}"] * bool(abs)
             self.verdict = "holds ± " + " + ".join(parts)
 
     def cells(self) -> tuple[str, str, str, str]:

@@ -173,7 +173,7 @@ class CallTable:
             waits_for[rank] = late or [p for p in peers if p != rank]
             text = f"waits in {what}"
             if late and len(peers) > 1:
-                text += f": rank {_and(late)} did not call it"
+                text += f": {'ranks' if len(late) > 1 else 'rank'} {_and(late)} did not call it"
             lines.append((f"rank {rank}", text, where))
         width = max(len(text) for _, text, _ in lines)
         out = [f"  {name}  {text:<{width}}  {where}".rstrip() for name, text, where in lines]

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from test_explorer import buckets, memory, step
 
 from lib import plot
 from lib.explorer import Explorer
-from tests.test_explorer import buckets, memory, step
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

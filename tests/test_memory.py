@@ -370,6 +370,13 @@ def test_wrappers_count_what_they_wrap_and_sparse_gradients_do_no_harm():
         double = pair * 2
         assert memory.live == usage(activation=160)
         del pair, double
+        model = nn.Module()
+        model.weight = nn.Parameter(TwoTensor(torch.zeros(10), torch.zeros(10)))
+        memory.watch(model)
+        assert memory.live == usage(parameter=80)
+        (model.weight * 2).sum().backward()
+        assert memory.live == usage(80, 80)
+        del model
         model = nn.Embedding(4, 2, sparse=True)
         memory.watch(model)
         model(torch.tensor([1])).sum().backward()

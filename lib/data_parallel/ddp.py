@@ -106,7 +106,8 @@ class NaiveDDP(DataParallel):
         for p in self.trained:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # it took no part here, yet perhaps on another rank
-            comm.all_reduce(p.grad, self.group, self.op, out=p.grad)
+            with comm.label("gradient"):
+                comm.all_reduce(p.grad, self.group, self.op, out=p.grad)
         self.unfinished = False
 
 

@@ -1,0 +1,62 @@
+"""The page of all claims: what the chapters predicted and measured while this very book was built.
+
+Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/verify.py). The chapters are executed while Sphinx
+reads them, and this table is written when it writes pages, so it holds what this build measured.
+"""
+
+import json
+import os
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+
+class ClaimsTable(nodes.General, nodes.Element):
+    """Stands where the table will be."""
+
+
+class ClaimsDirective(Directive):
+    def run(self):
+        return [ClaimsTable()]
+
+
+def records() -> list[dict]:
+    path = Path(os.environ.get("BOOK_CLAIMS", "/dev/null"))
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def table(app, here: str) -> str:
+    found = records()
+    if not found:
+        return "<p>No chapter made a claim in this build.</p>"
+    conditions = "; ".join(sorted({f"{record['machine']}, {record['versions']}" for record in found}))
+    rows = []
+    for page, claims in groupby(found, key=lambda record: record["page"]):
+        name = page.removesuffix(".ipynb")
+        title = escape(app.env.titles[name].astext()) if name in app.env.titles else escape(page)
+        link = app.builder.get_relative_uri(here, name)
+        rows.append(f'<tr><th scope="rowgroup" colspan="4"><a href="{link}">{title}</a></th></tr>')
+        for record in claims:
+            cells = "".join(f"<td>{escape(record[key])}</td>" for key in ("claim", "predicted", "measured"))
+            rows.append(f'<tr>{cells}<td class="ok">{escape(record["verdict"])}</td></tr>')
+    head = "".join(f'<th scope="col">{word}</th>' for word in ("claim", "predicted", "measured", "verdict"))
+    return (
+        f"<p>{len(found)} claims hold. Measured on {escape(conditions)}.</p>"
+        f'<div class="pst-scrollable-table-container"><table class="claims"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def fill(app, doctree, docname):
+    for place in list(doctree.findall(ClaimsTable)):
+        place.replace_self(nodes.raw("", table(app, docname), format="html"))
+
+
+def setup(app):
+    app.add_node(ClaimsTable)
+    app.add_directive("claims", ClaimsDirective)
+    app.connect("doctree-resolved", fill)
+    return {"version": "1", "parallel_read_safe": False}
