@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from docutils import nodes
+
 HERE = Path(__file__).parent
 
 
@@ -27,6 +29,13 @@ def remove_thebe(app, config):
     app.registry.css_files[:] = [entry for entry in app.registry.css_files if "thebe" not in entry[0]]
 
 
+def name_answers(app, doctree):
+    # A cell that is folded whole (tag hide-cell) holds the answer to a question.
+    for cell in doctree.findall(nodes.container):
+        if cell.get("hide_mode") == "all":
+            cell["prompt_show"], cell["prompt_hide"] = "Show the answer", "Hide the answer"
+
+
 # What no setting of the theme turns off. It sends its icons twice, as a font and as 1.5 MB of script, where the font is
 # enough, and it preloads that font in a way that a page read from the disk reports as an error.
 UNWANTED = re.compile(r'<link rel="preload" as="font"[^>]*>\s*|<script src="[^"]*fontawesome[^"]*"></script>\s*')
@@ -43,5 +52,6 @@ def setup(app):
     app.connect("config-inited", hide_buttons_without_address, priority=900)
     app.connect("config-inited", remove_thebe, priority=900)
     app.connect("builder-inited", add_static_folders)
+    app.connect("doctree-read", name_answers)
     app.connect("build-finished", tidy_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

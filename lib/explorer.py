@@ -73,16 +73,11 @@ class Explorer:
         labels, start = dict(labels or {}), dict(start or {})
         self._check(labels, start)
         self.labels = {name: labels.get(name, (name.replace("_", " "), _plain)) for name in values}
-        self.start = {
-            name: start.get(name, choices[(len(choices) - 1) // 2]) for name, choices in self.values.items()
-        }
-        self._frames: list[tuple[str, str]] = []
-        self._order: list[int] = []  # for each setting, in the order of itertools.product, the frame that it shows
-        known: dict[tuple[str, str], int] = {}
-        for setting in itertools.product(*self.values.values()):
-            frame = self._frame(dict(zip(self.values, setting, strict=True)))
-            self._order.append(known.setdefault(frame, len(known)))
-        self._frames = list(known)
+        self.start = {name: start.get(name, x[(len(x) - 1) // 2]) for name, x in self.values.items()}
+        settings = itertools.product(*self.values.values())
+        frames = [self._frame(dict(zip(self.values, setting, strict=True))) for setting in settings]
+        self._frames = list(dict.fromkeys(frames))
+        self._order = [self._frames.index(frame) for frame in frames]  # for each setting, the frame that it shows
         size = len(gzip.compress(self._repr_html_().encode(), mtime=0))
         if size > MOST_BYTES:
             raise ValueError(

@@ -12,7 +12,8 @@ gradients that are views of a bucket, parameters cut from a flat buffer, tied we
 need no special case.
 
 Counted: whole storages, in bytes, on all devices together. Not counted: what a kernel allocates and frees inside one
-operation (workspaces), what a communication library buffers, the allocator's rounding and its unused blocks.
+operation (workspaces), what a communication library buffers, the allocator's rounding and its unused blocks, and
+tensors on the meta device, which have a size and no memory.
 A storage that was there before and has no owner (the batch) is counted from the first operation that touches it.
 """
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +32,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 KINDS = ("parameter", "gradient", "optimizer", "activation")
-
-Usage = dict[str, int]
-"""Bytes of each of KINDS, and of all under "total"."""
+Usage = dict[str, int]  # bytes of each of KINDS, and "total"
 
 
 @dataclass
@@ -47,9 +46,9 @@ class Phase:
 
 
 class _Counted(weakref.ref):
-    """A weak reference to a storage: its `id`, the bytes it was counted with, and its kind if it was told."""
+    """A weak reference to a storage: its `id`, the bytes it was counted with, and its kind if that was told."""
 
-    __slots__ = ("key", "bytes", "kind")
+    __slots__ = ("key", "bytes", "kind", "is_real")
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -66,18 +65,18 @@ class MemoryTracker(TorchDispatchMode):
     an optimizer's own parameters), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
     master weights), "activation" (everything else: what is saved for backward, temporaries, the batch).
     Nothing is kept alive by the tracker. It may be entered again, and then goes on; outside, `live` still falls when
-    a tensor dies but does not rise. After each operation it looks at all owners, about 1 µs per tensor: a small
-    model's step takes ten times as long, so track a step or two.
+    a tensor dies but does not rise. It looks at all owners after each operation, which makes a small model's step ten
+    times as long: track a step or two.
 
     Args:
-        owners: models (`nn.Module`) and optimizers (anything with `state` and `param_groups`), in any number.
+        owners: models and optimizers (anything with `state` and `param_groups`), in any number.
 
     Attributes:
         peak: usage at the moment when the total was highest.
         peak_by_kind: the highest of each kind, which need not be at the same moment.
-        timeline: (time_s, usage) whenever the usage changed; seconds since the tracker was first entered.
+        timeline: (time_s, usage) whenever the usage changed, in seconds since `start_s`.
         phases: one `Phase` per finished `with memory.phase(name)`.
-        start_s: `time.perf_counter()` when it was first entered.
+        start_s: `time.perf_counter()` when the tracker was made.
 
     Raises:
         TypeError: an owner is neither a model nor an optimizer.
@@ -85,7 +84,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def __init__(self, *owners: Any) -> None:
         super().__init__()
-        self.start_s: float | None = None
+        self.start_s = time.perf_counter()
         self.timeline: list[tuple[float, Usage]] = []
         self.phases: list[Phase] = []
         self.peak = self.peak_by_kind = _nothing()
@@ -95,6 +94,7 @@ class MemoryTracker(TorchDispatchMode):
         self._told: dict[int, _Counted] = {}
         self._open_phases: list[Phase] = []
         self._modules: list[weakref.ref[nn.Module]] = []
+        self._parameters: list[weakref.ref[Tensor]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self.watch(*owners)
 
@@ -103,6 +103,7 @@ class MemoryTracker(TorchDispatchMode):
         for owner in owners:
             if isinstance(owner, nn.Module):
                 self._modules += [weakref.ref(module) for module in owner.modules()]
+                self._parameters += [weakref.ref(p) for p in owner.parameters()]
             elif hasattr(owner, "state") and hasattr(owner, "param_groups"):
                 self._optimizers.append(weakref.ref(owner))
             else:
@@ -110,9 +111,7 @@ class MemoryTracker(TorchDispatchMode):
                 raise TypeError(f"{name} is no model and no optimizer; for tensors use count_as(kind, tensor)")
 
     def count_as(self, kind: str, *tensors: Tensor) -> None:
-        """Say what the storages of these tensors are for, as long as they live, whoever else holds them.
-
-        For what no model or optimizer shows: a shard of parameters that a technique keeps in a list of its own.
+        """Say what these tensors' storages are for, whoever holds them: shards that a technique keeps in a list.
 
         Raises:
             ValueError: no such kind.
@@ -127,15 +126,16 @@ class MemoryTracker(TorchDispatchMode):
     def live(self) -> Usage:
         """Bytes that are alive now."""
         self._forget_the_dead()
+        for storage in _alive(self._storages.values()):
+            self._count(storage)  # no operation tells of storage.resize_(0), which is how a gathered buffer is freed
         usage = _nothing()
         for counted in self._told.values():
             usage[counted.kind] += counted.bytes
         seen = set(self._told)
         for kind, tensors in self._owned():
             for storage in (storage for tensor in tensors for storage in _storages(tensor)):
-                if id(storage) not in seen:
-                    seen.add(id(storage))
-                    usage[kind] += self._count(storage).bytes
+                usage[kind] += 0 if id(storage) in seen else self._count(storage).bytes
+                seen.add(id(storage))
         usage["total"] = self._total
         usage["activation"] = self._total - usage["parameter"] - usage["gradient"] - usage["optimizer"]
         return usage
@@ -158,8 +158,6 @@ class MemoryTracker(TorchDispatchMode):
         self.peak = self.peak_by_kind = self.live
 
     def __enter__(self) -> MemoryTracker:
-        if self.start_s is None:
-            self.start_s = time.perf_counter()
         self._sample()
         super().__enter__()
         return self
@@ -169,7 +167,7 @@ class MemoryTracker(TorchDispatchMode):
         self._sample()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(issubclass(cls, Tensor) and cls.__torch_dispatch__ is not Tensor.__torch_dispatch__ for cls in types):
+        if any(hasattr(cls, "__tensor_flatten__") for cls in types):
             return NotImplemented  # a wrapper such as DTensor: it calls again, with the tensors inside it
         result = func(*args, **(kwargs or {}))
         tensors = _tensors((args, list((kwargs or {}).values()), result))
@@ -184,7 +182,8 @@ class MemoryTracker(TorchDispatchMode):
         if counted is None or counted() is not storage:  # unknown, or another one that died and left its id behind
             counted = self._storages[id(storage)] = _Counted(storage, self._dead.append)
             counted.key, counted.bytes, counted.kind = id(storage), 0, None
-        size_bytes = storage.nbytes()
+            counted.is_real = storage.device.type != "meta"
+        size_bytes = storage.nbytes() if counted.is_real else 0
         if size_bytes != counted.bytes:
             self._total += size_bytes - counted.bytes
             counted.bytes = size_bytes
@@ -201,9 +200,9 @@ class MemoryTracker(TorchDispatchMode):
 
     def _owned(self) -> Iterator[tuple[str, list[Tensor]]]:
         """All tensors that have an owner, by kind; a storage takes the first kind that is given for it."""
-        modules = [module for ref in self._modules if (module := ref()) is not None]
-        optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+        modules, optimizers = _alive(self._modules), _alive(self._optimizers)
         parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+        parameters += _alive(self._parameters)  # the shards too, while gathered parameters stand in for them
         models = {id(p) for p in parameters}
         own = [p for o in optimizers for group in o.param_groups for p in group["params"] if id(p) not in models]
         yield "parameter", parameters
@@ -218,12 +217,15 @@ class MemoryTracker(TorchDispatchMode):
         if not self.timeline or usage != self.timeline[-1][1]:
             self.timeline.append((self._now_s(), usage))
             self.peak_by_kind = {kind: max(usage[kind], self.peak_by_kind[kind]) for kind in usage}
-            self.peak = max(self.peak, usage, key=lambda usage: usage["total"])
-            for phase in self._open_phases:
-                phase.peak = max(phase.peak, usage, key=lambda usage: usage["total"])
+            for one in (self, *self._open_phases):
+                one.peak = max(one.peak, usage, key=lambda usage: usage["total"])
 
     def _now_s(self) -> float:
-        return 0.0 if self.start_s is None else time.perf_counter() - self.start_s
+        return time.perf_counter() - self.start_s
+
+
+def _alive(refs: Iterable[weakref.ref]) -> list[Any]:
+    return [thing for ref in refs if (thing := ref()) is not None]
 
 
 def _nothing() -> Usage:
@@ -244,5 +246,6 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
     plain = type(tensor) is Tensor or type(tensor) is nn.Parameter  # asked first: the other question is slow
     if not plain and is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        return [storage for name in names for storage in _storages(getattr(tensor, name))]
+        parts = [part for name in names if isinstance(part := getattr(tensor, name), Tensor)]
+        return [storage for part in parts for storage in _storages(part)]
     return [tensor.untyped_storage()] if tensor.layout is torch.strided else []

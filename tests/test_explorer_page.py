@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_explorer import buckets, memory, step
+from test_explorer import HOSTILE, buckets, hostile, memory, step
 
 from lib import plot
 from lib.explorer import Explorer
@@ -72,11 +72,11 @@ def test_sliders_answer_the_keyboard(opened):
     page.evaluate("addEventListener('keydown', () => { window.leaked = true })")
     figures = page.locator("figure.pbh-explorer")
     assert figures.count() == 2
-    setting = [{"bucket_MB": 25, "ranks": 4, "bandwidth": 100}, {"ranks": 2}]
+    setting = [{"bucket_MB": 25, "ranks": 4, "bandwidth": 50}, {"ranks": 2}]
     moves = [
         (0, 0, "bucket size", "ArrowLeft", {"bucket_MB": 5}, "5 MB"),
-        (0, 1, "ranks", "End", {"ranks": 8}, "8"),
-        (0, 2, "bandwidth", "Home", {"bandwidth": 50}, "50 Gbit/s"),
+        (0, 1, "ranks", "End", {"ranks": 16}, "16"),
+        (0, 2, "bandwidth", "End", {"bandwidth": 400}, "400 Gbit/s"),
         (1, 0, "ranks", "ArrowRight", {"ranks": 4}, "4"),
         (1, 0, "ranks", "End", {"ranks": 8}, "8"),
     ]
@@ -102,8 +102,17 @@ def test_sliders_answer_the_keyboard(opened):
 @browser_test
 def test_page_without_javascript_keeps_the_first_frame(opened):
     page = opened(page_of(buckets()), java_script_enabled=False)
-    assert page.get_by_text(step(25, 4, 100)[1]).is_visible() and page.locator(".pbh-picture svg").is_visible()
+    assert page.get_by_text(step(25, 4, 50)[1]).is_visible() and page.locator(".pbh-picture svg").is_visible()
     assert page.locator("input:disabled").count() == 3
+
+
+@pytest.mark.browser
+@browser_test
+def test_hostile_words_stay_words(opened):
+    page = opened(page_of(hostile()))
+    page.get_by_role("slider").press("End")
+    assert page.locator("output").inner_text().endswith("2")
+    assert page.locator("figcaption").text_content() == HOSTILE
 
 
 def gallery() -> list[object]:

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
@@ -212,7 +213,22 @@ def test_parameters_that_are_views_of_a_flat_buffer_that_comes_and_goes():
         assert memory.live == usage(10 * 4)
         flat.untyped_storage().resize_(80)
         assert memory.live == usage(20 * 4 + 10 * 4)
+        nobodys = torch.zeros(7)
+        nobodys.untyped_storage().resize_(0)
+        assert memory.live == usage(20 * 4 + 10 * 4)
     assert memory.peak["total"] == 18 * 4 + 10 * 4 + 20 * 4  # as the flat buffer came, before the old weights went
+
+
+def test_a_parameter_stays_one_while_another_stands_in_for_it():
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    with MemoryTracker(model, optimizer) as memory:
+        shard, model.weight = model.weight, nn.Parameter(torch.zeros(3, 5))
+        assert memory.live == usage(2 * 15 * 4 + 3 * 4)
+        shard.grad = torch.zeros(3, 5)
+        assert memory.live == usage(2 * 15 * 4 + 3 * 4, 15 * 4)
+        model.weight = shard
+        assert memory.live == usage(15 * 4 + 3 * 4, 15 * 4)
 
 
 def test_told_kinds_end_with_their_storage():
@@ -381,6 +397,16 @@ def test_wrappers_count_what_they_wrap_and_sparse_gradients_do_no_harm():
         memory.watch(model)
         model(torch.tensor([1])).sum().backward()
         assert model.weight.grad.is_sparse and memory.live["parameter"] == 32
+
+
+def test_tensors_without_memory_are_not_counted():
+    with MemoryTracker() as memory:
+        x = torch.zeros(10, device="meta")
+        assert (x + 1).shape == (10,)
+        with FakeTensorMode():
+            y = torch.zeros(10) + 1
+        assert y.shape == (10,) and (y + y).shape == (10,)
+        assert memory.live == memory.peak == usage()
 
 
 def test_kinds_add_up_to_the_total_at_every_moment():

@@ -154,6 +154,16 @@ def test_dropout_acts_in_training_only():
         assert (part(x) == 0).double().mean().item() == pytest.approx(0.5, abs=0.12)
 
 
+def test_dropout_acts_on_the_attention_weights_too():
+    attention = make(GPTConfig(dropout=0.5)).blocks[0].attention
+    nn.init.zeros_(attention.qkv.weight)
+    nn.init.ones_(attention.qkv.bias)  # all values are 1, so any mean of them is 1
+    nn.init.eye_(attention.out.weight)
+    y = attention(torch.zeros(1, 16, 64, dtype=torch.float64))
+    assert y[y != 0].unique().numel() > 2  # with dropout of the output alone: only 2
+    assert (attention.eval()(torch.zeros(1, 16, 64, dtype=torch.float64)) - 1).abs().max() < 1e-12
+
+
 def test_it_learns():
     model = make(GPTConfig(vocab_size=16, context=16, d_model=32, num_layers=1), torch.float32)
     tokens = torch.arange(17).remainder(5).expand(8, 17)

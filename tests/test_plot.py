@@ -112,7 +112,8 @@ def test_trace_is_drawn_to_scale():
     assert (comm[0]["x"] - forward[0]["x"]) / scale == pytest.approx(20, abs=0.1)  # counted from the first span
     assert (comm[0]["width"] + 1) / scale == pytest.approx(15, abs=0.1)
     assert forward[0]["y"] < comm[0]["y"] < forward[1]["y"] < comm[1]["y"]  # rank 0 on top, its network below it
-    labels = [t.text for t in parse(figure).iter("text")]
+    labels = {t.text: float(t.get("y")) for t in parse(figure).iter("text")}
+    assert forward[0]["y"] < labels["rank 0"] < comm[0]["y"] and forward[1]["y"] < labels["rank 1"] < comm[1]["y"]
     assert {"rank 0", "rank 1", "network", "ms", "forward", "backward", "bucket 0", "communication", "idle"} <= set(
         labels
     )

@@ -2,19 +2,24 @@
 
 import subprocess
 import zipfile
+from pathlib import Path
 
 from set_repository import ROOT
 
-NEEDED = ["lib", "chapters/*.ipynb", "exercises/*.ipynb", "solutions/*.ipynb", "LICENSE", "README.md"]
-TARGET = ROOT / "parallel-by-hand.zip"
+NEEDED = ["lib", "chapters/*.ipynb", "exercises/*.ipynb", "solutions/*.ipynb", "LICENSE", "LICENSE-text", "README.md"]
 
-# What git knows or would add: no caches, no checkpoints, nothing built.
-listing = subprocess.run(
-    ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *NEEDED],
-    cwd=ROOT, capture_output=True, text=True, check=True,
-).stdout  # fmt: skip
-names = [name for name in sorted(set(listing.split("\0"))) if name and (ROOT / name).is_file()]
-with zipfile.ZipFile(TARGET, "w", zipfile.ZIP_DEFLATED) as archive:
-    for name in names:
-        archive.write(ROOT / name, f"parallel-by-hand/{name}")
-print(f"{TARGET.name}: {len(names)} files, {TARGET.stat().st_size / 1e3:.0f} kB")
+
+def write(target: Path) -> Path:
+    # What git has or would add: no caches, no checkpoints, nothing built.
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *NEEDED]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(set(listing.split("\0"))):
+            if name and (ROOT / name).is_file():
+                archive.write(ROOT / name, f"parallel-by-hand/{name}")
+    return target
+
+
+if __name__ == "__main__":
+    target = write(ROOT / "parallel-by-hand.zip")
+    print(f"{target.name}: {target.stat().st_size / 1e3:.0f} kB. Upload it to Colab, beside the notebook.")

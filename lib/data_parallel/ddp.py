@@ -162,16 +162,17 @@ class BucketedDDP(DataParallel):
 
 
 class Bucket:
-    """Gradients side by side: `flat`[sum of sizes], and for each parameter its view into it, which becomes p.grad."""
+    """Gradients side by side in `flat`; p.grad becomes the parameter's view into it."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
-        self.flat = torch.zeros(sum(p.numel() for p in params), dtype=params[0].dtype, device=params[0].device)
-        pieces = self.flat.split([p.numel() for p in params])
-        self.views = {p: piece.view_as(p) for p, piece in zip(params, pieces, strict=True)}
+        sizes = [p.numel() for p in params]
+        self.flat = params[0].new_zeros(sum(sizes))
+        pieces = self.flat.split(sizes)
+        self.views = {p: x.view_as(p) for p, x in zip(params, pieces, strict=True)}
         self.missing = set(params)
 
     def put(self, p: nn.Parameter, scale: float) -> None:
-        """Move p.grad into the bucket, scaled on the way: the mean costs no pass of its own."""
+        """Move p.grad into the bucket, scaled on the way."""
         view = self.views[p]
         torch.mul(p.grad, scale, out=view)
         p.grad = view
