@@ -44,7 +44,8 @@ UNWANTED = re.compile(r'<link rel="preload" as="font"[^>]*>\s*|<script src="[^"]
 def tidy_pages(app, exception):
     for page in Path(app.outdir).rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        text = UNWANTED.sub("", text).replace('role="doc-biblioentry"', 'role="listitem"')  # a role no longer to be used
+        text = UNWANTED.sub("", text)
+        text = text.replace('role="doc-biblioentry"', 'role="listitem"')  # docutils gives a role that is deprecated
         page.write_text(text, encoding="utf-8")
 
 

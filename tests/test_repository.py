@@ -132,7 +132,8 @@ def test_normal_form_is_stable_and_keeps_a_solutions_outputs_until_its_code_chan
     ids = [cell["id"] for cell in notebook["cells"]]
     assert ids[1] == "setup" and [cell["id"] for cell in write()["cells"]] == ids
 
-    notebook["cells"][2].update(execution_count=1, outputs=[{"output_type": "stream", "name": "stdout", "text": ["2\n"]}])
+    output = {"output_type": "stream", "name": "stdout", "text": ["2\n"]}
+    notebook["cells"][2].update(execution_count=1, outputs=[output])
     source.with_suffix(".ipynb").write_text(json.dumps(notebook))
     source.write_text(source.read_text().replace("# X", "# Y"))
     assert write()["cells"][2]["outputs"] != []

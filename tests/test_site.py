@@ -86,7 +86,8 @@ def test_every_slider_changes_its_figure_and_caption(browser, bases, name):
             figure = slider.locator("xpath=ancestor::figure[1]")
 
             def shown(figure=figure):
-                return figure.locator("svg").first.evaluate("e => e.outerHTML"), figure.locator("figcaption").inner_text()
+                picture = figure.locator("svg").first.evaluate("e => e.outerHTML")
+                return picture, figure.locator("figcaption").inner_text()
 
             at_least = slider.evaluate("e => Number(e.value) === Number(e.min)")
             before = shown()

@@ -1,7 +1,7 @@
 """Runs the solution notebooks and stores their outputs, which nbval then compares with.
 
-    python tools/execute_notebooks.py                          # those that have no outputs yet
-    python tools/execute_notebooks.py solutions/03_name.ipynb  # these, whatever they hold
+python tools/execute_notebooks.py                          # those that have no outputs yet
+python tools/execute_notebooks.py solutions/03_name.ipynb  # these, whatever they hold
 """
 
 import os
@@ -22,10 +22,8 @@ def execute(path: Path) -> None:
     start = time.monotonic()
     notebook = nbformat.read(path, as_version=4)
     metadata = dict(notebook.metadata)
-    client = NotebookClient(
-        notebook, timeout=120, kernel_name="python3", record_timing=False, resources={"metadata": {"path": path.parent}}
-    )
-    client.execute()
+    where = {"metadata": {"path": path.parent}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False, resources=where).execute()
     notebook.metadata = metadata  # the kernel adds its own version to it
     path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
     print(f"{path.relative_to(ROOT)} executed in {time.monotonic() - start:.0f} s", flush=True)

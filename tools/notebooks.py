@@ -56,7 +56,9 @@ def dress(notebook, path: str) -> None:
     bare = COLAB_LINK.sub("", title.source)
     title.source = re.sub(r'(<p class="kick">.*?)\s*</p>', rf"\1 {link}</p>", bare, count=1)
     if link not in title.source:
-        raise ValueError(f'{path}: its first cell begins with <p class="kick">...</p>, which carries the link to Colab')
+        raise ValueError(
+            f'{path}: its first cell begins with <p class="kick">...</p>, which carries the link to Colab'
+        )
 
     setup = next((cell for cell in notebook.cells if is_setup(cell)), None)
     if setup is None:

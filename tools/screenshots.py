@@ -1,6 +1,6 @@
 """Pictures of every built page, wide and narrow, light and dark: to look at, never compared.
 
-    python tools/screenshots.py [page ...]      # e.g. chapters/03_data_parallelism
+python tools/screenshots.py [page ...]      # e.g. chapters/03_data_parallelism
 """
 
 import sys
@@ -11,11 +11,12 @@ from browser import open_browser, serve
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "_build" / "html"
 TARGET = ROOT / "screenshots"
-SKIPPED = {"index", "search", "genindex"}
+SKIPPED = {"index", "search"}
 
 
 def main(pages: list[str]) -> None:
-    pages = pages or [p.relative_to(SITE).with_suffix("").as_posix() for p in sorted(SITE.rglob("*.html")) if "_static" not in p.parts]
+    built = [p.relative_to(SITE).with_suffix("").as_posix() for p in SITE.rglob("*.html") if "_static" not in p.parts]
+    pages = pages or built
     TARGET.mkdir(exist_ok=True)
     with serve(SITE) as url, open_browser() as browser:
         for width in (1280, 390):

@@ -1,6 +1,6 @@
 """The book's public address: said once, in _config.yml; everything that repeats it is written here.
 
-    make repository URL=https://github.com/ORG/REPO
+make repository URL=https://github.com/ORG/REPO
 """
 
 import re

@@ -13,7 +13,7 @@ def has_book(folder):
 
 def find_book():
     if "lib" in sys.modules and getattr(sys.modules["lib"], "BOOK", None) != "parallel-by-hand":
-        raise ImportError("Another package called lib is imported already: restart the kernel, then run this cell first.")
+        raise ImportError("Another package called lib is imported already: restart, then run this cell first.")
     spec, here = importlib.util.find_spec("lib"), Path.cwd()
     installed = [Path(spec.origin).parents[1]] if spec and spec.origin else []
     for folder in [*installed, here, *here.parents, here / "parallel-by-hand"]:
@@ -24,8 +24,7 @@ def find_book():
     elif "example.invalid" not in REPOSITORY:
         subprocess.run(["git", "clone", "-q", "--depth", "1", REPOSITORY, "parallel-by-hand"], check=True)
     else:
-        raise ImportError("The book's library is not here: upload parallel-by-hand.zip (`make colab` writes it) beside "
-                          "this notebook, then run this cell again.")
+        raise ImportError("No library here: upload parallel-by-hand.zip (from `make colab`) and run this cell again.")
     return str(here / "parallel-by-hand")
 
 

@@ -1,0 +1,1 @@
+"""Side by side with PyTorch's own, in one run: `make bench`."""

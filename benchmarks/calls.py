@@ -1,0 +1,26 @@
+"""What watching costs: a call's entry in the call table, and the wait around it."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.table import quartiles, show, three
+from lib import comm, run, watch
+
+
+def _measure(world, rounds: int = 2000) -> list[float]:
+    table, costs_us = comm.table, []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        line = watch.where(1)
+        number = table.call(f"{world.ranks}", world.ranks, "all_reduce sum float32[4]", line)
+        with table.waiting("all_reduce sum float32[4]", line, world.ranks, f"{world.ranks}", number):
+            pass
+        costs_us.append(1e6 * (time.perf_counter() - began_s))
+    return costs_us
+
+
+def main() -> None:
+    rows = [("ranks", "µs a call")]
+    rows += [(f"{n}", three(quartiles(run(_measure, n)[0]), "{:.1f}")) for n in (1, 2, 4, 8)]
+    show("The call table (reach: at most 20 µs)", rows)
