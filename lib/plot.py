@@ -203,11 +203,10 @@ def curves(
         level = at(x_low, value)[1]
         path = f'<path d="M{svg.num(left)} {svg.num(level)}H{svg.num(right)}" fill="none" stroke="{color("soft")}" '
         out.append(path + 'stroke-width="1.5" stroke-dasharray="7 4"/>')
-        out.append(
-            svg.text(
-                right - 4, level - 6, f"{name} {value:.4g}", "end", fill=color("soft"), font_size=svg.SMALLEST_PX
-            )
-        )
+        starts, ends = (min(abs(line[i][1] - value) for line in points.values()) for i in (0, -1))
+        place, anchor = (left + 6, "start") if starts > ends else (right - 4, "end")  # away from the curves
+        words = f"{name} {value:.4g}"
+        out.append(svg.text(place, level - 6, words, anchor, fill=color("soft"), font_size=svg.SMALLEST_PX))
     last = {name: at(*[p for p in line if math.isfinite(p[1])][-1]) for name, line in points.items()}
     places = svg.spread([level for _, level in last.values()], 18)
     for (name, line), style, place in zip(points.items(), _CURVES, places, strict=False):

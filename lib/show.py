@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import textwrap
@@ -14,7 +15,7 @@ class Source:
 
     def __init__(self, thing: object) -> None:
         lines, first = inspect.getsourcelines(thing)
-        self.text = textwrap.dedent("".join(lines)).rstrip()
+        self.text = _first_sentences("".join(lines))
         self.place = f"{os.path.relpath(inspect.getsourcefile(thing), _ROOT)}, line {first}"
 
     def __repr__(self) -> str:
@@ -22,6 +23,19 @@ class Source:
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self!r}\n```"
+
+
+def _first_sentences(source: str) -> str:
+    """The source with each docstring cut to its first line: on a page the text around it says the rest."""
+    lines = textwrap.dedent(source).rstrip().splitlines()
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        text = ast.get_docstring(node) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else None
+        if text and "\n" in text:
+            whole = node.body[0]
+            indent = " " * whole.col_offset
+            lines[whole.lineno - 1] = f'{indent}"""{text.splitlines()[0]}"""'
+            lines[whole.lineno : whole.end_lineno] = [None] * (whole.end_lineno - whole.lineno)
+    return "\n".join(line for line in lines if line is not None)
 
 
 def show(thing: object) -> Source:

@@ -109,7 +109,10 @@ def test_without_an_address_it_says_what_to_do(place):
 def test_cloudpickle_is_installed_only_where_it_is_missing(place):
     init = book(place.parent)
     watch = "import subprocess; subprocess.run = lambda command, **_: print(command[1:])\n"
-    hide = "import importlib.util as u; find = u.find_spec\nu.find_spec = lambda n: None if n == 'cloudpickle' else find(n)\n"
+    hide = (
+        "import importlib.util; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name: None if name == 'cloudpickle' else find(name)\n"
+    )
     assert run(place, before=watch).stdout == f"found {init}\n"
     assert "'-m', 'pip', 'install', '-q', 'cloudpickle'" in run(place, before=watch + hide).stdout
 

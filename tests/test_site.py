@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from tools.browser import chromium, open_browser, serve
 
 ROOT = Path(__file__).resolve().parent.parent
