@@ -14,12 +14,13 @@ def add_static_folders(app):
     app.add_css_file("book.css", priority=900)  # after the theme's own
 
 
-def hide_buttons_without_address(app, config):
-    # Until `make repository` has set an address, a link to it would lead nowhere.
-    if "example.invalid" in config.html_theme_options.get("repository_url", ""):
-        for button in ("use_repository_button", "use_issues_button"):
-            config.html_theme_options[button] = False
-        config.html_theme_options["launch_buttons"] = {}
+def set_theme_options(app, config):
+    # Here and not in _config.yml, where they would replace all that Jupyter Book derives from the rest of that file.
+    options = config.html_theme_options
+    options.update(logo={"text": config.project}, show_toc_level=2)
+    if "example.invalid" in options["repository_url"]:
+        # Until `make repository` has set an address, a link to it would lead nowhere.
+        options.update(use_repository_button=False, use_issues_button=False, launch_buttons={})
 
 
 def remove_thebe(app, config):
@@ -50,7 +51,7 @@ def tidy_pages(app, exception):
 
 
 def setup(app):
-    app.connect("config-inited", hide_buttons_without_address, priority=900)
+    app.connect("config-inited", set_theme_options, priority=900)
     app.connect("config-inited", remove_thebe, priority=900)
     app.connect("builder-inited", add_static_folders)
     app.connect("doctree-read", name_answers)

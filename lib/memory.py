@@ -11,10 +11,9 @@ parameters, their `.grad` or an optimizer's state look at *now* is that; everyth
 gradients that are views of a bucket, parameters cut from a flat buffer, tied weights and state made in the first step
 need no special case.
 
-Counted: whole storages, in bytes, on all devices together. Not counted: what a kernel allocates and frees inside one
-operation (workspaces), what a communication library buffers, the allocator's rounding and its unused blocks, and
-tensors on the meta device, which have a size and no memory.
-A storage that was there before and has no owner (the batch) is counted from the first operation that touches it.
+Counted: whole storages, in bytes, on all devices together; one without owner that was there before (the batch) from
+the first operation that touches it. Not counted: what a kernel allocates and frees inside one operation (workspaces),
+what a communication library buffers, the allocator's rounding and unused blocks, tensors on the meta device.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class MemoryTracker(TorchDispatchMode):
     an optimizer's own parameters), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
     master weights), "activation" (everything else: what is saved for backward, temporaries, the batch).
     Nothing is kept alive by the tracker. It may be entered again, and then goes on; outside, `live` still falls when
-    a tensor dies but does not rise. It looks at all owners after each operation, which makes a small model's step ten
-    times as long: track a step or two.
+    a tensor dies but does not rise. It looks at all owners after each operation, which makes a small model's step
+    ten to twenty times as long: track a step or two.
 
     Args:
         owners: models and optimizers (anything with `state` and `param_groups`), in any number.

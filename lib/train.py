@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, loss_sum_and_count
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         MeshShape(dp=self.dp)
-        for name in ("steps", "global_batch", "microbatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, least in (("steps", 1), ("global_batch", 1), ("microbatches", 1), ("validate_every", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+        for name in ("lr", "max_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
         pieces = self.dp * self.microbatches
@@ -84,19 +90,22 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
 
     Returns:
         `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs
-        (step, loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent. `peak_bytes`: by kind, in one
-        step. `step_s`: seconds of each step.
+        (step, loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`:
+        the highest of each kind and of the total in one step, which need not be at the same moment. `step_s`: seconds
+        of each step; the second one is slow, as its memory is watched.
     """
     group = Mesh(MeshShape(dp=config.dp), world).group("dp")
     torch.manual_seed(config.seed)
     model = BucketedDDP(
         GPT(config.model).to(device(), DTYPES[config.dtype]), group, op="sum", bucket_bytes=config.bucket_bytes
     )
+    torch.manual_seed(config.seed + world.rank)  # from here on chance is for dropout, which differs by rank
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
     corpus = data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
     traffic: dict = {}
-    with tqdm(range(config.steps), unit="step", disable=quiet or world.rank > 0, file=sys.stdout) as bar:
+    silent = quiet or world.rank > 0
+    with tqdm(range(config.steps), bar_format=BAR, disable=silent, file=sys.stdout) as bar:
         for step in bar:
             if config.validate_every and step % config.validate_every == 0:
                 report["validation"].append((step, validate(model, corpus.validation, config, group)))
@@ -105,6 +114,8 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
             with ExitStack() as stack:
                 recorded = stack.enter_context(trace.record(world.rank))
                 memory = stack.enter_context(MemoryTracker(model, optimizer) if watches_memory else nullcontext())
+                if memory is not None:  # buckets live on where zero_grad() has taken their views from p.grad
+                    memory.count_as("gradient", *(bucket.flat for bucket in model.buckets))
                 loss = train_step(model, optimizer, corpus.train, step, config, group)
             report["step_s"].append(time.perf_counter() - began_s)
             report["losses"].append(loss)
@@ -112,8 +123,9 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
                 before = traffic.get(f"{kind} {axis}", (0, 0.0))
                 traffic[f"{kind} {axis}"] = (before[0] + calls, before[1] + sent)
             if memory is not None:
-                report["peak_bytes"] = memory.peak
-            bar.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{config.tokens_per_step() / report['step_s'][-1]:.0f}")
+                report["peak_bytes"] = memory.peak_by_kind
+            tokens_per_s = config.tokens_per_step() / report["step_s"][-1]
+            bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
     if config.validate_every:
         report["validation"].append((config.steps, validate(model, corpus.validation, config, group)))
     return report | {"traffic": traffic, "config": asdict(config)}
@@ -163,9 +175,7 @@ def validate(model: torch.nn.Module, tokens: Tensor, config: TrainConfig, group:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lib.train", description="Train a small GPT on Python's help."
-    )
+    parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on Python's help.")
     sizes = GPTConfig()
     parser.add_argument("--dp", type=int, default=None, help="data-parallel ranks (under torchrun: all of them)")
     parser.add_argument("--steps", type=int, default=100)
@@ -181,12 +191,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=sizes.context)
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
     args = parser.parse_args(argv)
-    under_torchrun = "RANK" in os.environ
-    dp = args.dp or (int(os.environ["WORLD_SIZE"]) if under_torchrun else 1)
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 0))  # of torchrun, or 0 and 0
     try:
         config = TrainConfig(
             model=GPTConfig(context=args.context, d_model=args.d_model, num_layers=args.layers, num_heads=args.heads),
-            dp=dp,
+            dp=(size or 1) if args.dp is None else args.dp,
             steps=args.steps,
             global_batch=args.global_batch,
             microbatches=args.microbatches,
@@ -195,27 +204,45 @@ def main(argv: list[str] | None = None) -> None:
             dtype=args.dtype,
             validate_every=args.validate_every,
         )
-        if under_torchrun or dp == 1:
+        if size and config.dp != size:
+            raise ValueError(f"--dp {config.dp} needs {config.dp} ranks, but torchrun started {size}")
+        if args.report and rank == 0:
+            _check_writable(args.report)
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n" if rank == 0 else None)
+    try:
+        if size or config.dp == 1:
             world = init()
             reports = close(world, train(world, config))
         else:
-            world, reports = Group(), list(run(train, dp, config, timeout_s=24 * 3600))
-    except (ValueError, RunError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    if world.rank == 0:
+            reports = list(run(train, config.dp, config, timeout_s=30 * 24 * 3600))
+    except RunError as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"\n{parser.prog}: interrupted\n" if rank == 0 else None)
+    if rank == 0:
         print(_summary(config, reports[0]))
         if args.report:
             with open(args.report, "w", encoding="utf-8") as file:
                 json.dump({"losses": reports[0]["losses"], "ranks": reports}, file)
 
 
+def _check_writable(path: str) -> None:
+    """Fail now rather than after hours of training."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ValueError(f"--report {path} cannot be written: give a file name in a folder that exists")
+
+
 def _summary(config: TrainConfig, report: dict) -> str:
     sent = sum(sent for _, sent in report["traffic"].values())
-    lines = [f"loss {report['losses'][0]:.3f} → {report['losses'][-1]:.3f} nats per byte, {config.steps} steps"]
+    first, last = report["losses"][0], report["losses"][-1]
+    lines = [f"loss: {first:.3f} nats per byte in the first step, {last:.3f} in step {config.steps}"]
     if report["validation"]:
         floor = data.unigram_entropy(data.load().validation)
-        lines.append(f"validation {report['validation'][-1][1]:.3f} (byte frequencies alone: {floor:.3f})")
-    lines.append(f"each rank sent {sent / 1e6:.1f} MB and held at most {report['peak_bytes']['total'] / 1e6:.1f} MB")
+        lines.append(f"validation: {report['validation'][-1][1]:.3f} (byte frequencies alone give {floor:.3f})")
+    held = report["peak_bytes"]["total"]
+    lines.append(f"rank 0 sent {sent / 1e6:.1f} MB and held at most {held / 1e6:.1f} MB of tensors")
     return "\n".join(lines)
 
 

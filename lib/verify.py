@@ -56,16 +56,19 @@ def claim(
         relation: `"="`, or `"<="` and `">="` where the prediction is a bound on the measurement.
 
     Raises:
-        ClaimError: it does not hold.
-        ValueError: unknown relation.
+        ClaimError: it does not hold. Nothing that is infinite or not a number holds.
+        ValueError: unknown relation, or a tolerance that is negative or not finite.
     """
     if relation not in _RELATIONS:
         raise ValueError(f"relation={relation!r} must be one of {', '.join(_RELATIONS)}")
-    predicted = float(predicted)
+    if not (0 <= rel < math.inf and 0 <= abs < math.inf):
+        raise ValueError(f"rel={rel} and abs={abs} must be finite and not below 0")
+    predicted = _plain(predicted)
     slack = rel * math.fabs(predicted) + abs
     for _ in range(TRIES if callable(measured) else 1):
-        value = float(measured() if callable(measured) else measured)
-        holds = _RELATIONS[relation](predicted, value, slack)
+        value = _plain(measured() if callable(measured) else measured)
+        finite = math.isfinite(predicted) and math.isfinite(value)
+        holds = finite and _RELATIONS[relation](predicted, value, slack)
         if holds:
             break
     row = _Row(name, predicted, value, rel, abs, unit, relation, holds)
@@ -75,13 +78,21 @@ def claim(
         raise ClaimError(f"{name}: predicted {row.says_predicted}, measured {row.says_measured} ({row.verdict})")
 
 
+def _plain(x: float | Tensor) -> float | int:
+    """A Python number; a whole one stays whole, as a float would round it beyond 2⁵³."""
+    x = x.item() if isinstance(x, Tensor) else x
+    return int(x) if isinstance(x, int) else float(x)
+
+
 class _Row:
     def __init__(self, name, predicted, measured, rel, abs, unit, relation, holds) -> None:
         self.name, self.predicted, self.measured, self.unit = name, predicted, measured, unit
         self.relation, self.holds = relation, holds
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
-        self.says_predicted = f"{sign}{number(predicted)} {unit}".rstrip()
-        self.says_measured = f"{number(measured)} {unit}".rstrip()
+        texts = number(predicted), number(measured)
+        if texts[0] == texts[1] and predicted != measured:  # they differ beyond the digits that we show
+            texts = repr(predicted), repr(measured)
+        self.says_predicted, self.says_measured = f"{sign}{texts[0]} {unit}".rstrip(), f"{texts[1]} {unit}".rstrip()
         if not holds:
             self.verdict = "fails"
         elif relation != "=":
@@ -109,7 +120,7 @@ class _Table:
 
     def _repr_html_(self) -> str:
         head = (
-            '<tr><th scope="col">claim</th><th scope="col">predicted</th><th scope="col">measured</th><th></th></tr>'
+            '<tr><th scope="col">claim</th><th scope="col">predicted</th><th scope="col">measured</th><td></td></tr>'
         )
         body = "".join(
             "<tr>"
@@ -126,7 +137,7 @@ _cell: tuple[int, _Table, object] | None = None  # execution count, its table, a
 def _show(row: _Row) -> None:
     global _cell
     ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if ipython is None:
+    if getattr(ipython, "kernel", None) is None:
         print("  ".join(row.cells()))
         return
     from IPython.display import display
@@ -171,11 +182,13 @@ def number(x: float) -> str:
 def largest_difference(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """max over tensors of ‖got − wanted‖ / ‖wanted‖: 0 where all are equal, about 1e-16 where float64 rounds.
 
-    Where a wanted tensor is zero, its difference is counted as it is.
+    Where a wanted tensor is zero, its difference is counted as it is. NaN where any element is NaN.
 
     Raises:
-        ValueError: the two do not have the same names and shapes.
+        ValueError: the two do not have the same names and shapes, or are empty.
     """
+    if not wanted and not got:
+        raise ValueError("there is no tensor to compare; was backward() run?")
     if got.keys() != wanted.keys():
         odd = sorted(got.keys() ^ wanted.keys())
         raise ValueError(f"these tensors are in one of the two only: {', '.join(odd)}")
@@ -183,8 +196,11 @@ def largest_difference(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) 
     for name, want in wanted.items():
         if got[name].shape != want.shape:
             raise ValueError(f"{name} has shape {list(got[name].shape)} instead of {list(want.shape)}")
-        scale = want.norm().item() or 1.0
-        largest = max(largest, (got[name] - want).norm().item() / scale)
+        have, want = got[name].double(), want.double()
+        apart = (have - want).norm().item() / (want.norm().item() or 1.0)
+        if math.isnan(apart):
+            return apart  # max(0, nan) would be 0
+        largest = max(largest, apart)
     return largest
 
 
@@ -202,7 +218,7 @@ def replicas_equal(model: nn.Module, group: Group) -> bool:
     """Whether all ranks of the group hold the same weights, bit by bit. All must call it, and all get the answer."""
     digest = hashlib.sha256()
     for p in model.parameters():
-        digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     mine = torch.tensor([int.from_bytes(digest.digest()[:7], "big")])
     device = next(model.parameters()).device
     return comm.all_gather(mine.to(device), group).unique().numel() == 1

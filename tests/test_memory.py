@@ -385,6 +385,7 @@ def test_wrappers_count_what_they_wrap_and_sparse_gradients_do_no_harm():
         assert memory.live == usage(activation=80)
         double = pair * 2
         assert memory.live == usage(activation=160)
+        assert memory.timeline[-2][1] == usage(activation=120)  # after the first of the two operations inside
         del pair, double
         model = nn.Module()
         model.weight = nn.Parameter(TwoTensor(torch.zeros(10), torch.zeros(10)))

@@ -18,6 +18,7 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from lib import comm
 from lib.mesh import Group
 
+_averaged = weakref.WeakValueDictionary()  # the parameters that some wrapper averages, by id
+
 
 class DataParallel(nn.Module):
     """What both forms share: equal weights at the start, one place where gradients become equal.
@@ -35,10 +38,11 @@ class DataParallel(nn.Module):
         module: this rank's copy; its parameters and buffers are overwritten by those of the group's rank 0.
         group: the data-parallel ranks.
         op: `"mean"` where each rank's loss is a mean over its own rows, as many on each rank; `"sum"` where it has
-            already been divided by the global count (`global_mean`).
+            already been divided by the global count (`global_mean`). What `p.grad` held before is summed with it:
+            start each step with `zero_grad()`.
 
     Raises:
-        ValueError: unknown op, or nothing to train.
+        ValueError: unknown op, nothing to train, or a parameter that another wrapper averages already.
     """
 
     def __init__(self, module: nn.Module, group: Group, op: str = "mean") -> None:
@@ -49,19 +53,35 @@ class DataParallel(nn.Module):
         self.trained = [p for p in module.parameters() if p.requires_grad]  # a tied parameter comes once
         if not self.trained:
             raise ValueError("no parameter of this module requires a gradient, so there is nothing to average")
+        if any(id(p) in _averaged for p in self.trained):
+            raise ValueError(
+                "another wrapper averages the gradients of this module already, and twice would be wrong; "
+                "wrap a copy of it (copy.deepcopy)"
+            )
         self.syncs = True
-        self.unfinished = False  # a backward has run whose gradients are not averaged yet
+        self.own = False  # p.grad holds this rank's own gradients
+        self.unfinished = False  # the step's last backward has begun: finish() must come next
         broadcast_weights(module, group)
         for p in self.trained:
+            _averaged[id(p)] = p
             p.register_post_accumulate_grad_hook(self._gradient_is_there)
 
     def forward(self, *args, **kwargs):
-        if self.unfinished and self.syncs and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            self._check_step()
+        return self.module(*args, **kwargs)
+
+    def _check_step(self) -> None:
+        if self.unfinished:
             raise RuntimeError(
                 "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
                 "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
             )
-        return self.module(*args, **kwargs)
+        if any(p.requires_grad and id(p) not in _averaged for p in self.module.parameters()):
+            raise RuntimeError(
+                "a parameter was added or unfrozen after the module was wrapped, so nobody would average its "
+                "gradient; wrap a copy of the module as it is now (copy.deepcopy)"
+            )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -73,7 +93,11 @@ class DataParallel(nn.Module):
             self.syncs = before
 
     def finish(self) -> None:
-        """Return when p.grad is the averaged gradient on every rank; after it, replicas agree bit by bit."""
+        """Return when p.grad is the averaged gradient on every rank; after it, replicas agree bit by bit.
+
+        Call it before any other communication of this group, as ranks may differ in what they have sent so far. A
+        parameter that took no part in this rank's loss counts as zero, and so it does if that holds on every rank.
+        """
         raise NotImplementedError
 
     def clip_gradients(self, max_norm: float) -> Tensor:
@@ -85,15 +109,14 @@ class DataParallel(nn.Module):
         Raises:
             RuntimeError: the gradients are not averaged yet.
         """
-        if self.unfinished:
+        if self.own:
             raise RuntimeError(
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
         return nn.utils.clip_grad_norm_(self.trained, max_norm)
 
     def _gradient_is_there(self, p: nn.Parameter) -> None:
-        if self.syncs:
-            self.unfinished = True
+        self.own, self.unfinished = True, self.unfinished or self.syncs
 
 
 class NaiveDDP(DataParallel):
@@ -102,13 +125,16 @@ class NaiveDDP(DataParallel):
     forward, backward: no communication. finish: one all-reduce per tensor, together 2(n−1)/n · Ψ elements per rank.
     """
 
+    @torch.no_grad()
     def finish(self) -> None:
         for p in self.trained:
+            if not p.requires_grad:
+                continue  # frozen since
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # it took no part here, yet perhaps on another rank
             with comm.label("gradient"):
-                comm.all_reduce(p.grad, self.group, self.op, out=p.grad)
-        self.unfinished = False
+                p.grad = comm.all_reduce(p.grad, self.group, self.op)
+        self.own = self.unfinished = False
 
 
 class BucketedDDP(DataParallel):
@@ -130,14 +156,21 @@ class BucketedDDP(DataParallel):
         super().__init__(module, group, op)
         self.buckets = [Bucket(params) for params in fill_buckets(self.trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+        self._scale = 1 / group.size if op == "mean" else 1
         self._next = 0  # the bucket that must be sent next
         self._pending: list[comm.Pending] = []
 
     def _gradient_is_there(self, p: nn.Parameter) -> None:
-        if not self.syncs:
-            return
-        self.unfinished = True
-        self._bucket_of[p].put(p, 1 / self.group.size if self.op == "mean" else 1)
+        bucket = self._bucket_of[p]
+        if self.unfinished and (p not in bucket.missing or not self.syncs):
+            raise RuntimeError(
+                "a second gradient came for a parameter whose first may be under way: between two finish() only the "
+                "last backward may run outside no_sync()"
+            )
+        super()._gradient_is_there(p)
+        bucket.put(p, self._scale if self.syncs else 1)
+        if self.syncs:
+            bucket.missing.remove(p)
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._send_next()
 
@@ -147,18 +180,18 @@ class BucketedDDP(DataParallel):
             self._pending.append(comm.all_reduce_start(flat, self.group, "sum", out=flat))
         self._next += 1
 
+    @torch.no_grad()
     def finish(self) -> None:
         for bucket in self.buckets[self._next :]:  # some of its parameters took no part in this loss
-            for p in list(bucket.missing):
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                bucket.put(p, 1 / self.group.size if self.op == "mean" else 1)
+            for p in bucket.missing:
+                bucket.put(p, self._scale)
             self._send_next()
         for pending in self._pending:
             pending.wait()
         for bucket in self.buckets:
             bucket.missing = set(bucket.views)
-        self._pending, self._next, self.unfinished = [], 0, False
+        self._pending, self._next = [], 0
+        self.own = self.unfinished = False
 
 
 class Bucket:
@@ -172,11 +205,13 @@ class Bucket:
         self.missing = set(params)
 
     def put(self, p: nn.Parameter, scale: float) -> None:
-        """Move p.grad into the bucket, scaled on the way."""
+        """Move p.grad into the bucket, scaled on the way; zeros if there is none."""
         view = self.views[p]
-        torch.mul(p.grad, scale, out=view)
-        p.grad = view
-        self.missing.discard(p)
+        if p.grad is None:
+            view.zero_()
+        elif p.grad is not view or scale != 1:
+            torch.mul(p.grad, scale, out=view)
+        p.grad = view if p.requires_grad else None
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
@@ -194,8 +229,11 @@ def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.
 
 
 def broadcast_weights(module: nn.Module, group: Group) -> None:
-    """Overwrite parameters and buffers by those of the group's rank 0. Averaged gradients keep replicas equal only if
-    they start equal."""
+    """Overwrite parameters and buffers by those of the group's rank 0.
+
+    Averaged gradients keep replicas equal only if they start equal. Later changes of buffers (the running means of a
+    batch norm) stay each rank's own.
+    """
     with torch.no_grad():
         for x in (*module.parameters(), *module.buffers()):
             x.copy_(comm.broadcast(x, group, src=0))

@@ -1,0 +1,557 @@
+"""Data parallelism beside one process: the twin below is plain torch, on the whole batch, and knows nothing of ranks.
+
+Ranks start from different seeds on purpose. Many cases share one `run`: each returns what it measured by name.
+"""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lib import comm, data, run, trace
+from lib.data_parallel.ddp import BucketedDDP, NaiveDDP, fill_buckets, global_mean
+from lib.mesh import Group
+from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
+from lib.verify import gradients, largest_difference, replicas_equal, weights
+from lib.watch import MismatchError
+
+ALONE = Group()
+
+
+class Toy(nn.Module):
+    """What breaks a careless wrapper: tied, frozen, scalar, empty, transposed, odd sizes, two dtypes, buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(13, 7).double()
+        self.single = nn.Linear(7, 7)  # float32 in the middle of float64
+        self.frozen = nn.Linear(7, 7).double().requires_grad_(False)
+        self.sometimes = nn.Linear(7, 7).double()  # only some ranks use it
+        self.scale = nn.Parameter(torch.randn((), dtype=torch.float64))
+        self.empty = nn.Parameter(torch.empty(0, dtype=torch.float64))
+        self.slanted = nn.Parameter(torch.randn(7, 5, dtype=torch.float64).t())
+        self.norm = nn.LayerNorm(5).double()
+        self.up = nn.Linear(5, 7, bias=False).double()
+        self.head = nn.Linear(7, 13).double()
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.randint(100, (3,)))
+        self.register_buffer("mask", torch.rand(4) > 0.5)
+        self.register_buffer("mean", torch.randn(2))
+
+    def forward(self, tokens, sometimes):
+        x = self.embed(tokens)
+        x = x + self.single(x.float()).double() + self.empty.sum()
+        x = x + self.frozen(x)
+        if sometimes:
+            x = self.sometimes(x)
+        x = self.up(self.norm(torch.tanh(x @ self.slanted.t())))
+        return self.head(self.scale * x)
+
+
+def toy(seed):
+    torch.manual_seed(seed)
+    return Toy()
+
+
+def batch(step, rows):
+    generator = torch.Generator().manual_seed(1000 + step)
+    return torch.randint(13, (rows, 3), generator=generator), torch.randint(13, (rows, 3), generator=generator)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+WRAPS = {
+    "naive": lambda module, group, op: NaiveDDP(module, group, op),
+    "each its own bucket": lambda module, group, op: BucketedDDP(module, group, op, bucket_bytes=1),
+    "small buckets": lambda module, group, op: BucketedDDP(module, group, op, bucket_bytes=300),
+    "one bucket per dtype": lambda module, group, op: BucketedDDP(module, group, op, bucket_bytes=2**40),
+}
+TENSORS = 12  # trained tensors of a Toy, one of them empty: no message
+PSI_BYTES = 8 * (13 * 7 + 56 + 1 + 7 * 5 + 10 + 35 + 13) + 4 * 56
+
+
+def same_steps(world, name, op, K, to_none, steps=3):
+    """Steps of the wrapped Toy beside the twin's on all rows: the worst difference of each kind, and what was sent."""
+    n = world.size
+    wrapped = WRAPS[name](toy(100 + world.rank), world, op)
+    twin = toy(100)
+    start_equal = replicas_equal(wrapped, world) and all(
+        torch.equal(a, b) for a, b in zip(wrapped.module.buffers(), twin.buffers(), strict=True)
+    )
+    optimizer, twins = adamw(wrapped), adamw(twin)
+    worst = {"float64": 0.0, "float32": 0.0}
+    calls, sent = [], []
+    for step in range(steps):
+        inputs, targets = batch(step, rows=K * n)
+        optimizer.zero_grad(set_to_none=to_none)
+        twins.zero_grad(set_to_none=to_none)
+        for row in range(K * n):  # rank r = row // K; `sometimes` is used by the last rank, in its first microbatch
+            logits = twin(inputs[row : row + 1], row == K * n - K)
+            (mean_loss(logits, targets[row : row + 1]) / (K * n)).backward()
+        with trace.record(world.rank) as recorded:
+            for k in range(K):
+                row = world.rank * K + k
+                ours = inputs[row : row + 1], targets[row : row + 1]
+                loss = mean_loss(wrapped(ours[0], row == K * n - K), ours[1]) / K
+                loss = loss / n if op == "sum" else loss
+                if k < K - 1:
+                    with wrapped.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+            wrapped.finish()
+        calls.append(len(recorded.events))
+        sent.append(sum(e.wire_bytes for e in recorded.events))
+        have, want = gradients(wrapped.module), gradients(twin)
+        for dtype in ("float64", "float32"):
+            mine = [k for k, g in want.items() if str(g.dtype) == f"torch.{dtype}"]
+            apart = largest_difference({k: have.pop(k) for k in mine}, {k: want[k] for k in mine})
+            worst[dtype] = max(worst[dtype], apart)
+        assert not have, f"gradients that the twin does not have: {list(have)}"
+        norms = wrapped.clip_gradients(0.1), nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        worst["norm"] = abs(norms[0] / norms[1] - 1).item()
+        optimizer.step()
+        twins.step()
+    moved, twin_moved = weights(wrapped.module), weights(twin)
+    singles = {k: moved.pop(k) for k in list(moved) if moved[k].dtype == torch.float32}
+    worst["single weights"] = largest_difference(singles, {k: twin_moved.pop(k) for k in singles})
+    worst["weights"] = largest_difference(moved, twin_moved)
+    replicas = start_equal and replicas_equal(wrapped, world)
+    buckets = len(getattr(wrapped, "buckets", [])) - (name == "each its own bucket")  # less the empty tensor's
+    return worst, replicas, calls, sent, TENSORS - 1 if name == "naive" else buckets
+
+
+def all_steps(world):
+    return {
+        (name, op, K, to_none): same_steps(world, name, op, K, to_none)
+        for name in WRAPS
+        for op, K, to_none in [("mean", 1, True), ("mean", 3, False), ("sum", 3, True), ("sum", 1, False)]
+    }
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_gradients_weights_replicas_and_bytes(n):
+    for rank, cases in enumerate(run(all_steps, n)):
+        assert len(cases) == 16
+        for case, (worst, replicas, calls, sent, expected) in cases.items():
+            where = f"{case}, rank {rank} of {n}: {worst}"
+            assert worst["float64"] < 1e-12, where
+            assert worst["float32"] < 1e-6, where  # float32 rounds at 6e-8
+            assert worst["norm"] < 1e-7, where
+            assert worst["weights"] < 1e-8, where
+            assert worst["single weights"] < 1e-5, where
+            assert replicas, where
+            assert calls == [0 if n == 1 else expected] * 3, where
+            assert sent == pytest.approx([2 * (n - 1) / n * PSI_BYTES] * 3, rel=1e-12), where
+
+
+CONFIG = GPTConfig(vocab_size=32, context=6, d_model=12, num_layers=2, num_heads=2)
+
+
+def gpt(seed):
+    torch.manual_seed(seed)
+    return GPT(CONFIG).double()
+
+
+def rows(step, count):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(32, (count, 6), generator=generator), torch.randint(32, (count, 6), generator=generator)
+
+
+def beside_pytorch(world, as_view):
+    """Five steps of both, the third and fourth accumulated; the optimizer's state is part of it."""
+    theirs = nn.parallel.DistributedDataParallel(gpt(world.rank), gradient_as_bucket_view=as_view)
+    ours = {
+        "naive": NaiveDDP(gpt(world.rank), world),
+        "bucketed": BucketedDDP(gpt(world.rank), world, bucket_bytes=3000),
+    }
+    optimizers = {name: adamw(model) for name, model in ours.items()} | {"theirs": adamw(theirs)}
+    apart = {}
+    for step in range(5):
+        inputs, targets = rows(10 * step + world.rank, 2)
+        accumulates = step in (2, 3)
+        for name, model in (*ours.items(), ("theirs", theirs)):
+            if step != 4:
+                optimizers[name].zero_grad()
+            if accumulates:
+                with model.no_sync():
+                    mean_loss(model(inputs[:1]), targets[:1]).backward()
+            mean_loss(model(inputs[1:]), targets[1:]).backward()
+            if name != "theirs":
+                model.finish()
+        for name, model in ours.items():
+            difference = largest_difference(gradients(model.module), gradients(theirs.module))
+            apart[name, step] = difference
+        for optimizer in optimizers.values():
+            optimizer.step()
+    for name, model in ours.items():
+        apart[name, "weights"] = largest_difference(weights(model.module), weights(theirs.module))
+    return apart
+
+
+def test_distributed_data_parallel_agrees():
+    def both(world):
+        return {(view, *key): x for view in (False, True) for key, x in beside_pytorch(world, view).items()}
+
+    for apart in run(both, 3):
+        assert len(apart) == 2 * 2 * 6
+        for case, difference in apart.items():
+            assert difference < (1e-8 if "weights" in case else 1e-12), case
+
+
+# ---- uneven batches -------------------------------------------------------------------------------------------------
+
+
+def uneven(world, shares, wrap, skips):
+    """Token-weighted mean: rows by `shares`, some targets ignored, beside one process."""
+    inputs, targets = rows(7, sum(shares))
+    targets[0, 2:] = -100
+    targets[2] = -100
+    model = wrap(gpt(world.rank), world)
+    mine = data.rows_of_rank(sum(shares), world.rank, world.size, shares)
+    if not skips or shares[world.rank]:
+        loss_sum, count = loss_sum_and_count(model(inputs[mine]), targets[mine])
+        global_mean(loss_sum, count, world).backward()
+    else:
+        global_mean(torch.zeros(()), 0, world)  # takes part in the count, has nothing to do backward
+    model.finish()
+    twin = gpt(0)
+    mean_loss(twin(inputs), targets).backward()
+    return largest_difference(gradients(model.module), gradients(twin))
+
+
+def test_the_mean_over_tokens_with_uneven_and_empty_shares():
+    def cases(world):
+        out = {}
+        for wrap in (NaiveDDP, lambda m, g, op: BucketedDDP(m, g, op, bucket_bytes=2000)):
+            for shares in ([3, 1, 2], [5, 0, 1], [0, 0, 6]):
+                for skips in (False, True):
+                    out[len(out), *shares] = uneven(world, shares, lambda m, g, w=wrap: w(m, g, "sum"), skips)
+        return out
+
+    for apart in run(cases, 3):
+        assert len(apart) == 12 and max(apart.values()) < 1e-12, apart
+
+
+def test_no_token_at_all_is_an_error_on_every_rank():
+    def nothing(world):
+        try:
+            global_mean(torch.zeros(()), torch.tensor(0), world)
+        except ValueError as error:
+            return str(error)
+
+    assert run(nothing, 2) == ["no rank has a token that counts, so there is no mean loss"] * 2
+
+
+# ---- order and overlap ----------------------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """Three branches of different size, joined in an order that the caller chooses, so gradients come in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(6, width, bias=False).double() for width in (2, 3, 4))
+
+    def forward(self, x, order):
+        total = 0
+        for i in order:
+            total = total * 0.5 ** (i + 1) + self.parts[i](x).sum() * torch.exp(-0.1 * torch.as_tensor(total))
+        return total
+
+
+def test_buckets_leave_in_one_order_whatever_the_order_of_gradients():
+    orders = [(0, 1, 2), (2, 0, 1), (1, 2, 0), (1,)]
+
+    def step(world):
+        torch.manual_seed(world.rank)
+        model = BucketedDDP(Branches(), world, bucket_bytes=1)
+        arrived = []
+        for i, part in enumerate(model.module.parts):
+            part.weight.register_post_accumulate_grad_hook(lambda p, i=i: arrived.append(i))
+        x = torch.linspace(-1, 1, 6, dtype=torch.float64) * (world.rank + 1)
+        with trace.record(world.rank) as recorded:
+            model(x, orders[world.rank]).backward()
+            model.finish()
+        torch.manual_seed(0)
+        twin = Branches()
+        for rank, order in enumerate(orders):
+            (twin(torch.linspace(-1, 1, 6, dtype=torch.float64) * (rank + 1), order) / world.size).backward()
+        sent = [e.label for e in sorted(recorded.events, key=lambda e: e.start_s)]
+        return arrived, sent, largest_difference(gradients(model.module), gradients(twin))
+
+    results = run(step, 4)
+    assert len({tuple(arrived) for arrived, _, _ in results}) > 1, "the orders must differ for this test to mean much"
+    for _, sent, apart in results:
+        assert sent == ["bucket 0", "bucket 1", "bucket 2"]
+        assert apart < 1e-12
+
+
+def test_the_first_buckets_travel_before_the_first_layer_has_its_gradient():
+    def step(world):
+        model = BucketedDDP(gpt(0), world, bucket_bytes=2000)
+        under_way = []
+        inputs, targets = rows(0, 2)
+        model.module.embed.register_full_backward_hook(lambda *_: under_way.append(model._next))
+        with trace.record(world.rank) as recorded:
+            with trace.span("backward"):
+                mean_loss(model(inputs), targets).backward()
+            model.finish()
+        end_s = recorded.spans[0].end_s
+        return under_way, len(model.buckets), [e.start_s < end_s for e in recorded.events]
+
+    for under_way, buckets, starts in run(step, 2):
+        assert buckets > 5
+        # The embedding is tied with the head: its gradient is complete last, and all the blocks' are on their way.
+        assert under_way == [buckets - 1] or 1 <= under_way[0] < buckets
+        assert starts == [True] * buckets
+
+
+def test_fill_buckets():
+    def sizes(params, bucket_bytes):
+        return [[p.numel() for p in bucket] for bucket in fill_buckets(params, bucket_bytes)]
+
+    p = [nn.Parameter(torch.zeros(k)) for k in (3, 2, 5, 1, 1, 40, 1)]
+    assert sizes(p, 20) == [[3, 2], [5], [1, 1], [40], [1]]  # 4 bytes each, 20 exactly full
+    assert sizes(p, 1) == [[3], [2], [5], [1], [1], [40], [1]]
+    assert sizes(p, 2**40) == [[3, 2, 5, 1, 1, 40, 1]]
+    p[1] = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    assert sizes(p, 20) == [[3], [2], [5], [1, 1], [40], [1]]
+    assert fill_buckets([], 20) == []
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def tensors_alive():
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor):
+            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def test_memory_does_not_grow_and_accumulation_needs_no_second_gradient():
+    def steps(world):
+        model = BucketedDDP(gpt(0), world, bucket_bytes=3000)
+        optimizer = adamw(model)
+        alive, own = [], []
+        for step in range(8):
+            inputs, targets = rows(step, 2)
+            optimizer.zero_grad()
+            with model.no_sync():
+                mean_loss(model(inputs[:1]), targets[:1]).backward()
+            flats = {b.flat.untyped_storage().data_ptr() for b in model.buckets}
+            own.append(sum(p.grad.untyped_storage().data_ptr() not in flats for p in model.trained))
+            mean_loss(model(inputs[1:]), targets[1:]).backward()
+            model.finish()
+            optimizer.step()
+            alive.append((tensors_alive(), len(model._pending)))
+        return alive, own
+
+    for alive, own in run(steps, 2):
+        assert len(set(alive[1:])) == 1, alive
+        assert own == [0] * 8  # p.grad is the bucket's own memory from the first microbatch on
+
+
+# ---- wrong use: right, or a clear error -----------------------------------------------------------------------------
+
+
+def said(fn, kind=RuntimeError):
+    """The message of the error that `fn` must raise."""
+    try:
+        fn()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_wrong_arguments():
+    layer = nn.Linear(2, 2)
+    for wrap in (NaiveDDP, BucketedDDP):
+        assert "op='max' must be 'mean' or 'sum'" in said(lambda w=wrap: w(layer, ALONE, "max"), ValueError)
+        frozen = nn.Linear(2, 2).requires_grad_(False)
+        assert "nothing to average" in said(lambda w=wrap, m=frozen: w(m, ALONE), ValueError)
+        assert "nothing to average" in said(lambda w=wrap: w(nn.ReLU(), ALONE), ValueError)
+    for size in (0, -1, 0.5):
+        assert f"bucket_bytes={size}" in said(lambda s=size: BucketedDDP(layer, ALONE, bucket_bytes=s), ValueError)
+    NaiveDDP(layer, ALONE)  # none of the failed attempts has left a mark
+
+
+def alone(wrap=BucketedDDP, **more):
+    torch.manual_seed(0)
+    return wrap(nn.Linear(3, 3).double(), ALONE, **more)
+
+
+X = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3)
+
+
+@pytest.mark.parametrize("wrap", [NaiveDDP, BucketedDDP])
+def test_finish_forgotten(wrap):
+    model = alone(wrap)
+    model(X).sum().backward()
+    with torch.no_grad():
+        model(X)  # a look at the loss is no step
+    assert "not followed by finish()" in said(lambda: model(X))
+    with model.no_sync():
+        assert "not followed by finish()" in said(lambda: model(X))
+    model.finish()
+    model(X)
+    assert model.syncs
+
+
+@pytest.mark.parametrize("wrap", [NaiveDDP, BucketedDDP])
+def test_clipping_before_the_average(wrap):
+    model = alone(wrap)
+    model(X).sum().backward()
+    assert "own gradient" in said(lambda: model.clip_gradients(1))
+    model.finish()
+    model.clip_gradients(1)
+    model.zero_grad()
+    with model.no_sync():
+        model(X).sum().backward()
+    assert "own gradient" in said(lambda: model.clip_gradients(1))  # these are not averaged either
+
+
+def test_two_backwards_before_finish():
+    twin = nn.Linear(3, 3).double()
+    naive, bucketed = alone(NaiveDDP), alone()
+    twin.load_state_dict(naive.module.state_dict())
+    losses = [model(X).square().sum() for model in (twin, naive, bucketed)]
+    for loss in losses:
+        loss.backward(retain_graph=True)
+    losses[0].backward()
+    losses[1].backward()
+    naive.finish()
+    assert largest_difference(gradients(naive.module), gradients(twin)) < 1e-12
+    assert "a second gradient" in said(losses[2].backward)
+    with bucketed.no_sync():  # too late: the first is under way
+        assert "a second gradient" in said(lambda: bucketed.module(X).sum().backward())
+
+    first, second = (bucketed := alone())(X).square().sum(), bucketed(X).sum()  # both forwards first
+    first.backward()
+    assert "a second gradient" in said(second.backward)
+
+
+def test_two_losses_on_disjoint_parameters_are_one_backward_in_two_parts():
+    model = BucketedDDP(nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)]).double(), ALONE)
+    a, b = (part(X).sum() for part in model.module)
+    b.backward()
+    a.backward()
+    model.finish()
+    for part in model.module:
+        assert torch.equal(part.weight.grad, X.sum(0, keepdim=True))
+
+
+def test_wrapped_twice():
+    for first in (NaiveDDP, BucketedDDP):
+        model = alone(first)
+        assert "already" in said(lambda m=model: BucketedDDP(m, ALONE), ValueError)
+        assert "already" in said(lambda m=model: NaiveDDP(m.module, ALONE), ValueError)
+        shares_one = nn.ModuleList([nn.Linear(3, 3).double(), model.module])
+        assert "already" in said(lambda m=shares_one: BucketedDDP(m, ALONE), ValueError)
+        again = BucketedDDP(copy.deepcopy(model.module), ALONE)
+        again(X).sum().backward()
+        again.finish()
+        assert model.module.weight.grad is None and again.module.weight.grad is not None
+
+
+def test_unfrozen_or_added_later():
+    model = BucketedDDP(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False)).double(), ALONE)
+    model.module[1].bias.requires_grad_(True)
+    assert "added or unfrozen" in said(lambda: model(X))
+    model.module[1].bias.requires_grad_(False)
+    model(X)
+    model.module.append(nn.Linear(3, 3).double())
+    assert "added or unfrozen" in said(lambda: model(X))
+
+
+@pytest.mark.parametrize("wrap", [NaiveDDP, BucketedDDP])
+def test_frozen_later_stays_where_it_is(wrap):
+    model = alone(wrap)
+    optimizer = adamw(model)
+    model.module.bias.requires_grad_(False)
+    before = model.module.bias.clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(X).sum().backward()
+        model.finish()
+        optimizer.step()
+    assert model.module.bias.grad is None and torch.equal(model.module.bias, before)
+
+
+def test_an_exception_inside_backward_does_not_pass_for_a_step():
+    model = BucketedDDP(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double(), ALONE, bucket_bytes=1)
+    hidden = model.module[0](X)
+
+    def fail(grad):
+        raise ArithmeticError("bad luck")
+
+    hidden.register_hook(fail)
+    said(lambda: model.module[1](hidden).sum().backward(), ArithmeticError)
+    assert "not followed by finish()" in said(lambda: model(X))
+    model.finish()  # gives up the half step
+    model.zero_grad()
+    model(X).sum().backward()
+    model.finish()
+    want = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    want.load_state_dict(model.module.state_dict())
+    want(X).sum().backward()
+    assert largest_difference(gradients(model.module), gradients(want)) < 1e-12
+
+
+def test_checkpointed_blocks_and_gradients_of_gradients():
+    for reentrant in (False, True):
+        model, twin = alone(), alone().module
+        checkpoint(model, X.clone().requires_grad_(), use_reentrant=reentrant).square().sum().backward()
+        model.finish()
+        twin(X).square().sum().backward()
+        assert largest_difference(gradients(model.module), gradients(twin)) < 1e-12
+    model = alone()
+    x = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)  # a penalty on the input's gradient
+    slope.square().sum().backward()
+    model.finish()
+    assert model.module.weight.grad.norm() > 0
+    model.zero_grad()
+    assert "automatic differentiation" in said(lambda: model(X).square().sum().backward(create_graph=True))
+
+
+def test_gradients_given_by_hand_and_a_finish_without_backward():
+    def cases(world):
+        torch.manual_seed(world.rank)
+        model = BucketedDDP(nn.Linear(3, 3).double(), world)
+        loss = model(X * (world.rank + 1)).sum()
+        for p, g in zip(model.trained, torch.autograd.grad(loss, model.trained), strict=True):
+            p.grad = g
+        model.finish()
+        by_hand = model.module.weight.grad.clone()
+        model.finish()  # the mean of the mean is the mean
+        again = model.module.weight.grad.clone()
+        model.zero_grad()
+        model.finish()
+        return by_hand, again, model.module.weight.grad
+
+    want = 1.5 * X.sum(0).expand(3, 3)
+    for by_hand, again, nothing in run(cases, 2):
+        assert torch.equal(by_hand, want) and torch.equal(again, want)
+        assert not nothing.any()
+
+
+def test_a_message_between_backward_and_finish_is_named_where_ranks_differ():
+    def early(world):
+        model = BucketedDDP(nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)]).double(), world, bucket_bytes=1)
+        parts = model.module if world.rank else model.module[:1]
+        loss = sum(part(X).sum() for part in parts)
+        loss.backward()
+        comm.all_reduce(loss.detach(), world)
+        model.finish()
+
+    with pytest.raises(MismatchError, match="all_reduce"):
+        run(early, 2)
