@@ -5,7 +5,7 @@ no count, and on gloo hides mistakes: an int32 added to a float32 is silent garb
 all-reduce that moves twice the bytes it should.
 
 The idea: a handful of functions that return new tensors, take any dim, count the bytes, and compare what each rank
-calls before a byte moves (`lib.watch`). On a group of one rank they move nothing.
+calls before a byte moves (`lib.watch`). On a group of one rank they move nothing. Gradients do not flow through them.
 
 Shapes: `S` is this rank's tensor, n the group's size.
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,12 @@ _OPS = {
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
-_FOLD = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+_FOLD = {
+    "sum": lambda parts: parts.sum(0, dtype=parts.dtype),
+    "mean": lambda parts: parts.mean(0),
+    "max": lambda parts: parts.amax(0),
+    "min": lambda parts: parts.amin(0),
+}
 
 # Taken now, as lib.rank puts watched versions in their place for those who call torch.distributed themselves.
 _all_reduce, _broadcast, _barrier = dist.all_reduce, dist.broadcast, dist.barrier
@@ -40,6 +46,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 table: watch.CallTable | None = None  # shared by the ranks of one machine; set by lib.rank, absent under torchrun
 
 _label = ""
+_works: set[dist.Work] = set()  # under way; gloo forgets a message whose Work is gone
 
 
 class Pending:
@@ -84,20 +91,22 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
     """`all_reduce` that goes on in the background until `wait()`; neither `x` nor `out` may be touched before."""
-    reduce_op = _reduce_op(op)
+    reduce_op = _reduce_op(op, x)
     if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
     elif out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous {_spec(x)} like x, but is {_spec(out)}")
+        layout = "" if out.is_contiguous() else ", not contiguous"
+        raise ValueError(f"out must be contiguous {spec(x)} like x, but is {spec(out)}{layout}")
+    body = out.detach()
     if out is not x:
-        out.copy_(x)
+        body.copy_(x.detach())
 
     def finish() -> Tensor:
-        return out.div_(group.size) if op == "mean" else out
+        if op == "mean":
+            body.div_(group.size)
+        return out
 
-    return _start(
-        f"all_reduce {op}", group, out, lambda: _all_reduce(out, reduce_op, group=group.pg, async_op=True), finish
-    )
+    return _start(f"all_reduce {op}", body, group, finish, _all_reduce, body, reduce_op)
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Tensor:
@@ -114,22 +123,18 @@ def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Te
 
 def reduce_scatter_start(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Pending:
     """`reduce_scatter` in the background; the sum itself is done in `wait()`."""
-    reduce_op, n = _reduce_op(op), group.size
+    reduce_op, n = _reduce_op(op, x), group.size
     parts = _split(x, group, dim, "reduce_scatter")  # [n, S/n…]
     what = f"reduce_scatter {op}, dim={dim}"
     if n > 1 and dist.get_backend(group.pg) == "nccl":
         out = torch.empty_like(parts[0])
 
-        def native():
-            return _reduce_scatter(out, parts, reduce_op, group=group.pg, async_op=True)
+        def mine() -> Tensor:
+            return _join(out.div_(n) if op == "mean" else out, dim)
 
-        return _start(what, group, x, native, lambda: _join(out.div_(n) if op == "mean" else out, dim))
+        return _start(what, x, group, mine, _reduce_scatter, out, parts, reduce_op)
     got = torch.empty_like(parts) if n > 1 else parts
-
-    def send_slices():
-        return _all_to_all(got, parts, group=group.pg, async_op=True)
-
-    return _start(what, group, x, send_slices, lambda: _join(_FOLD[op](got, dim=0), dim))
+    return _start(what, x, group, lambda: _join(_FOLD[op](got), dim), _all_to_all, got, parts)
 
 
 def all_gather(x: Tensor, group: Group, dim: int = 0) -> Tensor:
@@ -139,18 +144,12 @@ def all_gather(x: Tensor, group: Group, dim: int = 0) -> Tensor:
 
 def all_gather_start(x: Tensor, group: Group, dim: int = 0) -> Pending:
     """`all_gather` in the background."""
-    part = x.movedim(_dim(x, dim), 0).contiguous()
+    part = x.detach().movedim(_dim(x, dim), 0).contiguous()
     whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
     if group.size == 1:
         whole.copy_(part)
-    return _start(
-        f"all_gather dim={dim}",
-        group,
-        x,
-        lambda: _all_gather(whole, part, group=group.pg, async_op=True),
-        lambda: _join(whole, dim),
-        payload_bytes=_bytes(x) * group.size,
-    )
+    what = f"all_gather dim={dim}"
+    return _start(what, x, group, lambda: _join(whole, dim), _all_gather, whole, part, times=group.size)
 
 
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:
@@ -159,55 +158,44 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     Raises:
         ValueError: `split_dim` cannot be split over the group.
     """
+    _dim(x, concat_dim)
     parts = _split(x, group, split_dim, "all_to_all")
-    got = torch.empty_like(parts)
-    if group.size == 1:
-        got.copy_(parts)
+    got = torch.empty_like(parts) if group.size > 1 else parts
+
     what = f"all_to_all split_dim={split_dim}, concat_dim={concat_dim}"
-    return _start(
-        what,
-        group,
-        x,
-        lambda: _all_to_all(got, parts, group=group.pg, async_op=True),
-        lambda: torch.cat([_join(part, split_dim) for part in got], dim=concat_dim),
-    ).wait()
+
+    def finish() -> Tensor:
+        return torch.cat([part.movedim(0, split_dim) for part in got], dim=concat_dim).contiguous()
+
+    return _start(what, x, group, finish, _all_to_all, got, parts).wait()
 
 
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     """Everyone gets the tensor of group rank `src`: x[S] → [S]. `x` gives shape and dtype on the others."""
-    _check_peer(src, group, "src")
-    out = x.clone(memory_format=torch.contiguous_format)
-    return _start(
-        f"broadcast src={src}",
-        group,
-        x,
-        lambda: _broadcast(out, group.ranks[src], group=group.pg, async_op=True),
-        lambda: out,
-    ).wait()
+    _check_rank(src, group, "src")
+    out = x.detach().clone(memory_format=torch.contiguous_format)
+    return _start(f"broadcast src={src}", x, group, lambda: out, _broadcast, out, group.ranks[src]).wait()
 
 
 def barrier(group: Group) -> None:
     """Return when every rank of the group has called it."""
-    _start(
-        "barrier", group, torch.empty(0), lambda: _barrier(group=group.pg, async_op=True), lambda: None, empty=True
-    ).wait()
+    _start("barrier", None, group, lambda: None, _barrier).wait()
 
 
 # ---- from one rank to another ---------------------------------------------------------------------------------------
 
 
 def send(x: Tensor, group: Group, dst: int) -> Pending:
-    """Start to send `x` to group rank `dst`. It is sent when that rank receives it, not before."""
-    _check_peer(dst, group, "dst")
-    body = x.contiguous()
-    return _start_p2p("send", body, group, dst, lambda: _isend(body, group.ranks[dst], group=group.pg))
+    """Start to send `x` to group rank `dst`. It is sent when that rank receives it; until then, do not change it."""
+    _check_rank(dst, group, "dst", other=True)
+    return _start_p2p("send", x.detach().contiguous(), group, dst, _isend)
 
 
 def recv(like: Tensor, group: Group, src: int) -> Pending:
     """Start to receive from group rank `src` a tensor of the shape and dtype of `like`; `wait()` returns it."""
-    _check_peer(src, group, "src")
-    body = torch.empty_like(like, memory_format=torch.contiguous_format)
-    return _start_p2p("recv", body, group, src, lambda: _irecv(body, group.ranks[src], group=group.pg))
+    _check_rank(src, group, "src", other=True)
+    body = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
+    return _start_p2p("recv", body, group, src, _irecv)
 
 
 def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
@@ -226,80 +214,70 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
     return Pending(finish)
 
 
-# ---- one call: compared, started, counted, awaited ------------------------------------------------------------------
+# ---- one call: compared, started, awaited, counted ------------------------------------------------------------------
 
 
 def _start(
-    what: str,
-    group: Group,
-    x: Tensor,
-    launch: Callable[[], dist.Work],
-    finish: Callable[[], Tensor | None],
-    payload_bytes: int | None = None,
-    empty: bool = False,
+    what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
 ) -> Pending:
-    """A collective, `what` for `x`, that `launch` starts and whose result `finish` gives."""
+    """A collective: `function(*args)` does `what` for an array of `times` x, `finish` gives the result."""
     if group.size == 1:
         return Pending(finish)
-    if not empty:
-        what = f"{what} {_spec(x)}"
-    channel = f"{group.ranks}"
-    waiting = _enter(channel, group.ranks, what, group.ranks)
-    if x.numel() == 0 and not empty:
-        return Pending(finish)  # nothing to move, yet the call was compared
-    payload = _bytes(x) if payload_bytes is None else payload_bytes
-    return _under_way(what.split()[0], group.axis, group.ranks, payload, group, launch, waiting, finish)
+    if x is not None:
+        what = f"{what} {spec(x)}"
+    waiting = _enter(f"{group.ranks}", group.ranks, what, group.ranks, what)
+    launch = partial(function, *args, group=group.pg, async_op=True)
+    return _under_way(what.split()[0], x, times, group, group.ranks, waiting, launch, finish)
 
 
-def _start_p2p(kind: str, body: Tensor, group: Group, peer: int, launch: Callable[[], dist.Work]) -> Pending:
-    me, other = group.global_rank, group.ranks[peer]
-    src, dst = (me, other) if kind == "send" else (other, me)
-    word = "send to" if kind == "send" else "recv from"
-    waiting = _enter(f"{src}>{dst}", (src, dst), f"message {_spec(body)}", (other,), f"{word} {other}, {_spec(body)}")
-    if body.numel() == 0:
-        return Pending(lambda: body if kind == "recv" else None)
-
-    def finish() -> Tensor | None:
-        return body if kind == "recv" else None
-
-    return _under_way(kind, group.axis, (other,), _bytes(body), group, launch, waiting, finish)
+def _start_p2p(kind: str, body: Tensor, group: Group, peer: int, function: Callable) -> Pending:
+    """A message: `function` sends or receives `body`."""
+    me, other, what = group.global_rank, group.ranks[peer], spec(body)
+    src, dst, shown = (me, other, f"send to {other}") if kind == "send" else (other, me, f"recv from {other}")
+    waiting = _enter(f"{src}>{dst}", (src, dst), f"message {what}", (other,), f"{shown}, {what}")
+    launch = partial(function, body, other, group=group.pg)
+    return _under_way(kind, body, 1, group, (other,), waiting, launch, lambda: body if kind == "recv" else None)
 
 
-def _enter(channel: str, members: tuple, what: str, peers: tuple, shown: str | None = None) -> Callable:
-    """Compare the call with the other ranks' and return a context for the time in which this rank waits for it."""
+def _enter(channel: str, members: tuple, what: str, peers: tuple, shown: str) -> Callable[[], AbstractContextManager]:
+    """Compare the call with the other ranks' and return a context for the time in which this rank waits for `peers`."""
     if table is None:
         return nullcontext
-    where = watch.where(4)
-    number = table.call(channel, members, what, where)
-    return lambda: table.waiting(shown or what, where, peers, channel, number)
+    line = watch.where()
+    number = table.call(channel, members, what, line)
+    return lambda: table.waiting(shown, line, peers, channel, number)
 
 
 def _under_way(
     kind: str,
-    axis: str,
-    peers: tuple[int, ...],
-    payload_bytes: int,
+    x: Tensor | None,
+    times: int,
     group: Group,
+    peers: tuple[int, ...],
+    waiting: Callable[[], AbstractContextManager],
     launch: Callable[[], dist.Work],
-    waiting: Callable,
     finish: Callable,
 ) -> Pending:
-    start_s, ended_s = time.perf_counter(), []
+    """Start it; its `wait` counts it, once it is there."""
+    payload_bytes = x.numel() * x.element_size() * times if x is not None else 0
+    if x is not None and not payload_bytes:
+        return Pending(finish)  # the call was compared, and there is nothing to move
+    start_s, ended_s, text = time.perf_counter(), [], _label
     with waiting():
         work = launch()
+    _works.add(work)
     if trace.recording() and kind not in ("send", "recv"):  # gloo has no future for those
         work.get_future().add_done_callback(lambda _: ended_s.append(time.perf_counter()))
-    text = _label
 
     def wait() -> Tensor | None:
         with waiting():
             _wait(work)
+        _works.discard(work)
         if trace.recording():
             end_s = ended_s[0] if ended_s else time.perf_counter()
             sent = cost.wire_bytes(kind, payload_bytes, group.size)
-            trace.add(
-                trace.CommEvent(group.global_rank, kind, axis, peers, payload_bytes, sent, text, start_s, end_s)
-            )
+            me = group.global_rank
+            trace.add(trace.CommEvent(me, kind, group.axis, peers, payload_bytes, sent, text, start_s, end_s))
         return finish()
 
     return Pending(wait)
@@ -308,17 +286,16 @@ def _under_way(
 # ---- shapes ---------------------------------------------------------------------------------------------------------
 
 
-def _spec(x: Tensor) -> str:
+def spec(x: Tensor) -> str:
+    """Type and shape as a call table and an error show them: `float32[4, 2]`."""
     return f"{str(x.dtype)[6:]}{list(x.shape)}"
 
 
-def _bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
-
-
-def _reduce_op(op: str) -> dist.ReduceOp:
+def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
     if op not in _OPS:
         raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
+    if op == "mean" and not (x.is_floating_point() or x.is_complex()):
+        raise ValueError(f"the mean of {spec(x)} is no whole number; use x.float()")
     return _OPS[op]
 
 
@@ -328,16 +305,16 @@ def _dim(x: Tensor, dim: int) -> int:
     return dim
 
 
-def _check_peer(rank: int, group: Group, name: str) -> None:
+def _check_rank(rank: int, group: Group, name: str, other: bool = False) -> None:
     if not 0 <= rank < group.size:
-        raise ValueError(
-            f"{name}={rank} is not in this group of {group.size} ranks; ranks are counted inside the group"
-        )
+        raise ValueError(f"{name}={rank} is not in this group of {group.size} ranks, counted from 0 inside the group")
+    if other and rank == group.rank:
+        raise ValueError(f"{name}={rank} is this rank itself; a message goes to another rank of the group")
 
 
 def _split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
     """x[…, D, …] → contiguous [n, D/n, …]: one slice for each rank, with `dim` moved to the front."""
-    front = x.movedim(_dim(x, dim), 0)
+    front = x.detach().movedim(_dim(x, dim), 0)
     size, n = front.shape[0], group.size
     if size % n:
         raise ValueError(

@@ -45,7 +45,7 @@ def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
 
 
 def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bps: float) -> float:
-    """Seconds of a collective in the alpha-beta model: messages in a row, and bytes over the bandwidth of one direction.
+    """Seconds of a collective in the alpha-beta model: messages in a row, and bytes over one direction's bandwidth.
 
     `all_reduce`: 2(n-1)·alpha + 2(n-1)/n · S / bandwidth.
 

@@ -13,6 +13,7 @@ who waits for whom. Whatever happens, no process and no file is left.
 from __future__ import annotations
 
 import linecache
+import multiprocessing
 import os
 import pickle
 import sys
@@ -187,12 +188,19 @@ def _collect(folder: str, world_size: int) -> Run:
     import torch
 
     paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]
-    results = [torch.load(path, weights_only=False) for path in paths]
+    results = []
+    for rank, path in enumerate(paths):
+        try:
+            results.append(torch.load(path, weights_only=False))
+        except Exception as error:
+            raise RankError(
+                f"rank {rank} of {world_size} returned what cannot be read here: {error}", rank
+            ) from error
     out = Run(value for value, *_ in results)
     if results[0][1] is not None:
         out.trace = Trace.merge([t for _, t, _, _ in results], start_s=min(start for _, _, start, _ in results))
     return out
 
 
-if "ipykernel" in sys.modules:
+if "ipykernel" in sys.modules and multiprocessing.parent_process() is None:
     start_server()  # its four seconds pass while the notebook imports torch itself

@@ -1,7 +1,7 @@
 """The processes of one run: started, watched, listened to, and always ended.
 
-The problem: of four ranks one fails, and three report "connection closed by peer"; or none fails, and all wait. What the
-reader needs is one sentence about the one cause, a second later, and a machine with nothing left running.
+The problem: of four ranks one fails, and three report "connection closed by peer"; or none fails, and all wait. What
+the reader needs is one sentence about the one cause, a second later, and a machine with nothing left running.
 
 The idea: ranks come from a server that has imported torch already. This side polls: what ranks say, whether they live,
 what they print, and how often they have moved (`lib.watch`). A rank that lost a peer is never the cause.
@@ -9,6 +9,7 @@ what they print, and how often they have moved (`lib.watch`). A rank that lost a
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import glob
 import multiprocessing
@@ -16,6 +17,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import types
 from multiprocessing import connection, forkserver
@@ -24,10 +26,12 @@ from typing import Any
 from lib import watch
 
 STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
+SPIN_S = 10.0  # ... for so long, though a processor is busy: a message that large does not fit in memory
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _server_is_of = 0.0  # time of the newest file of lib that the server has read
+_one_at_a_time = threading.Lock()  # starting changes what belongs to the whole process: __main__, its environment
 
 
 class RunError(RuntimeError):
@@ -64,27 +68,36 @@ class Ranks:
         self.conns: list[connection.Connection] = []
         self.done: set[int] = set()
         self.printed = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.at_line_start = True
 
     def start(self) -> None:
-        context = start_server()
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
         from lib import rank as rank_main
 
-        with _without_main():
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        context = start_server()
+        with _one_at_a_time, _uninterrupted(), _without_main():
             for rank in range(self.size):
                 ours, theirs = context.Pipe()
                 args = (rank, self.size, self.folder, loopback, theirs)
                 process = context.Process(target=rank_main.main, args=args, daemon=True)
-                process.start()
-                theirs.close()
                 self.processes.append(process)
                 self.conns.append(ours)
+                process.start()
+                theirs.close()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until all are done; raise what went wrong."""
+        """Wait until all are done; raise what went wrong. Whatever happens, show what they printed."""
+        try:
+            self._join(timeout_s)
+        finally:
+            self._print_rank_0()
+            for rank in range(1, self.size):
+                self._print(rank, self._read(f"out{rank}"))
+
+    def _join(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        moves, still_since, busy_s = None, time.monotonic(), 0.0
+        moves, since, busy_s = None, 0.0, 0.0
         while len(self.done) < self.size:
             ready = self._wait(0.05)
             self._print_rank_0()
@@ -95,16 +108,13 @@ class Ranks:
                 raise RunTimeout(self._timeout(timeout_s))
             latest = self.table.moves()
             if latest != moves or not self.table.all_wait():
-                moves, still_since, busy_s = latest, now, self._busy_s()
-            elif now - still_since > STILL_S:
-                if self._busy_s() - busy_s < 0.1 * STILL_S:  # a large message under way keeps a processor busy
+                moves, since, busy_s = latest, now, self._busy_s()
+            elif (still_s := now - since) > STILL_S:
+                # A large message under way keeps a processor busy; but gloo may spin on one that nobody will ever take.
+                if self._busy_s() - busy_s < 0.1 * still_s or still_s > SPIN_S:
                     raise HangError(
-                        f"deadlock: every rank waits, and nothing has moved for {STILL_S:g} s.\n{self.table.report()}"
+                        f"deadlock: every rank waits, and nothing has moved for {still_s:.0f} s.\n{self.table.report()}"
                     )
-                still_since, busy_s = now, self._busy_s()
-        self._print_rank_0()
-        for rank in range(1, self.size):
-            self._print(rank, self._read(f"out{rank}"))
 
     def _wait(self, timeout_s: float) -> list[int]:
         """Ranks that said something or died."""
@@ -116,16 +126,15 @@ class Ranks:
 
     def _hear(self, rank: int) -> None:
         outcome = self._outcome(rank)
+        self.done.add(rank)
         if outcome is not None and outcome.kind == "ok":
-            self.done.add(rank)
             return
         outcomes = {rank: outcome}  # another rank may be the cause: those that lost a peer are never to blame
         until = time.monotonic() + GRACE_S
-        while not any(_is_cause(o) for o in outcomes.values()) and time.monotonic() < until:
-            self.done |= outcomes.keys()
+        while not any(map(_is_cause, outcomes.values())) and time.monotonic() < until:
             outcomes |= {r: self._outcome(r) for r in self._wait(0.05)}
+            self.done |= outcomes.keys()
         cause = min((r for r, o in outcomes.items() if _is_cause(o)), default=rank)
-        self._print_rank_0()
         raise self._error(cause, outcomes[cause])
 
     def _outcome(self, rank: int):
@@ -141,19 +150,19 @@ class Ranks:
             return RankError(f"{who} {_death(self.processes[rank].exitcode)}{self._last_noise(rank)}", rank)
         if outcome.kind == "mismatch":
             return watch.MismatchError(outcome.text)
-        if outcome.text.startswith("Traceback"):
-            said = [line for line in self._read(f"out{rank}").splitlines() if rank][-5:]
-            prints = "".join(f"\nrank {rank} | {line}" for line in said)
-            return RankError(f"{who} raised {outcome.error}\n\n{outcome.text.rstrip()}{prints}", rank, outcome.error)
         return RankError(f"{who} {outcome.text}", rank, outcome.error)
 
     def _timeout(self, timeout_s: float) -> str:
         """Where each rank was when its time was up."""
         lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", self.table.report()]
-        for rank in sorted(set(range(self.size)) - self.done):
-            with contextlib.suppress(OSError, EOFError):
+        busy = sorted(set(range(self.size)) - self.done)
+        for rank in busy:
+            with contextlib.suppress(OSError):
                 self.conns[rank].send("where")
-                if self.conns[rank].poll(0.5):
+        until = time.monotonic() + 1
+        for rank in busy:
+            with contextlib.suppress(Exception):  # it may be ending just now, and say something else
+                if self.conns[rank].poll(max(0.0, until - time.monotonic())):
                     lines.append(f"rank {rank}:\n{self.conns[rank].recv().rstrip()}")
         return "\n".join(lines)
 
@@ -180,7 +189,7 @@ class Ranks:
             file.seek(self.printed)
             new = file.read()
             self.printed += len(new)
-            self._print(0, new.decode(errors="replace"))
+            self._print(0, self.decoder.decode(new))
 
     def _print(self, rank: int, text: str) -> None:
         if not text:
@@ -188,27 +197,25 @@ class Ranks:
         if rank and not self.at_line_start:
             sys.stdout.write("\n")
         start = r"(?<=[\n\r])(?=[^\n\r])" if rank == 0 and not self.at_line_start else r"(?:^|(?<=[\n\r]))(?=[^\n\r])"
-        sys.stdout.write(re.sub(start, f"rank {rank} | ", text))
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        shown = text.encode(encoding, "replace").decode(encoding)
+        sys.stdout.write(re.sub(start, f"rank {rank} | ", shown))
         self.at_line_start = text[-1] in "\n\r"
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Let finished ranks go, end the others with all that they started, and wait until all are gone."""
-        for rank, process in enumerate(self.processes):
-            if len(self.done) == self.size:
-                with contextlib.suppress(OSError):
-                    self.conns[rank].send("leave")
-            else:
-                with contextlib.suppress(OSError, AttributeError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.kill()
-        for process, conn in zip(self.processes, self.conns, strict=True):
-            process.join(5)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
-            conn.close()
-            process.close()
+        """End all ranks with all that they started, and wait until they are gone."""
+        with _uninterrupted():
+            for process in self.processes:
+                if process.pid is not None:
+                    with contextlib.suppress(OSError, AttributeError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.kill()
+            for process, conn in zip(self.processes, self.conns, strict=True):
+                conn.close()
+                if process.pid is not None:
+                    process.join()
+                process.close()
 
 
 def _is_cause(outcome) -> bool:
@@ -234,6 +241,22 @@ def _without_main():
         sys.modules["__main__"] = main
 
 
+@contextlib.contextmanager
+def _uninterrupted():
+    """A Ctrl-C comes after the body: nothing is left half started, or half ended."""
+    if threading.current_thread() is not threading.main_thread():  # which gets the Ctrl-C
+        yield
+        return
+    came: list[tuple] = []
+    before = signal.signal(signal.SIGINT, lambda *args: came.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[0])
+
+
 def start_server():
     """The multiprocessing context that ranks come from: a fork server that knows today's `lib`, or `spawn`."""
     global _server_is_of
@@ -242,14 +265,24 @@ def start_server():
     if method != "forkserver":
         return context
     newest = max(os.stat(path).st_mtime for path in glob.glob(os.path.join(_HERE, "**", "*.py"), recursive=True))
-    if newest > _server_is_of and _server_is_of:
-        forkserver._forkserver._stop()  # it holds the code of before the edit
-    _server_is_of = newest
-    context.set_forkserver_preload(["lib.rank"])
-    with _environment(PYTHONPATH=os.pathsep.join([os.path.dirname(_HERE), *sys.path]), OMP_NUM_THREADS="1"):
-        with _without_main():
-            forkserver.ensure_running()
+    environment = {"PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    with _one_at_a_time, _environment(**environment), _without_main(), _blocked(signal.SIGINT):
+        if newest > _server_is_of and _server_is_of:
+            forkserver._forkserver._stop()  # it holds the code of before the edit
+        _server_is_of = newest
+        context.set_forkserver_preload(["lib.rank"])
+        forkserver.ensure_running()
     return context
+
+
+@contextlib.contextmanager
+def _blocked(number: int):
+    """A process that the body starts never sees this signal: a Ctrl-C is for us, who end the ranks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

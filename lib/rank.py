@@ -2,13 +2,14 @@
 
 The server of `launch` has imported this file, and torch with it, before it forks a rank: that is why a rank is there in
 hundredths of a second. The rank meets the others through a private file, opens its row in the call table, runs the
-function, leaves its result in the run's folder, and stays until every rank is done, since a peer may still read from it.
+function, leaves its result in the run's folder, and stays until every rank is done: a peer may still read from it.
 """
 
 from __future__ import annotations
 
 import datetime
 import faulthandler
+import functools
 import inspect
 import io
 import linecache
@@ -16,6 +17,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -35,6 +37,7 @@ from lib.mesh import Group
 
 in_rank = False  # whether this process is a rank
 
+_MINE = f'File "{__file__}"'
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
 
@@ -51,7 +54,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """How a rank ended: `kind` is `ok`, `error`, `peer gone` or `mismatch`."""
+    """How a rank ended: `kind` is `ok`, `error`, `peer gone` or `mismatch`; `text` goes on from "rank 2 of 4 …"."""
 
     kind: str
     text: str = ""
@@ -64,7 +67,7 @@ def main(rank: int, world_size: int, folder: str, loopback: str, conn) -> None:
     in_rank = True
     _leave_the_terminal(folder, rank)
     table = comm.table = watch.CallTable(os.path.join(folder, "table"), world_size, rank)
-    threading.Thread(target=_obey, args=(conn,), daemon=True).start()
+    threading.Thread(target=_obey, args=(conn, folder), daemon=True).start()
     try:
         outcome = _work(rank, world_size, folder, loopback, table)
     except BaseException as error:
@@ -75,7 +78,7 @@ def main(rank: int, world_size: int, folder: str, loopback: str, conn) -> None:
     conn.send(outcome)
     if outcome.kind != "ok":
         os._exit(1)  # at once: the peers that wait for this rank must notice
-    threading.Event().wait()  # until _obey is told to leave
+    threading.Event().wait()  # until the parent ends us
 
 
 def _work(rank: int, world_size: int, folder: str, loopback: str, table: watch.CallTable) -> Outcome:
@@ -84,11 +87,6 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: watch.C
     with open(os.path.join(folder, "path"), "rb") as file:
         sys.path[:], cwd = pickle.load(file)
     os.chdir(cwd)
-    with open(os.path.join(folder, "job"), "rb") as file:
-        job: Job = cloudpickle.load(file)
-    watch.cells.update(job.cells)
-    for name, text in job.sources.items():
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(os.path.join(folder, "store"), world_size),
@@ -96,17 +94,21 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: watch.C
         world_size=world_size,
         timeout=datetime.timedelta(days=1),  # hangs are diagnosed by launch, long before gloo would give up
     )
-    _watch_torch_distributed(table)
+    _watch_torch_distributed(table)  # before the job is read, which may hold some of its functions by name
+    with open(os.path.join(folder, "job"), "rb") as file:
+        job: Job = cloudpickle.load(file)
+    watch.cells.update(job.cells)
+    for name, text in job.sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     world = Group("world", tuple(range(world_size)), rank)
     table.state(watch.RUNNING)
     start_s = time.perf_counter()
     with trace.record(rank) if job.trace else nullcontext() as recorded:
         result = job.fn(world, *job.args)
     end_s = time.perf_counter()
+    returned = (result, recorded, start_s, end_s)
     try:
-        torch.save(
-            (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}"), pickle_module=cloudpickle
-        )
+        torch.save(returned, os.path.join(folder, f"result{rank}"), pickle_module=cloudpickle)
     except Exception as error:
         text = f"returned {_kind(result)}, which cannot be sent to the process that called run: {error}"
         return Outcome("error", text, type(error).__name__)
@@ -125,6 +127,7 @@ def _leave_the_terminal(folder: str, rank: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "fork"):  # locks made in a rank (tqdm has one) then have no name that would outlive it
         multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.current_process().daemon = False  # or a DataLoader could not have workers of its own
     noise = os.open(os.path.join(folder, f"noise{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(noise, 1)
     os.dup2(noise, 2)
@@ -134,38 +137,37 @@ def _leave_the_terminal(folder: str, rank: int) -> None:
     sys.stdout = sys.stderr = io.TextIOWrapper(out, "utf-8", "backslashreplace", line_buffering=True)
 
 
-def _obey(conn) -> None:
-    """The parent's orders: leave, or say where you are. When the parent is gone, leave."""
+def _obey(conn, folder: str) -> None:
+    """Tell the parent where we are when it asks. When it is gone, leave, and leave nothing."""
     while True:
         try:
-            order = conn.recv()
+            conn.recv()
         except (EOFError, OSError):
+            shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
-        if order == "leave":
-            os._exit(0)
-        frame = sys._current_frames().get(threading.main_thread().ident)
-        conn.send("".join(_tidy(traceback.format_stack(frame))))
+        lines = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
+        start = next((i for i, line in enumerate(lines) if _MINE in line), 0)
+        conn.send("".join(_tidy(lines[start:])))
 
 
 def _explain(error: BaseException) -> Outcome:
     if isinstance(error, watch.MismatchError):
         return Outcome("mismatch", str(error))
+    name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error)))
     if isinstance(error, SystemExit):
-        return Outcome("error", f"called sys.exit({'' if error.code is None else repr(error.code)})", "SystemExit")
-    gone = isinstance(error, RuntimeError) and _PEER_GONE.search(str(error))
-    text = "".join(_tidy(traceback.format_exception(error)))
-    return Outcome("peer gone" if gone else "error", text, type(error).__name__)
+        did, kind = f"called sys.exit({'' if error.code is None else repr(error.code)})", "error"
+    else:
+        did, kind = f"raised {name}", "peer gone" if _PEER_GONE.search(trace_back) else "error"
+    return Outcome(kind, f"{did}\n\n{trace_back.rstrip()}", name)
 
 
 def _tidy(lines: list[str]) -> list[str]:
     """A traceback without this file's own frames, with the names that a reader knows for the files."""
-    mine = f'File "{__file__}"'
-    threads = f'File "{threading.__file__}"'
 
     def rename(match: re.Match) -> str:
         return watch.short(match[1]) if match[1] in watch.cells else f'File "{watch.short(match[1])}"'
 
-    return [re.sub(r'File "([^"]+)"', rename, x) for x in lines if mine not in x and threads not in x]
+    return [re.sub(r'File "([^"]+)"', rename, x) for x in lines if _MINE not in x]
 
 
 # ---- learners call torch.distributed themselves ---------------------------------------------------------------------
@@ -178,15 +180,17 @@ _SYMMETRIC = {  # function -> argument whose shape and dtype all ranks share
     "scatter": "tensor",
     "all_gather": "tensor",
     "all_gather_into_tensor": "input_tensor",
-    "all_gather_single": "input",
+    "all_gather_single": "input_tensor",
     "reduce_scatter": "output",
     "reduce_scatter_tensor": "output",
     "reduce_scatter_single": "output",
     "all_to_all_single": None,
     "all_to_all": None,
     "barrier": None,
+    "new_group": None,
 }
-_pending: dict[int, Callable] = {}  # id of a Work -> its waiting context
+_under_way: dict[int, tuple[dist.Work, Callable]] = {}  # id -> a Work that nobody has waited for, its waiting context
+_inside = threading.local()  # .call: whether this thread is inside a watched function, as send is made of isend
 
 
 def _watch_torch_distributed(table: watch.CallTable) -> None:
@@ -200,8 +204,11 @@ def _watch_torch_distributed(table: watch.CallTable) -> None:
     original_wait = dist.Work.wait
 
     def wait(work: dist.Work, *args, **kwargs):
-        with _pending.pop(id(work), nullcontext)():
-            return original_wait(work, *args, **kwargs)
+        _, waiting = _under_way.get(id(work), (None, nullcontext))
+        with waiting():
+            done = original_wait(work, *args, **kwargs)
+        _under_way.pop(id(work), None)
+        return done
 
     dist.Work.wait = wait
 
@@ -209,37 +216,60 @@ def _watch_torch_distributed(table: watch.CallTable) -> None:
 def _watched(table: watch.CallTable, name: str, original: Callable) -> Callable:
     signature = inspect.signature(original)
 
+    @functools.wraps(original)
     def call(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
-        group = given.get("group") or dist.group.WORLD
-        ranks = tuple(dist.get_process_group_ranks(group))
-        line = watch.where(2)
-        if name in _SYMMETRIC:
-            x = given.get(_SYMMETRIC[name])
-            what = " ".join([name, *([comm._spec(x)] if isinstance(x, torch.Tensor) else [])])
-            if "op" in given:
-                what += f" {str(given['op']).rsplit('.')[-1].lower()}"
-            number, channel, peers = table.call(f"{ranks}", ranks, what, line), f"{ranks}", ranks
-        else:
-            sends = name in ("send", "isend")
-            peer = given.get("dst" if sends else "src")
-            inside = given.get("group_dst" if sends else "group_src")
-            peer = ranks[inside] if peer is None and inside is not None else peer
-            if peer is None:  # from anybody: no order to compare
-                return original(*args, **kwargs)
-            me, spec = dist.get_rank(), comm._spec(given["tensor"])
-            src, dst = (me, peer) if sends else (peer, me)
-            channel, peers = f"{src}>{dst}", (peer,)
-            number = table.call(channel, (src, dst), f"message {spec}", line)
-            what = f"{'send to' if sends else 'recv from'} {peer}, {spec}"
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        described = None if getattr(_inside, "call", False) else _describe(name, given.arguments)
+        if described is None:
+            return original(*args, **kwargs)
+        channel, members, what, peers, shown = described
+        line = watch.where()
+        number = table.call(channel, members, what, line)
 
         def waiting():
-            return table.waiting(what, line, peers, channel, number)
+            return table.waiting(shown, line, peers, channel, number)
 
         with waiting():
-            work = original(*args, **kwargs)
+            _inside.call = True
+            try:
+                work = original(*args, **kwargs)
+            finally:
+                _inside.call = False
         if isinstance(work, dist.Work):
-            _pending[id(work)] = waiting
+            _under_way[id(work)] = work, waiting  # kept: gloo forgets a message whose Work is gone
         return work
 
     return call
+
+
+def _describe(name: str, given: dict) -> tuple | None:
+    """A call's channel, its members, what they compare, whom it waits for, and how to say it; None if none compare."""
+    group = given.get("group") or dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER or given.get("use_local_synchronization"):
+        return None
+    ranks = tuple(dist.get_process_group_ranks(group))
+    place = "dst" if "dst" in given else "src"
+    root, inside = given.get(place), given.get(f"group_{place}")
+    if root is None and inside is not None:
+        root = ranks[inside]
+    if name in _SYMMETRIC:
+        x = given.get(_SYMMETRIC[name] or "")
+        parts = [name]
+        if "op" in given:
+            parts.append(str(given["op"]).rsplit(".")[-1].lower())
+        if place in given:
+            parts.append(f"{place}={ranks[0] if root is None else root}")
+        if name == "new_group":
+            parts.append(str(given["ranks"]))
+        if isinstance(x, torch.Tensor):
+            parts.append(comm.spec(x))
+        what = " ".join(parts)
+        return str(ranks), ranks, what, ranks, what
+    if root is None:  # from anybody: no order to compare
+        return None
+    me, spec = dist.get_rank(), comm.spec(given["tensor"])
+    src, dst = (me, root) if place == "dst" else (root, me)
+    channel = f"{src}>{dst}" + (f" tag {given['tag']}" if given.get("tag") else "")
+    shown = f"{'send to' if place == 'dst' else 'recv from'} {root}, {spec}"
+    return channel, (src, dst), f"message {spec}", (root,), shown

@@ -14,6 +14,7 @@ class Source:
     """The source of a function or class with its place, as highlighted Markdown in a notebook and as text elsewhere."""
 
     def __init__(self, thing: object) -> None:
+        thing = inspect.unwrap(thing)  # a decorated function has the decorator's file
         lines, first = inspect.getsourcelines(thing)
         self.text = _first_sentences("".join(lines))
         self.place = f"{os.path.relpath(inspect.getsourcefile(thing), _ROOT)}, line {first}"

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from lib import comm, data, trace
 from lib.data_parallel.ddp import BucketedDDP, DataParallel, global_mean
-from lib.launch import RunError, close, device, init, run
+from lib.launch import MAX_RANKS, RunError, close, device, init, run
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, loss_sum_and_count
@@ -65,7 +65,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         MeshShape(dp=self.dp)
-        for name, least in (("steps", 1), ("global_batch", 1), ("microbatches", 1), ("validate_every", 0)):
+        for name, least in (
+            ("steps", 1),
+            ("global_batch", 1),
+            ("microbatches", 1),
+            ("bucket_bytes", 1),
+            ("validate_every", 0),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
@@ -206,6 +212,10 @@ def main(argv: list[str] | None = None) -> None:
         )
         if size and config.dp != size:
             raise ValueError(f"--dp {config.dp} needs {config.dp} ranks, but torchrun started {size}")
+        if not size and config.dp > MAX_RANKS:
+            raise ValueError(
+                f"--dp {config.dp} is more than {MAX_RANKS} ranks on one machine; use torchrun on several"
+            )
         if args.report and rank == 0:
             _check_writable(args.report)
     except ValueError as error:

@@ -20,21 +20,25 @@ import os
 import struct
 import sys
 import sysconfig
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 STARTING, RUNNING, WAITING, FINISHED, FAILED = range(5)
 
-_HEAD = struct.Struct("<QQI")  # state, moves, length of what follows
-_HEAD_BYTES = 1024
-_CHANNELS, _RING, _TEXT = 160, 16, 184
-_CHANNEL = struct.Struct("<QQ")  # key + 1, calls so far
-_ENTRY = struct.Struct(f"<Q{_TEXT}s{_TEXT}s")  # number of the call + 1, what, where
+# Native layouts: a number of eight bytes is written in one piece, so nobody reads half of it.
+_HEAD = struct.Struct("QQI")  # state, moves, length of what follows
+_NOTE, _HEAD_BYTES = 1024, 2048  # where the text of a refused call begins, and where it ends
+_CHANNELS, _RING, _TEXT = 160, 64, 184
+_CHANNEL = struct.Struct("QQ")  # key + 1, calls so far
+_ENTRY = struct.Struct(f"Q{_TEXT}s{_TEXT}s")  # number of the call + 1, what, where
+_NUMBER = struct.Struct("Q")
 _CHANNEL_BYTES = _CHANNEL.size + _RING * _ENTRY.size
 _ROW_BYTES = _HEAD_BYTES + _CHANNELS * _CHANNEL_BYTES
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_MACHINE = tuple(_HERE + name for name in ("watch.py", "comm.py", "rank.py", "mesh.py"))
 _LIBRARIES = tuple({os.path.join(sysconfig.get_paths()[k], "") for k in ("purelib", "platlib", "stdlib")})
 
 
@@ -75,7 +79,7 @@ class CallTable:
     def state(self, state: int, what: object = None) -> None:
         """Say what I am doing; every call counts as a move."""
         body = marshal.dumps(what)
-        if len(body) > _HEAD_BYTES - _HEAD.size:
+        if len(body) > _NOTE - _HEAD.size:
             body = marshal.dumps(None)
         start = self._row + _HEAD.size
         self._map[start : start + len(body)] = body
@@ -85,35 +89,36 @@ class CallTable:
     def call(self, channel: str, members: Sequence[int], what: str, where: str) -> int:
         """Enter my next call on `channel`, compare it with those of the `members` that came before, give its number.
 
+        A call that is refused has not been made: whoever catches the error may make the right one.
+
         Raises:
             MismatchError: a member's call of the same number is another one.
         """
         key = zlib.crc32(channel.encode())
         number = self._calls.get(key, 0)
-        self._calls[key] = number + 1
         offset = self._mine.get(key)
         if offset is None:
             if len(self._mine) == _CHANNELS:
+                self._calls[key] = number + 1
                 return number  # more channels than places: such calls run unchecked
             offset = self._mine[key] = _HEAD_BYTES + len(self._mine) * _CHANNEL_BYTES
-        entry = offset + _CHANNEL.size + number % _RING * _ENTRY.size
+        at = self._row + offset + _CHANNEL.size + number % _RING * _ENTRY.size
         mine, line = what.encode()[:_TEXT], where.encode()[:_TEXT]
-        struct.pack_into("<Q", self._map, self._row + entry, 0)  # never readable half written
-        _ENTRY.pack_into(self._map, self._row + entry, 0, mine, line)
-        struct.pack_into("<Q", self._map, self._row + entry, number + 1)
+        _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them count
+        _ENTRY.pack_into(self._map, at, 0, mine, line)
+        _NUMBER.pack_into(self._map, at, number + 1)
         _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number + 1)
         for peer in members:
-            if peer == self.rank:
+            if peer == self.rank or self._same(peer, key, number, mine):
                 continue
-            start = self._find(peer, key)
-            if start is None:
-                continue
-            at = peer * _ROW_BYTES + start + entry - offset
-            theirs_number, theirs, their_line = _ENTRY.unpack_from(self._map, at)
-            theirs = theirs.rstrip(b"\0")
-            if theirs_number == number + 1 and theirs != mine:
-                sides = {self.rank: (what, where), peer: (_text(theirs), _text(their_line))}
-                raise MismatchError(_mismatch(number, sides))
+            time.sleep(0.001)  # what differs may have been read while it was written: look again
+            if not self._same(peer, key, number, mine):
+                _, theirs, line = self._entry(peer, key, number)
+                text = _mismatch(number, {self.rank: (what, where), peer: (_text(theirs), _text(line))})
+                note = text.encode()[: _HEAD_BYTES - _NOTE]
+                self._map[self._row + _NOTE : self._row + _NOTE + len(note)] = note
+                raise MismatchError(text)
+        self._calls[key] = number + 1
         return number
 
     @contextmanager
@@ -124,6 +129,19 @@ class CallTable:
             yield
         finally:
             self.state(RUNNING)
+
+    def _entry(self, rank: int, key: int, number: int) -> tuple[int, bytes, bytes]:
+        """What is written in the place of another rank's call of this number: (number + 1, what, where)."""
+        start = self._find(rank, key)
+        if start is None:
+            return 0, b"", b""
+        at = rank * _ROW_BYTES + start + _CHANNEL.size + number % _RING * _ENTRY.size
+        return _ENTRY.unpack_from(self._map, at)
+
+    def _same(self, rank: int, key: int, number: int, mine: bytes) -> bool:
+        """Whether another rank's call is like mine, or not there: not made yet, or overwritten long ago."""
+        theirs_number, theirs, _ = self._entry(rank, key, number)
+        return theirs_number != number + 1 or theirs.rstrip(b"\0") == mine
 
     def _find(self, rank: int, key: int) -> int | None:
         """Offset of a channel inside another rank's row."""
@@ -165,12 +183,12 @@ class CallTable:
         for rank in range(self.world_size):
             state, _, call = self.read(rank)
             if state != WAITING or call is None:
-                said = {STARTING: "is starting", FINISHED: "has finished", FAILED: "has failed"}
+                said = {STARTING: "is starting", WAITING: "waits", FINISHED: "has finished", FAILED: "has failed"}
                 lines.append((f"rank {rank}", said.get(state, "computes"), ""))
                 continue
             what, where, peers, channel, number = call
             late = [p for p in peers if p != rank and self._behind(p, channel, number)]
-            waits_for[rank] = late or [p for p in peers if p != rank]
+            waits_for[rank] = late
             text = f"waits in {what}"
             if late and len(peers) > 1:
                 text += f": {'ranks' if len(late) > 1 else 'rank'} {_and(late)} did not call it"
@@ -180,6 +198,12 @@ class CallTable:
         circle = _circle(waits_for)
         if circle:
             out.append("  the circle: " + ", ".join(f"{a} waits for {b}" for a, b in circle))
+        for rank in range(self.world_size):
+            note = _text(self._map[rank * _ROW_BYTES + _NOTE : rank * _ROW_BYTES + _HEAD_BYTES])
+            if note:
+                out.append(
+                    f"  rank {rank} caught this error before, and went on:\n    " + note.replace("\n", "\n    ")
+                )
         return "\n".join(out)
 
     def _behind(self, rank: int, channel: str, number: int) -> bool:
@@ -210,25 +234,33 @@ def _mismatch(number: int, sides: dict[int, tuple[str, str]]) -> str:
 
 def _circle(waits_for: dict[int, list[int]]) -> list[tuple[int, int]]:
     """The first circle of ranks that wait for each other, as pairs, or []."""
-    for start in waits_for:
-        path, rank = [], start
-        while rank in waits_for and rank not in path:
-            path.append(rank)
-            rank = next((p for p in waits_for[rank] if p in waits_for), -1)
-        if rank in path:
-            path = path[path.index(rank) :]
-            return list(zip(path, path[1:] + path[:1], strict=True))
-    return []
+    dead_ends: set[int] = set()
+
+    def walk(path: list[int]) -> list[int]:
+        for peer in waits_for.get(path[-1], ()):
+            if peer in path:
+                return path[path.index(peer) :]
+            if peer not in dead_ends and (found := walk([*path, peer])):
+                return found
+        dead_ends.add(path[-1])
+        return []
+
+    circle = next(filter(None, (walk([rank]) for rank in waits_for)), [])
+    return list(zip(circle, circle[1:] + circle[:1], strict=True))
 
 
-def where(depth: int = 1) -> str:
+def where() -> str:
     """The caller's own line, outside this library and torch: `Cell In[5], line 3, in step: comm.send(...)`."""
-    frame = first = sys._getframe(depth)
+    frame, inside = sys._getframe(1), None
     while frame is not None and _is_library(frame.f_code.co_filename):
+        if inside is None and frame.f_code.co_filename not in _MACHINE:
+            inside = frame  # a program of the library itself, as `lib.train`: then the line that called the machine
         frame = frame.f_back
-    frame = frame or first
+    frame = frame or inside or sys._getframe(1)
     file, line = frame.f_code.co_filename, frame.f_lineno
     source = linecache.getline(file, line).strip()
+    if len(source) > 100:
+        source = source[:99] + "…"
     return f"{short(file)}, line {line}, in {frame.f_code.co_name}" + (f": {source}" if source else "")
 
 
@@ -238,8 +270,7 @@ _library: dict[str, bool] = {}
 def _is_library(file: str) -> bool:
     known = _library.get(file)
     if known is None:
-        known = file.startswith((_HERE, "<frozen", *_LIBRARIES)) and not file.startswith("<ipython")
-        _library[file] = known
+        known = _library[file] = file.startswith((_HERE, "<frozen", "<string>", *_LIBRARIES))
     return known
 
 
@@ -250,7 +281,7 @@ def short(file: str) -> str:
     """A file as a reader knows it: `Cell In[5]`, `lib/comm.py`, `train.py`."""
     if file in cells:
         return cells[file]
-    for root in (os.path.dirname(_HERE), *_LIBRARIES):
+    for root in (os.path.dirname(_HERE[:-1]), *_LIBRARIES):
         if file.startswith(os.path.join(root, "")):
             return os.path.relpath(file, root)
     return os.path.basename(file)

@@ -5,6 +5,7 @@ Ranks start from different seeds on purpose. Many cases share one `run`: each re
 
 import copy
 import gc
+import warnings
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ class Toy(nn.Module):
 
     def forward(self, tokens, sometimes):
         x = self.embed(tokens)
-        x = x + self.single(x.float()).double() + self.empty.sum()
+        x = x + self.single(x.detach().float()).double() + self.empty.sum()
         x = x + self.frozen(x)
         if sometimes:
             x = self.sometimes(x)
@@ -113,20 +114,19 @@ def same_steps(world, name, op, K, to_none, steps=3):
             apart = largest_difference({k: have.pop(k) for k in mine}, {k: want[k] for k in mine})
             worst[dtype] = max(worst[dtype], apart)
         assert not have, f"gradients that the twin does not have: {list(have)}"
-        norms = wrapped.clip_gradients(0.1), nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
-        worst["norm"] = abs(norms[0] / norms[1] - 1).item()
         optimizer.step()
         twins.step()
-    moved, twin_moved = weights(wrapped.module), weights(twin)
-    singles = {k: moved.pop(k) for k in list(moved) if moved[k].dtype == torch.float32}
-    worst["single weights"] = largest_difference(singles, {k: twin_moved.pop(k) for k in singles})
-    worst["weights"] = largest_difference(moved, twin_moved)
+        singles = largest_difference(weights(wrapped.module.single), weights(twin.single))
+        worst["single weights"] = max(worst.get("single weights", 0), singles)
+        twin.single.load_state_dict(wrapped.module.single.state_dict())  # or their rounding would reach the others
+    worst["weights"] = largest_difference(weights(wrapped.module), weights(twin))
     replicas = start_equal and replicas_equal(wrapped, world)
-    buckets = len(getattr(wrapped, "buckets", [])) - (name == "each its own bucket")  # less the empty tensor's
-    return worst, replicas, calls, sent, TENSORS - 1 if name == "naive" else buckets
+    messages = TENSORS - 1 if name == "naive" else sum(bucket.flat.numel() > 0 for bucket in wrapped.buckets)
+    return worst, replicas, calls, sent, messages
 
 
 def all_steps(world):
+    warnings.filterwarnings("ignore", "grad and param do not obey")  # torch on the transposed parameter
     return {
         (name, op, K, to_none): same_steps(world, name, op, K, to_none)
         for name in WRAPS
@@ -142,7 +142,6 @@ def test_gradients_weights_replicas_and_bytes(n):
             where = f"{case}, rank {rank} of {n}: {worst}"
             assert worst["float64"] < 1e-12, where
             assert worst["float32"] < 1e-6, where  # float32 rounds at 6e-8
-            assert worst["norm"] < 1e-7, where
             assert worst["weights"] < 1e-8, where
             assert worst["single weights"] < 1e-5, where
             assert replicas, where
@@ -164,7 +163,7 @@ def rows(step, count):
 
 
 def beside_pytorch(world, as_view):
-    """Five steps of both, the third and fourth accumulated; the optimizer's state is part of it."""
+    """Five steps of all, clipped, the third and fourth accumulated, the last without zero_grad()."""
     theirs = nn.parallel.DistributedDataParallel(gpt(world.rank), gradient_as_bucket_view=as_view)
     ours = {
         "naive": NaiveDDP(gpt(world.rank), world),
@@ -184,9 +183,10 @@ def beside_pytorch(world, as_view):
             mean_loss(model(inputs[1:]), targets[1:]).backward()
             if name != "theirs":
                 model.finish()
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
         for name, model in ours.items():
-            difference = largest_difference(gradients(model.module), gradients(theirs.module))
-            apart[name, step] = difference
+            assert norm > 0.2 and abs(model.clip_gradients(0.1) / norm - 1) < 1e-12
+            apart[name, step] = largest_difference(gradients(model.module), gradients(theirs.module))
         for optimizer in optimizers.values():
             optimizer.step()
     for name, model in ours.items():
@@ -312,17 +312,19 @@ def test_the_first_buckets_travel_before_the_first_layer_has_its_gradient():
         assert starts == [True] * buckets
 
 
-def test_fill_buckets():
-    def sizes(params, bucket_bytes):
-        return [[p.numel() for p in bucket] for bucket in fill_buckets(params, bucket_bytes)]
-
-    p = [nn.Parameter(torch.zeros(k)) for k in (3, 2, 5, 1, 1, 40, 1)]
-    assert sizes(p, 20) == [[3, 2], [5], [1, 1], [40], [1]]  # 4 bytes each, 20 exactly full
-    assert sizes(p, 1) == [[3], [2], [5], [1], [1], [40], [1]]
-    assert sizes(p, 2**40) == [[3, 2, 5, 1, 1, 40, 1]]
-    p[1] = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    assert sizes(p, 20) == [[3], [2], [5], [1, 1], [40], [1]]
-    assert fill_buckets([], 20) == []
+@pytest.mark.parametrize("bucket_bytes", [1, 8, 20, 64, 100, 1000, 2**40])
+def test_fill_buckets(bucket_bytes):
+    params = [nn.Parameter(torch.zeros(size)) for size in (3, 2, 5, 1, 1, 40, 1, 0, 7, 9, 30, 2, 2)]
+    params[6] = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    buckets = fill_buckets(params, bucket_bytes)
+    assert [id(p) for bucket in buckets for p in bucket] == [id(p) for p in params]
+    for bucket, after in zip(buckets, [*buckets[1:], None], strict=True):
+        sizes = [p.numel() * p.element_size() for p in bucket]
+        assert len({p.dtype for p in bucket}) == 1
+        assert sum(sizes[:-1]) < bucket_bytes  # its last tensor was still needed,
+        if after and after[0].dtype == bucket[0].dtype:
+            assert sum(sizes) >= bucket_bytes  # and none after it
+    assert fill_buckets([], bucket_bytes) == []
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -352,11 +354,12 @@ def test_memory_does_not_grow_and_accumulation_needs_no_second_gradient():
             mean_loss(model(inputs[1:]), targets[1:]).backward()
             model.finish()
             optimizer.step()
-            alive.append((tensors_alive(), len(model._pending)))
+            if step in (1, 7):
+                alive.append((tensors_alive(), len(model._pending)))
         return alive, own
 
     for alive, own in run(steps, 2):
-        assert len(set(alive[1:])) == 1, alive
+        assert alive[0] == alive[1]
         assert own == [0] * 8  # p.grad is the bucket's own memory from the first microbatch on
 
 
@@ -462,14 +465,21 @@ def test_wrapped_twice():
         assert model.module.weight.grad is None and again.module.weight.grad is not None
 
 
-def test_unfrozen_or_added_later():
-    model = BucketedDDP(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False)).double(), ALONE)
-    model.module[1].bias.requires_grad_(True)
-    assert "added or unfrozen" in said(lambda: model(X))
-    model.module[1].bias.requires_grad_(False)
-    model(X)
-    model.module.append(nn.Linear(3, 3).double())
-    assert "added or unfrozen" in said(lambda: model(X))
+@pytest.mark.parametrize("wrap", [NaiveDDP, BucketedDDP])
+def test_unfrozen_or_added_later(wrap):
+    for added in (False, True):
+        layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+        layers(X).sum().backward()
+        layers[1].requires_grad_(False)  # what its gradients hold matters to nobody now
+        model = wrap(layers, ALONE)
+        model(X).sum().backward()
+        model.finish()
+        if added:
+            model.module.append(nn.Linear(3, 3).double())
+        else:
+            model.module[1].bias.requires_grad_(True)
+        model(X).sum().backward()
+        assert "added or unfrozen" in said(model.finish)
 
 
 @pytest.mark.parametrize("wrap", [NaiveDDP, BucketedDDP])
@@ -520,7 +530,9 @@ def test_checkpointed_blocks_and_gradients_of_gradients():
     model.finish()
     assert model.module.weight.grad.norm() > 0
     model.zero_grad()
-    assert "automatic differentiation" in said(lambda: model(X).square().sum().backward(create_graph=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the cycle that this makes
+        assert "automatic differentiation" in said(lambda: model(X).square().sum().backward(create_graph=True))
 
 
 def test_gradients_given_by_hand_and_a_finish_without_backward():

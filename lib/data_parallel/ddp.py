@@ -67,21 +67,12 @@ class DataParallel(nn.Module):
             p.register_post_accumulate_grad_hook(self._gradient_is_there)
 
     def forward(self, *args, **kwargs):
-        if torch.is_grad_enabled():
-            self._check_step()
-        return self.module(*args, **kwargs)
-
-    def _check_step(self) -> None:
-        if self.unfinished:
+        if self.unfinished and torch.is_grad_enabled():
             raise RuntimeError(
                 "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
                 "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
             )
-        if any(p.requires_grad and id(p) not in _averaged for p in self.module.parameters()):
-            raise RuntimeError(
-                "a parameter was added or unfrozen after the module was wrapped, so nobody would average its "
-                "gradient; wrap a copy of the module as it is now (copy.deepcopy)"
-            )
+        return self.module(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -97,8 +88,17 @@ class DataParallel(nn.Module):
 
         Call it before any other communication of this group, as ranks may differ in what they have sent so far. A
         parameter that took no part in this rank's loss counts as zero, and so it does if that holds on every rank.
+
+        Raises:
+            RuntimeError: a parameter got a gradient that nobody averages.
         """
-        raise NotImplementedError
+        strangers = [p for p in self.module.parameters() if p.requires_grad and id(p) not in _averaged]
+        if any(p.grad is not None for p in strangers):
+            raise RuntimeError(
+                "a parameter was added or unfrozen after the module was wrapped, so nobody averages its gradient; "
+                "wrap a copy of the module as it is now (copy.deepcopy)"
+            )
+        self.own = self.unfinished = False
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
@@ -134,20 +134,20 @@ class NaiveDDP(DataParallel):
                 p.grad = torch.zeros_like(p)  # it took no part here, yet perhaps on another rank
             with comm.label("gradient"):
                 p.grad = comm.all_reduce(p.grad, self.group, self.op)
-        self.own = self.unfinished = False
+        super().finish()
 
 
 class BucketedDDP(DataParallel):
     """All-reduces of whole buckets, started inside backward.
 
     forward: no communication. backward: one all-reduce per bucket, as soon as its gradients exist. finish: waits.
-    Together 2(n−1)/n · Ψ elements per rank, as in `NaiveDDP`, in ⌈Ψ/bucket⌉ messages instead of one per tensor.
+    Together 2(n−1)/n · Ψ elements per rank, as in `NaiveDDP`, in about Ψ/bucket messages instead of one per tensor.
 
-    Buckets are filled in the reverse order of the parameters, which is about the order in which backward makes their
+    Buckets go from the last parameters to the first, which is about the order in which backward makes their
     gradients, and are sent in the same order on all ranks even where gradients come in another.
 
     Args:
-        bucket_bytes: a bucket is closed before it would grow beyond this; a larger tensor gets one of its own.
+        bucket_bytes: a bucket is closed once it holds so much; the last one holds what is left.
     """
 
     def __init__(self, module: nn.Module, group: Group, op: str = "mean", bucket_bytes: int = 4 * 2**20) -> None:
@@ -186,12 +186,12 @@ class BucketedDDP(DataParallel):
             for p in bucket.missing:
                 bucket.put(p, self._scale)
             self._send_next()
+        super().finish()  # what it looks at is there already
         for pending in self._pending:
             pending.wait()
         for bucket in self.buckets:
             bucket.missing = set(bucket.views)
         self._pending, self._next = [], 0
-        self.own = self.unfinished = False
 
 
 class Bucket:
@@ -215,16 +215,15 @@ class Bucket:
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Consecutive parameters of one dtype and device, at most `bucket_bytes` together unless a single one is larger."""
+    """Neighbours of one dtype and device, in the order of `params`; a bucket is closed once it holds `bucket_bytes`."""
     buckets: list[list[nn.Parameter]] = []
     room, kind = 0, None
     for p in params:
-        size = p.numel() * p.element_size()
-        if (p.dtype, p.device) != kind or size > room:
+        if (p.dtype, p.device) != kind or room <= 0:
             buckets.append([])
             room, kind = bucket_bytes, (p.dtype, p.device)
         buckets[-1].append(p)
-        room -= size
+        room -= p.numel() * p.element_size()
     return buckets
 
 

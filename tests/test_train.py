@@ -1,0 +1,261 @@
+"""The training loop: the same run whatever the layout, a report that adds up, and a command line that fails well."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from lib import data, run
+from lib import train as train_module
+from lib.data_parallel.ddp import BucketedDDP
+from lib.launch import RankError
+from lib.mesh import Group
+from lib.model import GPT, GPTConfig
+from lib.train import TrainConfig, main, train
+
+TINY = GPTConfig(context=16, d_model=24, num_layers=2, num_heads=2)
+CONFIG = TrainConfig(model=TINY, steps=4, global_batch=8, dtype="float64", validate_every=2, bucket_bytes=20_000)
+FLAGS = "--context 16 --d-model 24 --layers 2 --heads 2 --steps 4 --global-batch 8 --dtype float64 --validate-every 2"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def serial():
+    return train(Group(), CONFIG, quiet=True)
+
+
+def same(a, b):
+    return a["losses"] == pytest.approx(b["losses"], rel=1e-10) and [x for _, x in a["validation"]] == pytest.approx(
+        [x for _, x in b["validation"]], rel=1e-10
+    )
+
+
+@pytest.mark.parametrize("dp, microbatches", [(1, 4), (2, 1), (2, 2), (4, 2)])
+def test_the_same_losses_whatever_the_layout(serial, dp, microbatches):
+    config = dataclasses.replace(CONFIG, dp=dp, microbatches=microbatches)
+    reports = run(train, dp, config, True)
+    assert len(serial["losses"]) == 4 and len(serial["validation"]) == 3
+    assert serial["losses"] == sorted(serial["losses"], reverse=True)
+    for report in reports:
+        assert same(report, serial)
+        assert report["losses"] == reports[0]["losses"]  # one number, not one for each rank
+    # What each rank sends: every bucket once a step, whatever the microbatches, and the loss.
+    psi, one = 8 * TINY.num_parameters, 8
+    buckets = len(BucketedDDP(GPT(TINY).double(), Group(), bucket_bytes=config.bucket_bytes).buckets)
+    assert buckets > 2
+    for report in reports:
+        if dp == 1:
+            assert report["traffic"] == {}
+        else:
+            ((what, (calls, sent)),) = report["traffic"].items()
+            assert what == "all_reduce dp" and calls == 4 * (buckets + 1)
+            assert sent == pytest.approx(4 * 2 * (dp - 1) / dp * (psi + one), rel=1e-12)
+    # And holds: weights and Adam's two moments (with a float32 step count for each tensor); the buckets, and the
+    # gradient that is on its way into one, at most that of the largest tensor.
+    tensors = [p.numel() for p in GPT(TINY).parameters()]
+    for report in reports:
+        peak = report["peak_bytes"]
+        assert peak["parameter"] == psi
+        assert peak["optimizer"] == 2 * psi + 4 * len(tensors)
+        assert peak["gradient"] == psi + 8 * max(tensors)
+        assert peak["activation"] > 0
+        assert 4 * psi < peak["total"] <= sum(peak[kind] for kind in peak if kind != "total")
+        assert len(report["step_s"]) == 4 and all(0 < x < 60 for x in report["step_s"])
+        assert report["config"]["dp"] == dp and report["config"]["model"]["d_model"] == 24
+
+
+def test_fewer_rows_at_once_hold_fewer_activations(serial):
+    halves = train(Group(), dataclasses.replace(CONFIG, microbatches=4), quiet=True)
+    assert halves["peak_bytes"]["activation"] < 0.5 * serial["peak_bytes"]["activation"]
+
+
+def test_another_seed_another_run(serial):
+    other = train(Group(), dataclasses.replace(CONFIG, seed=1, steps=1), quiet=True)
+    assert abs(other["losses"][0] - serial["losses"][0]) > 1e-4
+
+
+def test_dropout_differs_by_rank():
+    def seeds(world):
+        train(world, TrainConfig(model=TINY, dp=2, steps=1, global_batch=2), quiet=True)
+        return torch.initial_seed()
+
+    assert len(set(run(seeds, 2))) == 2
+
+
+def test_under_torchrun(serial, tmp_path):
+    report = tmp_path / "report.json"
+    command = f"-m torch.distributed.run --standalone --nproc-per-node 2 -m lib.train {FLAGS} --report {report}"
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads(report.read_text(encoding="utf-8"))
+    assert len(written["ranks"]) == 2 and all(same(rank, serial) for rank in written["ranks"])
+    assert done.stdout.count("validation:") == 1 and "step 4/4" in done.stdout
+
+
+def test_from_the_terminal_it_learns_more_than_frequencies(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    main(["--dp", "2", "--steps", "60", "--validate-every", "20", "--report", str(report)])
+    out = capsys.readouterr().out
+    bar, (loss, validation, sent) = out.split("\r")[-1].splitlines()[0], out.splitlines()[-3:]
+    assert re.fullmatch(r"rank 0 \| 100% \S+ *step 60/60, loss \d\.\d{3}, [\d,]+ tokens/s, 00:00 left *", bar)
+    assert len(bar) <= 90
+    assert loss.startswith("loss: 5.") and validation.startswith("validation: ") and sent.startswith("rank 0 sent ")
+    written = json.loads(report.read_text(encoding="utf-8"))
+    steps, losses = zip(*written["ranks"][1]["validation"], strict=True)
+    assert steps == (0, 20, 40, 60) and list(losses) == sorted(losses, reverse=True)
+    assert losses[-1] < data.unigram_entropy(data.load().validation) < losses[0]
+    assert len(written["losses"]) == 60 and written["losses"] == written["ranks"][0]["losses"]
+    (calls, sent_bytes) = written["ranks"][0]["traffic"]["all_reduce dp"]
+    assert calls == 60 * 2 and sent_bytes == 60 * 4 * (GPTConfig().num_parameters + 1)
+
+
+def test_a_report_of_one_process_without_validation(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    main([*FLAGS.split(), "--steps", "1", "--validate-every", "0", "--report", str(report)])
+    assert "validation" not in capsys.readouterr().out
+    (rank,) = json.loads(report.read_text(encoding="utf-8"))["ranks"]
+    assert rank["validation"] == [] and rank["traffic"] == {} and rank["peak_bytes"]["optimizer"] > 0
+
+
+# ---- wrong use ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_is_trained(monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("this must fail before anything is trained")
+
+    for name in ("train", "run", "init"):
+        monkeypatch.setattr(train_module, name, fail)
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        ("--dp 3 --global-batch 4", "global_batch=4 cannot be split over dp=3; use a multiple of 3"),
+        ("--dp 2 --global-batch 4 --microbatches 4", "global_batch=4 cannot be split over dp=2 x microbatches=4"),
+        ("--dp 0", "dp=0 must be a whole number of at least 1"),
+        ("--dp -1", "dp=-1 must be a whole number of at least 1"),
+        ("--dp 1000 --global-batch 1000", "--dp 1000 is more than 64 ranks on one machine"),
+        ("--steps 0", "steps=0 must be"),
+        ("--global-batch 0", "global_batch=0 must be"),
+        ("--microbatches 0", "microbatches=0 must be"),
+        ("--validate-every -1", "validate_every=-1 must be"),
+        ("--lr 0", "lr=0.0 must be"),
+        ("--lr nan", "lr=nan must be"),
+        ("--d-model 10 --heads 4", "d_model=10 cannot be split over num_heads=4"),
+        ("--layers 0", "num_layers=0"),
+        ("--report /no/such/folder/r.json", "--report /no/such/folder/r.json cannot be written"),
+        ("--report /", "--report / cannot be written"),
+    ],
+)
+def test_one_clear_sentence_and_exit_2(flags, says, capsys, nothing_is_trained):
+    with pytest.raises(SystemExit) as left:
+        main(flags.split())
+    captured = capsys.readouterr()
+    assert left.value.code == 2 and captured.out == ""
+    assert captured.err.startswith("python -m lib.train: ") and says in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", ["--dtype float16", "--dp two", "--steps 1.5", "--nonsense"])
+def test_what_argparse_refuses(flags, capsys, nothing_is_trained):
+    with pytest.raises(SystemExit) as left:
+        main(flags.split())
+    assert left.value.code == 2 and "error: " in capsys.readouterr().err
+
+
+def test_torchrun_with_another_number_of_ranks(capsys, monkeypatch, nothing_is_trained):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, says in (("0", "--dp 3 needs 3 ranks, but torchrun started 2"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as left:
+            main(["--dp", "3", "--global-batch", "6"])
+        err = capsys.readouterr().err
+        assert left.value.code == 2 and says in err and bool(err) == bool(says)
+
+
+def test_a_report_that_is_there_is_kept_until_there_is_a_new_one(tmp_path, monkeypatch):
+    report = tmp_path / "report.json"
+    report.write_text("old")
+    monkeypatch.setattr(train_module, "train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        main(["--report", str(report)])
+    assert report.read_text() == "old"
+
+
+def test_a_rank_that_fails_and_an_interrupt(capsys, monkeypatch):
+    for error, code, says in (
+        (RankError("rank 1 of 2 raised ZeroDivisionError", 1), 1, "rank 1 of 2 raised ZeroDivisionError\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ):
+
+        def fail(*args, error=error, **kwargs):
+            raise error
+
+        monkeypatch.setattr(train_module, "run", fail)
+        with pytest.raises(SystemExit) as left:
+            main(["--dp", "2"])
+        err = capsys.readouterr().err
+        assert left.value.code == code and err.endswith(says) and "Traceback" not in err
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("deep inside")
+
+    monkeypatch.setattr(train_module, "train", fail)
+    with pytest.raises(ValueError, match="deep inside"):
+        main([])
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is sent to a process group")
+def test_ctrl_c_ends_it_quietly(tmp_path):
+    command = [sys.executable, "-u", "-m", "lib.train", *FLAGS.split(), "--steps", "100000", "--dp", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    )
+    seen = ""
+    while "loss" not in seen and process.poll() is None:
+        seen += process.stdout.read(16)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the process and to its server alike
+    pressed_s = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert time.monotonic() - pressed_s < 10
+    assert err.strip() == "python -m lib.train: interrupted" and "Traceback" not in out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0}, {"steps": 1.5}, {"global_batch": -2}, {"microbatches": 0}, {"dtype": "float16"}, {"dp": 0},
+        {"dp": 1.0}, {"lr": -1.0}, {"lr": float("nan")}, {"max_norm": 0.0}, {"validate_every": -1},
+        {"dp": 3, "global_batch": 4}, {"global_batch": 6, "microbatches": 4}, {"bucket_bytes": 0},
+    ],
+)  # fmt: skip
+def test_configurations_that_make_no_sense(wrong):
+    (name, *_) = wrong
+    with pytest.raises(ValueError, match=name):
+        TrainConfig(**wrong)

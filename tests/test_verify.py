@@ -1,0 +1,337 @@
+"""Claims that hold, claims that fail, and that the chapters' own claims notice when a counter is off."""
+
+import ast
+import copy
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import nbclient
+import nbformat
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lib
+from lib import claim, comm, cost, run
+from lib.mesh import Group
+from lib.trace import Trace
+from lib.verify import ClaimError, gradients, largest_difference, number, replicas_equal, weights
+
+ROOT = Path(__file__).resolve().parents[1]
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(autouse=True)
+def no_file(monkeypatch):
+    monkeypatch.delenv("BOOK_CLAIMS", raising=False)
+
+
+def holds(*args, **kwargs):
+    try:
+        claim("it", *args, **kwargs)
+    except ClaimError:
+        return False
+    return True
+
+
+def test_exact_means_exact():
+    assert holds(3, 3) and holds(3, 3.0) and holds(1, True) and holds(0, -0.0)
+    assert holds(torch.tensor(2.0), torch.tensor([2.0])) and holds(np.float32(0.5), np.int64(1) / 2)
+    assert not holds(3, 4) and not holds(0, 1e-300)
+    assert not holds(0.1, math.nextafter(0.1, 1))
+    assert not holds(2**53, 2**53 + 1) and holds(2**70, 2**70)  # no float tells these two apart
+    assert not holds(2**53, torch.tensor(2**53 + 1))
+
+
+def test_tolerances_add_up():
+    assert holds(100, 101, rel=0.01) and holds(-100, -101, rel=0.01) and holds(100, 101, abs=1)
+    assert holds(100, 102, rel=0.01, abs=1)
+    assert not holds(100, 101.1, rel=0.01) and not holds(100, 102.1, rel=0.01, abs=1)
+    assert not holds(0, 1e-9, rel=0.5)  # relative to the prediction, which is 0
+
+
+def test_bounds():
+    assert holds(3, 3, relation="<=") and holds(3, 2, relation="<=") and not holds(3, 3.1, relation="<=")
+    assert holds(3, 3, relation=">=") and holds(3, 4, relation=">=") and not holds(3, 2.9, relation=">=")
+    assert holds(3, 3.1, relation="<=", abs=0.2) and holds(3, 2.9, relation=">=", rel=0.1)
+
+
+@pytest.mark.parametrize("relation", ["=", "<=", ">="])
+@pytest.mark.parametrize(
+    "pair", [(NAN, 1), (1, NAN), (NAN, NAN), (INF, 1), (1, INF), (-INF, 1), (1, -INF), (INF, INF)]
+)
+def test_nothing_holds_for_nan_or_infinity(pair, relation):
+    assert not holds(*pair, relation=relation, rel=0.5, abs=1)
+
+
+def test_wrong_use():
+    for relation in ("<", "==", "≤", ""):
+        with pytest.raises(ValueError, match="must be one of =, <=, >="):
+            claim("it", 1, 1, relation=relation)
+    for tolerance in (-1e-9, NAN, INF):
+        with pytest.raises(ValueError, match="finite and not below 0"):
+            claim("it", 1, 1, rel=tolerance)
+        with pytest.raises(ValueError, match="finite and not below 0"):
+            claim("it", 1, 1, abs=tolerance)
+
+
+def test_a_function_is_measured_up_to_three_times():
+    def after(*values):
+        left = list(values)
+        return (lambda: left.pop(0)), left
+
+    measure, left = after(1, 7)
+    assert holds(1, measure) and left == [7]  # it holds: not measured again
+    measure, left = after(9, 9, 1, 7)
+    assert holds(1, measure) and left == [7]
+    measure, left = after(9, 9, 9, 1)
+    assert not holds(1, measure) and left == [1]
+    with pytest.raises(ZeroDivisionError):
+        claim("it", 1, lambda: 1 / 0)
+
+
+def test_the_error_shows_both_numbers():
+    with pytest.raises(ClaimError) as error:
+        claim("bytes of rank 0", 1_000_000, 1_010_000.5, unit="bytes")
+    assert str(error.value) == "bytes of rank 0: predicted 1\u2009000\u2009000 bytes, measured 1.01e+06 bytes (fails)"
+    with pytest.raises(ClaimError, match="predicted ≥ 2 s, measured 1.5 s"):
+        claim("it", 2, 1.5, unit="s", relation=">=")
+    with pytest.raises(ClaimError, match="predicted 0.333333, measured 0.333334"):  # and where four digits agree
+        claim("it", 0.333333, 0.333334)
+    with pytest.raises(ClaimError, match=f"predicted {10**15}, measured {10**15 + 1}"):
+        claim("it", 10**15, 10**15 + 1)
+    with pytest.raises(ClaimError, match="measured nan"):
+        claim("it", 1, NAN)
+
+
+def test_outside_a_notebook_a_claim_is_a_line(capsys):
+    claim("bytes", 1500, 1500.0, unit="B")
+    claim("time", 1, 1.004, rel=0.01, unit="s")
+    claim("apart", 0, 1e-16, abs=1e-12)
+    claim("tiny", 1, 1, rel=1e-12)
+    claim("most", 3, 2, relation="<=")
+    assert capsys.readouterr().out.splitlines() == [
+        "bytes  1\u2009500 B  1\u2009500 B  exact",
+        "time  1 s  1.004 s  holds ± 1%",
+        "apart  0  1e-16  holds ± 1e-12",
+        "tiny  1  1  holds ± 1e-12 of it",
+        "most  ≤ 3  2  holds",
+    ]
+
+
+def test_numbers():
+    assert [number(x) for x in (0, -1234567, 12345.0, 0.00012344, 1e20, NAN, INF)] == [
+        "0", "-1\u2009234\u2009567", "12\u2009345", "0.0001234", "1e+20", "nan", "inf"
+    ]  # fmt: skip
+
+
+def test_claims_are_filed_for_the_appendix(tmp_path, monkeypatch):
+    path = tmp_path / "claims.jsonl"
+    monkeypatch.setenv("BOOK_CLAIMS", str(path))
+    monkeypatch.setenv("BOOK_PAGE", "chapters/99.ipynb")
+    claim("first ½", 1, 1, unit="B")
+    with pytest.raises(ClaimError):
+        claim("second", 1, 2)
+    first, second = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    assert first["page"] == "chapters/99.ipynb" and first["claim"] == "first ½" and first["verdict"] == "exact"
+    assert (first["predicted"], first["measured"]) == ("1 B", "1 B")
+    assert f"torch {torch.__version__}" in first["versions"] and "cores" in first["machine"]
+    assert second["verdict"] == "fails"
+
+
+def test_in_a_notebook_each_cell_has_one_table(tmp_path):
+    cells = [
+        "from lib import claim\nfrom lib.show import show\nfrom lib.verify import number, ClaimError",
+        "print('before')\nclaim('a < b', 1, 1)\nclaim('c', 2, 2.0, unit='B')\nclaim('d', 5, 4, relation='<=')",
+        "claim('e', 3, 3)",
+        "try:\n    claim('f', 3, 4)\nexcept ClaimError:\n    pass\nclaim('g', 1, 1)",
+        "show(number)",
+        "2 + 2",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    client = nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3")
+    client.execute(env={**os.environ, "BOOK_CLAIMS": str(tmp_path / "claims")}, cwd=str(ROOT))
+
+    def tables(i):
+        return [o["data"] for o in notebook.cells[i].outputs if "claims" in o.get("data", {}).get("text/html", "")]
+
+    (first,), (second,), (third,) = tables(1), tables(2), tables(3)
+    assert first["text/html"].count("<tr>") == 4 and "a &lt; b" in first["text/html"]
+    assert [line.split()[0] for line in first["text/plain"].splitlines()] == ["claim", "a", "c", "d"]
+    assert second["text/html"].count("<tr>") == 2
+    assert '<td class="bad">fails</td>' in third["text/html"] and '<td class="ok">exact</td>' in third["text/html"]
+    assert notebook.cells[1].outputs[0]["text"] == "before\n"
+    shown = notebook.cells[4].outputs[0]["data"]["text/markdown"]
+    assert shown.startswith("```python\n# lib/verify.py, line ") and "def number(x: float) -> str:" in shown
+    assert len(notebook.cells[5].outputs) == 1
+    assert len((tmp_path / "claims").read_text(encoding="utf-8").splitlines()) == 6
+
+
+# ---- the chapters' claims notice a counter that is off --------------------------------------------------------------
+
+
+def one_more(world, fn, *args):
+    """In a rank: one more all-reduce of a single number, labelled like the first one with EXTRA behind."""
+    true, done = comm.all_reduce_start, []
+
+    def start(x, group, *more, **named):
+        pending = true(x, group, *more, **named)
+        if not done:
+            done.append(True)
+            with comm.label(comm._label + EXTRA):
+                true(torch.ones(1), group).wait()
+        return pending
+
+    comm.all_reduce_start = start
+    return fn(world, *args)
+
+
+EXTRA = ", once more"
+COUNTERS = {  # what a counter says of an event that took place, or of the extra one
+    "right": lambda event: [] if event.label.endswith(EXTRA) else [event],
+    "one more": lambda event: [event],
+    "1% more": lambda event: (
+        [] if event.label.endswith(EXTRA) else [replace(event, wire_bytes=1.01 * event.wire_bytes)]
+    ),
+}
+
+
+def names_of(tree):
+    """Names that a cell defines at its top level, and names that it uses anywhere."""
+    defined = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            defined |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return defined, {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def counting_cells(chapter):
+    """The cells of a chapter that claim something about bytes or calls, and those that they need, in order."""
+    notebook = nbformat.read(ROOT / "chapters" / chapter, as_version=4)
+    cells = [c.source for c in notebook.cells if c.cell_type == "code" and "setup" not in c.metadata.get("tags", [])]
+    cells = [source for source in cells if "Explorer" not in source]
+    keep, wanted = [], set()
+    for source in reversed(cells):
+        defined, used = names_of(ast.parse(source))
+        counts = "claim(" in source and ('unit="bytes"' in source or '"all-reduces' in source)
+        if counts or defined & wanted:
+            keep.append(source)
+            wanted = (wanted | used) - defined
+    return keep[::-1]
+
+
+@pytest.mark.parametrize("chapter", ["00_start.ipynb", "03_data_parallelism.ipynb"])
+def test_the_chapters_claims_fail_when_a_counter_is_perturbed(chapter, monkeypatch):
+    cells = [compile(source, "cell", "exec") for source in counting_cells(chapter)]
+    happened = []  # each run takes place once, with the extra message in it; the counters then look at it
+    for counter, seen_as in COUNTERS.items():
+        replay = iter(list(happened))
+        rows = []
+
+        def counted(fn, n, *args, counter=counter, replay=replay, seen_as=seen_as, **kwargs):
+            if counter == "right":
+                happened.append(run(one_more, n, fn, *args, **kwargs))
+            result = copy.copy(happened[-1] if counter == "right" else next(replay))
+            if result.trace is not None:
+                result.trace = Trace([x for e in result.trace.events for x in seen_as(e)], result.trace.spans)
+            return result
+
+        def note(name, *args, rows=rows, **kwargs):
+            what = "bytes" if kwargs.get("unit") == "bytes" else "calls" if name.startswith("all-reduces") else ""
+            what = "bound" if kwargs.get("relation", "=") != "=" else what
+            try:
+                claim(name, *args, **kwargs)
+                rows.append((name, what, True))
+            except ClaimError:
+                rows.append((name, what, False))
+
+        monkeypatch.setattr(lib, "run", counted, raising=False)
+        monkeypatch.setattr(lib, "claim", note, raising=False)
+        namespace = {"__name__": "chapter"}
+        for cell in cells:
+            exec(cell, namespace)
+        must_fail = {"right": (), "one more": ("bytes", "calls"), "1% more": ("bytes",)}[counter]
+        for name, what, held in rows:
+            assert held is (what not in must_fail) or what == "bound", (counter, name)
+        assert sum(what == "bytes" for _, what, _ in rows) == (1 if chapter.startswith("00") else 6)
+
+
+def test_what_is_counted_is_what_cost_says():
+    def counted(world, factor):
+        true = cost.wire_bytes
+        cost.wire_bytes = lambda *what: factor * true(*what)
+        comm.all_reduce(torch.ones(6), world)
+
+    sent = [run(counted, 3, factor, trace=True).trace.select(rank=2).wire_bytes for factor in (1, 1.01)]
+    assert sent == pytest.approx([2 * 2 / 3 * 24, 1.01 * 2 * 2 / 3 * 24], rel=1e-12)
+
+
+# ---- equality -------------------------------------------------------------------------------------------------------
+
+
+def test_largest_difference():
+    a = {"x": torch.tensor([3.0, 4.0]), "zero": torch.zeros(2), "empty": torch.zeros(0)}
+    assert largest_difference(a, a) == 0
+    assert largest_difference(a | {"x": torch.tensor([3.0, 4.5])}, a) == pytest.approx(0.1)
+    assert largest_difference(a | {"zero": torch.tensor([0.0, 1e-3])}, a) == pytest.approx(1e-3)
+    half = {"x": torch.tensor([300.0, 400.0], dtype=torch.float16)}  # its norm, squared, is beyond float16
+    assert largest_difference(half, {"x": torch.tensor([300.0, 400.0])}) == 0
+    assert largest_difference({"n": torch.tensor([1, 2])}, {"n": torch.tensor([1, 2])}) == 0
+
+
+def test_largest_difference_does_not_overlook_nan():
+    good, bad = {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.tensor([1.0, NAN]), "b": torch.ones(2)}
+    for got, wanted in ((bad, good), (good, bad), (bad, bad), ({**good, "a": torch.tensor([INF, 1])}, good)):
+        difference = largest_difference(got, wanted)
+        assert not difference < 1e300
+        assert not holds(0, difference, abs=1e-12)
+
+
+def test_largest_difference_of_other_things():
+    one = {"a": torch.ones(2)}
+    with pytest.raises(ValueError, match="in one of the two only: b"):
+        largest_difference(one, one | {"b": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"a has shape \[1\] instead of \[2\]"):  # it would broadcast
+        largest_difference({"a": torch.ones(1)}, one)
+    with pytest.raises(ValueError, match="no tensor to compare"):
+        largest_difference({}, {})
+
+
+def test_gradients_and_weights_are_copies():
+    model = nn.Linear(2, 1)
+    assert gradients(model) == {}
+    model(torch.ones(1, 2)).sum().backward()
+    grads, before = gradients(model), weights(model)
+    model.weight.grad.zero_()
+    model.weight.data.zero_()
+    assert grads["weight"].tolist() == [[1, 1]] and before["weight"].any() and not before["weight"].requires_grad
+
+
+def test_replicas_equal_to_the_last_bit():
+    def answers(world):
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.scalar = nn.Parameter(torch.tensor(1.0))
+        model.slanted = nn.Parameter(torch.randn(3, 2, dtype=torch.float64).t())
+        model.small = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        model.none = nn.Parameter(torch.ones(0))
+        out = [replicas_equal(model, world)]
+        for p in (model.scalar, model.slanted, model.small):
+            kept = p.detach().clone()
+            if world.rank == world.size - 1:
+                p.data = p.data * 1.01 if p.dtype == torch.bfloat16 else torch.nextafter(p.data, p.data + 1)
+            out.append(replicas_equal(model, world))
+            p.data = kept
+        model.scalar.data = torch.tensor(-0.0 if world.rank else 0.0)
+        return [*out, replicas_equal(model, world)]
+
+    assert run(answers, 3) == [[True, False, False, False, False]] * 3
+    assert replicas_equal(nn.Linear(1, 1), Group())
