@@ -20,7 +20,7 @@ def set_theme_options(app, config):
     options.update(logo={"text": config.project}, show_toc_level=2)
     if "example.invalid" in options["repository_url"]:
         # Until `make repository` has set an address, a link to it would lead nowhere.
-        options.update(use_repository_button=False, use_issues_button=False, launch_buttons={})
+        options.update(repository_url="", use_repository_button=False, use_issues_button=False, launch_buttons={})
 
 
 def remove_thebe(app, config):

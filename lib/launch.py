@@ -188,14 +188,14 @@ def _collect(folder: str, world_size: int) -> Run:
     import torch
 
     paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]
-    results = []
+    results, problem = [], ""
     for rank, path in enumerate(paths):
         try:
             results.append(torch.load(path, weights_only=False))
         except Exception as error:
-            raise RankError(
-                f"rank {rank} of {world_size} returned what cannot be read here: {error}", rank
-            ) from error
+            problem = f"rank {rank} of {world_size} returned what cannot be read here: {error}"
+        if problem:  # outside of the except: one error, not two
+            raise RankError(problem, rank)
     out = Run(value for value, *_ in results)
     if results[0][1] is not None:
         out.trace = Trace.merge([t for _, t, _, _ in results], start_s=min(start for _, _, start, _ in results))

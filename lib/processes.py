@@ -181,8 +181,9 @@ class Ranks:
         return ""
 
     def _last_noise(self, rank: int) -> str:
-        noise = [line for line in self._read(f"noise{rank}").splitlines() if line.strip()][-8:]
-        return "".join(f"\n  {line}" for line in noise)
+        """What C++ and Python's fault handler said at last, up to the machine's own frames."""
+        said = self._read(f"noise{rank}").split(f'  File "{os.path.join(_HERE, "rank.py")}"')[0]
+        return "".join(f"\n  {line}" for line in [x for x in said.splitlines() if x.strip()][-8:])
 
     def _print_rank_0(self) -> None:
         with contextlib.suppress(OSError), open(os.path.join(self.folder, "out0"), "rb") as file:
@@ -270,7 +271,9 @@ def start_server():
         if newest > _server_is_of and _server_is_of:
             forkserver._forkserver._stop()  # it holds the code of before the edit
         _server_is_of = newest
-        context.set_forkserver_preload(["lib.rank"])
+        context.set_forkserver_preload(
+            ["lib.rank", "torch._dynamo"]
+        )  # which an optimizer's first step imports, 1.5 s
         forkserver.ensure_running()
     return context
 

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 import torch
-import torch._dynamo  # noqa: F401  # an optimizer's first step imports it, 1.5 s that the server spends once for all
 import torch.distributed as dist
 
 from lib import comm, trace, watch
@@ -132,7 +131,7 @@ def _leave_the_terminal(folder: str, rank: int) -> None:
     os.dup2(noise, 1)
     os.dup2(noise, 2)
     os.close(noise)
-    faulthandler.enable(open(2, "w", closefd=False))
+    faulthandler.enable(open(2, "w", closefd=False), all_threads=False)
     out = open(os.path.join(folder, f"out{rank}"), "wb", buffering=0)
     sys.stdout = sys.stderr = io.TextIOWrapper(out, "utf-8", "backslashreplace", line_buffering=True)
 

@@ -1,0 +1,99 @@
+"""What nbval cannot see: that the stored outputs it compares with are there, are passes, and are compared at all."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from test_repository import ROOT, name
+
+SOLUTIONS = sorted(ROOT.glob("solutions/*.ipynb"))
+EXERCISES = sorted(ROOT.glob("exercises/*.ipynb"))
+IGNORED = re.compile(r"nbval-(?:ignore|skip|raises|test)|NBVAL_(?:IGNORE|SKIP|RAISES|TEST)", re.IGNORECASE)
+MACHINE = re.compile(r"(?<![\w.:/])/(?:work|root|home|Users|tmp|opt|usr|var)/|ipykernel_\d|site-packages")
+
+
+def code_cells(path: Path) -> list:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def checks(path: Path) -> list:
+    return [cell for cell in code_cells(path) if "check" in cell.metadata.get("tags", [])]
+
+
+def said(cell) -> str:
+    """What the cell printed; anything but plain print fails."""
+    assert [output.output_type for output in cell.outputs] in ([], ["stream"]), cell.id
+    return "".join(output.text for output in cell.outputs)
+
+
+# ---- what is stored -------------------------------------------------------------------------------------------------
+
+
+def test_there_are_solutions():
+    assert SOLUTIONS and EXERCISES, "without any, the tests below and nbval would pass"
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=name)
+def test_every_cell_of_a_solution_was_run_in_order_and_quietly(path):
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run make notebooks"
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"] == []
+    assert [match.group() for match in MACHINE.finditer(json.dumps(outputs))] == []
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=name)
+def test_every_check_of_a_solution_is_compared_and_passed_in_full(path):
+    cells = checks(path)
+    assert cells
+    for cell in cells:
+        exercise = re.fullmatch(r'check\("([\d.]+)", \w+\)', cell.source).group(1)
+        assert said(cell).startswith(f"PASS  {exercise} ")
+        points = cell.metadata.nbgrader.points
+        assert f" {points}/{points} points" in said(cell).splitlines()[0], "the cell's points are not the check's"
+
+
+@pytest.mark.parametrize("path", [*SOLUTIONS, *EXERCISES], ids=name)
+def test_nothing_is_hidden_from_nbval(path):
+    assert [cell.id for cell in code_cells(path) if IGNORED.search(cell.source + json.dumps(cell.metadata))] == []
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=name)
+def test_a_solution_ends_with_its_full_total(path):
+    last = code_cells(path)[-1]
+    assert last.source == "progress()"
+    total = sum(cell.metadata.nbgrader.points for cell in checks(path))
+    assert re.findall(r"(\d+)\s*/\s*(\d+)", said(last).splitlines()[-1]) == [(str(total), str(total))]
+
+
+# ---- what a student gets --------------------------------------------------------------------------------------------
+
+
+def test_the_exercises_are_those_of_the_solutions():
+    command = [sys.executable, "tools/make_exercises.py", "--check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=name)
+def test_an_exercise_has_its_task_above_it_and_its_check_below(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code" or cell.source]
+    stubs = [i for i, cell in enumerate(cells) if cell.metadata.get("nbgrader", {}).get("solution")]
+    assert [cells[i].id for i in stubs if not re.match(r"## \d+\. ", cells[i - 1].source)] == []
+    assert [cells[i].id for i in stubs if "check" not in cells[i + 1].metadata.get("tags", [])] == []
+    assert len(stubs) == len(checks(path)) >= 4
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=name)
+def test_an_untouched_exercise_runs_to_its_end_and_says_todo(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": tmp_path}}
+    NotebookClient(notebook, timeout=60, kernel_name="python3", resources=where).execute()
+    ran = [cell for cell in notebook.cells if "check" in cell.metadata.get("tags", [])]
+    assert [cell.id for cell in ran if not said(cell).startswith("TODO  ")] == []
+    assert [cell.id for cell in notebook.cells for output in cell.get("outputs", []) if output.name == "stderr"] == []
