@@ -152,6 +152,8 @@ def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
             f"world_size={world_size} must be between 1 and {MAX_RANKS}: each rank is a process of this machine; "
             "for more, start the same code with torchrun on several"
         )
+    if not isinstance(timeout_s, (int, float)):
+        raise TypeError(f"timeout_s={timeout_s!r} must be a number of seconds")
     if not timeout_s > 0:
         raise ValueError(f"timeout_s={timeout_s!r} must be above 0 seconds")
 
@@ -166,8 +168,8 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool) -> None:
         raise TypeError(
             f"{getattr(fn, '__name__', fn)} or its arguments cannot be sent to another process: {error}"
         ) from None
-    with open(os.path.join(folder, "path"), "wb") as file:
-        pickle.dump((sys.path, os.getcwd()), file)
+    with open(os.path.join(folder, "place"), "wb") as file:
+        pickle.dump((sys.path, os.getcwd(), dict(os.environ)), file)
     with open(os.path.join(folder, "job"), "wb") as file:
         file.write(body)
 

@@ -76,6 +76,9 @@ class MeshShape:
 
     def rank(self, dp: int = 0, pp: int = 0, tp: int = 0) -> int:
         """The global rank at these coordinates."""
+        for axis, i in zip(AXES, (dp, pp, tp), strict=True):
+            if not 0 <= i < getattr(self, axis):
+                raise ValueError(f"{axis}={i} is not on a mesh of {self}")
         return (dp * self.pp + pp) * self.tp + tp
 
     def groups(self, axis: str) -> list[tuple[int, ...]]:
@@ -105,6 +108,10 @@ class Mesh:
         if shape.size != world.size:
             raise ValueError(
                 f"dp={shape.dp} x pp={shape.pp} x tp={shape.tp} needs {shape.size} ranks, but the run has {world.size}"
+            )
+        if world.ranks != tuple(range(world.size)):
+            raise ValueError(
+                f"a mesh needs the group of all ranks, but got the ranks {world.ranks} along {world.axis}"
             )
         self.shape, self.world = shape, world
         self._groups = {axis: self._build(axis) for axis in AXES}

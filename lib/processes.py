@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import glob
+import itertools
 import multiprocessing
 import os
 import re
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import types
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
 
 from lib import watch
@@ -83,7 +84,12 @@ class Ranks:
                 process = context.Process(target=rank_main.main, args=args, daemon=True)
                 self.processes.append(process)
                 self.conns.append(ours)
-                process.start()
+                try:
+                    process.start()
+                except (EOFError, ConnectionError):
+                    raise RunError(
+                        "the server that ranks come from could not start; it has printed why, here or in the terminal"
+                    ) from None
                 theirs.close()
 
     def join(self, timeout_s: float) -> None:
@@ -182,8 +188,10 @@ class Ranks:
 
     def _last_noise(self, rank: int) -> str:
         """What C++ and Python's fault handler said at last, up to the machine's own frames."""
-        said = self._read(f"noise{rank}").split(f'  File "{os.path.join(_HERE, "rank.py")}"')[0]
-        return "".join(f"\n  {line}" for line in [x for x in said.splitlines() if x.strip()][-8:])
+        lines = [line for line in self._read(f"noise{rank}").splitlines() if line.strip()]
+        ours = (f'  File "{os.path.join(_HERE, "rank.py")}"', "Extension modules:")
+        said = list(itertools.takewhile(lambda line: not line.startswith(ours), lines))
+        return "".join(f"\n  {line}" for line in said[-8:])
 
     def _print_rank_0(self) -> None:
         with contextlib.suppress(OSError), open(os.path.join(self.folder, "out0"), "rb") as file:
@@ -266,7 +274,12 @@ def start_server():
     if method != "forkserver":
         return context
     newest = max(os.stat(path).st_mtime for path in glob.glob(os.path.join(_HERE, "**", "*.py"), recursive=True))
-    environment = {"PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    environment = {  # only the server's: a rank gets its own from `launch`
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path]),
+        "PYTHONSAFEPATH": "1",  # another folder called lib may be here
+        "OMP_NUM_THREADS": "1",
+    }
+    resource_tracker.ensure_running()  # now, as it would unblock the signal that we block
     with _one_at_a_time, _environment(**environment), _without_main(), _blocked(signal.SIGINT):
         if newest > _server_is_of and _server_is_of:
             forkserver._forkserver._stop()  # it holds the code of before the edit

@@ -82,10 +82,11 @@ def main(rank: int, world_size: int, folder: str, loopback: str, conn) -> None:
 
 def _work(rank: int, world_size: int, folder: str, loopback: str, table: watch.CallTable) -> Outcome:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback
-    with open(os.path.join(folder, "path"), "rb") as file:
-        sys.path[:], cwd = pickle.load(file)
+    with open(os.path.join(folder, "place"), "rb") as file:
+        sys.path[:], cwd, environment = pickle.load(file)
     os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment, GLOO_SOCKET_IFNAME=loopback)
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(os.path.join(folder, "store"), world_size),

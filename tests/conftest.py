@@ -12,7 +12,9 @@ def left_behind() -> set:
     """Processes below this one, beside the two servers, and everything in the folder for temporary files."""
     servers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
     processes = {p for p in psutil.Process().children(recursive=True) if p.pid not in servers}
-    return {f"process {p.pid}: {p.name()}" for p in processes} | {f"file {f}" for f in os.listdir(tempfile.gettempdir())}
+    return {f"process {p.pid}: {p.name()}" for p in processes} | {
+        f"file {f}" for f in os.listdir(tempfile.gettempdir())
+    }
 
 
 def open_files() -> list[str]:
@@ -32,7 +34,7 @@ def nothing(world):
 
 @pytest.fixture(scope="session")
 def private_temp_folder(tmp_path_factory):
-    """Temporary files of runs go where no other program's are, and the server's socket where it may stay."""
+    """Temporary files of runs go where no other program's are; the server's socket, made once, stays outside."""
     from lib.processes import start_server
 
     start_server()
@@ -43,13 +45,20 @@ def private_temp_folder(tmp_path_factory):
 
 @pytest.fixture
 def machine(private_temp_folder):
-    """Before and after the test a run works; and the test leaves no process, no file, no descriptor, no socket."""
+    """The test leaves no process, no file, no descriptor, no socket; and after it a run works."""
     from lib.launch import run
+    from lib.processes import start_server
 
-    run(nothing, 2)
+    start_server()
+    if forkserver._forkserver._forkserver_pid not in _warm:  # the first test, or a file of lib was edited meanwhile
+        run(nothing, 2)
+        _warm.add(forkserver._forkserver._forkserver_pid)
     before = open_files()
     assert not left_behind()
     yield
     assert not left_behind()
     assert sorted(open_files()) == sorted(before)
     assert run(lambda world: world.rank, 2, timeout_s=20) == [0, 1]
+
+
+_warm: set = set()

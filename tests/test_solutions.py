@@ -14,7 +14,7 @@ from test_repository import ROOT, name
 SOLUTIONS = sorted(ROOT.glob("solutions/*.ipynb"))
 EXERCISES = sorted(ROOT.glob("exercises/*.ipynb"))
 IGNORED = re.compile(r"nbval-(?:ignore|skip|raises|test)|NBVAL_(?:IGNORE|SKIP|RAISES|TEST)", re.IGNORECASE)
-MACHINE = re.compile(r"(?<![\w.:/])/(?:work|root|home|Users|tmp|opt|usr|var)/|ipykernel_\d|site-packages")
+MACHINE = re.compile(r"(?<!\w)/(?:work|root|home|Users|tmp|opt|usr|var)/|ipykernel_\d|site-packages")
 
 
 def code_cells(path: Path) -> list:
@@ -44,7 +44,8 @@ def test_every_cell_of_a_solution_was_run_in_order_and_quietly(path):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run make notebooks"
     outputs = [output for cell in cells for output in cell.outputs]
     assert [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"] == []
-    assert [match.group() for match in MACHINE.finditer(json.dumps(outputs))] == []
+    text = "\n".join(output.get("text", "") + str(output.get("data", "")) for output in outputs)
+    assert MACHINE.findall(text) == [], "what is stored is of this machine"
 
 
 @pytest.mark.parametrize("path", SOLUTIONS, ids=name)

@@ -1,0 +1,103 @@
+"""What an exercise is: data, and three functions that only the judge calls.
+
+The problem: "assert failed" teaches nothing, and a check that runs beside the learner's code can be fooled by it.
+The idea: ranks run the learner's function and return data, nothing else. The judge made the inputs, knows the serial
+answer, and knows what the usual *wrong* answers look like in numbers: exactly n times too large, or the part of one
+rank. So it can say which mistake it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPE = torch.float64
+Data = dict[str, Any]  # tensors, numbers and strings by name: what one rank gets, or gives back
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that people give.
+
+    Args:
+        hint: what it is and what to do, one or two sentences.
+        answers: (inputs, reference) to what each rank would return; only the entries given are compared.
+    """
+
+    hint: str
+    answers: Callable[[list[Data], list[Data]], list[Data]]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    Args:
+        id: chapter and number, `"03.1"`.
+        title: name of the function that the learner writes.
+        points: for all cases right; they are spread evenly over them.
+        body: what a rank does: `body(answer, group, inputs of this rank)` returns data.
+        inputs: (generator, number of ranks) to what each rank gets, other numbers at each call.
+        reference: inputs to what each rank must return.
+        mistakes: the first one that fits is named.
+        ranks: number of ranks of each case; 2 is left out where a wrong answer is right with two.
+        timeout_s: for one case.
+    """
+
+    id: str
+    title: str
+    points: int
+    body: Callable[[Callable, Any, Data], Data]
+    inputs: Callable[[torch.Generator, int], list[Data]]
+    reference: Callable[[list[Data]], list[Data]]
+    mistakes: tuple[Mistake, ...]
+    ranks: tuple[int, ...] = (3, 4)
+    timeout_s: float = 5
+
+
+def same(got: Data, wanted: Data, tolerance: float = 1e-6) -> bool:
+    """Whether `got` has all entries of `wanted`, tensors to `tolerance` of their largest element."""
+    return all(name in got and _same(got[name], want, tolerance) for name, want in wanted.items())
+
+
+def _same(got: Any, want: Any, tolerance: float) -> bool:
+    if isinstance(want, (list, tuple)):
+        return (
+            isinstance(got, (list, tuple))
+            and len(got) == len(want)
+            and all(_same(g, w, tolerance) for g, w in zip(got, want, strict=True))
+        )
+    if isinstance(want, Tensor):
+        if not isinstance(got, Tensor) or got.shape != want.shape:
+            return False
+        got, want = got.detach().double(), want.detach().double()
+        slack = tolerance * max(want.nan_to_num().abs().max().item() if want.numel() else 0.0, 1e-12)
+        return torch.allclose(got, want, rtol=0, atol=slack, equal_nan=True)
+    if isinstance(want, float):
+        return isinstance(got, (int, float)) and abs(got - want) <= tolerance * max(abs(want), 1e-12)
+    return bool(got == want)
+
+
+# ---- what exercises are made of -------------------------------------------------------------------------------------
+
+
+def random(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=DTYPE)
+
+
+def mean(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).mean(0)
+
+
+def everywhere(data: Data, given: list[Data]) -> list[Data]:
+    """The same data on every rank."""
+    return [data] * len(given)
+
+
+def scaled(factor: Callable[[int], float]) -> Callable:
+    """What ranks return when all gradients are the right ones times `factor(n)`."""
+    return lambda given, want: [{"gradients": [g * factor(len(given)) for g in w["gradients"]]} for w in want]

@@ -1,0 +1,121 @@
+"""Run an answer in ranks, look at what they return, and say what it is."""
+
+from __future__ import annotations
+
+import os
+import random
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lib.check.exercise import Data, Exercise, same
+from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
+
+PASS, FAIL, TODO = "PASS", "FAIL", "TODO"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one case came to: `status` is PASS, FAIL or TODO; `hint` says what to do, empty after a PASS."""
+
+    case: str
+    status: str
+    hint: str = ""
+
+
+def judge(exercise: Exercise, answer: Callable, seed: int) -> list[Verdict]:
+    """All cases of an exercise, each on numbers that only depend on `seed`."""
+    verdicts = []
+    for ranks in exercise.ranks:
+        name = f"{ranks} ranks" if ranks > 1 else "several sizes"
+        generator = torch.Generator().manual_seed(random.Random(f"{seed} {ranks}").getrandbits(62))
+        status, hint = _case(exercise, answer, ranks, exercise.inputs(generator, ranks))
+        verdicts.append(Verdict(name, status, hint))
+        if status == TODO:
+            break
+    return verdicts
+
+
+def new_seed() -> int:
+    return int.from_bytes(os.urandom(3), "big")
+
+
+def _in_rank(world, body: Callable, answer: Callable, inputs: list[Data]) -> Data:
+    return body(answer, world, inputs[world.rank])
+
+
+def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) -> tuple[str, str]:
+    # The learner's prints come out before the verdict, as in any cell.
+    try:
+        got = run(_in_rank, ranks, exercise.body, answer, inputs, timeout_s=exercise.timeout_s)
+    except RankError as error:
+        if error.error == "NotImplementedError":
+            return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
+        return FAIL, _own_lines(str(error))
+    except HangError as error:
+        return FAIL, f"{error}\n{_way_out(str(error))}"
+    except MismatchError as error:
+        return FAIL, str(error)
+    except RunTimeout as error:
+        return (
+            FAIL,
+            f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n{error}",
+        )
+    except (RunError, TypeError) as error:
+        return FAIL, str(error)
+    wanted = exercise.reference(inputs)
+    if all(same(g, w) for g, w in zip(got, wanted, strict=True)):
+        return PASS, ""
+    for mistake in exercise.mistakes:
+        looks_like = mistake.answers(inputs, wanted)
+        if all(same(g, m) for g, m in zip(got, looks_like, strict=True)):
+            return FAIL, textwrap.fill(mistake.hint, 96)
+    return FAIL, _difference(got, wanted)
+
+
+def _own_lines(message: str) -> str:
+    """Of a rank's traceback, what is the learner's: their frames, and the error itself."""
+    if "Traceback" not in message:
+        return message[0].upper() + message[1:] + "."
+    lines = message[message.index("Traceback") :].splitlines()[1:]
+    frames: list[list[str]] = []
+    for line in lines:
+        if line.startswith("  ") and not line.startswith("   "):
+            frames.append([line])
+        elif line.startswith("   ") and frames:
+            frames[-1].append(line)
+        else:
+            frames.append([line])
+    own = [frame for frame in frames if not frame[0].startswith(('  File "lib/', '  File "torch/'))]
+    return "Your function raised an error:\n" + "\n".join(line for frame in own for line in frame)
+
+
+def _way_out(report: str) -> str:
+    if "did not call it" in report:
+        return "Every rank of a group must make the same collective calls, in the same order."
+    if "send to" in report and "recv from" not in report:
+        return "Every rank sends first, and a send ends only when it is received: start the receives too, then wait."
+    return "Look at what each rank waits for: somebody must do the opposite."
+
+
+def _difference(got: list[Data], wanted: list[Data]) -> str:
+    """The first entry that differs, in words."""
+    for rank, (mine, want) in enumerate(zip(got, wanted, strict=True)):
+        for name, value in want.items():
+            if not same(mine, {name: value}):
+                return (
+                    f"Rank {rank}: {name} is not right.\n  wanted  {_short(value)}\n"
+                    f"  got     {_short(mine.get(name, 'nothing'))}"
+                )
+    return "The result is not right."
+
+
+def _short(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        numbers = ", ".join(f"{x:.4g}" for x in value.flatten()[:4].tolist())
+        return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}"
+    if isinstance(value, (list, tuple)):
+        return f"{len(value)} of them: " + "; ".join(_short(v) for v in value[:3])
+    return repr(value)[:200]

@@ -1,0 +1,326 @@
+"""Every collective against a formula of one process, at one to four ranks; what is counted; what is refused."""
+
+import statistics
+import sys
+import time
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib import comm, trace
+from lib.launch import run
+from lib.mesh import Group, Mesh, MeshShape
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("machine")
+
+DTYPES = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.int64: 0, torch.int32: 0}
+
+
+def data(rank, n, dtype, empty=False):
+    """The same tensor wherever it is made: each dim can be split over n; not contiguous."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    shape = (2 * n, 0 if empty else n, 3 * n)
+    x = torch.randint(-9, 9, shape[::-1], generator=generator).double()
+    if dtype.is_floating_point:
+        x = x + torch.rand(shape[::-1], generator=generator, dtype=torch.float64)
+    return x.to(dtype).permute(2, 1, 0)
+
+
+# ---- what each collective should give, from the inputs of all ranks -------------------------------------------------
+
+
+def reduced(xs, op):
+    x = torch.stack(xs).double()
+    return {"sum": x.sum(0), "mean": x.sum(0) / len(xs), "max": x.amax(0), "min": x.amin(0)}[op]
+
+
+def cases(n, dtype):
+    """(name, the call, the formula, payload and wire as multiples of one rank's bytes)"""
+    ring = (n - 1) / n
+    for op in ("sum", "mean", "max", "min"):
+        if op == "mean" and not dtype.is_floating_point:
+            continue
+
+        def all_reduce(x, g, op=op):
+            return comm.all_reduce(x, g, op)
+
+        yield f"all_reduce {op}", all_reduce, lambda xs, r, op=op: reduced(xs, op), 1, 2 * ring
+        for dim in (0, 1, 2, -1, -3):
+
+            def scatter(x, g, dim=dim, op=op):
+                return comm.reduce_scatter(x, g, dim, op)
+
+            def part(xs, r, dim=dim, op=op):
+                return reduced(xs, op).chunk(len(xs), dim)[r]
+
+            yield f"reduce_scatter {op} {dim}", scatter, part, 1, ring
+    for dim in (0, 1, 2, -1, -2):
+
+        def gather(x, g, dim=dim):
+            return comm.all_gather(x, g, dim)
+
+        yield f"all_gather {dim}", gather, lambda xs, r, dim=dim: torch.cat(xs, dim), n, n - 1
+    for split in (0, 1, 2, -1):
+        for concat in (0, 1, -1):
+
+            def swap(x, g, split=split, concat=concat):
+                return comm.all_to_all(x, g, split, concat)
+
+            def swapped(xs, r, split=split, concat=concat):
+                return torch.cat([x.chunk(len(xs), split)[r] for x in xs], concat)
+
+            yield f"all_to_all {split} {concat}", swap, swapped, 1, ring
+    for src in range(n):
+        yield f"broadcast {src}", lambda x, g, s=src: comm.broadcast(x, g, s), lambda xs, r, s=src: xs[s], 1, 1.0
+
+
+def problems(world, group, dtype, tolerance):
+    """All cases over a group: what is wrong, in words."""
+    n, found = group.size, []
+    for empty in (False, True):
+        xs = [data(rank, n, dtype, empty) for rank in range(n)]
+        x = xs[group.rank].clone(memory_format=torch.preserve_format)
+        for name, call, formula, payload, wire in cases(n, dtype):
+            with trace.record(world.rank) as seen, comm.label(name):
+                y = call(x, group)
+            want = formula(xs, group.rank)
+            if y.dtype != dtype or y.shape != want.shape or not y.is_contiguous() or y.requires_grad:
+                found.append(f"{name}: {comm.spec(y)} for {comm.spec(want)}")
+            elif y.numel() and (y.double() - want.double()).abs().max() > tolerance * want.double().abs().max():
+                found.append(f"{name}: {y} for {want}")
+            if y.numel() and y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                found.append(f"{name}: shares memory")
+            if not torch.equal(x, xs[group.rank]):
+                found.append(f"{name}: argument changed")
+            size = x.numel() * x.element_size()
+            kind = name.split()[0]
+            want = [] if n == 1 or empty else [(kind, group.axis, group.ranks, size * payload, size * wire, name)]
+            got = [(e.kind, e.axis, e.peers, e.payload_bytes, e.wire_bytes, e.label) for e in seen.events]
+            if got != want or any(e.rank != world.rank or not e.start_s <= e.end_s for e in seen.events):
+                found.append(f"{name}: counted {got} for {want}")
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_collective_is_its_formula(n):
+    def every(world):
+        wide = [p for dtype, tolerance in DTYPES.items() for p in problems(world, world, dtype, tolerance)]
+        alone = Group("tp", (world.rank,), 0)
+        return wide + problems(world, alone, torch.float32, 1e-6) + problems(world, alone, torch.int32, 0)
+
+    assert run(every, n) == [[]] * n
+
+
+def test_two_axes_at_once():
+    """A 2 x 2 mesh: collectives along dp and tp under way at the same time, then a message along each."""
+
+    def works(world):
+        mesh = Mesh(MeshShape(dp=2, tp=2), world)
+        dp, tp = mesh.group("dp"), mesh.group("tp")
+        me = torch.tensor([float(world.rank)])
+        with trace.record(world.rank) as seen:
+            pending = [
+                comm.all_reduce_start(me, dp),
+                comm.all_gather_start(me, tp),
+                comm.reduce_scatter_start(torch.cat([me, 10 * me]), dp),
+                comm.all_reduce_start(me, tp, "max"),
+            ]
+            got = [p.wait().tolist() for p in reversed(pending)][::-1]
+            got += [comm.exchange({1 - g.rank: me}, {1 - g.rank: me}, g).wait()[1 - g.rank].item() for g in (dp, tp)]
+        return (
+            got,
+            problems(world, dp, torch.float64, 1e-14) + problems(world, tp, torch.float64, 1e-14),
+            seen.traffic(),
+        )
+
+    for rank, (got, wrong, traffic) in enumerate(run(works, 4)):
+        dp, tp = [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert wrong == []
+        assert got == [
+            [sum(dp)],
+            tp,
+            [sum(dp) * (10 if rank >= 2 else 1)],
+            [max(tp)],
+            sum(dp) - rank,
+            sum(tp) - rank,
+        ]
+        assert traffic == {
+            ("all_reduce", "dp"): (1, 4),
+            ("all_gather", "tp"): (1, 4),
+            ("reduce_scatter", "dp"): (1, 4),
+            ("all_reduce", "tp"): (1, 4),
+            ("send", "dp"): (1, 4),
+            ("recv", "dp"): (1, 0),
+            ("send", "tp"): (1, 4),
+            ("recv", "tp"): (1, 0),
+        }
+
+
+def test_out_reuses_memory():
+    def works(world):
+        x = torch.arange(4.0)
+        same = comm.all_reduce(x, world, out=x)
+        other = torch.empty(2, 2)
+        p = torch.nn.Parameter(torch.ones(3))
+        kept = [same is x, comm.all_reduce(torch.ones(2, 2), world, "mean", out=other) is other]
+        kept.append(comm.all_reduce(p, world, "mean", out=p) is p)
+        return kept, x.tolist(), other.tolist(), p.grad_fn, p.tolist(), comm.all_gather(p, world).requires_grad
+
+    for n in (1, 2):
+        want = [True] * 3, [0, n, 2 * n, 3 * n], [[1, 1], [1, 1]], None, [1, 1, 1], False
+        assert run(works, n) == [want] * n
+
+
+def test_pending_waits_once_and_may_be_forgotten():
+    def works(world):
+        right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+        with trace.record(world.rank) as seen:
+            pending = comm.all_reduce_start(torch.ones(3), world)
+            first, again = pending.wait(), pending.wait()
+            comm.send(torch.full((1000,), float(world.rank)), world, right)  # nobody waits, and it arrives
+            comm.all_gather_start(torch.ones(3), world)
+            got = comm.recv(torch.empty(1000), world, left).wait()
+            comm.barrier(world)
+        return first is again, got.unique().tolist() == [left], [e.kind for e in seen.events], len(comm._works)
+
+    assert run(works, 3) == [(True, True, ["all_reduce", "recv", "barrier"], 2)] * 3
+
+
+def test_messages():
+    """Strided and empty ones, several to the same rank in order, a ring by exchange."""
+
+    def works(world):
+        n, me = world.size, world.rank
+        right, left = (me + 1) % n, (me - 1) % n
+        x = torch.arange(12.0).reshape(3, 4).T + me
+        with trace.record(me) as seen:
+            got = comm.exchange({right: x}, {left: x}, world).wait()
+            pending = [comm.send(torch.full((i,), float(i)), world, right) for i in range(4)]
+            sizes = [comm.recv(torch.empty(i), world, left).wait().tolist() for i in range(4)]
+            [p.wait() for p in pending]
+            nobody = comm.exchange({}, {}, world).wait()
+        events = [(e.kind, e.peers, e.payload_bytes, e.wire_bytes) for e in seen.events]
+        y = got[left]
+        ok = list(got) == [left] and torch.equal(y, x - me + left) and y.is_contiguous() and nobody == {}
+        return ok, sizes, [p.wait() for p in pending], events
+
+    for n in (2, 3):
+        for rank, (ok, sizes, sent, events) in enumerate(run(works, n)):
+            right, left = ((rank + 1) % n,), ((rank - 1) % n,)
+            assert ok and sizes == [[float(i)] * i for i in range(4)] and sent == [None] * 4
+            assert events == [
+                ("send", right, 48, 48.0),
+                ("recv", left, 48, 0.0),
+                *[("recv", left, 4 * i, 0.0) for i in (1, 2, 3)],
+                *[("send", right, 4 * i, 4.0 * i) for i in (1, 2, 3)],
+            ]
+
+
+def test_labels_nest_and_belong_to_the_start():
+    def works(world):
+        with trace.record(world.rank) as seen:
+            with comm.label("outer"):
+                with comm.label("inner"):
+                    pending = comm.all_reduce_start(torch.ones(1), world)
+                comm.barrier(world)
+            pending.wait()
+            comm.barrier(world)
+        return [(e.kind, e.label) for e in seen.events]
+
+    assert run(works, 2)[0] == [("barrier", "outer"), ("all_reduce", "inner"), ("barrier", "")]
+
+
+def test_more_channels_than_places():
+    """Calls beyond them run unchecked; they run."""
+
+    def works(world):
+        before = comm.table._mine
+        before.update({-i: 0 for i in range(1, 160 - len(before) + 1)})
+        groups = [dist.new_group([0, 1]) for _ in range(2)]
+        return [comm.all_reduce(torch.ones(2), Group("x", (0, 1), world.rank, g)).tolist() for g in groups]
+
+    assert run(works, 2) == [[[2, 2], [2, 2]]] * 2
+
+
+BAD = [
+    (lambda g: comm.all_reduce(torch.ones(4), g, "avg"), "unknown op 'avg'; use one of sum, mean, max, min"),
+    (lambda g: comm.reduce_scatter(torch.ones(4), g, op="prod"), "unknown op 'prod'"),
+    (lambda g: comm.all_reduce(torch.ones(4, dtype=torch.int64), g, "mean"), r"the mean of int64\[4\]"),
+    (lambda g: comm.reduce_scatter(torch.ones(4, dtype=torch.int32), g, op="mean"), r"the mean of int32\[4\]"),
+    (lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(2, 2)), r"like x, but is float32\[2, 2\]"),
+    (lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(4).double()), r"like x, but is float64\[4\]"),
+    (lambda g: comm.all_reduce(torch.ones(2, 2), g, out=torch.ones(2, 2).T), "not contiguous"),
+    (lambda g: comm.reduce_scatter(torch.ones(4), g, dim=1), r"dim=1 does not exist in a tensor of shape \[4\]"),
+    (lambda g: comm.all_gather(torch.ones(4), g, dim=-2), "dim=-2 does not exist"),
+    (lambda g: comm.all_gather(torch.tensor(1.0), g), r"dim=0 does not exist in a tensor of shape \[\]"),
+    (lambda g: comm.all_to_all(torch.ones(4), g, concat_dim=3), "dim=3 does not exist"),
+    (lambda g: comm.broadcast(torch.ones(4), g, src=4), "src=4 is not in this group of 4 ranks"),
+    (lambda g: comm.broadcast(torch.ones(4), g, src=-1), "src=-1 is not in this group of 4 ranks"),
+    (lambda g: comm.send(torch.ones(4), g, 9), "dst=9 is not in this group of 4 ranks"),
+    (lambda g: comm.recv(torch.ones(4), g, 9), "src=9 is not in this group of 4 ranks"),
+    (lambda g: comm.send(torch.ones(4), g, g.rank), "is this rank itself"),
+    (lambda g: comm.recv(torch.ones(4), g, g.rank), "is this rank itself"),
+    (lambda g: comm.reduce_scatter(torch.ones(10), g), "dim 0 has size 10, which cannot be split over 4 ranks.*of 4"),
+    (lambda g: comm.all_to_all(torch.ones(4, 10), g, 1), "dim 1 has size 10, which cannot be split over 4 ranks"),
+]
+
+
+def test_bad_input():
+    """Refused before a byte moves, on every rank; then the same group works."""
+
+    def asks(world):
+        messages = []
+        for call, _ in BAD:
+            try:
+                messages.append(f"no error: {call(world)}")
+            except ValueError as error:
+                messages.append(str(error))
+        comm.barrier(world)
+        return messages
+
+    for messages in run(asks, 4):
+        for message, (_, text) in zip(messages, BAD, strict=True):
+            with pytest.raises(ValueError, match=text):
+                raise ValueError(message)
+
+
+LOOPBACK = "/sys/class/net/lo/statistics/tx_bytes"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what its loopback interface carries")
+@pytest.mark.parametrize("n", [2, 4])
+def test_what_is_counted_is_what_is_sent(n):
+    """By the kernel's own count: reduce-scatter sends (n-1)/n of its array, where gloo's own sends twice that."""
+    size = 4 << 20
+
+    def measures(world):
+        x = torch.ones(size // 4)
+        own, ratios = torch.empty(size // 4 // n), {}
+        for name, call, ideal in [
+            ("reduce_scatter", lambda: comm.reduce_scatter(x, world), (n - 1) * size),
+            ("all_gather", lambda: comm.all_gather(own, world), (n - 1) * size),
+            ("all_reduce", lambda: comm.all_reduce(x, world), 2 * (n - 1) * size),
+            ("gloo's own", lambda: comm._reduce_scatter(own, x), (n - 1) * size),
+        ]:
+            ratios[name] = []
+            for _ in range(3):
+                comm.barrier(world)
+                before = int(open(LOOPBACK).read())
+                comm.barrier(world)
+                call()
+                comm.barrier(world)
+                time.sleep(0.01)
+                ratios[name].append((int(open(LOOPBACK).read()) - before) / ideal)
+        return {name: statistics.median(values) for name, values in ratios.items()}
+
+    for _ in range(4):  # others may use the interface too, and can only add
+        ratios = run(measures, n)[0]
+        if ratios["reduce_scatter"] < 1.03 and ratios["all_gather"] < 1.03 and ratios["all_reduce"] < 1.03:
+            break
+    assert 0.99 < ratios["reduce_scatter"] < 1.03, ratios
+    assert 0.99 < ratios["all_gather"] < 1.03, ratios
+    assert 0.99 < ratios["all_reduce"] < 1.03, ratios
+    assert ratios["gloo's own"] > 1.9, "if gloo learns it, ours can go"

@@ -1,0 +1,355 @@
+"""`run`: what comes back, what is refused, and what becomes of it when the parent is interrupted, killed or edited."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+from conftest import nothing
+
+from lib import comm
+from lib.launch import Run, close, device, init, run
+from lib.mesh import Group
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Point:
+    x: int
+
+
+# ---- what comes back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_results_come_back_in_rank_order(monkeypatch):
+    offset = 10
+    big = torch.arange(3_000_000, dtype=torch.float64)
+    monkeypatch.setenv("TOLD_LATER", "yes")  # after the server has started
+
+    def returns(world, *args):
+        a, b = args
+        a += world.rank  # a copy: the caller's own is not touched
+        place = os.getcwd(), sys.path, {**os.environ, "GLOO_SOCKET_IFNAME": ""}
+        return world.rank + offset, a, Point(world.rank), b["big"] * 2, torch.get_num_threads(), place
+
+    a = torch.zeros(3)
+    got = run(returns, 3, a, {"big": big})
+    assert isinstance(got, Run) and len(got) == 3 and got.trace is None and 0 < got.wall_s < 10
+    for rank, (number, tensor, point, twice, threads, place) in enumerate(got):
+        assert number == rank + 10
+        assert torch.equal(tensor, torch.full((3,), float(rank)))
+        assert point == Point(rank) and type(point) is Point
+        assert torch.equal(twice, big * 2)
+        assert threads == 1
+        assert place == (os.getcwd(), sys.path, {**os.environ, "GLOO_SOCKET_IFNAME": ""})
+    assert torch.equal(a, torch.zeros(3))
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_run_is_fast_and_traced():
+    best_s = min(run(nothing, 8).wall_s for _ in range(3))
+    assert best_s < 2, "a rank is forked from a server that has imported torch, not started"
+    got = run(lambda world: comm.all_reduce(torch.ones(4), world), 2, trace=True)
+    assert [(e.rank, e.kind, e.payload_bytes) for e in sorted(got.trace.events, key=lambda e: e.rank)] == [
+        (0, "all_reduce", 16),
+        (1, "all_reduce", 16),
+    ]
+    assert all(0 <= e.start_s <= e.end_s <= got.wall_s for e in got.trace.events)
+
+
+@pytest.mark.usefixtures("machine")
+def test_prints_come_in_rank_order(capsys):
+    def speaks(world):
+        print(f"one {world.rank}\ntwo", end="")
+        print("!" if world.rank else "")
+
+    run(speaks, 3)
+    assert capsys.readouterr().out == "".join(
+        f"rank {r} | one {r}\nrank {r} | two{'!' * (r > 0)}\n" for r in range(3)
+    )
+
+
+@pytest.mark.usefixtures("machine")
+def test_rank_0_is_heard_while_it_works(capfd):
+    """Its letters too are whole, though they come in pieces."""
+    shown = []
+
+    def speaks(world):
+        for byte in "∑\n".encode():
+            sys.stdout.buffer.write(bytes([byte]))
+            sys.stdout.buffer.flush()
+            time.sleep(0.12)
+        print("end")
+
+    class Screen:
+        encoding = "ascii"  # a terminal that knows no ∑
+
+        def write(self, text):
+            text.encode("ascii")
+            shown.append((time.monotonic(), text))
+
+        def flush(self):
+            pass
+
+    real, sys.stdout = sys.stdout, Screen()
+    try:
+        run(speaks, 1)
+    finally:
+        sys.stdout = real
+    assert "".join(text for _, text in shown) == "rank 0 | ?\nrank 0 | end\n"
+    assert shown[-1][0] - shown[0][0] > 0.1
+
+
+def test_one_process_alone(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert init() == Group()
+    assert device() == torch.device("cpu")
+    assert close(init(), "report") == ["report"]
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "timeout_s", "error", "text"),
+    [
+        ((nothing, 0), 60, ValueError, "world_size=0 must be between 1 and 64"),
+        ((nothing, -1), 60, ValueError, "world_size=-1 must be between 1 and 64"),
+        ((nothing, 1000), 60, ValueError, "world_size=1000 must be between 1 and 64.*torchrun"),
+        ((nothing, 3.5), 60, TypeError, "world_size=3.5 must be a whole number"),
+        ((nothing, True), 60, TypeError, "world_size=True must be a whole number"),
+        ((nothing, "2"), 60, TypeError, "world_size='2' must be a whole number"),
+        ((2, nothing), 60, TypeError, r"run needs a function .*: run\(fn, world_size, ...\)"),
+        ((None, 2), 60, TypeError, "run needs a function of the world group first, but got None"),
+        ((nothing, 2), 0, ValueError, "timeout_s=0 must be above 0"),
+        ((nothing, 2), -3, ValueError, "timeout_s=-3 must be above 0"),
+        ((nothing, 2), float("nan"), ValueError, "timeout_s=nan must be above 0"),
+        ((nothing, 2), "60", TypeError, "timeout_s='60' must be a number of seconds"),
+        ((nothing, 2), None, TypeError, "timeout_s=None must be a number of seconds"),
+    ],
+)
+def test_bad_input(args, timeout_s, error, text, private_temp_folder):
+    with pytest.raises(error, match=text):
+        run(*args, timeout_s=timeout_s)
+    assert not os.listdir(tempfile.gettempdir())
+
+
+# ---- the parent is a script -----------------------------------------------------------------------------------------
+
+HELPER = "def double(x):\n    return 2 * x\n"
+SCRIPT = """
+    import os, sys, time
+    print("top level", flush=True)
+    from lib.launch import run
+    from helper import double
+
+    def waits(world):
+        print("waiting", flush=True)
+        time.sleep(60)
+
+    print(run(lambda world: double(world.rank), 2), flush=True)
+    for _ in range(int(sys.argv[1])):
+        try:
+            run(waits, 2)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            print(run(lambda world: double(world.rank), 2), flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Starts the script above, in a session of its own and with a folder for temporary files of its own."""
+    (tmp_path / "temp").mkdir()
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    started = []
+
+    def start(*args, **environment):
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temp"), **environment}
+        command = [sys.executable, tmp_path / "script.py", *args]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=variables, start_new_session=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with process:
+            process.kill()
+
+
+def gone(processes, within_s):
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_script_needs_no_main_guard_and_lives_through_ctrl_c_and_dies_with_its_ranks(script, tmp_path):
+    process = script("2")
+    line = process.stdout.readline
+    assert [line(), line(), line()] == ["top level\n", "[0, 2]\n", "rank 0 | waiting\n"]
+    ranks = {p for child in psutil.Process(process.pid).children() for p in child.children()}
+    assert len(ranks) == 2
+    os.killpg(process.pid, signal.SIGINT)  # as the terminal does it
+    began = time.monotonic()
+    assert [line(), line(), line(), line()] == [
+        "rank 1 | waiting\n",
+        "interrupted\n",
+        "[0, 2]\n",
+        "rank 0 | waiting\n",
+    ]
+    assert time.monotonic() - began < 2
+    assert not gone(ranks, 0)
+    assert len(list((tmp_path / "temp").glob("parallel-by-hand-*"))) == 1
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 4, "the two servers and two ranks"
+    ranks = {p for p in family if p.ppid() != process.pid}
+    process.kill()
+    assert len(ranks) == 2 and not gone(ranks, 2), "nobody is left to end the ranks, so they end themselves"
+    assert not gone(family, 10)
+    assert not list((tmp_path / "temp").glob("parallel-by-hand-*"))
+    assert process.communicate(timeout=5) == ("", "")
+
+
+def test_ctrl_c_while_the_server_starts(script, tmp_path):
+    process = script("0")
+    assert process.stdout.readline() == "top level\n"
+    while not psutil.Process(process.pid).children():
+        time.sleep(0.02)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT and out == ""
+    assert err.count("Traceback") == 1 and err.endswith("KeyboardInterrupt\n"), err
+    assert not list((tmp_path / "temp").glob("parallel-by-hand-*"))
+
+
+def test_spawn_instead_of_the_fork_server(script):
+    process = script("0", LIB_START="spawn")
+    assert process.communicate(timeout=100) == ("top level\n[0, 2]\n", "")
+    assert process.returncode == 0
+
+
+def test_an_edited_library_is_read_again(script, tmp_path):
+    """The server holds the code that it started with: when a file is newer, it starts anew."""
+    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import os, pathlib
+        from multiprocessing import forkserver
+        from lib import cost
+        from lib.launch import run
+
+        def asks(world):
+            from lib import cost
+            return getattr(cost, "NEW", None), os.getppid()
+
+        def server():
+            return forkserver._forkserver._forkserver_pid
+
+        (old, of), first = run(asks, 1)[0], server()
+        (again, by), second = run(asks, 1)[0], server()
+        pathlib.Path(cost.__file__).open("a").write("NEW = 'edited'\\n")
+        (new, at), third = run(asks, 1)[0], server()
+        assert (old, again, new) == (None, None, "edited")
+        assert of == first == by == second != third == at
+        pathlib.Path(cost.__file__).open("a").write("this is not Python\\n")
+        try:
+            run(asks, 1)
+        except Exception as error:
+            print(type(error).__name__, error)
+        """)
+    )
+    out, err = script(PYTHONPATH=str(tmp_path)).communicate(timeout=60)
+    assert "RunError the server that ranks come from could not start" in out, (out, err)
+
+
+# ---- the parent is a notebook ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """Runs cells in a real kernel: `cell(text, interrupt_after_s)` gives (error name, error text, stdout, stderr)."""
+    jupyter_client = pytest.importorskip("jupyter_client")
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.kernel_spec.argv[0] = sys.executable
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    del variables["PYTEST_CURRENT_TEST"]  # or ipykernel would not show what goes past Python
+    manager.start_kernel(cwd=str(tmp_path), env=variables)
+    client = manager.blocking_client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+
+    def cell(text, interrupt_after_s=None):
+        said, error = {"stdout": "", "stderr": ""}, ["", ""]
+
+        def hear(message):
+            if message["msg_type"] == "stream":
+                said[message["content"]["name"]] += message["content"]["text"]
+            elif message["msg_type"] == "error":
+                error[:] = message["content"]["ename"], message["content"]["evalue"]
+            elif message["content"].get("execution_state") == "busy" and interrupt_after_s:
+                threading.Timer(interrupt_after_s, manager.interrupt_kernel).start()
+
+        client.execute_interactive(textwrap.dedent(text), timeout=60, output_hook=hear)
+        return *error, said["stdout"], said["stderr"]
+
+    cell.pid = manager.provisioner.pid
+    yield cell
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def test_a_notebook(notebook, tmp_path):
+    """Interrupted while the server starts, and while ranks run; errors name cells; nothing is left."""
+    assert notebook("from lib.launch import run\nimport time\ntime.sleep(9)", 0.7) == (
+        "KeyboardInterrupt",
+        "",
+        "",
+        "",
+    )
+    assert notebook("print(run(lambda world: world.rank, 2))") == ("", "", "[0, 1]\n", "")
+    family = set(psutil.Process(notebook.pid).children(recursive=True))
+    began = time.monotonic()
+    text = """
+        def loops(world):
+            print("here", flush=True)
+            while True:
+                pass
+        run(loops, 2)
+    """
+    assert notebook(text, 1) == ("KeyboardInterrupt", "", "rank 0 | here\nrank 1 | here\n", "")
+    assert time.monotonic() - began < 4
+    assert set(psutil.Process(notebook.pid).children(recursive=True)) == family
+    assert not list(tmp_path.glob("parallel-by-hand-*"))
+
+    text = """
+        import torch, torch.distributed as dist
+        def sends(world):
+            dist.send(torch.ones(2), 1 - world.rank)
+        run(sends, 2)
+    """
+    name, report, *_ = notebook(text)
+    assert name == "HangError"
+    assert "rank 0  waits in send to 1, float32[2]  Cell In[4], line 3, in sends: dist.send(torch.ones(2)" in report
+    name, report, *_ = notebook("def fails(world):\n    1 / world.rank\nrun(fails, 2)")
+    assert name == "RankError"
+    assert report.startswith(
+        "rank 0 of 2 raised ZeroDivisionError\n\nTraceback (most recent call last):\n  Cell In[5], "
+    )
+    assert "1 / world.rank" in report and report.endswith("ZeroDivisionError: division by zero")
+    assert notebook("def fails(world):\n    return 1\nprint(run(fails, 2))") == ("", "", "[1, 1]\n", "")
+    assert set(psutil.Process(notebook.pid).children(recursive=True)) == family

@@ -1,0 +1,95 @@
+"""The arithmetic of a mesh, and the groups that ranks get from it."""
+
+import sys
+from itertools import product
+
+import cloudpickle
+import pytest
+
+from lib import comm
+from lib.launch import RankError, run
+from lib.mesh import AXES, Group, Mesh, MeshShape
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.parametrize(("dp", "pp", "tp"), product((1, 2, 3), repeat=3))
+def test_every_rank_has_one_place(dp, pp, tp):
+    shape = MeshShape(dp, pp, tp)
+    assert shape.size == dp * pp * tp
+    places = list(product(range(dp), range(pp), range(tp)))  # tp innermost
+    for rank, place in enumerate(places):
+        here = dict(zip(AXES, place, strict=True))
+        assert shape.coordinates(rank) == here and shape.rank(**here) == rank
+    for axis in AXES:
+        groups = shape.groups(axis)
+        assert sorted(rank for group in groups for rank in group) == list(range(shape.size))
+        for group in groups:
+            assert [shape.coordinates(rank)[axis] for rank in group] == list(range(getattr(shape, axis)))
+            rest = [{a: x for a, x in shape.coordinates(rank).items() if a != axis} for rank in group]
+            assert all(r == rest[0] for r in rest)
+
+
+def test_neighbours_along_tp_are_neighbours():
+    assert MeshShape(dp=2, pp=2, tp=2).groups("tp") == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert MeshShape(dp=2, pp=2, tp=2).groups("pp") == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert MeshShape(dp=2, pp=2, tp=2).groups("dp") == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True, "2", None])
+def test_a_shape_is_made_of_whole_numbers(bad):
+    with pytest.raises(ValueError, match="tp=.* must be a whole number of at least 1"):
+        MeshShape(tp=bad)
+
+
+def test_bad_input():
+    shape = MeshShape(dp=2, tp=2)
+    for rank in (4, -1):
+        with pytest.raises(ValueError, match=f"rank {rank} is not on a mesh of 4 ranks"):
+            shape.coordinates(rank)
+    for place in ({"dp": 2}, {"tp": -1}, {"pp": 1}):
+        (axis, i), *_ = place.items()
+        with pytest.raises(ValueError, match=f"{axis}={i} is not on"):
+            shape.rank(**place)
+    with pytest.raises(ValueError, match="the mesh has no axis 'sp'; it has dp, pp, tp"):
+        shape.groups("sp")
+    with pytest.raises(ValueError, match="the mesh has no axis 'sp'"):
+        Mesh(MeshShape(), Group()).group("sp")
+    with pytest.raises(ValueError, match="dp=2 x pp=1 x tp=2 needs 4 ranks, but the run has 1"):
+        Mesh(shape, Group())
+    with pytest.raises(ValueError, match="needs the group of all ranks"):
+        Mesh(MeshShape(dp=2), Group("tp", (2, 3), 0))
+
+
+def test_a_world_of_one_needs_no_process_group():
+    mesh = Mesh(MeshShape(), Group())
+    assert [mesh.group(axis) for axis in AXES] == [Group(axis) for axis in AXES]
+    assert mesh.group("dp").size == 1 and mesh.group("dp").global_rank == 0
+
+
+@pytest.mark.usefixtures("machine")
+def test_groups_in_a_run():
+    def asks(world):
+        import torch
+
+        wide, long = Mesh(MeshShape(dp=2, pp=1, tp=2), world), Mesh(MeshShape(pp=4), world)  # two meshes at once
+        groups = [mesh.group(axis) for mesh in (wide, long) for axis in AXES]
+        sums = [comm.all_reduce(torch.tensor(world.rank), g).item() for g in groups]
+        return [(g.axis, g.ranks, g.rank, g.global_rank) for g in groups], sums
+
+    for rank, (groups, sums) in enumerate(run(asks, 4)):
+        row, column, everyone, alone = (
+            (rank // 2 * 2, rank // 2 * 2 + 1),
+            (rank % 2, rank % 2 + 2),
+            (0, 1, 2, 3),
+            (rank,),
+        )
+        want = [column, alone, row, alone, everyone, alone]
+        assert groups == [(a, r, r.index(rank), rank) for a, r in zip(AXES * 2, want, strict=True)]
+        assert sums == [sum(r) for r in want]
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_mesh_that_does_not_fit_the_run():
+    with pytest.raises(RankError, match="ValueError: dp=2 x pp=1 x tp=2 needs 4 ranks, but the run has 3"):
+        run(lambda world: Mesh(MeshShape(dp=2, tp=2), world), 3)
