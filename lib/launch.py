@@ -83,6 +83,7 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     """
     _check(fn, world_size, timeout_s)
     began_s = time.perf_counter()
+    start_server()  # before torch is imported here, if it is not yet: the two imports go side by side
     with tempfile.TemporaryDirectory(prefix="parallel-by-hand-") as folder:
         _write_job(folder, fn, args, trace)
         table = watch.CallTable(os.path.join(folder, "table"), world_size)

@@ -141,6 +141,11 @@ class Ranks:
             outcomes |= {r: self._outcome(r) for r in self._wait(0.05)}
             self.done |= outcomes.keys()
         cause = min((r for r, o in outcomes.items() if _is_cause(o)), default=rank)
+        if (
+            outcomes[cause] is not None
+        ):  # the same may have happened to others at the same time: the first rank speaks
+            outcomes |= {r: self._outcome(r) for r in self._wait(0.05)}
+            cause = min(r for r, o in outcomes.items() if _alike(o, outcomes[cause]))
         raise self._error(cause, outcomes[cause])
 
     def _outcome(self, rank: int):
@@ -229,6 +234,10 @@ class Ranks:
 
 def _is_cause(outcome) -> bool:
     return outcome is None or outcome.kind in ("error", "mismatch")
+
+
+def _alike(one, other) -> bool:
+    return one is not None and (one.kind, one.error) == (other.kind, other.error)
 
 
 def _death(code: int | None) -> str:

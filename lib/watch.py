@@ -39,7 +39,9 @@ _ROW_BYTES = _HEAD_BYTES + _CHANNELS * _CHANNEL_BYTES
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _MACHINE = tuple(_HERE + name for name in ("watch.py", "comm.py", "rank.py", "mesh.py"))
-_LIBRARIES = tuple({os.path.join(sysconfig.get_paths()[k], "") for k in ("purelib", "platlib", "stdlib")})
+_LIBRARIES = sorted({os.path.join(sysconfig.get_paths()[k], "") for k in ("purelib", "platlib", "stdlib")}, key=len)[
+    ::-1
+]
 
 
 class MismatchError(RuntimeError):
@@ -281,7 +283,7 @@ def short(file: str) -> str:
     """A file as a reader knows it: `Cell In[5]`, `lib/comm.py`, `train.py`."""
     if file in cells:
         return cells[file]
-    for root in (os.path.dirname(_HERE[:-1]), *_LIBRARIES):
-        if file.startswith(os.path.join(root, "")):
+    for root in (*_LIBRARIES, os.path.join(os.path.dirname(_HERE[:-1]), "")):
+        if file.startswith(root):
             return os.path.relpath(file, root)
     return os.path.basename(file)

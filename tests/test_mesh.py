@@ -13,7 +13,7 @@ from lib.mesh import AXES, Group, Mesh, MeshShape
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.mark.parametrize(("dp", "pp", "tp"), product((1, 2, 3), repeat=3))
+@pytest.mark.parametrize(("dp", "pp", "tp"), list(product((1, 2, 3), repeat=3)))
 def test_every_rank_has_one_place(dp, pp, tp):
     shape = MeshShape(dp, pp, tp)
     assert shape.size == dp * pp * tp

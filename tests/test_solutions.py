@@ -53,8 +53,9 @@ def test_every_check_of_a_solution_is_compared_and_passed_in_full(path):
     cells = checks(path)
     assert cells
     for cell in cells:
-        exercise = re.fullmatch(r'check\("([\d.]+)", \w+\)', cell.source).group(1)
-        assert said(cell).startswith(f"PASS  {exercise} ")
+        called = re.fullmatch(r'check\("([\d.]+)", \w+\)', cell.source)
+        assert called, f"{cell.id} holds more than its check"
+        assert said(cell).startswith(f"PASS  {called.group(1)} ")
         points = cell.metadata.nbgrader.points
         assert f" {points}/{points} points" in said(cell).splitlines()[0], "the cell's points are not the check's"
 
@@ -70,6 +71,51 @@ def test_a_solution_ends_with_its_full_total(path):
     assert last.source == "progress()"
     total = sum(cell.metadata.nbgrader.points for cell in checks(path))
     assert re.findall(r"(\d+)\s*/\s*(\d+)", said(last).splitlines()[-1]) == [(str(total), str(total))]
+
+
+def first_check(notebook):
+    return next(cell for cell in notebook.cells if "check" in cell.metadata.get("tags", []))
+
+
+def clear(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+
+
+def change(cell, old: str, new: str) -> None:
+    """Another text in what the cell printed."""
+    assert old in cell.outputs[0].text
+    cell.outputs[0].text = cell.outputs[0].text.replace(old, new)
+
+
+def print_to_stderr(notebook):
+    first_check(notebook).outputs.append(nbformat.v4.new_output("stream", name="stderr", text="a warning"))
+
+
+TAMPERED = {
+    "outputs cleared": clear,
+    "a check's output cleared": lambda notebook: first_check(notebook).update(outputs=[]),
+    "a stored FAIL": lambda notebook: change(first_check(notebook), "PASS", "FAIL"),
+    "other points": lambda notebook: first_check(notebook).metadata.nbgrader.update(points=99),
+    "a mark": lambda notebook: first_check(notebook).update(source="# NBVAL_IGNORE_OUTPUT\n1"),
+    "a tag": lambda notebook: first_check(notebook).metadata.tags.append("nbval-skip"),
+    "stderr": print_to_stderr,
+    "a path": lambda notebook: change(first_check(notebook), "\n", "\n/tmp/x.py\n"),
+    "a total that is not full": lambda notebook: change(notebook.cells[-1], " points", "0 points"),
+}
+
+
+@pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
+def test_the_tests_above_see(tamper, tmp_path):
+    notebook = nbformat.read(SOLUTIONS[0], as_version=4)
+    tamper(notebook)
+    nbformat.write(notebook, tmp_path / "tampered.ipynb")
+    with pytest.raises(AssertionError):
+        test_every_cell_of_a_solution_was_run_in_order_and_quietly(tmp_path / "tampered.ipynb")
+        test_every_check_of_a_solution_is_compared_and_passed_in_full(tmp_path / "tampered.ipynb")
+        test_nothing_is_hidden_from_nbval(tmp_path / "tampered.ipynb")
+        test_a_solution_ends_with_its_full_total(tmp_path / "tampered.ipynb")
 
 
 # ---- what a student gets --------------------------------------------------------------------------------------------
