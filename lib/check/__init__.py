@@ -56,7 +56,9 @@ def verdict(exercise_id: str, answer: Callable, seed: int | None = None) -> tupl
     passed = sum(v.status == PASS for v in verdicts)
     points = exercise.points * passed / len(exercise.ranks)
     status = PASS if passed == len(exercise.ranks) else TODO if verdicts[0].status == TODO else FAIL
-    _keep(exercise, points)
+    _session[exercise_id] = points
+    if status != TODO:
+        _keep(exercise, points)
     return _text(exercise, status, points, verdicts, seed), status
 
 
@@ -97,8 +99,7 @@ def _text(exercise: Exercise, status: str, points: float, verdicts: list[Verdict
 
 
 def _keep(exercise: Exercise, points: float) -> None:
-    """Remember the points, here and in a file of the book's folder; for the reader, not for a grade."""
-    _session[exercise.id] = points
+    """Remember the points in a file of the book's folder; for the reader, not for a grade."""
     try:
         kept = json.loads(PROGRESS.read_text(encoding="utf-8")) if PROGRESS.exists() else {}
         kept[exercise.id] = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}

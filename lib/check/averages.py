@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, mean, random, scaled
+from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, means_of, random, scaled
 from lib.cost import wire_bytes
 from lib.mesh import Group
 
@@ -17,8 +17,8 @@ _SHAPES = ((3, 4), (4,), (2, 3))
 
 
 def _gradients_inputs(generator: torch.Generator, n: int) -> list[Data]:
-    weights = [random(generator, *shape) for shape in _SHAPES]
-    return [{"weights": weights, "gradients": [random(generator, *s) for s in _SHAPES]} for _ in range(n)]
+    # Real ranks have equal weights; other ones on each rank show who touches them.
+    return [{name: [random(generator, *s) for s in _SHAPES] for name in ("weights", "gradients")} for _ in range(n)]
 
 
 def _average_gradients(answer: Callable, group: Group, given: Data) -> Data:
@@ -35,9 +35,8 @@ def _average_gradients(answer: Callable, group: Group, given: Data) -> Data:
 
 
 def _gradients_reference(given: list[Data]) -> list[Data]:
-    means = [mean(same) for same in zip(*(g["gradients"] for g in given), strict=True)]
-    data = {"gradients": means, "weights": given[0]["weights"], "the grad of a frozen parameter": "None"}
-    return everywhere(data, given)
+    means = means_of("gradients", given)
+    return [{"gradients": means, "weights": g["weights"], "the grad of a frozen parameter": "None"} for g in given]
 
 
 AVERAGE = Exercise(
@@ -73,6 +72,10 @@ AVERAGE = Exercise(
             lambda given, want: [{"weights": w["gradients"]} for w in want],
         ),
         Mistake(
+            "You averaged the weights. Here it is their gradients: p.grad, not p.data.",
+            lambda given, want: everywhere({"weights": means_of("weights", given)}, given),
+        ),
+        Mistake(
             "A parameter that took no part has now got a gradient. Leave p.grad alone where it is None: AdamW would "
             "decay a weight that nobody trained.",
             lambda given, want: everywhere({"the grad of a frozen parameter": "a tensor"}, given),
@@ -105,6 +108,13 @@ def _uneven_reference(given: list[Data]) -> list[Data]:
 
 def _means(given: list[Data]) -> Tensor:
     return torch.stack([g["sum"] / max(g["count"], 1) for g in given])
+
+
+def _by_own_count(factor: Callable[[int], int]) -> Callable:
+    """The sum over all ranks, divided by this rank's count; whoever has none may have anything."""
+    return lambda given, want: [
+        {"gradient": _over_all(given)[0] / (factor(len(given)) * g["count"])} if g["count"] else {} for g in given
+    ]
 
 
 GLOBAL = Exercise(
@@ -142,7 +152,16 @@ GLOBAL = Exercise(
         Mistake(
             "You divided the sum over all ranks by this rank's own count, so each rank has another gradient. The "
             "count needs an all-reduce of its own.",
-            lambda given, want: [{"gradient": _over_all(given)[0] / g["count"]} for g in given],
+            _by_own_count(lambda n: 1),
+        ),
+        Mistake(
+            "You divided by the number of ranks times this rank's own count. That is the count of all ranks only if "
+            "they have equally many: add the counts up with an all-reduce of their own.",
+            _by_own_count(lambda n: n),
+        ),
+        Mistake(
+            "That is the mean over this rank's own samples. Nothing was sent.",
+            lambda given, want: [{"gradient": g["sum"] / g["count"]} if g["count"] else {} for g in given],
         ),
         Mistake(
             "That is the sum over all samples, not yet divided by how many there are.",
@@ -261,9 +280,7 @@ START = Exercise(
         Mistake(
             "You averaged the ranks' weights. They are equal now, and much smaller than any initialisation means "
             "them to be: take those of rank 0.",
-            lambda given, want: everywhere(
-                {"parameters": [mean(s) for s in zip(*(g["parameters"] for g in given), strict=True)]}, given
-            ),
+            lambda given, want: everywhere({"parameters": means_of("parameters", given)}, given),
         ),
         Mistake(
             "All ranks have the weights of the last rank. Broadcast from src=0.",

@@ -8,8 +8,9 @@ rank. So it can say which mistake it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ class Mistake:
 
     Args:
         hint: what it is and what to do, one or two sentences.
-        answers: (inputs, reference) to what each rank would return; only the entries given are compared.
+        answers: (inputs, reference) to what each rank would return; only the entries given are compared, so an empty
+            one stands for a rank that may return anything.
     """
 
     hint: str
@@ -72,13 +74,14 @@ def _same(got: Any, want: Any, tolerance: float) -> bool:
             and all(_same(g, w, tolerance) for g, w in zip(got, want, strict=True))
         )
     if isinstance(want, Tensor):
-        if not isinstance(got, Tensor) or got.shape != want.shape:
+        if not isinstance(got, Tensor) or got.shape != want.shape or got.is_complex():
             return False
         got, want = got.detach().double(), want.detach().double()
         slack = tolerance * max(want.nan_to_num().abs().max().item() if want.numel() else 0.0, 1e-12)
         return torch.allclose(got, want, rtol=0, atol=slack, equal_nan=True)
     if isinstance(want, float):
-        return isinstance(got, (int, float)) and abs(got - want) <= tolerance * max(abs(want), 1e-12)
+        number = isinstance(got, Real) or (isinstance(got, Tensor) and got.numel() == 1 and not got.is_complex())
+        return number and abs(float(got) - want) <= tolerance * max(abs(want), 1e-12)
     return bool(got == want)
 
 
@@ -89,8 +92,9 @@ def random(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=DTYPE)
 
 
-def mean(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(tensors)).mean(0)
+def means_of(name: str, given: list[Data]) -> list[Tensor]:
+    """The means over ranks of the tensors that each has under this name."""
+    return [torch.stack(same).mean(0) for same in zip(*(g[name] for g in given), strict=True)]
 
 
 def everywhere(data: Data, given: list[Data]) -> list[Data]:

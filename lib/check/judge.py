@@ -113,6 +113,8 @@ def _difference(got: list[Data], wanted: list[Data]) -> str:
 
 
 def _short(value: object) -> str:
+    if value is None:
+        return "None: is a `return` missing?"
     if isinstance(value, torch.Tensor):
         numbers = ", ".join(f"{x:.4g}" for x in value.flatten()[:4].tolist())
         return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}"

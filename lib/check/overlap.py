@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from lib import comm
-from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, mean, random, scaled
+from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, means_of, random, scaled
 from lib.mesh import Group
 
 # ---- 03.3 overlapped ------------------------------------------------------------------------------------------------
@@ -22,12 +22,12 @@ def _stream_inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"gradients": [random(generator, *shape) for shape in _STREAM]} for _ in range(n)]
 
 
-def _buckets() -> list[tuple[int, int]]:
-    """First gradient of each bucket, and the one after its last."""
+def _buckets(overrun: bool = False) -> list[tuple[int, int]]:
+    """First gradient of each bucket, and the one after its last; with `overrun`, each takes one that does not fit."""
     buckets, start, held = [], 0, 0
     for i, shape in enumerate(_STREAM):
         size = torch.Size(shape).numel()
-        if i > start and held + size > _ROOM:
+        if i > start and held + size > _ROOM and not overrun:
             buckets.append((start, i))
             start, held = i, 0
         held += size
@@ -50,7 +50,8 @@ def _overlapped(answer: Callable, group: Group, given: Data) -> Data:
         made += 1  # the end
 
     _note_calls(lambda: starts.append(made), lambda: waits.append(made))
-    averages = list(answer(backward(), _ROOM * 8, group))
+    averages = answer(backward(), _ROOM * 8, group)
+    averages = None if averages is None else list(averages)
     return {"averages": averages, "what was sent when": _describe(starts, waits)}
 
 
@@ -85,26 +86,29 @@ def _note_calls(on_start: Callable[[], None], on_wait: Callable[[], None]) -> No
 ONE_EACH = "one message for each gradient"
 AT_THE_END = "all messages after the last gradient"
 WAITS = "a wait before the last gradient"
+OVERRUN = "buckets that hold more than they may"
 OTHER = "other buckets"
 RIGHT = "each bucket as it fills"
 
 
 def _describe(starts: list[int], waits: list[int]) -> str:
-    buckets, end = _buckets(), len(_STREAM) + 1
+    end = len(_STREAM) + 1
     if any(made < end for made in waits):
         return WAITS
     if len(starts) == len(_STREAM):
         return ONE_EACH
     if all(made == end for made in starts):
         return AT_THE_END
-    # A bucket leaves with its last gradient, or when the next one turns out not to fit.
-    fits = [stop <= made <= stop + 1 for made, (_, stop) in zip(starts, buckets, strict=False)]
-    return RIGHT if len(starts) == len(buckets) and all(fits) else f"{OTHER}: {len(starts)} messages"
+    for buckets, name in ((_buckets(), RIGHT), (_buckets(overrun=True), OVERRUN)):
+        # A bucket leaves with its last gradient, or when the next one turns out not to fit.
+        in_time = [stop <= made <= stop + 1 for made, (_, stop) in zip(starts, buckets, strict=False)]
+        if len(starts) == len(buckets) and all(in_time):
+            return name
+    return f"{OTHER}: {len(starts)} messages"
 
 
 def _stream_reference(given: list[Data]) -> list[Data]:
-    means = [mean(same) for same in zip(*(g["gradients"] for g in given), strict=True)]
-    return everywhere({"averages": means, "what was sent when": RIGHT}, given)
+    return everywhere({"averages": means_of("gradients", given), "what was sent when": RIGHT}, given)
 
 
 def _sent(how: str) -> Callable:
@@ -141,6 +145,11 @@ OVERLAPPED = Exercise(
             "The averages are right, but each gradient travels alone and pays a latency of its own. Put several into "
             "one flat tensor (torch.cat of the flattened ones).",
             _sent(ONE_EACH),
+        ),
+        Mistake(
+            "The averages are right, but a bucket takes a gradient that no longer fits. Look at the size of the next "
+            "one before you add it: if it does not fit, send the bucket first.",
+            _sent(OVERRUN),
         ),
         Mistake(
             "The last bucket never left: the gradients that wait in it when the iterator ends are missing. Send what "
