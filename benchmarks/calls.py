@@ -13,7 +13,7 @@ def _measure(world, rounds: int = 2000) -> list[float]:
     table, costs_us = comm.table, []
     for _ in range(rounds):
         began_s = time.perf_counter()
-        line = watch.where(1)
+        line = watch.where()
         number = table.call(f"{world.ranks}", world.ranks, "all_reduce sum float32[4]", line)
         with table.waiting("all_reduce sum float32[4]", line, world.ranks, f"{world.ranks}", number):
             pass

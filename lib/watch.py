@@ -22,8 +22,7 @@ import sys
 import sysconfig
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 STARTING, RUNNING, WAITING, FINISHED, FAILED = range(5)
 
@@ -123,14 +122,9 @@ class CallTable:
         self._calls[key] = number + 1
         return number
 
-    @contextmanager
-    def waiting(self, *call: object) -> Iterator[None]:
-        """While the body runs, this rank waits: `call` is (what, where, peers, channel, number)."""
-        self.state(WAITING, call)
-        try:
-            yield
-        finally:
-            self.state(RUNNING)
+    def waiting(self, *call: object) -> _Waiting:
+        """A context: in it, this rank waits. `call` is (what, where, peers, channel, number)."""
+        return _Waiting(self, call)
 
     def _entry(self, rank: int, key: int, number: int) -> tuple[int, bytes, bytes]:
         """What is written in the place of another rank's call of this number: (number + 1, what, where)."""
@@ -218,6 +212,21 @@ def _text(field: bytes) -> str:
     return field.rstrip(b"\0").decode(errors="ignore")
 
 
+class _Waiting:
+    """Written out, as it stands on every call's way: a generator would take three times as long."""
+
+    __slots__ = ("table", "call")
+
+    def __init__(self, table: CallTable, call: tuple) -> None:
+        self.table, self.call = table, call
+
+    def __enter__(self) -> None:
+        self.table.state(WAITING, self.call)
+
+    def __exit__(self, *error: object) -> None:
+        self.table.state(RUNNING)
+
+
 def _and(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:-1])) + " and " * (len(ranks) > 1) + str(ranks[-1])
 
@@ -259,13 +268,19 @@ def where() -> str:
             inside = frame  # a program of the library itself, as `lib.train`: then the line that called the machine
         frame = frame.f_back
     frame = frame or inside or sys._getframe(1)
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    source = linecache.getline(file, line).strip()
-    if len(source) > 100:
-        source = source[:99] + "…"
-    return f"{short(file)}, line {line}, in {frame.f_code.co_name}" + (f": {source}" if source else "")
+    place = frame.f_code, frame.f_lineno
+    text = _places.get(place)
+    if text is None:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        source = linecache.getline(file, line).strip()
+        if len(source) > 100:
+            source = source[:99] + "…"
+        text = f"{short(file)}, line {line}, in {frame.f_code.co_name}" + (f": {source}" if source else "")
+        _places[place] = text
+    return text
 
 
+_places: dict[tuple, str] = {}  # (code, line) -> how to say it
 _library: dict[str, bool] = {}
 
 
