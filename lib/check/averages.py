@@ -182,12 +182,16 @@ def _sizes_inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 
 def _bytes_sent(answer: Callable, group: Group, given: Data) -> Data:
-    return {"bytes": [answer(*size) for size in given["sizes"]]}
+    return {_call(size): answer(*size) for size in given["sizes"]}
+
+
+def _call(size: tuple[int, int, int]) -> str:
+    return f"bytes_sent{size}"
 
 
 def _formula(of: Callable[[int, int], float]) -> Callable:
     """Answers of a formula of (bytes of all gradients, ranks)."""
-    return lambda given, want: [{"bytes": [float(of(p * b, n)) for p, b, n in g["sizes"]]} for g in given]
+    return lambda given, want: [{_call((p, b, n)): float(of(p * b, n)) for p, b, n in g["sizes"]} for g in given]
 
 
 BYTES = Exercise(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from lib.check.exercise import Data, Exercise, same
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 
 PASS, FAIL, TODO = "PASS", "FAIL", "TODO"
+_LIBRARY = ('  File "lib/', '  File "torch/')  # how a traceback's frame begins that is not the learner's
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,16 @@ def new_seed() -> int:
     return int.from_bytes(os.urandom(3), "big")
 
 
-def _in_rank(world, body: Callable, answer: Callable, inputs: list[Data]) -> Data:
+def _in_rank(world: Group, body: Callable, answer: Callable, inputs: list[Data], sources: dict) -> Data:
+    linecache.cache.update(sources)
     return body(answer, world, inputs[world.rank])
+
+
+def _sources(answer: Callable) -> dict:
+    """The text of the answer's file for the tracebacks of ranks, where it is a cell that `lib.check.source` has read."""
+    cell = getattr(getattr(answer, "__code__", None), "co_filename", "")
+    start = cell.rpartition(" ")[0]
+    return {name: text for name, text in linecache.cache.items() if ", code cell" in start and name.startswith(start)}
 
 
 def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) -> tuple[str, str]:
@@ -52,7 +62,7 @@ def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) 
     try:
         got = run(_in_rank, ranks, exercise.body, answer, inputs, timeout_s=exercise.timeout_s)
     except RankError as error:
-        if error.error == "NotImplementedError" and not _is_library(_frames(str(error))[-2:-1]):
+        if error.error == "NotImplementedError" and _raised_by_learner(str(error)):
             return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
         return FAIL, _own_lines(str(error))
     except HangError as error:
@@ -64,8 +74,10 @@ def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) 
             FAIL,
             f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n{error}",
         )
-    except (RunError, TypeError) as error:
+    except RunError as error:
         return FAIL, str(error)
+    except TypeError as error:
+        return FAIL, str(error).replace(f"{_in_rank.__name__} or its arguments", "Your function, or what it uses,")
     wanted = exercise.reference(inputs)
     if all(same(g, w) for g, w in zip(got, wanted, strict=True)):
         return PASS, ""
@@ -76,21 +88,23 @@ def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) 
     return FAIL, _difference(got, wanted)
 
 
+def _raised_by_learner(message: str) -> bool:
+    """Whether the error of a rank comes from the learner's own line, and not from one of a library."""
+    frames = [line for line in message.splitlines() if re.match(r"  \S.*, line \d+", line)]
+    return bool(frames) and not frames[-1].startswith(_LIBRARY)
+
+
 def _own_lines(message: str) -> str:
     """Of a rank's traceback, what is the learner's: their frames, and the error itself."""
     if "Traceback" not in message:
         return message[0].upper() + message[1:] + "."
-    lines = message[message.index("Traceback") :].splitlines()[1:]
-    frames: list[list[str]] = []
-    for line in lines:
-        if line.startswith("  ") and not line.startswith("   "):
-            frames.append([line])
-        elif line.startswith("   ") and frames:
-            frames[-1].append(line)
-        else:
-            frames.append([line])
-    own = [frame for frame in frames if not frame[0].startswith(('  File "lib/', '  File "torch/'))]
-    return "Your function raised an error:\n" + "\n".join(line for frame in own for line in frame)
+    own, keep = [], True
+    for line in message[message.index("Traceback") :].splitlines()[1:]:
+        if not line.startswith("   "):  # a frame begins, or the error's own text
+            keep = not line.startswith(_LIBRARY)
+        if keep:
+            own.append(line)
+    return "Your function raised an error:\n" + "\n".join(own)
 
 
 def _way_out(report: str) -> str:
@@ -107,7 +121,8 @@ def _difference(got: list[Data], wanted: list[Data]) -> str:
         for name, value in want.items():
             if not same(mine, {name: value}):
                 place, value, found = _first_difference(name, mine.get(name), value)
-                return f"Rank {rank}: {place} is not right.\n  wanted  {_short(value)}\n  got     {_short(found)}"
+                who = f"Rank {rank}: " if len(got) > 1 else ""
+                return f"{who}{place} is not right.\n  wanted  {_short(value)}\n  got     {_short(found)}"
     return "The result is not right."
 
 

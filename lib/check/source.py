@@ -34,16 +34,19 @@ def read(path: str) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
     for number, source in enumerate(cells, 1):
         title = f"{Path(path).name}, code cell {number}"
         try:
-            tree = ast.parse("".join("\n" if _magic(line) else line for line in source.splitlines(keepends=True)))
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            tree = _parse(source)
+        except SyntaxError as error:
+            notes.append(f"{title}, line {error.lineno} does not parse: {error.msg}")
+            continue
+        except (ValueError, RecursionError, MemoryError) as error:
             notes.append(f"{title} does not parse: {error}")
             continue
         checks += _checks(tree)
         linecache.cache[title] = (len(source), None, source.splitlines(keepends=True), title)
         for statement in tree.body:
-            if not _defines(statement):
-                continue
             try:
+                if not _defines(statement):
+                    continue
                 exec(compile(ast.Module([statement], []), title, "exec"), names)
             except Exception as error:
                 notes.append(f"{title}, line {statement.lineno}: {type(error).__name__}: {error}")
@@ -68,20 +71,40 @@ def _code_cells(path: str) -> list[str]:
     return ["".join(map(str, s)) if isinstance(s, list) else str(s) for s in sources]
 
 
-def _magic(line: str) -> bool:
-    return line.lstrip().startswith(("%", "!"))
+def _parse(source: str) -> ast.Module:
+    """A cell's Python, without the lines that only IPython understands, as `%matplotlib inline` and `!ls`."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        lines = source.splitlines(keepends=True)
+        if lines[0].startswith("%%") and not lines[0].startswith(("%%time", "%%capture")):
+            return ast.parse("")  # a cell in another language
+        return ast.parse("".join("\n" if line.lstrip().startswith(("%", "!")) else line for line in lines))
 
 
 def _defines(statement: ast.stmt) -> bool:
-    if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
-        return True
-    if not isinstance(statement, ast.Assign):
-        return False
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        value = statement.value
+        return isinstance(value, ast.Lambda) or _is_literal(value) or _is_number(value)
+    return isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
+
+
+def _is_literal(value: ast.expr | None) -> bool:
     try:
-        ast.literal_eval(statement.value)
+        ast.literal_eval(value or "")
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
+
+
+def _is_number(value: ast.expr | None) -> bool:
+    """A number, or arithmetic as in `25 * 1024**2`; a power only of what is small."""
+    if not isinstance(value, ast.BinOp):
+        return isinstance(value, ast.Constant) and isinstance(value.value, (int, float))
+    if isinstance(value.op, ast.Pow):
+        return all(isinstance(s, ast.Constant) and s.value in range(10_000) for s in (value.left, value.right))
+    arithmetic = isinstance(value.op, (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv))
+    return arithmetic and _is_number(value.left) and _is_number(value.right)
 
 
 def _checks(tree: ast.Module) -> list[tuple[str, str]]:
