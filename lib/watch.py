@@ -69,7 +69,8 @@ class CallTable:
         self._row = (rank or 0) * _ROW_BYTES
         self._moves = 0
         self._mine: dict[int, int] = {}  # channel key -> offset inside a row, for my row
-        self._theirs: dict[tuple[int, int], int] = {}
+        self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> where it begins
+        self._keys: dict[str, int] = {}
         self._calls: dict[int, int] = {}
 
     def close(self) -> None:
@@ -79,9 +80,9 @@ class CallTable:
 
     def state(self, state: int, what: object = None) -> None:
         """Say what I am doing; every call counts as a move."""
-        body = marshal.dumps(what)
+        body = b"" if what is None else marshal.dumps(what)
         if len(body) > _NOTE - _HEAD.size:
-            body = marshal.dumps(None)
+            body = b""
         start = self._row + _HEAD.size
         self._map[start : start + len(body)] = body
         self._moves += 1
@@ -95,7 +96,9 @@ class CallTable:
         Raises:
             MismatchError: a member's call of the same number is another one.
         """
-        key = zlib.crc32(channel.encode())
+        key = self._keys.get(channel)
+        if key is None:
+            key = self._keys[channel] = zlib.crc32(channel.encode())
         number = self._calls.get(key, 0)
         offset = self._mine.get(key)
         if offset is None:
@@ -103,18 +106,21 @@ class CallTable:
                 self._calls[key] = number + 1
                 return number  # more channels than places: such calls run unchecked
             offset = self._mine[key] = _HEAD_BYTES + len(self._mine) * _CHANNEL_BYTES
-        at = self._row + offset + _CHANNEL.size + number % _RING * _ENTRY.size
-        mine, line = what.encode()[:_TEXT], where.encode()[:_TEXT]
+        place = _CHANNEL.size + number % _RING * _ENTRY.size
+        at = self._row + offset + place
+        mine = what.encode()[:_TEXT]
         _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them count
-        _ENTRY.pack_into(self._map, at, 0, mine, line)
+        _ENTRY.pack_into(self._map, at, 0, mine, where.encode()[:_TEXT])
         _NUMBER.pack_into(self._map, at, number + 1)
         _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number + 1)
+        entry = self._map[at : at + _NUMBER.size + len(mine) + (len(mine) < _TEXT)]  # with the zero that ends it
         for peer in members:
-            if peer == self.rank or self._same(peer, key, number, mine):
+            if peer == self.rank or self._same(peer, key, place, entry):
                 continue
             time.sleep(0.001)  # what differs may have been read while it was written: look again
-            if not self._same(peer, key, number, mine):
-                _, theirs, line = self._entry(peer, key, number)
+            if not self._same(peer, key, place, entry):
+                start = self._find(peer, key) + place
+                _, theirs, line = _ENTRY.unpack_from(self._map, start)
                 text = _mismatch(number, {self.rank: (what, where), peer: (_text(theirs), _text(line))})
                 note = text.encode()[: _HEAD_BYTES - _NOTE]
                 self._map[self._row + _NOTE : self._row + _NOTE + len(note)] = note
@@ -126,28 +132,23 @@ class CallTable:
         """A context: in it, this rank waits. `call` is (what, where, peers, channel, number)."""
         return _Waiting(self, call)
 
-    def _entry(self, rank: int, key: int, number: int) -> tuple[int, bytes, bytes]:
-        """What is written in the place of another rank's call of this number: (number + 1, what, where)."""
-        start = self._find(rank, key)
+    def _same(self, rank: int, key: int, place: int, entry: bytes) -> bool:
+        """Whether another rank's call is like my `entry`, or not there: not made yet, or overwritten long ago."""
+        start = self._theirs.get((rank, key)) or self._find(rank, key)
         if start is None:
-            return 0, b"", b""
-        at = rank * _ROW_BYTES + start + _CHANNEL.size + number % _RING * _ENTRY.size
-        return _ENTRY.unpack_from(self._map, at)
-
-    def _same(self, rank: int, key: int, number: int, mine: bytes) -> bool:
-        """Whether another rank's call is like mine, or not there: not made yet, or overwritten long ago."""
-        theirs_number, theirs, _ = self._entry(rank, key, number)
-        return theirs_number != number + 1 or theirs.rstrip(b"\0") == mine
+            return True
+        at = start + place
+        return self._map[at : at + len(entry)] == entry or self._map[at : at + _NUMBER.size] != entry[: _NUMBER.size]
 
     def _find(self, rank: int, key: int) -> int | None:
-        """Offset of a channel inside another rank's row."""
+        """Where a channel of another rank begins."""
         found = self._theirs.get((rank, key))
         if found is None:
             for i in range(_CHANNELS):
-                offset = _HEAD_BYTES + i * _CHANNEL_BYTES
-                name, _ = _CHANNEL.unpack_from(self._map, rank * _ROW_BYTES + offset)
+                start = rank * _ROW_BYTES + _HEAD_BYTES + i * _CHANNEL_BYTES
+                name, _ = _CHANNEL.unpack_from(self._map, start)
                 if name == key + 1:
-                    found = self._theirs[rank, key] = offset
+                    found = self._theirs[rank, key] = start
                 if name in (0, key + 1):
                     break
         return found
@@ -204,8 +205,8 @@ class CallTable:
 
     def _behind(self, rank: int, channel: str, number: int) -> bool:
         key = zlib.crc32(channel.encode())
-        offset = self._find(rank, key)
-        return offset is None or _CHANNEL.unpack_from(self._map, rank * _ROW_BYTES + offset)[1] <= number
+        start = self._find(rank, key)
+        return start is None or _CHANNEL.unpack_from(self._map, start)[1] <= number
 
 
 def _text(field: bytes) -> str:

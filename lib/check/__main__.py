@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lib.check import PASS, find, progress, verdict
+from lib.check import PASS, missing, progress, verdict
 from lib.check.source import NotebookError, read
 
 
@@ -39,10 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _one(exercise_id: str, name: str, names: dict) -> tuple[str, str]:
-    exercise = find(exercise_id)
-    if not callable(names.get(name)):
-        return f"FAIL  {exercise.id} {exercise.title}   0/{exercise.points} points\n  {name} is not defined.", "FAIL"
-    return verdict(exercise_id, names[name])
+    return verdict(exercise_id, names[name]) if callable(names.get(name)) else missing(exercise_id, name)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import torch
 
 from lib.check.exercise import Data, Exercise, same
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
+from lib.mesh import Group
 
 PASS, FAIL, TODO = "PASS", "FAIL", "TODO"
 _LIBRARY = ('  File "lib/', '  File "torch/')  # how a traceback's frame begins that is not the learner's
@@ -45,22 +47,20 @@ def new_seed() -> int:
     return int.from_bytes(os.urandom(3), "big")
 
 
-def _in_rank(world: Group, body: Callable, answer: Callable, inputs: list[Data], sources: dict) -> Data:
-    linecache.cache.update(sources)
+def _in_rank(world: Group, body: Callable, answer: Callable, inputs: list[Data], cells: dict) -> Data:
+    linecache.cache.update(cells)
     return body(answer, world, inputs[world.rank])
 
 
-def _sources(answer: Callable) -> dict:
-    """The text of the answer's file for the tracebacks of ranks, where it is a cell that `lib.check.source` has read."""
-    cell = getattr(getattr(answer, "__code__", None), "co_filename", "")
-    start = cell.rpartition(" ")[0]
-    return {name: text for name, text in linecache.cache.items() if ", code cell" in start and name.startswith(start)}
+def _cells() -> dict:
+    """The cells that `lib.check.source` has read: a rank needs their text to show the line of an error."""
+    return {name: entry for name, entry in linecache.cache.items() if ".ipynb, code cell " in name}
 
 
 def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) -> tuple[str, str]:
     # The learner's prints come out before the verdict, as in any cell.
     try:
-        got = run(_in_rank, ranks, exercise.body, answer, inputs, timeout_s=exercise.timeout_s)
+        got = run(_in_rank, ranks, exercise.body, answer, inputs, _cells(), timeout_s=exercise.timeout_s)
     except RankError as error:
         if error.error == "NotImplementedError" and _raised_by_learner(str(error)):
             return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
