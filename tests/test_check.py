@@ -4,338 +4,34 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import answers_averages
+import answers_overlap
 import pytest
 import torch
-import torch.distributed as dist
+from answers_averages import each, right_average, right_bytes, sums
+from answers_overlap import forgets_to_return
 
 from lib import check as checks
 from lib import comm
 from lib.check import EXERCISES, check, find, progress, verdict
+from lib.check.__main__ import main
 from lib.check.exercise import same
 from lib.check.judge import judge
 from lib.check.source import NotebookError, read
 
 ROOT = Path(__file__).parent.parent
+RIGHT = answers_averages.RIGHT | answers_overlap.RIGHT
+WRONG = answers_averages.WRONG | answers_overlap.WRONG
 
 
 @pytest.fixture(autouse=True)
 def own_progress(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "PROGRESS", tmp_path / "progress.json")
     monkeypatch.setattr(checks, "_session", {})
-
-
-# ---- answers: the first word of each name says what to expect -------------------------------------------------------
-
-
-def each(params, make):
-    for p in params:
-        if p.grad is not None:
-            p.grad = make(p)
-
-
-def right_average(params, group):
-    each(params, lambda p: comm.all_reduce(p.grad, group, op="mean"))
-
-
-def right_average_by_torch_distributed(params, group):
-    for p in params:
-        if p.grad is not None:
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
-
-
-def right_average_in_one_message(params, group):
-    grads = [p.grad for p in params if p.grad is not None]
-    flat = comm.all_reduce(torch.cat([g.flatten() for g in grads]), group) / group.size
-    for g, piece in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-        g.copy_(piece.view_as(g))
-
-
-def sums(params, group):
-    each(params, lambda p: comm.all_reduce(p.grad, group))
-
-
-def divides_twice(params, group):
-    each(params, lambda p: comm.all_reduce(p.grad, group, op="mean") / group.size)
-
-
-def forgets_to_assign(params, group):
-    each(params, lambda p: (comm.all_reduce(p.grad, group, op="mean"), p.grad)[1])
-
-
-def broadcasts(params, group):
-    each(params, lambda p: comm.broadcast(p.grad, group, src=0))
-
-
-def writes_into_weights(params, group):
-    for p in params:
-        if p.grad is not None:
-            p.data = comm.all_reduce(p.grad, group, op="mean")
-
-
-def averages_weights(params, group):
-    for p in params:
-        p.data = comm.all_reduce(p.data, group, op="mean")
-
-
-def trains_the_frozen(params, group):
-    for p in params:
-        p.grad = comm.all_reduce(torch.zeros_like(p) if p.grad is None else p.grad, group, op="mean").detach()
-
-
-def right_global(g, count, group):
-    return comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(count), group)
-
-
-def right_global_by_weights(g, count, group):
-    share = count / comm.all_gather(torch.tensor([float(count)], dtype=torch.float64), group).sum()
-    return comm.all_reduce(g / max(count, 1) * share, group)
-
-
-def mean_of_means(g, count, group):
-    return comm.all_reduce(g / max(count, 1), group, op="mean")
-
-
-def nan_of_means(g, count, group):
-    return comm.all_reduce(g / count, group, op="mean")
-
-
-def sum_of_means(g, count, group):
-    return comm.all_reduce(g / max(count, 1), group)
-
-
-def mean_count(g, count, group):
-    return comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(float(count)), group, op="mean")
-
-
-def mean_of_sums(g, count, group):
-    return comm.all_reduce(g, group, op="mean") / comm.all_reduce(torch.tensor(count), group)
-
-
-def own_count(g, count, group):
-    return comm.all_reduce(g, group) / max(count, 1)
-
-
-def own_count_times_ranks(g, count, group):
-    return comm.all_reduce(g, group) / (count * group.size)
-
-
-def own_mean(g, count, group):
-    return g / max(count, 1)
-
-
-def undivided(g, count, group):
-    return comm.all_reduce(g, group)
-
-
-def in_buckets(
-    gradients,
-    bucket_bytes,
-    group,
-    op="mean",
-    last="sent",
-    when="full",
-    wait="end",
-    room=None,
-    start=comm.all_reduce_start,
-):
-    """The answer to 03.3, with a place for each mistake."""
-    if when == "end":
-        gradients = iter(list(gradients))
-    room = bucket_bytes if room is None else room
-    done, bucket, held = [], [], 0
-
-    def send():
-        nonlocal bucket, held
-        pending = start(torch.cat([g.flatten() for g in bucket]), group, op=op)
-        if wait == "at once":
-            pending.wait()
-        done.append((bucket, pending))
-        bucket, held = [], 0
-
-    for g in gradients:
-        size = g.numel() * 8
-        if bucket and held + size > room and when != "overrun":
-            send()
-        bucket.append(g)
-        held += size
-        if held >= room and when != "lazy":
-            send()
-    if bucket and last == "sent":
-        send()
-    out = []
-    for sent, pending in done:
-        out += [x.view_as(g) for x, g in zip(pending.wait().split([g.numel() for g in sent]), sent, strict=True)]
-    return out + (bucket if last == "own" else [])
-
-
-def right_buckets(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group)
-
-
-def right_buckets_lazily(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, when="lazy")
-
-
-def right_buckets_by_torch_distributed(gradients, bucket_bytes, group):
-    class Started:
-        def __init__(self, flat):
-            self.flat, self.work = flat, dist.all_reduce(flat, async_op=True)
-
-        def wait(self):
-            self.work.wait()
-            return self.flat / dist.get_world_size()
-
-    return in_buckets(gradients, bucket_bytes, group, start=lambda flat, group, op: Started(flat))
-
-
-def at_the_end(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, when="end")
-
-
-def waits_at_once(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, wait="at once")
-
-
-def one_each(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, room=1)
-
-
-def overruns(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, when="overrun")
-
-
-def forgets_to_return(gradients, bucket_bytes, group):
-    in_buckets(gradients, bucket_bytes, group)
-
-
-def drops_the_last(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, last="dropped")
-
-
-def keeps_the_last(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, last="own")
-
-
-def sums_buckets(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group, op="sum")
-
-
-def reverses(gradients, bucket_bytes, group):
-    return in_buckets(gradients, bucket_bytes, group)[::-1]
-
-
-def accumulate(model, microbatches, loss_fn, group, divide=1.0, op="mean", each_time=False):
-    for i, (x, y) in enumerate(microbatches):
-        (loss_fn(model(x), y) / divide).backward()
-        if each_time or i == len(microbatches) - 1:
-            for p in model.parameters():
-                p.grad = comm.all_reduce(p.grad, group, op=op)
-
-
-def right_accumulate(model, microbatches, loss_fn, group):
-    accumulate(model, microbatches, loss_fn, group, divide=len(microbatches))
-
-
-def right_accumulate_in_one_message(model, microbatches, loss_fn, group):
-    grads = None
-    for x, y in microbatches:
-        new = torch.autograd.grad(loss_fn(model(x), y), list(model.parameters()))
-        grads = new if grads is None else [a + b for a, b in zip(grads, new, strict=True)]
-    flat = comm.all_reduce(torch.cat([g.flatten() for g in grads]), group, op="mean") / len(microbatches)
-    for p, piece in zip(model.parameters(), flat.split([g.numel() for g in grads]), strict=True):
-        p.grad = piece.view_as(p)
-
-
-def forgets_microbatches(model, microbatches, loss_fn, group):
-    accumulate(model, microbatches, loss_fn, group)
-
-
-def sums_ranks(model, microbatches, loss_fn, group):
-    accumulate(model, microbatches, loss_fn, group, divide=len(microbatches), op="sum")
-
-
-def divides_by_microbatches_twice(model, microbatches, loss_fn, group):
-    accumulate(model, microbatches, loss_fn, group, divide=len(microbatches) ** 2)
-
-
-def divides_by_nothing(model, microbatches, loss_fn, group):
-    accumulate(model, microbatches, loss_fn, group, op="sum")
-
-
-def sends_each_time(model, microbatches, loss_fn, group):
-    accumulate(model, microbatches, loss_fn, group, divide=len(microbatches), each_time=True)
-
-
-def right_bytes(p, b, n):
-    return 2 * (n - 1) / n * p * b
-
-
-def right_bytes_in_two_halves(p, b, n):
-    shard = p * b / n
-    return (n - 1) * shard + (n - 1) * shard
-
-
-def right_start(model, group):
-    with torch.no_grad():
-        for x in (*model.parameters(), *model.buffers()):
-            x.copy_(comm.broadcast(x, group, src=0))
-
-
-def right_start_by_torch_distributed(model, group):
-    for x in model.state_dict().values():
-        dist.broadcast(x, src=0)
-
-
-def copies(model, tensors, of):
-    with torch.no_grad():
-        for x in tensors:
-            x.copy_(of(x))
-
-
-RIGHT = {
-    "03.1": [right_average, right_average_by_torch_distributed, right_average_in_one_message],
-    "03.2": [right_global, right_global_by_weights],
-    "03.3": [right_buckets, right_buckets_lazily, right_buckets_by_torch_distributed],
-    "03.4": [right_accumulate, right_accumulate_in_one_message],
-    "03.5": [right_bytes, right_bytes_in_two_halves],
-    "03.6": [right_start, right_start_by_torch_distributed],
-}
-WRONG = {  # in the order of the exercise's mistakes
-    "03.1": [
-        *(sums, divides_twice, forgets_to_assign, broadcasts),
-        *(writes_into_weights, averages_weights, trains_the_frozen),
-    ],
-    "03.2": [
-        *(mean_of_means, nan_of_means, sum_of_means, mean_count, mean_of_sums),
-        *(own_count, own_count_times_ranks, own_mean, undivided),
-    ],
-    "03.3": [at_the_end, waits_at_once, one_each, overruns, drops_the_last, keeps_the_last, sums_buckets, reverses],
-    "03.4": [forgets_microbatches, sums_ranks, divides_by_microbatches_twice, divides_by_nothing, sends_each_time],
-    "03.5": [
-        lambda p, b, n: (n - 1) / n * p * b,
-        lambda p, b, n: 2 * (n - 1) * p * b,
-        lambda p, b, n: 4 * (n - 1) / n * p * b,
-        lambda p, b, n: 16 * (n - 1) / n * p * b,
-        lambda p, b, n: 2 * p * b,
-        lambda p, b, n: (n - 1) * p * b,
-    ],
-    "03.6": [
-        lambda model, group: [comm.broadcast(p, group) for p in model.parameters()],
-        lambda model, group: copies(model, model.parameters(), lambda x: comm.broadcast(x, group)),
-        lambda model, group: copies(model, model.parameters(), lambda x: comm.all_reduce(x, group, op="mean")),
-        lambda model, group: copies(
-            model, (*model.parameters(), *model.buffers()), lambda x: comm.broadcast(x, group, src=group.size - 1)
-        ),
-        lambda model, group: copies(
-            model,
-            (*(p for p in model.parameters() if p.requires_grad), *model.buffers()),
-            lambda x: comm.broadcast(x, group),
-        ),
-    ],
-}
+    monkeypatch.delenv("CHECK_STRICT", raising=False)
 
 
 @pytest.mark.parametrize("exercise_id", sorted(EXERCISES))
@@ -431,7 +127,8 @@ def leaves(params, group):
         (leaves, "FAIL", ["left without returning"]),
     ],
 )
-def test_what_is_said(answer, status, words):
+def test_what_is_said(answer, status, words, monkeypatch):
+    monkeypatch.setitem(EXERCISES, "03.1", replace(EXERCISES["03.1"], ranks=(3,)))
     text, got = verdict("03.1", answer)
     assert got == status
     for word in words:
@@ -444,9 +141,7 @@ def test_endless_loop(monkeypatch):
         while True:
             pass
 
-    import dataclasses
-
-    monkeypatch.setitem(EXERCISES, "03.1", dataclasses.replace(EXERCISES["03.1"], timeout_s=1, ranks=(3,)))
+    monkeypatch.setitem(EXERCISES, "03.1", replace(EXERCISES["03.1"], timeout_s=1, ranks=(3,)))
     text, status = verdict("03.1", forever)
     assert status == "FAIL" and "endless loop" in text and "in forever" in text
 
@@ -480,7 +175,6 @@ def test_wrong_use():
 
 
 def test_what_check_prints(capsys, monkeypatch):
-    monkeypatch.delenv("CHECK_STRICT", raising=False)
     assert check("03.5", right_bytes) is None
     assert check("03.5", lambda p, b, n: 0) is None
     printed = capsys.readouterr()
@@ -500,7 +194,7 @@ def test_what_check_prints(capsys, monkeypatch):
 
 
 def notebook(tmp_path, *cells):
-    path = tmp_path / "a.ipynb"
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.ipynb"
     path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": source} for source in cells]}))
     return str(path)
 
@@ -517,22 +211,27 @@ def test_only_definitions_are_taken(tmp_path):
         )
     )
     assert found == [("03.5", "f")] and names["f"](8, 1, 4) == 12
-    assert "x" not in names and len(notes) == 1 and "code cell 4 does not parse" in notes[0]
+    assert "x" not in names and len(notes) == 1 and "code cell 4, line 1 does not parse" in notes[0]
     assert verdict("03.5", names["f"])[1] == "PASS"
 
 
 def run_cli(*args):
     done = subprocess.run(
-        [sys.executable, "-m", "lib.check", *map(str, args)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "lib.check", *map(str, args)],
+        cwd=ROOT,
+        env={**os.environ, "CHECK_STRICT": "1"},  # keeps no progress in the book's folder
+        capture_output=True,
+        text=True,
     )
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_terminal_gives_the_same_verdicts(tmp_path):
+def test_the_terminal_gives_the_same_verdicts(capsys):
     code, out, err = run_cli(ROOT / "solutions" / "03_data_parallelism.ipynb")
     assert (code, err) == (0, "") and out.count("PASS") == 6 and "12/12 points" in out
-    code, out, err = run_cli(ROOT / "exercises" / "03_data_parallelism.ipynb")
-    assert (code, err) == (1, "") and out.count("TODO") == 6 and "0/12 points" in out
+    assert main([str(ROOT / "exercises" / "03_data_parallelism.ipynb")]) == 1
+    out, err = capsys.readouterr()
+    assert err == "" and out.count("TODO") == 6 and "0/12 points" in out
 
 
 @pytest.mark.parametrize(
@@ -550,10 +249,14 @@ def test_what_is_no_notebook(tmp_path, make, words):
         read(str(make(tmp_path)))
 
 
-def test_bad_input_in_the_terminal_is_one_sentence(tmp_path):
+def test_bad_input_in_the_terminal_is_one_sentence(tmp_path, capsys):
     for path, words in (
-        (tmp_path / "none.ipynb", "does not exist"),
+        (str(tmp_path / "none.ipynb"), "does not exist"),
+        (str(tmp_path), "is a folder"),
         (notebook(tmp_path, "check('03.99', f)\ndef f(): pass"), "there is no exercise '03.99'"),
+        (notebook(tmp_path, "check('03.99', f)"), "there is no exercise '03.99'"),
+        (notebook(tmp_path, "1 + 1"), "has no exercise in it"),
     ):
-        code, out, err = run_cli(path)
-        assert code == 2 and words in err and err.count("\n") == 1 and "Traceback" not in out + err
+        assert main([path]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and words in err and err.count("\n") == 1

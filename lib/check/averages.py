@@ -253,10 +253,7 @@ def _start_equal(answer: Callable, group: Group, given: Data) -> Data:
         ):
             x.copy_(value)
     answer(model, group)
-    return {
-        "parameters": [p.detach() for p in model.parameters()],
-        "buffers": list(model.buffers()),
-    }
+    return {"parameters": [p.detach() for p in model.parameters()], "buffers": list(model.buffers())}
 
 
 def _of_rank(which: int) -> Callable:
@@ -286,10 +283,7 @@ START = Exercise(
             "them to be: take those of rank 0.",
             lambda given, want: everywhere({"parameters": means_of("parameters", given)}, given),
         ),
-        Mistake(
-            "All ranks have the weights of the last rank. Broadcast from src=0.",
-            _of_rank(-1),
-        ),
+        Mistake("All ranks have the weights of the last rank. Broadcast from src=0.", _of_rank(-1)),
         Mistake(
             "The frozen parameter was left out. It is not trained, but the model uses it: take all parameters.",
             lambda given, want: [

@@ -18,6 +18,7 @@ from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout
 from lib.mesh import Group
 
 PASS, FAIL, TODO = "PASS", "FAIL", "TODO"
+_HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARY = ('  File "lib/', '  File "torch/')  # how a traceback's frame begins that is not the learner's
 
 
@@ -96,8 +97,9 @@ def _raised_by_learner(message: str) -> bool:
 
 def _own_lines(message: str) -> str:
     """Of a rank's traceback, what is the learner's: their frames, and the error itself."""
-    if "Traceback" not in message:
-        return message[0].upper() + message[1:] + "."
+    if "Traceback" not in message:  # it died, and perhaps Python's fault handler said where
+        first, *rest = message.splitlines()
+        return "\n".join([first[0].upper() + first[1:] + ".", *(line for line in rest if _HERE not in line)])
     own, keep = [], True
     for line in message[message.index("Traceback") :].splitlines()[1:]:
         if not line.startswith("   "):  # a frame begins, or the error's own text

@@ -129,7 +129,7 @@ OVERLAPPED = Exercise(
     body=_overlapped,
     inputs=_stream_inputs,
     reference=_stream_reference,
-    ranks=(2, 3, 4),
+    ranks=(3, 4, 5),
     mistakes=(
         Mistake(
             "The averages are right, and no byte travels during backward: you start every all-reduce after the last "
@@ -173,7 +173,7 @@ OVERLAPPED = Exercise(
 
 # ---- 03.4 accumulate ------------------------------------------------------------------------------------------------
 
-_K = 3
+_K = 5  # not a number of ranks, as the mistakes are told apart by their factor; more than parameters, see below
 ONCE, EACH_TIME = "at most one message for each parameter", "more than one message for each parameter"
 
 
@@ -201,6 +201,7 @@ def _accumulate(answer: Callable, group: Group, given: Data) -> Data:
     _note_calls(lambda: messages.append(1), lambda: None)
     answer(model, given["microbatches"], mse_loss, group)
     params = list(model.parameters())
+    # Even one flat message for each of the microbatches is more than one for each of the parameters.
     return {
         "gradients": [p.grad for p in params],
         "how often was sent": ONCE if len(messages) <= len(params) else EACH_TIME,
@@ -222,7 +223,6 @@ ACCUMULATE = Exercise(
     body=_accumulate,
     inputs=_accumulate_inputs,
     reference=_accumulate_reference,
-    ranks=(2, 4),  # not 3: there, forgetting to divide by the microbatches looks like forgetting it for the ranks
     mistakes=(
         Mistake(
             f"Exactly {_K} times too large, and there are {_K} microbatches: backward adds up, and a sum of mean "

@@ -1,0 +1,190 @@
+"""Answers that are nearly right, and notebooks that are nearly Python: what the judge must not fall for."""
+
+import ctypes
+import json
+
+import numpy as np
+import pytest
+import torch
+from answers_averages import right_bytes
+from answers_overlap import sends_one_flat_message_each_time
+
+from lib import check as checks
+from lib import comm
+from lib.check import check, missing, progress, verdict
+from lib.check.__main__ import main
+from lib.check.source import read
+
+
+@pytest.fixture(autouse=True)
+def own_progress(monkeypatch, tmp_path):
+    monkeypatch.setattr(checks, "PROGRESS", tmp_path / "progress.json")
+    monkeypatch.setattr(checks, "_session", {})
+    monkeypatch.delenv("CHECK_STRICT", raising=False)
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def without_forward(params, group):
+    torch.nn.Module()(1)  # raises NotImplementedError, in torch
+
+
+def not_done_inside(params, group):
+    def later(x):
+        raise NotImplementedError("later")
+
+    later(1)
+
+
+def nothing_for_the_empty_rank(g, count, group):
+    total = comm.all_reduce(g, group)
+    return total / count if count else None
+
+
+def wrong_in_the_last_number(g, count, group):
+    mean = comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(count), group)
+    mean[-1, -1] += 1e-3
+    return mean
+
+
+def crashes(params, group):
+    ctypes.string_at(0)
+
+
+def holds_a_lock(params, group):
+    return LOCK
+
+
+LOCK = __import__("threading").Lock()
+holds_a_lock.__module__ = "a notebook"  # so that it travels with what it uses, as a cell's function does
+
+
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "status", "words"),
+    [
+        ("03.1", without_forward, "FAIL", ["without_forward", 'missing the required "forward"']),
+        ("03.1", not_done_inside, "TODO", ["Replace"]),
+        ("03.1", crashes, "FAIL", ["of 3 was killed by SIGSEGV.", "in crashes"]),
+        ("03.1", holds_a_lock, "FAIL", ["Your function, or what it uses, cannot be sent", "lock"]),
+        ("03.2", nothing_for_the_empty_rank, "FAIL", ["this rank's own count"]),
+        ("03.2", wrong_in_the_last_number, "FAIL", ["Rank 0: gradient[3] is not right"]),
+        ("03.2", lambda g, count, group: None, "FAIL", ["got     None: is a `return` missing?"]),
+        ("03.2", lambda g, count, group: g.tolist(), "FAIL", ["Rank 0: gradient is not right"]),
+        ("03.2", lambda g, count, group: torch.full_like(g, torch.inf), "FAIL", ["inf"]),
+        ("03.4", sends_one_flat_message_each_time, "FAIL", ["you communicate after every microbatch"]),
+        ("03.5", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
+        ("03.5", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),
+        ("03.5", lambda p, b, n: float("nan"), "FAIL", ["bytes_sent(", ", 1) is not right"]),
+        ("03.5", lambda p, b, n: str(right_bytes(p, b, n)), "FAIL", ["is not right"]),
+    ],
+)
+def test_what_is_said(exercise_id, answer, status, words):
+    text, got = verdict(exercise_id, answer)
+    assert got == status, text
+    for word in words:
+        assert word in " ".join(text.split()) or word in text, text
+    assert "lib/check" not in text and "_in_rank" not in text
+
+
+def test_what_an_answer_prints_comes_before_its_verdict(capsys):
+    def talks(p, b, n):
+        print("n is", n)
+        return right_bytes(p, b, n)
+
+    check("03.5", talks)
+    printed = capsys.readouterr()
+    assert printed.out.startswith("rank 0 | n is 1\nrank 0 | n is 2\n") and printed.err == ""
+    assert printed.out.endswith("PASS  03.5 bytes_sent   1/1 points\n  [x] several sizes\n")
+
+
+# ---- progress -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoilt", ["[]", "{", "1", '"text"'])
+def test_a_spoilt_file_of_progress_costs_nothing(spoilt, capsys):
+    checks.PROGRESS.write_text(spoilt)
+    check("03.5", right_bytes)
+    assert capsys.readouterr().out.startswith("PASS")
+    assert checks.PROGRESS.read_text() == spoilt
+
+
+def test_a_machine_that_checks_keeps_no_progress(monkeypatch, capsys):
+    monkeypatch.setenv("CHECK_STRICT", "1")
+    check("03.5", right_bytes)
+    progress()
+    assert "all               1/1 points" in capsys.readouterr().out
+    assert not checks.PROGRESS.exists()
+
+
+def test_an_answer_that_is_not_there_counts(capsys):
+    assert missing("03.5", "bytes_sent") == (
+        "FAIL  03.5 bytes_sent   0/1 points\n  bytes_sent is not defined.",
+        "FAIL",
+    )
+    progress()
+    assert "0/1 points" in capsys.readouterr().out
+
+
+# ---- notebooks ------------------------------------------------------------------------------------------------------
+
+
+def notebook(tmp_path, *cells):
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": source} for source in cells]}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "value"),
+    [
+        ("x = 25 * 1024**2", "x", 25 * 1024**2),
+        ("x: int = -3", "x", -3),
+        ("x = (1, 'a', [2.0])", "x", (1, "a", [2.0])),
+        ("def f(n):\n    return ('%d'\n% n)\nx = 1", "x", 1),
+        ("%load_ext autoreload\n!ls\nx = 1", "x", 1),
+        ("%%time\nx = 1", "x", 1),
+        ("%%bash\nx=1; if", "x", None),
+        ("x = 9**9**9**9", "x", None),
+        ("x = 99999 ** 99999", "x", None),
+        ("x = 'a' * 10**12", "x", None),
+        ("x = [0] * 10**12", "x", None),
+        ("x = open('/nowhere')", "x", None),
+        ("x += 1\nfor i in range(3): print(i)", "x", None),
+        ("", "x", None),
+    ],
+)
+def test_what_is_taken_from_a_cell(tmp_path, source, name, value, capsys):
+    names, _, notes = read(notebook(tmp_path, source))
+    assert names.get(name) == value and notes == []
+    assert capsys.readouterr().out == ""
+    if "f" in names:
+        assert names["f"](7) == "7"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def f(:\n    pass", "a.ipynb, code cell 1, line 1 does not parse: "),
+        ("x = 1\n  y = 2", "line 2 does not parse: unexpected indent"),
+        ("import a_module_that_is_not_there", "line 1: ModuleNotFoundError: No module named"),
+        ("x = 1\0", "does not parse"),
+        ("\n\ndef f(a=1 / 0): pass", "line 3: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_cannot_be_taken_is_one_sentence(tmp_path, source, words):
+    _, _, notes = read(notebook(tmp_path, source))
+    assert len(notes) == 1 and words in notes[0] and "\n" not in notes[0] and "unknown" not in notes[0]
+
+
+def test_an_error_shows_its_line_though_nobody_ran_the_cell(tmp_path, capsys):
+    path = notebook(
+        tmp_path,
+        "def half(x):\n    return x / 0  # here",
+        "def bytes_sent(p, b, n):\n    return half(n)",
+        'check("03.5", bytes_sent)\ncheck("03.1", average_gradients)',
+    )
+    assert main([path]) == 1
+    out = capsys.readouterr().out
+    assert 'File "a.ipynb, code cell 1", line 2, in half\n          return x / 0  # here' in out
+    assert "average_gradients is not defined." in out and "0/3 points" in out
