@@ -29,6 +29,7 @@ from lib import watch
 STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
 SPIN_S = 10.0  # ... for so long, though a processor is busy: a message that large does not fit in memory
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it
+ALIKE_S = 0.2  # ... and, when that is known, for ranks that fail alike
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _server_is_of = 0.0  # time of the newest file of lib that the server has read
@@ -97,16 +98,15 @@ class Ranks:
         try:
             self._join(timeout_s)
         finally:
-            self._print_rank_0()
-            for rank in range(1, self.size):
-                self._print(rank, self._read(f"out{rank}"))
+            others = (self._labelled(rank, self._read(f"out{rank}")) for rank in range(1, self.size))
+            self._show(self._rank_0() + "".join(others))  # in one piece: a notebook stores one output
 
     def _join(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         moves, since, busy_s = None, 0.0, 0.0
         while len(self.done) < self.size:
             ready = self._wait(0.05)
-            self._print_rank_0()
+            self._show(self._rank_0())
             for rank in ready:
                 self._hear(rank)
             now = time.monotonic()
@@ -131,21 +131,23 @@ class Ranks:
         return sorted({watched[x] for x in connection.wait(list(watched), timeout_s)})
 
     def _hear(self, rank: int) -> None:
-        outcome = self._outcome(rank)
+        """Take in how a rank ended; if it failed, find the cause and raise it.
+
+        Another rank may be the cause, as those that lost a peer are never to blame; and where several failed alike,
+        the first in rank order speaks.
+        """
+        outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
         self.done.add(rank)
-        if outcome is not None and outcome.kind == "ok":
+        if outcomes[rank] is not None and outcomes[rank].kind == "ok":
             return
-        outcomes = {rank: outcome}  # another rank may be the cause: those that lost a peer are never to blame
-        until = time.monotonic() + GRACE_S
-        while not any(map(_is_cause, outcomes.values())) and time.monotonic() < until:
-            outcomes |= {r: self._outcome(r) for r in self._wait(0.05)}
+        while len(self.done) < self.size:
+            known = any(map(_is_cause, outcomes.values()))
+            if time.monotonic() - began > (ALIKE_S if known else GRACE_S):
+                break
+            outcomes |= {r: self._outcome(r) for r in self._wait(0.02)}
             self.done |= outcomes.keys()
-        cause = min((r for r, o in outcomes.items() if _is_cause(o)), default=rank)
-        if (
-            outcomes[cause] is not None
-        ):  # the same may have happened to others at the same time: the first rank speaks
-            outcomes |= {r: self._outcome(r) for r in self._wait(0.05)}
-            cause = min(r for r, o in outcomes.items() if _alike(o, outcomes[cause]))
+        cause = next((r for r, outcome in outcomes.items() if _is_cause(outcome)), rank)
+        cause = min((r for r, outcome in outcomes.items() if _alike(outcome, outcomes[cause])), default=cause)
         raise self._error(cause, outcomes[cause])
 
     def _outcome(self, rank: int):
@@ -198,24 +200,30 @@ class Ranks:
         said = list(itertools.takewhile(lambda line: not line.startswith(ours), lines))
         return "".join(f"\n  {line}" for line in said[-8:])
 
-    def _print_rank_0(self) -> None:
+    def _rank_0(self) -> str:
+        """What rank 0 has printed since this was last asked."""
         with contextlib.suppress(OSError), open(os.path.join(self.folder, "out0"), "rb") as file:
             file.seek(self.printed)
             new = file.read()
             self.printed += len(new)
-            self._print(0, self.decoder.decode(new))
+            return self._labelled(0, self.decoder.decode(new))
+        return ""
 
-    def _print(self, rank: int, text: str) -> None:
+    def _labelled(self, rank: int, text: str) -> str:
+        """The text, each line beginning with whose it is; it comes after what was labelled before."""
         if not text:
-            return
-        if rank and not self.at_line_start:
-            sys.stdout.write("\n")
-        start = r"(?<=[\n\r])(?=[^\n\r])" if rank == 0 and not self.at_line_start else r"(?:^|(?<=[\n\r]))(?=[^\n\r])"
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        shown = text.encode(encoding, "replace").decode(encoding)
-        sys.stdout.write(re.sub(start, f"rank {rank} | ", shown))
+            return ""
+        goes_on = rank == 0 and not self.at_line_start
+        start = r"(?<=[\n\r])(?=[^\n\r])" if goes_on else r"(?:^|(?<=[\n\r]))(?=[^\n\r])"
+        before = "" if self.at_line_start or goes_on else "\n"
         self.at_line_start = text[-1] in "\n\r"
-        sys.stdout.flush()
+        return before + re.sub(start, f"rank {rank} | ", text)
+
+    def _show(self, text: str) -> None:
+        if text:
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+            sys.stdout.flush()
 
     def end(self) -> None:
         """End all ranks with all that they started, and wait until they are gone."""
@@ -237,7 +245,7 @@ def _is_cause(outcome) -> bool:
 
 
 def _alike(one, other) -> bool:
-    return one is not None and (one.kind, one.error) == (other.kind, other.error)
+    return None not in (one, other) and (one.kind, one.error) == (other.kind, other.error)
 
 
 def _death(code: int | None) -> str:

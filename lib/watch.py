@@ -137,8 +137,8 @@ class CallTable:
         start = self._theirs.get((rank, key)) or self._find(rank, key)
         if start is None:
             return True
-        at = start + place
-        return self._map[at : at + len(entry)] == entry or self._map[at : at + _NUMBER.size] != entry[: _NUMBER.size]
+        theirs = self._map[start + place : start + place + len(entry)]
+        return theirs == entry or theirs[: _NUMBER.size] != entry[: _NUMBER.size]
 
     def _find(self, rank: int, key: int) -> int | None:
         """Where a channel of another rank begins."""

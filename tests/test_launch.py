@@ -83,10 +83,33 @@ def test_prints_come_in_rank_order(capsys):
     )
 
 
+class Screen:
+    """A terminal that knows no ∑, and remembers when it was written to."""
+
+    encoding = "ascii"
+
+    def __init__(self):
+        self.shown = []
+
+    def write(self, text):
+        text.encode("ascii")
+        self.shown.append((time.monotonic(), text))
+
+    def flush(self):
+        pass
+
+
 @pytest.mark.usefixtures("machine")
-def test_rank_0_is_heard_while_it_works(capfd):
+def test_what_the_others_print_comes_in_one_piece(monkeypatch):
+    """A notebook stores each write as an output of its own."""
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    run(lambda world: world.rank and print("I am", world.rank), 4)
+    assert [text for _, text in screen.shown] == ["rank 1 | I am 1\nrank 2 | I am 2\nrank 3 | I am 3\n"]
+
+
+@pytest.mark.usefixtures("machine")
+def test_rank_0_is_heard_while_it_works(monkeypatch):
     """Its letters too are whole, though they come in pieces."""
-    shown = []
 
     def speaks(world):
         for byte in "∑\n".encode():
@@ -95,23 +118,10 @@ def test_rank_0_is_heard_while_it_works(capfd):
             time.sleep(0.12)
         print("end")
 
-    class Screen:
-        encoding = "ascii"  # a terminal that knows no ∑
-
-        def write(self, text):
-            text.encode("ascii")
-            shown.append((time.monotonic(), text))
-
-        def flush(self):
-            pass
-
-    real, sys.stdout = sys.stdout, Screen()
-    try:
-        run(speaks, 1)
-    finally:
-        sys.stdout = real
-    assert "".join(text for _, text in shown) == "rank 0 | ?\nrank 0 | end\n"
-    assert shown[-1][0] - shown[0][0] > 0.1
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    run(speaks, 1)
+    assert "".join(text for _, text in screen.shown) == "rank 0 | ?\nrank 0 | end\n"
+    assert screen.shown[-1][0] - screen.shown[0][0] > 0.1
 
 
 def test_one_process_alone(monkeypatch):

@@ -41,6 +41,23 @@ def test_another_call_is_refused_with_both_sides(tables):
     assert a.call("elsewhere", (0, 2), "something else", "") == 0, "another channel is not compared"
 
 
+@pytest.mark.parametrize(("first", "second"), [("send", "sender"), ("sender", "send"), ("x" * 183, "x" * 184)])
+def test_a_beginning_is_not_the_whole(tables, first, second):
+    _, a, b, _ = tables
+    a.call("all", (0, 1), first, "")
+    with pytest.raises(MismatchError):
+        b.call("all", (0, 1), second, "")
+
+
+def test_words_too_long_for_the_table_are_compared_as_far_as_it_reaches(tables):
+    _, a, b, _ = tables
+    a.call("all", (0, 1), "é" * 100, "é" * 100)
+    assert b.call("all", (0, 1), "é" * 100, "") == 0
+    a.call("all", (0, 1), "é" * 100, "é" * 100)
+    with pytest.raises(MismatchError, match="é{50}"):
+        b.call("all", (0, 1), "è" + "é" * 100, "")
+
+
 def test_who_is_far_ahead_is_compared_as_far_as_the_ring_reaches(tables):
     _, a, b, _ = tables
     for i in range(100):
