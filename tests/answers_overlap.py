@@ -87,6 +87,30 @@ def forgets_to_return(gradients, bucket_bytes, group):
     in_buckets(gradients, bucket_bytes, group)
 
 
+def starts_each_a_bucket_late(gradients, bucket_bytes, group):
+    full = []
+
+    class Started:
+        def __init__(self, flat):
+            self.flat, self.pending = flat, None
+            for other in full:
+                other.begin()
+            full.append(self)
+
+        def begin(self):
+            self.pending = self.pending or comm.all_reduce_start(self.flat, group, op="mean")
+
+        def wait(self):
+            self.begin()
+            return self.pending.wait()
+
+    return in_buckets(gradients, bucket_bytes, group, start=lambda flat, group, op: Started(flat))
+
+
+def fills_buckets_too_little(gradients, bucket_bytes, group):
+    return in_buckets(gradients, bucket_bytes, group, room=bucket_bytes * 5 // 6)
+
+
 def drops_the_last(gradients, bucket_bytes, group):
     return in_buckets(gradients, bucket_bytes, group, last="dropped")
 
@@ -160,7 +184,7 @@ RIGHT = {
 }
 WRONG = {  # in the order of the exercise's mistakes
     "03.3": [
-        *(at_the_end, waits_at_once, one_each, overruns),
+        *(at_the_end, waits_at_once, one_each, overruns, starts_each_a_bucket_late),
         *(drops_the_last, keeps_the_last, sums_buckets, reverses),
     ],
     "03.4": [

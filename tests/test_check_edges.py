@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from answers_averages import right_bytes
-from answers_overlap import sends_one_flat_message_each_time
+from answers_overlap import fills_buckets_too_little, sends_one_flat_message_each_time
 
 from lib import check as checks
 from lib import comm
@@ -72,6 +72,7 @@ holds_a_lock.__module__ = "a notebook"  # so that it travels with what it uses, 
         ("03.2", lambda g, count, group: None, "FAIL", ["got     None: is a `return` missing?"]),
         ("03.2", lambda g, count, group: g.tolist(), "FAIL", ["Rank 0: gradient is not right"]),
         ("03.2", lambda g, count, group: torch.full_like(g, torch.inf), "FAIL", ["inf"]),
+        ("03.3", fills_buckets_too_little, "FAIL", ["6 messages where 5 do"]),
         ("03.4", sends_one_flat_message_each_time, "FAIL", ["you communicate after every microbatch"]),
         ("03.5", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
         ("03.5", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),

@@ -85,7 +85,7 @@ def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) 
     for mistake in exercise.mistakes:
         looks_like = mistake.answers(inputs, wanted)
         if all(same(g, m) for g, m in zip(got, looks_like, strict=True)):
-            return FAIL, textwrap.fill(mistake.hint, 96)
+            return FAIL, textwrap.fill(mistake.hint, 96, break_on_hyphens=False)
     return FAIL, _difference(got, wanted)
 
 

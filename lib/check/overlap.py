@@ -87,7 +87,7 @@ ONE_EACH = "one message for each gradient"
 AT_THE_END = "all messages after the last gradient"
 WAITS = "a wait before the last gradient"
 OVERRUN = "buckets that hold more than they may"
-OTHER = "other buckets"
+LATE = "buckets that leave later than they could"
 RIGHT = "each bucket as it fills"
 
 
@@ -101,10 +101,15 @@ def _describe(starts: list[int], waits: list[int]) -> str:
         return AT_THE_END
     for buckets, name in ((_buckets(), RIGHT), (_buckets(overrun=True), OVERRUN)):
         # A bucket leaves with its last gradient, or when the next one turns out not to fit.
-        in_time = [stop <= made <= stop + 1 for made, (_, stop) in zip(starts, buckets, strict=False)]
-        if len(starts) == len(buckets) and all(in_time):
+        if _all_pairs(lambda made, bucket: bucket[1] <= made <= bucket[1] + 1, starts, buckets):
             return name
-    return f"{OTHER}: {len(starts)} messages"
+    if _all_pairs(lambda made, bucket: made >= bucket[1], starts, _buckets()):
+        return LATE
+    return f"{len(starts)} messages where {len(_buckets())} do"
+
+
+def _all_pairs(holds: Callable, some: list, others: list) -> bool:
+    return len(some) == len(others) and all(map(holds, some, others))
 
 
 def _stream_reference(given: list[Data]) -> list[Data]:
@@ -150,6 +155,11 @@ OVERLAPPED = Exercise(
             "The averages are right, but a bucket takes a gradient that no longer fits. Look at the size of the next "
             "one before you add it: if it does not fit, send the bucket first.",
             _sent(OVERRUN),
+        ),
+        Mistake(
+            "The averages are right, but a full bucket waits while you take more gradients. Start its all-reduce at "
+            "once, before the loop asks for the next one.",
+            _sent(LATE),
         ),
         Mistake(
             "The last bucket never left: the gradients that wait in it when the iterator ends are missing. Send what "
