@@ -19,8 +19,10 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.mesh import Group
 
+_ONE = torch.ones([], dtype=torch.float64)  # scales are tensors, as torch would make each number into one, each time
 _averaged = weakref.WeakValueDictionary()  # the parameters that some wrapper averages, by id
 
 
@@ -59,15 +62,14 @@ class DataParallel(nn.Module):
                 "wrap a copy of it (copy.deepcopy)"
             )
         self.syncs = True
-        self.own = False  # p.grad holds this rank's own gradients
-        self.unfinished = False  # the step's last backward has begun: finish() must come next
+        self._added = False  # a backward in no_sync() may have added to p.grad
         broadcast_weights(module, group)
-        for p in self.trained:
+        for p, hook in self._hooks():
             _averaged[id(p)] = p
-            p.register_post_accumulate_grad_hook(self._gradient_is_there)
+            p.register_post_accumulate_grad_hook(hook)
 
     def forward(self, *args, **kwargs):
-        if self.unfinished and torch.is_grad_enabled():
+        if self._begun() and torch.is_grad_enabled():
             raise RuntimeError(
                 "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
                 "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
@@ -77,7 +79,7 @@ class DataParallel(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""
-        before, self.syncs = self.syncs, False
+        before, self.syncs, self._added = self.syncs, False, True
         try:
             yield
         finally:
@@ -98,7 +100,7 @@ class DataParallel(nn.Module):
                 "a parameter was added or unfrozen after the module was wrapped, so nobody averages its gradient; "
                 "wrap a copy of the module as it is now (copy.deepcopy)"
             )
-        self.own = self.unfinished = False
+        self._added = False
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
@@ -109,14 +111,19 @@ class DataParallel(nn.Module):
         Raises:
             RuntimeError: the gradients are not averaged yet.
         """
-        if self.own:
+        if self._added or self._begun():
             raise RuntimeError(
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
         return nn.utils.clip_grad_norm_(self.trained, max_norm)
 
-    def _gradient_is_there(self, p: nn.Parameter) -> None:
-        self.own, self.unfinished = True, self.unfinished or self.syncs
+    def _begun(self) -> bool:
+        """Whether the step's last backward has begun, so that finish() must come next."""
+        raise NotImplementedError
+
+    def _hooks(self) -> Iterator[tuple[nn.Parameter, Callable[[nn.Parameter], None]]]:
+        """Each trained parameter with what is to be called when backward has added to its gradient."""
+        raise NotImplementedError
 
 
 class NaiveDDP(DataParallel):
@@ -124,6 +131,17 @@ class NaiveDDP(DataParallel):
 
     forward, backward: no communication. finish: one all-reduce per tensor, together 2(n−1)/n · Ψ elements per rank.
     """
+
+    def _begun(self) -> bool:
+        return self._own
+
+    def _hooks(self) -> Iterator[tuple[nn.Parameter, Callable[[nn.Parameter], None]]]:
+        self._own = False
+
+        def note(p: nn.Parameter) -> None:
+            self._own = self._own or self.syncs
+
+        return ((p, note) for p in self.trained)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -135,6 +153,7 @@ class NaiveDDP(DataParallel):
             with comm.label("gradient"):
                 p.grad = comm.all_reduce(p.grad, self.group, self.op)
         super().finish()
+        self._own = False
 
 
 class BucketedDDP(DataParallel):
@@ -147,50 +166,65 @@ class BucketedDDP(DataParallel):
     gradients, and are sent in the same order on all ranks even where gradients come in another.
 
     Args:
-        bucket_bytes: a bucket is closed once it holds so much; the last one holds what is left.
+        bucket_bytes: about how much a bucket holds, see `fill_buckets`.
     """
 
     def __init__(self, module: nn.Module, group: Group, op: str = "mean", bucket_bytes: int = 4 * 2**20) -> None:
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
+        self.bucket_bytes = bucket_bytes
         super().__init__(module, group, op)
-        self.buckets = [Bucket(params) for params in fill_buckets(self.trained[::-1], bucket_bytes)]
-        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
-        self._scale = 1 / group.size if op == "mean" else 1
+
+    def _hooks(self) -> Iterator[tuple[nn.Parameter, Callable[[nn.Parameter], None]]]:
+        self.buckets = [Bucket(params) for params in fill_buckets(self.trained[::-1], self.bucket_bytes)]
+        self._scale = _ONE / self.group.size if self.op == "mean" else _ONE
         self._next = 0  # the bucket that must be sent next
         self._pending: list[comm.Pending] = []
+        for bucket in self.buckets:
+            for i, (p, view) in enumerate(zip(bucket.params, bucket.views, strict=True)):
+                yield p, partial(self._gradient_is_there, bucket, i, view)
 
-    def _gradient_is_there(self, p: nn.Parameter) -> None:
-        bucket = self._bucket_of[p]
-        if self.unfinished and (p not in bucket.missing or not self.syncs):
+    def _begun(self) -> bool:
+        return any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets)
+
+    def _gradient_is_there(self, bucket: Bucket, i: int, view: Tensor, p: nn.Parameter) -> None:
+        if i not in bucket.missing:
             raise RuntimeError(
                 "a second gradient came for a parameter whose first may be under way: between two finish() only the "
                 "last backward may run outside no_sync()"
             )
-        super()._gradient_is_there(p)
-        bucket.put(p, self._scale if self.syncs else 1)
         if self.syncs:
-            bucket.missing.remove(p)
-        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
-            self._send_next()
+            bucket.take(p, view, self._scale)
+            bucket.missing.remove(i)
+            if not bucket.missing:
+                self._send_full_buckets()
+        elif p.grad is not view:
+            bucket.take(p, view, _ONE)
 
-    def _send_next(self) -> None:
-        with comm.label(f"bucket {self._next}"):
-            flat = self.buckets[self._next].flat
-            self._pending.append(comm.all_reduce_start(flat, self.group, "sum", out=flat))
-        self._next += 1
+    def _send_full_buckets(self) -> None:
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            with comm.label(f"bucket {self._next}"):
+                flat = self.buckets[self._next].flat
+                self._pending.append(comm.all_reduce_start(flat, self.group, "sum", out=flat))
+            self._next += 1
 
     @torch.no_grad()
     def finish(self) -> None:
-        for bucket in self.buckets[self._next :]:  # some of its parameters took no part in this loss
-            for p in bucket.missing:
-                bucket.put(p, self._scale)
-            self._send_next()
+        for bucket in self.buckets:
+            for i in bucket.missing:
+                p = bucket.params[i]
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)  # it took no part here, yet perhaps on another rank
+                bucket.take(p, bucket.views[i], self._scale)
+                if not p.requires_grad:
+                    p.grad = None  # frozen since
+            bucket.missing.clear()
+        self._send_full_buckets()
         super().finish()  # what it looks at is there already
         for pending in self._pending:
             pending.wait()
         for bucket in self.buckets:
-            bucket.missing = set(bucket.views)
+            bucket.missing.update(range(len(bucket.params)))
         self._pending, self._next = [], 0
 
 
@@ -199,31 +233,35 @@ class Bucket:
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         sizes = [p.numel() for p in params]
+        self.params = params
         self.flat = params[0].new_zeros(sum(sizes))
-        pieces = self.flat.split(sizes)
-        self.views = {p: x.view_as(p) for p, x in zip(params, pieces, strict=True)}
-        self.missing = set(params)
+        self.views = [x.view_as(p) for p, x in zip(params, self.flat.split(sizes), strict=True)]
+        self.missing = set(range(len(params)))  # those whose gradient is not there yet
 
-    def put(self, p: nn.Parameter, scale: float) -> None:
-        """Move p.grad into the bucket, scaled on the way; zeros if there is none."""
-        view = self.views[p]
-        if p.grad is None:
-            view.zero_()
-        elif p.grad is not view or scale != 1:
-            torch.mul(p.grad, scale, out=view)
-        p.grad = view if p.requires_grad else None
+    @staticmethod
+    def take(p: nn.Parameter, view: Tensor, scale: Tensor) -> None:
+        """Copy p.grad to where it belongs in the bucket, scaled on the way."""
+        torch.mul(p.grad, scale, out=view)
+        p.grad = view
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Neighbours of one dtype and device, in the order of `params`; a bucket is closed once it holds `bucket_bytes`."""
+    """Neighbours of one dtype and device, in the order of `params`, in equal shares of about `bucket_bytes`.
+
+    So no small bucket is left over at the end, to pay for a message of its own.
+    """
     buckets: list[list[nn.Parameter]] = []
-    room, kind = 0, None
-    for p in params:
-        if (p.dtype, p.device) != kind or room <= 0:
-            buckets.append([])
-            room, kind = bucket_bytes, (p.dtype, p.device)
-        buckets[-1].append(p)
-        room -= p.numel() * p.element_size()
+    for _, neighbours in groupby(params, key=lambda p: (p.dtype, p.device)):
+        alike = list(neighbours)
+        total = sum(p.nbytes for p in alike)
+        share = total / max(1, round(total / bucket_bytes))
+        room = 0
+        for p in alike:
+            if room <= 0:
+                buckets.append([])
+                room = share
+            buckets[-1].append(p)
+            room -= p.nbytes
     return buckets
 
 
