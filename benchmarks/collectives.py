@@ -20,7 +20,6 @@ _theirs = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_te
 def _sides(world, size_bytes: int):
     """Both sides on the same tensor, timed from barrier to barrier, since a collective is done when all are."""
     x = torch.ones(size_bytes // 4 // world.size * world.size)
-    out = torch.empty(len(x) // world.size)
 
     def timed(call) -> float:
         comm.barrier(world)
@@ -31,7 +30,7 @@ def _sides(world, size_bytes: int):
 
     return {
         "ours": lambda: timed(lambda: comm.reduce_scatter(x, world)),
-        "gloo": lambda: timed(lambda: _theirs(out, x)),
+        "gloo": lambda: timed(lambda: _theirs(torch.empty(len(x) // world.size), x)),
     }
 
 

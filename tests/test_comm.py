@@ -114,6 +114,13 @@ def test_every_collective_is_its_formula(n):
     assert run(every, n) == [[]] * n
 
 
+def test_alone_too_each_collective_returns_a_new_tensor():
+    for call in (comm.all_reduce, comm.reduce_scatter, comm.all_gather, comm.all_to_all, comm.broadcast):
+        x = torch.arange(4.0)  # contiguous: nothing needs a copy but this promise
+        call(x, Group()).fill_(9)
+        assert x.tolist() == [0, 1, 2, 3], call
+
+
 def test_two_axes_at_once():
     """A 2 x 2 mesh: collectives along dp and tp under way at the same time, then a message along each."""
 
