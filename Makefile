@@ -14,7 +14,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup book site test serve notebooks exercises lint bench repository colab screenshots clean
+.PHONY: help setup book site test serve notebooks exercises lint bench repository colab screenshots cover clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -93,6 +93,9 @@ colab: $(READY) ## write parallel-by-hand.zip, to be uploaded beside a notebook
 
 screenshots: $(READY) ## picture every built page, wide and narrow, light and dark
 	@$(PY) tools/screenshots.py
+
+cover: $(READY) ## take the README's picture from the built book
+	@$(PY) tools/cover.py
 
 clean: ## remove what was built (.venv stays)
 	rm -rf _build screenshots parallel-by-hand.zip .pytest_cache .ruff_cache *.egg-info
