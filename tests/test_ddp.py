@@ -246,7 +246,7 @@ def test_no_token_at_all_is_an_error_on_every_rank():
         except ValueError as error:
             return str(error)
 
-    assert run(nothing, 2) == ["no rank has a token that counts, so there is no mean loss"] * 2
+    assert run(nothing, 2) == ["no rank has a token that counts, so there is no mean"] * 2
 
 
 # ---- order and overlap ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What the repository says about itself is true: map, table of contents, twins, address, pins, palette."""
 
+import ast
 import json
 import re
 import subprocess
@@ -85,6 +86,21 @@ def test_every_paper_that_a_chapter_links_to_is_in_the_bibliography():
         for key in re.findall(r"\(https://(?:arxiv\.org/abs|doi\.org)/([^)\s]+)\)", path.read_text(encoding="utf-8"))
     }
     assert sorted(key for key in linked if key not in bibliography) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_code_fits_the_page(path):
+    """As written, and the library's source where a cell shows it; but for the setup cell, which is folded."""
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    lines, names = [], {}
+    for cell in cells:
+        lines += cell.source.splitlines() if "setup" not in cell.metadata.get("tags", []) else []
+        for node in ast.parse(cell.source).body:
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("lib"):
+                exec(ast.unparse(node), names)
+        if cell.source.startswith("show("):
+            lines += repr(eval(cell.source, names)).splitlines()
+    assert [line for line in lines if len(line) > 80] == []
 
 
 # ---- notebooks ------------------------------------------------------------------------------------------------------

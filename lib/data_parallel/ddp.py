@@ -31,6 +31,10 @@ from lib import comm
 from lib.mesh import Group
 
 _ONE = torch.ones([], dtype=torch.float64)  # scales are tensors, as torch would make each number into one, each time
+_SECOND = (
+    "a second gradient came for a parameter whose first may be under way: between two finish() only the last backward "
+    "may run outside no_sync()"
+)
 _averaged = weakref.WeakValueDictionary()  # the parameters that some wrapper averages, by id
 
 
@@ -149,7 +153,7 @@ class NaiveDDP(DataParallel):
             if not p.requires_grad:
                 continue  # frozen since
             if p.grad is None:
-                p.grad = torch.zeros_like(p)  # it took no part here, yet perhaps on another rank
+                p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
             with comm.label("gradient"):
                 p.grad = comm.all_reduce(p.grad, self.group, self.op)
         super().finish()
@@ -181,25 +185,22 @@ class BucketedDDP(DataParallel):
         self._next = 0  # the bucket that must be sent next
         self._pending: list[comm.Pending] = []
         for bucket in self.buckets:
-            for i, (p, view) in enumerate(zip(bucket.params, bucket.views, strict=True)):
-                yield p, partial(self._gradient_is_there, bucket, i, view)
+            for i, p in enumerate(bucket.params):
+                yield p, partial(self._gradient_is_there, bucket, i)
 
     def _begun(self) -> bool:
         return any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets)
 
-    def _gradient_is_there(self, bucket: Bucket, i: int, view: Tensor, p: nn.Parameter) -> None:
+    def _gradient_is_there(self, bucket: Bucket, i: int, p: nn.Parameter) -> None:
         if i not in bucket.missing:
-            raise RuntimeError(
-                "a second gradient came for a parameter whose first may be under way: between two finish() only the "
-                "last backward may run outside no_sync()"
-            )
+            raise RuntimeError(_SECOND)
         if self.syncs:
-            bucket.take(p, view, self._scale)
+            bucket.take(i, self._scale)
             bucket.missing.remove(i)
             if not bucket.missing:
                 self._send_full_buckets()
-        elif p.grad is not view:
-            bucket.take(p, view, _ONE)
+        elif p.grad is not bucket.views[i]:
+            bucket.take(i, _ONE)
 
     def _send_full_buckets(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
@@ -214,8 +215,8 @@ class BucketedDDP(DataParallel):
             for i in bucket.missing:
                 p = bucket.params[i]
                 if p.grad is None:
-                    p.grad = torch.zeros_like(p)  # it took no part here, yet perhaps on another rank
-                bucket.take(p, bucket.views[i], self._scale)
+                    p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
+                bucket.take(i, self._scale)
                 if not p.requires_grad:
                     p.grad = None  # frozen since
             bucket.missing.clear()
@@ -229,20 +230,20 @@ class BucketedDDP(DataParallel):
 
 
 class Bucket:
-    """Gradients side by side in `flat`; p.grad becomes the parameter's view into it."""
+    """Gradients side by side in `flat`; each p.grad becomes a view into it."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         sizes = [p.numel() for p in params]
         self.params = params
         self.flat = params[0].new_zeros(sum(sizes))
-        self.views = [x.view_as(p) for p, x in zip(params, self.flat.split(sizes), strict=True)]
-        self.missing = set(range(len(params)))  # those whose gradient is not there yet
+        pieces = self.flat.split(sizes)
+        self.views = [x.view_as(p) for p, x in zip(params, pieces, strict=True)]
+        self.missing = set(range(len(params)))  # no gradient yet
 
-    @staticmethod
-    def take(p: nn.Parameter, view: Tensor, scale: Tensor) -> None:
-        """Copy p.grad to where it belongs in the bucket, scaled on the way."""
-        torch.mul(p.grad, scale, out=view)
-        p.grad = view
+    def take(self, i: int, scale: Tensor) -> None:
+        """Copy gradient i to its place in the bucket, scaled on the way."""
+        torch.mul(self.params[i].grad, scale, out=self.views[i])
+        self.params[i].grad = self.views[i]
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
@@ -277,7 +278,7 @@ def broadcast_weights(module: nn.Module, group: Group) -> None:
 
 
 def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:
-    """This rank's part of the mean over all ranks' tokens: Σ own losses / Σ_ranks count.
+    """This rank's part of the mean over all tokens: Σ losses / Σ_ranks count.
 
     The parts add up to the global mean, and so do their gradients: use `op="sum"`. With other numbers of tokens on
     each rank, a mean of means is another number.
@@ -289,7 +290,8 @@ def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:
     Raises:
         ValueError: no rank has any token.
     """
-    total = comm.all_reduce(torch.as_tensor(count, dtype=torch.int64, device=loss_sum.device), group)
+    own = torch.as_tensor(count, dtype=torch.int64, device=loss_sum.device)
+    total = comm.all_reduce(own, group)
     if total == 0:
-        raise ValueError("no rank has a token that counts, so there is no mean loss")
+        raise ValueError("no rank has a token that counts, so there is no mean")
     return loss_sum / total
