@@ -278,7 +278,7 @@ def broadcast_weights(module: nn.Module, group: Group) -> None:
 
 
 def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:
-    """This rank's part of the mean over all tokens: Σ losses / Σ_ranks count.
+    """This rank's part of the mean over all tokens: Σ losses / Σ count.
 
     The parts add up to the global mean, and so do their gradients: use `op="sum"`. With other numbers of tokens on
     each rank, a mean of means is another number.
