@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from benchmarks.table import quartiles, show, three
-from lib import comm, run, watch
+from lib import comm, run, transfer, watch
 from lib.check import verdict
 
 
 def _measure(world, rounds: int = 2000) -> list[float]:
-    table, costs_us = comm.table, []
+    table, costs_us = transfer.table, []
     for _ in range(rounds):
         began_s = time.perf_counter()
         line = watch.where()

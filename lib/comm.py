@@ -12,17 +12,35 @@ Shapes: `S` is this rank's tensor, n the group's size.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lib import cost, trace, watch
+from lib.link import link
 from lib.mesh import Group
+from lib.transfer import Pending, collective, label, message, spec
+
+__all__ = [
+    "Pending",
+    "all_gather",
+    "all_gather_start",
+    "all_reduce",
+    "all_reduce_start",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "exchange",
+    "label",
+    "link",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_start",
+    "send",
+    "spec",
+]
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -33,39 +51,13 @@ _OPS = {
 _TWO = {"sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 # Taken now, as lib.rank puts watched versions in their place for those who call torch.distributed themselves.
-_all_reduce, _broadcast, _barrier = dist.all_reduce, dist.broadcast, dist.barrier
-_all_to_all, _isend, _irecv, _wait = dist.all_to_all_single, dist.isend, dist.irecv, dist.Work.wait
+_all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, dist.barrier, dist.reduce
+_all_to_all, _isend, _irecv = dist.all_to_all_single, dist.isend, dist.irecv
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed both
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_work_wait = dist.Work.wait
 
-table: watch.CallTable | None = None  # shared by the ranks of one machine; set by lib.rank, absent under torchrun
-
-_label = ""
-_works: set[dist.Work] = set()  # under way; gloo forgets a message whose Work is gone
-
-
-class Pending:
-    """A communication under way; `wait()` returns its result, at once when it is called again."""
-
-    def __init__(self, finish: Callable[[], Tensor | dict | None]) -> None:
-        self._finish: Callable | None = finish
-        self._result: Tensor | dict | None = None
-
-    def wait(self) -> Tensor | dict | None:
-        if self._finish is not None:
-            self._result, self._finish = self._finish(), None
-        return self._result
-
-
-@contextmanager
-def label(text: str) -> Iterator[None]:
-    """Name the communication that the body starts, for traces and figures."""
-    global _label
-    before, _label = _label, text
-    try:
-        yield
-    finally:
-        _label = before
+_PIECE_BYTES = 2**20  # of a reduce: small enough that all links of the chain carry at once
 
 
 # ---- collectives ----------------------------------------------------------------------------------------------------
@@ -101,7 +93,7 @@ def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | Non
             body.div_(group.size)
         return out
 
-    return _start(f"all_reduce {op}", body, group, finish, _all_reduce, body, reduce_op)
+    return collective(f"all_reduce {op}", body, group, finish, _all_reduce, body, reduce_op)
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Tensor:
@@ -127,7 +119,7 @@ def reduce_scatter_start(x: Tensor, group: Group, dim: int = 0, op: str = "sum")
         def mine() -> Tensor:
             return _join(out.div_(n) if op == "mean" else out, dim)
 
-        return _start(what, x, group, mine, _reduce_scatter, out, parts, reduce_op)
+        return collective(what, x, group, mine, _reduce_scatter, out, parts, reduce_op)
     got = torch.empty_like(parts) if n > 1 else parts
 
     def fold() -> Tensor:  # one after the other: twice as fast as got.sum(0)
@@ -136,7 +128,7 @@ def reduce_scatter_start(x: Tensor, group: Group, dim: int = 0, op: str = "sum")
             _TWO[op](out, part, out=out)
         return _join(out.div_(n) if op == "mean" else out, dim)
 
-    return _start(what, x, group, fold, _all_to_all, got, parts)
+    return collective(what, x, group, fold, _all_to_all, got, parts)
 
 
 def all_gather(x: Tensor, group: Group, dim: int = 0) -> Tensor:
@@ -151,7 +143,7 @@ def all_gather_start(x: Tensor, group: Group, dim: int = 0) -> Pending:
     if group.size == 1:
         whole.copy_(part)
     what = f"all_gather dim={dim}"
-    return _start(what, x, group, lambda: _join(whole, dim), _all_gather, whole, part, times=group.size)
+    return collective(what, x, group, lambda: _join(whole, dim), _all_gather, whole, part, times=group.size)
 
 
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:
@@ -169,19 +161,58 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     def finish() -> Tensor:
         return torch.cat([part.movedim(0, split_dim) for part in got], dim=concat_dim).contiguous()
 
-    return _start(what, x, group, finish, _all_to_all, got, parts).wait()
+    return collective(what, x, group, finish, _all_to_all, got, parts).wait()
 
 
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     """Everyone gets the tensor of group rank `src`: x[S] → [S]. `x` gives shape and dtype on the others."""
     _check_rank(src, group, "src")
     out = x.detach().clone(memory_format=torch.contiguous_format)
-    return _start(f"broadcast src={src}", x, group, lambda: out, _broadcast, out, group.ranks[src]).wait()
+    return collective(f"broadcast src={src}", x, group, lambda: out, _broadcast, out, group.ranks[src]).wait()
+
+
+def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | None:
+    """Reduce over the ranks; group rank `dst` gets the result, the others None: x[S] → [S]. Others send S bytes.
+
+    gloo's own is a reduce-scatter and a gather, which moves S more. Here the ranks stand in a chain that ends at `dst`.
+    """
+    reduce_op = _reduce_op(op, x)
+    _check_rank(dst, group, "dst")
+    out = x.detach().clone(memory_format=torch.contiguous_format)
+
+    def finish() -> Tensor | None:
+        if group.rank != dst:
+            return None
+        return out.div_(group.size) if op == "mean" else out
+
+    what = f"reduce {op}, dst={dst}"
+    if group.size > 1 and dist.get_backend(group.pg) == "nccl":
+        return collective(what, x, group, finish, _reduce, out, group.ranks[dst], reduce_op).wait()
+    return collective(what, x, group, finish, _chain, out, group, dst, _TWO[op]).wait()
+
+
+def _chain(x: Tensor, ranks: Group, dst: int, add: Callable, group: object, async_op: bool) -> None:
+    """Each rank adds to `x` what its neighbour passes on, and passes it on towards `dst`, piece by piece."""
+    far, near = (ranks.ranks[(ranks.rank + step) % ranks.size] for step in (1, -1))
+    place = (ranks.rank - dst) % ranks.size  # links between here and the end of the chain
+    # A tag of its own: no message of the caller's can slip in between.
+    pieces = x.view(-1).split(max(1, _PIECE_BYTES // x.element_size()))
+    got = [torch.empty_like(piece) for piece in pieces] if place < ranks.size - 1 else []
+    coming = [_irecv(piece, far, group=group, tag=1) for piece in got]
+    going = []
+    for i, piece in enumerate(pieces):
+        if got:
+            _work_wait(coming[i])
+            add(piece, got[i], out=piece)
+        if place:
+            going.append(_isend(piece, near, group=group, tag=1))
+    for work in going:
+        _work_wait(work)
 
 
 def barrier(group: Group) -> None:
     """Return when every rank of the group has called it."""
-    _start("barrier", None, group, lambda: None, _barrier).wait()
+    collective("barrier", None, group, lambda: None, _barrier).wait()
 
 
 # ---- from one rank to another ---------------------------------------------------------------------------------------
@@ -190,14 +221,14 @@ def barrier(group: Group) -> None:
 def send(x: Tensor, group: Group, dst: int) -> Pending:
     """Start to send `x` to group rank `dst`. It is sent when that rank receives it; until then, do not change it."""
     _check_rank(dst, group, "dst", other=True)
-    return _start_p2p("send", x.detach().contiguous(), group, dst, _isend)
+    return message("send", x.detach().contiguous(), group, dst, _isend)
 
 
 def recv(like: Tensor, group: Group, src: int) -> Pending:
     """Start to receive from group rank `src` a tensor of the shape and dtype of `like`; `wait()` returns it."""
     _check_rank(src, group, "src", other=True)
     body = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
-    return _start_p2p("recv", body, group, src, _irecv)
+    return message("recv", body, group, src, _irecv)
 
 
 def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
@@ -216,81 +247,7 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
     return Pending(finish)
 
 
-# ---- one call: compared, started, awaited, counted ------------------------------------------------------------------
-
-
-def _start(
-    what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
-) -> Pending:
-    """A collective: `function(*args)` does `what` for an array of `times` x, `finish` gives the result."""
-    if group.size == 1:
-        return Pending(finish)
-    if x is not None:
-        what = f"{what} {spec(x)}"
-    waiting = _enter(f"{group.ranks}", group.ranks, what, group.ranks, what)
-    launch = partial(function, *args, group=group.pg, async_op=True)
-    return _under_way(what.split()[0], x, times, group, group.ranks, waiting, launch, finish)
-
-
-def _start_p2p(kind: str, body: Tensor, group: Group, peer: int, function: Callable) -> Pending:
-    """A message: `function` sends or receives `body`."""
-    me, other, what = group.global_rank, group.ranks[peer], spec(body)
-    src, dst, shown = (me, other, f"send to {other}") if kind == "send" else (other, me, f"recv from {other}")
-    waiting = _enter(f"{src}>{dst}", (src, dst), f"message {what}", (other,), f"{shown}, {what}")
-    launch = partial(function, body, other, group=group.pg)
-    return _under_way(kind, body, 1, group, (other,), waiting, launch, lambda: body if kind == "recv" else None)
-
-
-def _enter(channel: str, members: tuple, what: str, peers: tuple, shown: str) -> Callable[[], AbstractContextManager]:
-    """Compare the call with the other ranks' and return a context for the time in which this rank waits for `peers`."""
-    if table is None:
-        return nullcontext
-    line = watch.where()
-    number = table.call(channel, members, what, line)
-    return lambda: table.waiting(shown, line, peers, channel, number)
-
-
-def _under_way(
-    kind: str,
-    x: Tensor | None,
-    times: int,
-    group: Group,
-    peers: tuple[int, ...],
-    waiting: Callable[[], AbstractContextManager],
-    launch: Callable[[], dist.Work],
-    finish: Callable,
-) -> Pending:
-    """Start it; its `wait` counts it, once it is there."""
-    payload_bytes = x.numel() * x.element_size() * times if x is not None else 0
-    if x is not None and not payload_bytes:
-        return Pending(finish)  # the call was compared, and there is nothing to move
-    start_s, ended_s, text = time.perf_counter(), [], _label
-    with waiting():
-        work = launch()
-    _works.add(work)
-    if trace.recording() and kind not in ("send", "recv"):  # gloo has no future for those
-        work.get_future().add_done_callback(lambda _: ended_s.append(time.perf_counter()))
-
-    def wait() -> Tensor | None:
-        with waiting():
-            _wait(work)
-        _works.discard(work)
-        if trace.recording():
-            end_s = ended_s[0] if ended_s else time.perf_counter()
-            sent = cost.wire_bytes(kind, payload_bytes, group.size)
-            me = group.global_rank
-            trace.add(trace.CommEvent(me, kind, group.axis, peers, payload_bytes, sent, text, start_s, end_s))
-        return finish()
-
-    return Pending(wait)
-
-
 # ---- shapes ---------------------------------------------------------------------------------------------------------
-
-
-def spec(x: Tensor) -> str:
-    """Type and shape as a call table and an error show them: `float32[4, 2]`."""
-    return f"{str(x.dtype)[6:]}{list(x.shape)}"
 
 
 def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:

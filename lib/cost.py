@@ -1,8 +1,8 @@
-"""What a collective costs: bytes on the wire, and seconds on a link.
+"""What training costs: bytes on the wire and seconds on a link; a model's parameters, bytes and FLOPs.
 
 The problem: published figures disagree by factors of two and eight, mostly because one of them counts both directions
-of a link, or the whole array where the other counts a shard. The idea: one function per quantity, with the unit in its
-name, and a claim in the chapter beside it that compares it with what was counted.
+of a link, the whole array where the other counts a shard, or leaves out a copy of the weights. The idea: one function
+per quantity, with the unit in its name, and a claim in the chapter beside it that compares it with what was counted.
 
 Letters: `S` bytes of the whole array, `n` ranks, `alpha_s` seconds until the first byte of a message arrives,
 `bandwidth_Bps` bytes a second in one direction of one rank's link.
@@ -10,16 +10,22 @@ Letters: `S` bytes of the whole array, `n` ranks, `alpha_s` seconds until the fi
 
 from __future__ import annotations
 
-# Bytes that each rank sends, as a multiple of the whole array, and messages that follow one another, for n ranks.
+from dataclasses import dataclass
+from typing import Any
+
+# For n ranks, as multiples of the whole array: bytes that a rank sends, the mean over all ranks; bytes that the busiest
+# link carries. Then messages that follow one another.
 _RING = {
-    "all_reduce": (lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1)),
-    "reduce_scatter": (lambda n: (n - 1) / n, lambda n: n - 1),
-    "all_gather": (lambda n: (n - 1) / n, lambda n: n - 1),
-    "all_to_all": (lambda n: (n - 1) / n, lambda n: n - 1),
-    "broadcast": (lambda n: 1.0 if n > 1 else 0.0, lambda n: n - 1),
-    "send": (lambda n: 1.0, lambda n: 1),
-    "recv": (lambda n: 0.0, lambda n: 1),
-    "barrier": (lambda n: 0.0, lambda n: 2 * (n - 1)),
+    "all_reduce": (lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1)),
+    "reduce_scatter": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
+    "all_gather": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
+    "all_to_all": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
+    # A chain of n ranks has n - 1 links, and each carries the whole array.
+    "broadcast": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
+    "reduce": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
+    "send": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),
+    "recv": (lambda n: 0.0, lambda n: 1.0, lambda n: 1),
+    "barrier": (lambda n: 0.0, lambda n: 0.0, lambda n: 2 * (n - 1)),
 }
 
 
@@ -30,7 +36,7 @@ def _ring(kind: str) -> tuple:
 
 
 def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
-    """Bytes that one rank sends when `n` ranks do a collective as an ideal ring.
+    """Bytes that one rank sends when `n` ranks do a collective as an ideal ring, or chain: the mean over the ranks.
 
     `all_reduce` is a reduce-scatter and an all-gather, hence its factor 2(n-1)/n; it receives as much again.
 
@@ -60,7 +66,8 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
         raise ValueError(f"bandwidth_Bps={bandwidth_Bps} must be above 0")
     if n == 1:
         return 0.0
-    return _ring(kind)[1](n) * alpha_s + wire_bytes(kind, payload_bytes, n) / bandwidth_Bps
+    _, busiest, messages = _ring(kind)
+    return messages(n) * alpha_s + busiest(n) * payload_bytes / bandwidth_Bps
 
 
 def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, float]]:
@@ -82,3 +89,209 @@ def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, flo
         free_s = start + lasts
         times.append((start, free_s))
     return times
+
+
+# ---- a model's sums: parameters, bytes, FLOPs -----------------------------------------------------------------------
+# Letters of Korthikanti et al.: b rows of a microbatch, s tokens of a row, h width, a heads, L layers, v vocabulary.
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder-only transformer, from which its sums follow.
+
+    Args:
+        d_model, num_layers, num_heads, vocab_size, context: h, L, a, v, s.
+        num_kv_heads: heads of keys and values; None means `num_heads`.
+        d_mlp: hidden width of the MLP; None means 4h.
+        llama: no biases, three MLP matrices (gated) instead of two, positions without parameters (Touvron et al.
+            2023, section 2.2). False: as GPT-2 and `lib/model.py`.
+        tied: the head uses the token embedding's weight.
+    """
+
+    d_model: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    context: int
+    num_kv_heads: int | None = None
+    d_mlp: int | None = None
+    llama: bool = False
+    tied: bool = True
+
+    @classmethod
+    def of(cls, config: Any) -> ModelShape:
+        """The shape of a `lib.model.GPTConfig`."""
+        names = ("d_model", "num_layers", "num_heads", "vocab_size", "context", "num_kv_heads", "d_mlp", "tied")
+        return cls(**{name: getattr(config, name) for name in names})
+
+    @property
+    def d_kv(self) -> int:
+        """Width of all keys, and of all values: h, less where query heads share them."""
+        return self.d_model * (self.num_kv_heads or self.num_heads) // self.num_heads
+
+    @property
+    def num_block_weights(self) -> int:
+        """Numbers in the matrices of one block: 12h² for a GPT."""
+        h = self.d_model
+        return h * (2 * h + 2 * self.d_kv) + (3 if self.llama else 2) * h * (self.d_mlp or 4 * h)
+
+    @property
+    def num_block_parameters(self) -> int:
+        """Parameters of one block: 12h² + 13h for a GPT."""
+        h = self.d_model
+        biases = 0 if self.llama else 3 * h + 2 * self.d_kv + (self.d_mlp or 4 * h)
+        return self.num_block_weights + biases + 2 * self._norm
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, a tied weight counted once."""
+        tokens = self.vocab_size * self.d_model
+        embed = tokens + (0 if self.llama else self.context * self.d_model)
+        return embed + self.num_layers * self.num_block_parameters + self._norm + (0 if self.tied else tokens)
+
+    @property
+    def _norm(self) -> int:
+        return self.d_model if self.llama else 2 * self.d_model
+
+
+_LLAMA2 = {"vocab_size": 32_000, "context": 4096, "llama": True, "tied": False}
+MODELS = {  # Touvron et al. 2023 (Llama 2); Brown et al. 2020 (GPT-3), table 2.1; Llama 3 2024, table 3
+    "7B": ModelShape(4096, 32, 32, d_mlp=11_008, **_LLAMA2),
+    "13B": ModelShape(5120, 40, 40, d_mlp=13_824, **_LLAMA2),
+    "70B": ModelShape(8192, 80, 64, num_kv_heads=8, d_mlp=28_672, **_LLAMA2),
+    "175B": ModelShape(12_288, 96, 96, vocab_size=50_257, context=2048),
+    "405B": ModelShape(16_384, 126, 128, 128_256, 8192, num_kv_heads=8, d_mlp=53_248, llama=True, tied=False),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Bytes that training keeps for each parameter: the weight that computes, its gradient, a more precise master
+    copy that the optimizer updates (0: none), and what it remembers (8: Adam's two float32 averages; SGD: 0)."""
+
+    weight_bytes: int
+    gradient_bytes: int
+    master_bytes: int
+    state_bytes: int
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        return self.weight_bytes + self.gradient_bytes + self.master_bytes + self.state_bytes
+
+
+RECIPES = {  # Rajbhandari et al. 2020, section 3.1; Megatron-LM's estimator keeps gradients in float32
+    "bf16 SGD": Recipe(2, 2, 0, 0),
+    "bf16 Adam, no master": Recipe(2, 2, 0, 8),
+    "fp32 Adam": Recipe(4, 4, 0, 8),
+    "mixed Adam": Recipe(2, 2, 4, 8),
+    "mixed Adam, fp32 gradients": Recipe(2, 4, 4, 8),
+}
+
+
+def state_bytes(
+    num_parameters: float, recipe: Recipe, *, zero: int = 0, dp: int = 1, tp: int = 1, pp: int = 1
+) -> dict[str, float]:
+    """Bytes of parameters, gradients and optimizer state (master copy included) that one rank keeps.
+
+    Tensor and pipeline parallelism divide all three by tp·pp; data parallelism divides nothing by itself. ZeRO
+    divides over dp what it shards: stage 1 the optimizer's state, stage 2 the gradients too, stage 3 all three.
+    An even split is taken for granted; what ZeRO-3 gathers for a moment is not in it.
+
+    Raises:
+        ValueError: no such stage, or a degree that is no positive whole number.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5.
+    """
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero={zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
+    for name, degree in (("dp", dp), ("tp", tp), ("pp", pp)):
+        if degree < 1 or degree != int(degree):
+            raise ValueError(f"{name}={degree} cannot be a number of ranks; use 1 or more")
+    held = num_parameters / (tp * pp)
+    return {
+        "parameter": held * recipe.weight_bytes / (dp if zero >= 3 else 1),
+        "gradient": held * recipe.gradient_bytes / (dp if zero >= 2 else 1),
+        "optimizer": held * (recipe.master_bytes + recipe.state_bytes) / (dp if zero >= 1 else 1),
+    }
+
+
+def activation_bytes(
+    shape: ModelShape, rows: int, recompute: str = "none", *, tp: int = 1, sequence_parallel: bool = False
+) -> float:
+    """Bytes that one layer of a GPT keeps for backward, in 16 bit with dropout: sbh(34 + 5as/h) on one rank.
+
+    `selective` recomputes the attention matrix, and the second term goes; `full` keeps the layer's input only, 2sbh.
+    Tensor parallelism leaves 10sbh on every rank unless the sequence is split too.
+
+    Source: Korthikanti et al. 2022, table 2.
+    """
+    sbh, matrix = rows * shape.context * shape.d_model, 5 * shape.num_heads * shape.context / shape.d_model
+    whole, divided = (0, 34) if sequence_parallel else (10, 24)
+    kept = {"none": whole + (divided + matrix) / tp, "selective": whole + divided / tp, "full": 2}
+    return sbh * _choice(recompute, kept)
+
+
+def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompute: bool = False) -> int:
+    """Bytes alive between forward and backward of `lib/model.py`'s GPT in float32, without its parameters or dropout.
+
+    A block keeps 16 numbers for each element of the residual stream: the inputs of two norms and four matrices
+    (1, 1; 1, 1, 1, 4), queries, keys and values (3), what enters GELU (4). And a mean and a deviation for each row of
+    a norm, and of attention one number for each row and head if it is fused, else the whole matrix of probabilities.
+    (It first repeats keys and values that heads share, and keeps more.) `recompute` keeps each block's input only.
+
+    Source: measured with `lib/memory.py`; Korthikanti et al. 2022, section 4.1, counts the same in bytes.
+    """
+    tokens, h = rows * shape.context, shape.d_model
+    block = (
+        6 * h + 2 * shape.d_kv + 2 * (shape.d_mlp or 4 * h) + 4 + shape.num_heads * (1 if fused else shape.context)
+    )
+    head = 2 * h + 2 + shape.vocab_size  # a norm's input and output, the logarithms of the probabilities
+    numbers = tokens * (shape.num_layers * (h if recompute else block) + head) + 2  # and the loss, and its weight
+    return 4 * numbers + 8 * (2 * tokens + shape.context + 1)  # and tokens, targets, positions, the count of tokens
+
+
+def forward_flops(shape: ModelShape, rows: int) -> int:
+    """Floating-point operations of the matrix products in one forward; a multiplication and its addition are two.
+
+    24sbh²L(1 + s/6h + v/12hL) for a GPT: each token goes through each weight once, and attention multiplies
+    s × s scores twice. The part above the diagonal is counted, as the papers and PyTorch's counter do.
+
+    Source: Korthikanti et al. 2022, appendix A.
+    """
+    a_token = shape.num_block_weights + 2 * shape.context * shape.d_model
+    return 2 * rows * shape.context * (shape.num_layers * a_token + shape.vocab_size * shape.d_model)
+
+
+def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
+    """Operations of one step: forward, a backward of twice that, and what is computed again.
+
+    Without recomputation that is what the *model* needs (for MFU); with it, what the *hardware* does (for HFU).
+
+    Source: Korthikanti et al. 2022, appendix A (which for `selective` counts a backward again, too; nobody runs it);
+    Narayanan et al. 2021, section 5.1.
+    """
+    tokens, forward = rows * shape.context, forward_flops(shape, rows)
+    again = {
+        "none": 0,
+        "selective": 4 * tokens * shape.context * shape.d_model * shape.num_layers,  # both products of attention
+        "full": forward - 2 * tokens * shape.vocab_size * shape.d_model,  # the layers, not the head
+    }
+    return 3 * forward + _choice(recompute, again)
+
+
+def _choice(recompute: str, choices: dict[str, float]) -> float:
+    if recompute not in choices:
+        raise ValueError(f"recompute={recompute!r} must be one of {', '.join(choices)}")
+    return choices[recompute]
+
+
+def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> float:
+    """Seconds that `n` devices need for `flops` operations, about 6·parameters·tokens (Kaplan et al. 2020).
+
+    Args:
+        peak_flops: of one device, per second, dense.
+        utilisation: the part of the peak that is reached (MFU), above 0 and at most 1.
+    """
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"utilisation={utilisation} must be above 0 and at most 1, such as 0.4")
+    return flops / (peak_flops * utilisation * n)

@@ -31,7 +31,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from lib import comm, trace, watch
+from lib import comm, trace, transfer, watch
 from lib.mesh import Group
 
 in_rank = False  # whether this process is a rank
@@ -65,7 +65,7 @@ def main(rank: int, world_size: int, folder: str, loopback: str, conn) -> None:
     global in_rank
     in_rank = True
     _leave_the_terminal(folder, rank)
-    table = comm.table = watch.CallTable(os.path.join(folder, "table"), world_size, rank)
+    table = transfer.table = watch.CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(conn, folder), daemon=True).start()
     try:
         outcome = _work(rank, world_size, folder, loopback, table)

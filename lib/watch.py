@@ -31,13 +31,13 @@ _HEAD = struct.Struct("QQI")  # state, moves, length of what follows
 _NOTE, _HEAD_BYTES = 1024, 2048  # where the text of a refused call begins, and where it ends
 _CHANNELS, _RING, _TEXT = 160, 64, 184
 _CHANNEL = struct.Struct("QQ")  # key + 1, calls so far
-_ENTRY = struct.Struct(f"Q{_TEXT}s{_TEXT}s")  # number of the call + 1, what, where
+_ENTRY = struct.Struct(f"Q{_TEXT}s{_TEXT}sd")  # number of the call + 1, what, where, due_s
 _NUMBER = struct.Struct("Q")
 _CHANNEL_BYTES = _CHANNEL.size + _RING * _ENTRY.size
 _ROW_BYTES = _HEAD_BYTES + _CHANNELS * _CHANNEL_BYTES
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-_MACHINE = tuple(_HERE + name for name in ("watch.py", "comm.py", "rank.py", "mesh.py"))
+_MACHINE = tuple(_HERE + name for name in ("watch.py", "transfer.py", "comm.py", "rank.py", "mesh.py"))
 _LIBRARIES = sorted({os.path.join(sysconfig.get_paths()[k], "") for k in ("purelib", "platlib", "stdlib")}, key=len)[
     ::-1
 ]
@@ -88,10 +88,11 @@ class CallTable:
         self._moves += 1
         _HEAD.pack_into(self._map, self._row, state, self._moves, len(body))
 
-    def call(self, channel: str, members: Sequence[int], what: str, where: str) -> int:
+    def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
         """Enter my next call on `channel`, compare it with those of the `members` that came before, give its number.
 
-        A call that is refused has not been made: whoever catches the error may make the right one.
+        A call that is refused has not been made: whoever catches the error may make the right one. `due_s` is when my
+        emulated link is through with it (`lib.link`).
 
         Raises:
             MismatchError: a member's call of the same number is another one.
@@ -110,7 +111,7 @@ class CallTable:
         at = self._row + offset + place
         mine = what.encode()[:_TEXT]
         _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them count
-        _ENTRY.pack_into(self._map, at, 0, mine, where.encode()[:_TEXT])
+        _ENTRY.pack_into(self._map, at, 0, mine, where.encode()[:_TEXT], due_s)
         _NUMBER.pack_into(self._map, at, number + 1)
         _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number + 1)
         entry = self._map[at : at + _NUMBER.size + len(mine) + (len(mine) < _TEXT)]  # with the zero that ends it
@@ -120,13 +121,25 @@ class CallTable:
             time.sleep(0.001)  # what differs may have been read while it was written: look again
             if not self._same(peer, key, place, entry):
                 start = self._find(peer, key) + place
-                _, theirs, line = _ENTRY.unpack_from(self._map, start)
+                _, theirs, line, _ = _ENTRY.unpack_from(self._map, start)
                 text = _mismatch(number, {self.rank: (what, where), peer: (_text(theirs), _text(line))})
                 note = text.encode()[: _HEAD_BYTES - _NOTE]
                 self._map[self._row + _NOTE : self._row + _NOTE + len(note)] = note
                 raise MismatchError(text)
         self._calls[key] = number + 1
         return number
+
+    def due_s(self, channel: str, number: int, members: Sequence[int]) -> float:
+        """The latest `due_s` that the members entered with this call; all have entered it once it is done."""
+        key, latest = self._keys[channel], 0.0
+        for member in members:
+            start = self._find(member, key)
+            if start is not None:
+                entry = start + _CHANNEL.size + number % _RING * _ENTRY.size
+                count, _, _, due_s = _ENTRY.unpack_from(self._map, entry)
+                if count == number + 1:
+                    latest = max(latest, due_s)
+        return latest
 
     def waiting(self, *call: object) -> _Waiting:
         """A context: in it, this rank waits. `call` is (what, where, peers, channel, number)."""

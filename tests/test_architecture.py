@@ -13,14 +13,14 @@ MAX_LINES, BUDGET_LINES = 350, 7000
 
 # A: pure Python, no torch. B: the machine. C: building blocks. D: the techniques. E: put together, looked at.
 FLOORS = {
-    "A": ["trace", "cost", "watch", "hardware", "planner", "svg", "explorer", "show"],
-    "B": ["launch", "processes", "rank", "mesh", "comm"],
+    "A": ["trace", "cost", "watch", "link", "hardware", "planner", "svg", "explorer", "show"],
+    "B": ["launch", "processes", "rank", "mesh", "transfer", "comm"],
     "C": ["collectives", "deferred", "layout", "conjugate", "model", "data", "memory"],
     "D": ["data_parallel", "tensor_parallel", "pipeline"],
     "E": ["parallel3d", "train", "checkpoint", "verify", "plot", "check"],
 }
 A_IN_PIPELINE = ["action", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "simulate", "lower", "check"]
-SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.comm", "lib.checkpoint"}
+SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.transfer", "lib.comm", "lib.checkpoint"}
 SPEAKS_DISTRIBUTED |= {"lib.check.overlap"}  # it listens to what a learner calls
 SERIAL_TWIN = "lib.model"  # no witness if it were made of the same parts
 

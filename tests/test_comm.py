@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lib import comm, trace
+from lib import comm, trace, transfer
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
 
@@ -74,7 +74,26 @@ def cases(n, dtype):
 
             yield f"all_to_all {split} {concat}", swap, swapped, 1, ring
     for src in range(n):
-        yield f"broadcast {src}", lambda x, g, s=src: comm.broadcast(x, g, s), lambda xs, r, s=src: xs[s], 1, 1.0
+        yield f"broadcast {src}", lambda x, g, s=src: comm.broadcast(x, g, s), lambda xs, r, s=src: xs[s], 1, ring
+
+
+def reduces(world, xs, op):
+    """`reduce` to each rank in turn: what is wrong, in words."""
+    n, found = world.size, []
+    for dst in range(n):
+        x = xs[world.rank].clone(memory_format=torch.preserve_format)
+        with trace.record(world.rank) as seen:
+            y = comm.reduce(x, world, dst, op)
+        want = reduced(xs, op) if world.rank == dst else None
+        if (y is None) != (want is None) or y is not None and (y.double() - want.double()).abs().max() > 1e-12:
+            found.append(f"reduce {op} to {dst}: {y} for {want}")
+        if not torch.equal(x, xs[world.rank]) or y is not None and y.data_ptr() == x.data_ptr():
+            found.append(f"reduce {op} to {dst}: argument changed")
+        got = [(e.kind, e.peers, e.payload_bytes, e.wire_bytes) for e in seen.events]
+        size = x.numel() * x.element_size()
+        if got != [("reduce", world.ranks, size, size * (n - 1) / n)][: n - 1]:
+            found.append(f"reduce {op} to {dst}: counted {got}")
+    return found
 
 
 def problems(world, group, dtype, tolerance):
@@ -114,8 +133,25 @@ def test_every_collective_is_its_formula(n):
     assert run(every, n) == [[]] * n
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_reduce_gives_the_result_to_one(n):
+    """With pieces so small that every tensor travels in several, the last of them short; among other messages."""
+
+    def every(world):
+        comm._PIECE_BYTES = 40
+        right, left = (world.rank + 1) % n, (world.rank - 1) % n
+        around = [comm.recv(torch.empty(1), world, left)] if n > 1 else []
+        xs = [data(rank, n, torch.float64) for rank in range(n)]
+        found = [problem for op in ("sum", "mean", "max", "min") for problem in reduces(world, xs, op)]
+        found += reduces(world, [data(rank, n, torch.int32) for rank in range(n)], "sum")
+        around += [comm.send(torch.full((1,), float(world.rank)), world, right)] if n > 1 else []
+        return found, [p.wait() for p in around][:1] in ([], [torch.tensor([float(left)])])
+
+    assert run(every, n) == [([], True)] * n
+
+
 def test_alone_too_each_collective_returns_a_new_tensor():
-    for call in (comm.all_reduce, comm.reduce_scatter, comm.all_gather, comm.all_to_all, comm.broadcast):
+    for call in (comm.all_reduce, comm.reduce_scatter, comm.all_gather, comm.all_to_all, comm.broadcast, comm.reduce):
         x = torch.arange(4.0)  # contiguous: nothing needs a copy but this promise
         call(x, Group()).fill_(9)
         assert x.tolist() == [0, 1, 2, 3], call
@@ -191,7 +227,7 @@ def test_pending_waits_once_and_may_be_forgotten():
             comm.all_gather_start(torch.ones(3), world)
             got = comm.recv(torch.empty(1000), world, left).wait()
             comm.barrier(world)
-        return first is again, got.unique().tolist() == [left], [e.kind for e in seen.events], len(comm._works)
+        return first is again, got.unique().tolist() == [left], [e.kind for e in seen.events], len(transfer._works)
 
     assert run(works, 3) == [(True, True, ["all_reduce", "recv", "barrier"], 2)] * 3
 
@@ -244,7 +280,7 @@ def test_more_channels_than_places():
     """Calls beyond them run unchecked; they run."""
 
     def works(world):
-        before = comm.table._mine
+        before = transfer.table._mine
         before.update({-i: 0 for i in range(1, 160 - len(before) + 1)})
         groups = [dist.new_group([0, 1]) for _ in range(2)]
         return [comm.all_reduce(torch.ones(2), Group("x", (0, 1), world.rank, g)).tolist() for g in groups]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import lib
-from lib import claim, comm, cost, run
+from lib import claim, comm, cost, run, transfer
 from lib.mesh import Group
 from lib.trace import Trace
 from lib.verify import ClaimError, gradients, largest_difference, number, replicas_equal, weights
@@ -182,7 +182,7 @@ def one_more(world, fn, *args):
         pending = true(x, group, *more, **named)
         if not done:
             done.append(True)
-            with comm.label(comm._label + EXTRA):
+            with comm.label(transfer._label + EXTRA):
                 true(torch.ones(1), group).wait()
         return pending
 
