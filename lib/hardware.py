@@ -1,0 +1,47 @@
+"""Published figures of devices and their links.
+
+The problem: the number on the first page of a data sheet is rarely the one that a formula takes. An H100's
+"1,979 TFLOP/s" holds for matrices of which half are zeros in a pattern, "900 GB/s" adds both directions of a link, and
+a network of "400" is in bits. The idea: one table, in one convention. FLOP/s are of dense 16-bit matrix products,
+links count one direction, all is in bytes, and each row says where it comes from.
+
+None of it was measured here. What a device reaches is lower: see `matmul_flops`, where somebody has published it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TABLES = "Bekman, Machine Learning Engineering Open Book, tables of 2026-08, which cite NVIDIA's data sheets"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU.
+
+    Args:
+        memory_bytes: its memory, in decimal bytes as it is sold.
+        peak_flops: a second, dense, bfloat16 (float16 on the V100).
+        memory_Bps: bytes a second between the GPU and its memory.
+        link_Bps: bytes a second to the other GPUs of its node, one direction.
+        network_Bps: bytes a second to other nodes, one direction, as it is usually built; None where it varies.
+        matmul_flops: the best matrix product that somebody measured, a second; None where unknown.
+        source: where the row was read.
+    """
+
+    memory_bytes: float
+    peak_flops: float
+    memory_Bps: float  # noqa: N815 a unit
+    link_Bps: float  # noqa: N815 a unit
+    network_Bps: float | None  # noqa: N815 a unit
+    matmul_flops: float | None
+    source: str
+
+
+DEVICES = {
+    "V100 32 GB": Device(32e9, 125e12, 0.9e12, 150e9, None, None, "link: " + _TABLES + "; the rest from memory"),
+    "A100 80 GB": Device(80e9, 312e12, 2.0e12, 300e9, 25e9, 271.2e12, _TABLES + "; network: Narayanan et al. 2021"),
+    "H100 80 GB": Device(80e9, 989e12, 3.35e12, 450e9, 50e9, 794.5e12, _TABLES + "; network: Llama 3, 2024"),
+    "H200 141 GB": Device(141e9, 989e12, 4.8e12, 450e9, 50e9, 794.5e12, _TABLES),
+    "B200 180 GB": Device(180e9, 2250e12, 8.0e12, 900e9, 50e9, 1745e12, _TABLES),
+}
