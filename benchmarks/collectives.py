@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.table import paired, ratio, show, three
-from lib import comm, run
+from lib import comm, run, wire
 
 SIZES = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)
-_SENT = Path("/sys/class/net/lo/statistics/tx_bytes")
 _theirs = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -30,7 +29,7 @@ def _sides(world, size_bytes: int):
 
     return {
         "ours": lambda: timed(lambda: comm.reduce_scatter(x, world)),
-        "gloo": lambda: timed(lambda: _theirs(torch.empty(len(x) // world.size), x)),
+        "gloo": lambda: timed(lambda: _gloo(x, world)),
     }
 
 
@@ -39,30 +38,32 @@ def _measure(world, rounds: int) -> dict:
     for size_bytes in SIZES:
         sides = _sides(world, size_bytes)
         paired(sides, 2)
-        times = paired(sides, rounds)
-        sent = {name: _sent_bytes(world, call) for name, call in sides.items()} if _SENT.exists() else {}
-        results[size_bytes] = times, sent
+        results[size_bytes] = paired(sides, rounds)
     return results
 
 
-def _sent_bytes(world, call, times: int = 5) -> float:
-    """Bytes on the loopback interface per rank and call: all ranks' together, over their number."""
-    comm.barrier(world)
-    before = int(_SENT.read_text())
-    for _ in range(times):
-        call()
-    comm.barrier(world)
-    return (int(_SENT.read_text()) - before) / times / world.size
+def _gloo(x, group) -> None:
+    _theirs(torch.empty(len(x) // group.size), x)
+
+
+def _share(size_bytes: int, n: int, call: Callable | None) -> str:
+    """Bytes that a rank sends in a reduce-scatter, as a share of the whole array."""
+    if not wire.available():
+        return "Linux only"
+    size_bytes = size_bytes // (4 * n) * 4 * n
+    return f"{wire.audit('reduce_scatter', size_bytes, n, call).sent_bytes / size_bytes:.2f}"
 
 
 def main(rounds: int = 21) -> None:
     rows = [("ranks", "size, KiB", "ours, ms", "gloo / ours", "ours, bytes/size", "gloo, bytes/size", "ideal")]
     for n in (2, 3, 4, 8):
-        for size_bytes, (times, sent) in run(_measure, n, rounds, timeout_s=600)[0].items():
+        for size_bytes, times in run(_measure, n, rounds, timeout_s=600)[0].items():
             ours_ms = sorted(1e3 * t for t in times["ours"])[rounds // 2]
-            wire = [f"{sent[side] / size_bytes:.2f}" if sent else "Linux only" for side in ("ours", "gloo")]
+            sent = [
+                f"{_share(size_bytes, n, call):.2f}" if wire.available() else "Linux only" for call in (None, _gloo)
+            ]
             speed = three(ratio(times["ours"], times["gloo"]))
-            rows.append((f"{n}", f"{size_bytes // 1024}", f"{ours_ms:.2f}", speed, *wire, f"{(n - 1) / n:.2f}"))
+            rows.append((f"{n}", f"{size_bytes // 1024}", f"{ours_ms:.2f}", speed, *sent, f"{(n - 1) / n:.2f}"))
     show("Reduce-scatter (reach: half of gloo's bytes, 1.3× faster)", rows)
 
 

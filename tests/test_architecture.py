@@ -15,9 +15,9 @@ MAX_LINES, BUDGET_LINES = 350, 7000
 FLOORS = {
     "A": ["trace", "cost", "watch", "link", "hardware", "planner", "svg", "explorer", "show"],
     "B": ["launch", "processes", "rank", "mesh", "transfer", "comm"],
-    "C": ["collectives", "deferred", "layout", "conjugate", "model", "data", "memory"],
+    "C": ["wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory"],
     "D": ["data_parallel", "tensor_parallel", "pipeline"],
-    "E": ["parallel3d", "train", "checkpoint", "verify", "plot", "check"],
+    "E": ["parallel3d", "train", "checkpoint", "verify", "plot", "plot_memory", "check"],
 }
 A_IN_PIPELINE = ["action", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "simulate", "lower", "check"]
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.transfer", "lib.comm", "lib.checkpoint"}

@@ -1,0 +1,56 @@
+"""The kernel's count of what crossed the wire, beside our own."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib import cost, wire
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [
+    pytest.mark.usefixtures("machine"),
+    pytest.mark.skipif(not wire.available(), reason="only Linux counts what its loopback interface carries"),
+]
+MESSAGE_BYTES = 256 * 2**10
+
+
+def close(audit):
+    """Within 1%, of which TCP's headers are about 0.1%; others may use the interface too, and only add."""
+    return abs(audit.sent_bytes / audit.counted_bytes - 1) <= 0.01
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", wire.CALLS)
+def test_what_is_counted_is_what_is_sent(kind, n):
+    for _ in range(3):
+        audit = wire.audit(kind, n * MESSAGE_BYTES, n)
+        assert audit.counted_bytes == cost.wire_bytes(kind, n * MESSAGE_BYTES, n)
+        if close(audit):
+            break
+    assert close(audit), audit
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_kernel_sees_what_no_counter_sees(n):
+    """gloo's own reduce-scatter is an all-reduce inside: it sends twice what it should. If it learns, ours can go."""
+    own = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+    def call(x, group):
+        own(torch.empty(len(x) // group.size), x)
+
+    audit = wire.audit("reduce_scatter", n * 2**20, n, call)
+    assert audit.counted_bytes == 0
+    assert 1.98 <= audit.sent_bytes / cost.wire_bytes("reduce_scatter", n * 2**20, n) <= 2.1
+
+
+def test_what_cannot_be_audited(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="payload_bytes=100 must be a multiple of 16: float32, split over 4 ranks"):
+        wire.audit("all_reduce", 100, 4)
+    with pytest.raises(ValueError, match="unknown collective 'allreduce'; known are all_reduce, "):
+        wire.audit("allreduce", 160, 4)
+    monkeypatch.setattr(wire, "COUNTER", tmp_path / "none")
+    with pytest.raises(OSError, match="which only Linux has"):
+        wire.audit("all_reduce", 160, 4)
