@@ -10,10 +10,15 @@ Times are seconds of `time.perf_counter`, which all processes of one machine sha
 
 from __future__ import annotations
 
+import json
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from os import PathLike
+
+from lib.svg import stack
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,71 @@ class Trace:
             calls, sent = table.get((event.kind, event.axis), (0, 0.0))
             table[event.kind, event.axis] = (calls + 1, sent + event.wire_bytes)
         return table
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a file for ui.perfetto.dev or chrome://tracing: a process for each rank, with its lanes as threads."""
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": self.chrome(), "displayTimeUnit": "ms"}, file)
+
+    def chrome(self) -> list[dict]:
+        """What `save` writes, in Chrome's trace event format: times in µs; a send has an arrow to its receive."""
+        out: list[dict] = []
+        for rank in sorted({item.rank for item in [*self.spans, *self.events]}):
+            out += [
+                _meta(rank, "process_name", name=f"rank {rank}"),
+                _meta(rank, "process_sort_index", sort_index=rank),
+            ]
+        lanes: dict[tuple[int, str], list[Span | CommEvent]] = defaultdict(list)
+        for item in [*self.spans, *self.events]:
+            lanes[item.rank, f"network {item.axis}" if isinstance(item, CommEvent) else "compute"].append(item)
+        threads: dict[tuple[int, str], int] = {}
+        place: dict[int, int] = {}  # id of an item -> its thread
+        for (rank, lane), items in sorted(lanes.items()):
+            # Slices of a thread may hold each other but not overlap: calls that do get threads side by side.
+            rows = [0] * len(items) if lane == "compute" else stack([(x.start_s, x.end_s) for x in items])
+            for item, row in zip(items, rows, strict=True):
+                name = f"{lane} {row + 1}" if row else lane
+                place[id(item)] = threads.setdefault((rank, name), len(threads))
+                out.append(_slice(item, place[id(item)]))
+        out += [_meta(rank, "thread_name", tid, name=name) for (rank, name), tid in threads.items()]
+        out += [_meta(rank, "thread_sort_index", tid, sort_index=tid) for (rank, _), tid in threads.items()]
+        return out + self._arrows(place)
+
+    def _arrows(self, place: dict[int, int]) -> list[dict]:
+        """From each send to its receive: messages between two ranks keep their order."""
+        ends: dict[str, dict[tuple, list[CommEvent]]] = {"send": defaultdict(list), "recv": defaultdict(list)}
+        for e in sorted(self.events, key=lambda e: e.start_s):
+            if e.kind in ends:
+                src, dst = (e.rank, *e.peers) if e.kind == "send" else (*e.peers, e.rank)
+                ends[e.kind][src, dst, e.axis].append(e)
+        out = []
+        for channel, sends in ends["send"].items():
+            for send, recv in zip(sends, ends["recv"][channel], strict=False):
+                common = {"name": "message", "cat": "message", "id": len(out)}
+                begin = {"ph": "s", "pid": send.rank, "tid": place[id(send)], "ts": 1e6 * send.start_s}
+                end = {"ph": "f", "bp": "e", "pid": recv.rank, "tid": place[id(recv)], "ts": 1e6 * recv.end_s - 1e-3}
+                out += [common | begin, common | end]
+        return out
+
+
+def _meta(rank: int, what: str, tid: int = 0, **args: object) -> dict:
+    return {"ph": "M", "pid": rank, "tid": tid, "name": what, "args": args}
+
+
+def _slice(item: Span | CommEvent, tid: int) -> dict:
+    args: dict[str, object] = {"kind": item.kind}
+    if isinstance(item, CommEvent):
+        args |= {"peers": item.peers, "payload_bytes": item.payload_bytes, "wire_bytes": item.wire_bytes}
+    times = {"ts": 1e6 * item.start_s, "dur": 1e6 * (item.end_s - item.start_s)}
+    return {
+        "ph": "X",
+        "pid": item.rank,
+        "tid": tid,
+        "name": item.label or item.kind,
+        "cat": item.kind,
+        **times,
+        "args": args,
+    }
 
 
 _active: list[tuple[Trace, int]] = []

@@ -1,6 +1,7 @@
 """What a trace holds, adds up and merges: plain data, no process."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -60,3 +61,65 @@ def test_merge_sorts_by_time_and_moves_the_zero():
     assert a.events[0].start_s == 12, "the parts are as they were"
     with pytest.raises(dataclasses.FrozenInstanceError):
         merged.events[0].rank = 5
+
+
+def message(rank, kind, peer, start, end):
+    return CommEvent(rank, kind, "pp", (peer,), 8, 8.0 * (kind == "send"), "", start, end)
+
+
+def ring_of_two():
+    """Two ranks: compute with a part inside it, two all-reduces that overlap, and messages both ways."""
+    spans = [Span(r, *rest) for r in (0, 1) for rest in (("backward", "", 0, 4), ("weight", "layer 1", 1, 2))]
+    events = [event(r, label=f"bucket {k}", start=k, end=k + 1.5) for r in (0, 1) for k in (0, 1)]
+    events += [message(0, "send", 1, 5, 6), message(1, "recv", 0, 3, 6), message(0, "send", 1, 6, 7)]
+    events += [message(1, "recv", 0, 6, 8), message(1, "send", 0, 8, 9)]  # the last one is never received
+    return Trace(events, spans)
+
+
+def test_saved_for_perfetto(tmp_path):
+    """As the viewer needs it: a process a rank, threads whose slices hold each other or are apart, arrows on slices."""
+    ring_of_two().save(tmp_path / "run.json")
+    saved = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    named = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in saved if e["name"].endswith("_name")}
+    processes = {pid: name for (what, pid, _), name in named.items() if what == "process_name"}
+    threads = {(pid, tid): name for (what, pid, tid), name in named.items() if what == "thread_name"}
+    assert processes == {0: "rank 0", 1: "rank 1"}
+    slices = [e for e in saved if e["ph"] == "X"]
+    assert {(e["pid"], threads[e["pid"], e["tid"]], e["name"]) for e in slices if e["pid"] == 0} == {
+        (0, "compute", "backward"),
+        (0, "compute", "layer 1"),
+        (0, "network dp", "bucket 0"),
+        (0, "network dp 2", "bucket 1"),
+        (0, "network pp", "send"),
+    }
+    for a in slices:
+        for b in slices:
+            if a is not b and (a["pid"], a["tid"]) == (b["pid"], b["tid"]):
+                (a0, a1), (b0, b1) = ((e["ts"], e["ts"] + e["dur"]) for e in (a, b))
+                apart, inside = a1 <= b0 or b1 <= a0, a0 <= b0 <= b1 <= a1 or b0 <= a0 <= a1 <= b1
+                assert apart or inside, (a, b)
+    bucket = next(e for e in slices if e["name"] == "bucket 1")
+    assert (bucket["ts"], bucket["dur"]) == (1e6, 1.5e6)
+    assert bucket["args"] == {"kind": "all_reduce", "peers": [0, 1], "payload_bytes": 100, "wire_bytes": 150.0}
+
+
+def test_arrows_from_each_send_to_its_receive():
+    made = ring_of_two().chrome()
+    slices = [e for e in made if e["ph"] == "X"]
+    begins, ends = ({e["id"]: e for e in made if e["ph"] == phase} for phase in "sf")
+    assert begins.keys() == ends.keys() and len(begins) == 2
+    for key, begin in begins.items():
+        for arrow, kind in ((begin, "send"), (ends[key], "recv")):
+            on = [
+                x for x in slices
+                if (x["pid"], x["tid"], x["cat"]) == (arrow["pid"], arrow["tid"], kind)
+                and x["ts"] <= arrow["ts"] < x["ts"] + x["dur"]
+            ]  # fmt: skip
+            assert len(on) == 1
+        assert begin["ts"] < ends[key]["ts"]
+    assert [round(e["ts"] / 1e6) for e in ends.values()] == [6, 8], "the first send belongs to the first receive"
+
+
+def test_nothing_to_save(tmp_path):
+    Trace().save(tmp_path / "run.json")
+    assert json.loads((tmp_path / "run.json").read_text())["traceEvents"] == []
