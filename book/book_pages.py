@@ -1,7 +1,10 @@
 """What Jupyter Book and its theme leave to do: pages that ask no other host for anything, in the book's own style."""
 
 import re
+import shutil
+from html import escape, unescape
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from docutils import nodes
 
@@ -37,17 +40,91 @@ def name_answers(app, doctree):
             cell["prompt_show"], cell["prompt_hide"] = "Show the answer", "Hide the answer"
 
 
+# ---- what a page says about itself to those who pass on a link to it -----------------------------------------------
+
+LONGEST = 200  # characters of a description; what is longer is cut by those who show it
+LEAD = re.compile(r'<p class="lead">(.*?)</p>', re.DOTALL)
+
+
+def description(doctree: nodes.document) -> str:
+    """The page's question, which its lead asks; where there is none, its first paragraph."""
+    leads = (LEAD.search(raw.astext()) for raw in doctree.findall(nodes.raw))
+    lead = next((unescape(re.sub(r"<[^>]+>", "", match[1])) for match in leads if match), None)
+    if lead is None:
+        lead = next((paragraph.astext() for paragraph in doctree.findall(nodes.paragraph)), "")
+    lead = " ".join(lead.split())
+    return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
+
+
+def describe(app, pagename, templatename, context, doctree):
+    if doctree is None or not (text := description(doctree)):
+        return
+    context["meta"] = {**(context.get("meta") or {}), "og:description": escape(text)}
+    context["metatags"] += f'\n<meta name="description" content="{escape(text)}" />\n'
+
+
+# ---- the page for an address that leads nowhere ----------------------------------------------------------------------
+
+LOST = """<section id="lost"><h1>There is no such page</h1>
+<p>The address is misspelled, or the page has moved. The chapters are listed beside this text (on a phone, behind the
+button at the top), and the <a href="search.html">search</a> looks through all of them.</p>
+<p><a href="{start}">Begin at the beginning</a></p></section>"""
+RELATIVE = re.compile(r'((?:href|src|action|data-content_root)=")(?![a-z]+:|[/#])(?:\./)?')
+
+
+def lost_page(app):
+    start = app.builder.get_relative_uri("404", app.config.root_doc)
+    yield "404", {"title": "There is no such page", "body": LOST.format(start=start)}, "page.html"
+
+
+def root_lost_page(site: Path, base_url: str) -> None:
+    """Make every address on 404.html begin at the site's root: the page is shown wherever something is missing."""
+    page = site / "404.html"
+    root = urlsplit(base_url).path.rstrip("/") + "/"
+    text = RELATIVE.sub(rf"\g<1>{root}", page.read_text(encoding="utf-8"))
+    text = re.sub(r'<link rel="canonical"[^>]*>', '<meta name="robots" content="noindex">', text)
+    page.write_text(text, encoding="utf-8")
+
+
+# ---- what is put right in the finished pages -------------------------------------------------------------------------
+
 # What no setting of the theme turns off. It sends its icons twice, as a font and as 1.5 MB of script, where the font is
-# enough, and it preloads that font in a way that a page read from the disk reports as an error.
-UNWANTED = re.compile(r'<link rel="preload" as="font"[^>]*>\s*|<script src="[^"]*fontawesome[^"]*"></script>\s*')
+# enough, and it preloads that font in a way that a page read from the disk reports as an error. Live widgets are shown
+# by a kernel only; their state would still travel with the page. Nothing here is drawn with sphinx-design.
+UNWANTED = re.compile(
+    r'<link rel="preload" as="font"[^>]*>\s*|<script src="[^"]*fontawesome[^"]*"></script>\s*'
+    r'|<script type="application/vnd\.jupyter\.widget-state\+json">.*?</script>\s*'
+    r"|<link [^>]*sphinx-design[^>]*>\s*|<script [^>]*design-tabs[^>]*></script>\s*",
+    re.DOTALL,
+)
+HOME = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+{tags}
+<meta http-equiv="refresh" content="0; url={start}"></head>
+<body><p><a href="{start}">{title}</a></p></body></html>
+"""
 
 
 def tidy_pages(app, exception):
-    for page in Path(app.outdir).rglob("*.html"):
+    if exception is not None or app.builder.name != "html":
+        return
+    site = Path(app.outdir)
+    for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         text = UNWANTED.sub("", text)
         text = text.replace('role="doc-biblioentry"', 'role="listitem"')  # docutils gives a role that is deprecated
+        text = re.sub(r"<title>(.*) &#8212; \1</title>", r"<title>\1</title>", text)  # the first page has the book's
         page.write_text(text, encoding="utf-8")
+    root_lost_page(site, app.config.html_baseurl)
+    shutil.copyfile(HERE / "cover.png", site / "cover.png")  # shown where someone passes on a link
+    # The root leads on to the first page; whoever passes on its address means that page.
+    start = app.builder.get_relative_uri("index", app.config.root_doc)
+    first = (site / start).read_text(encoding="utf-8")
+    tags = re.findall(
+        r'<meta (?:property="og:|name="(?:description|twitter:))[^>]*>|<link rel="canonical"[^>]*>', first
+    )
+    home = HOME.format(title=escape(app.config.project), tags="\n".join(tags), start=start)
+    (site / "index.html").write_text(home, encoding="utf-8")
 
 
 def setup(app):
@@ -55,5 +132,7 @@ def setup(app):
     app.connect("config-inited", remove_thebe, priority=900)
     app.connect("builder-inited", add_static_folders)
     app.connect("doctree-read", name_answers)
-    app.connect("build-finished", tidy_pages)
+    app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
+    app.connect("html-collect-pages", lost_page)
+    app.connect("build-finished", tidy_pages, priority=900)  # after index.html is written
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,78 @@
+"""The pages of the library: every module of lib/, on the floor that tests/test_architecture.py puts it on.
+
+A page says `.. floor:: A`, and its modules are listed when it is read, from the files that are there: none can be
+forgotten. Docstrings are plain text with `code` in backticks and the sections of Google's style.
+"""
+
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOOR = re.compile(r"^\.\. floor:: (\w+)$", re.MULTILINE)
+MARKS = re.compile(
+    r"(`[^`]*`)|([*|\\]|(?<=\w)_(?!\w))"
+)  # what reStructuredText would take for markup, outside of code
+
+
+def architecture():
+    """The test that knows the floors: the one place where they are written down."""
+    spec = spec_from_file_location("book_architecture", ROOT / "tests" / "test_architecture.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def modules_of(letter: str) -> list[str]:
+    house = architecture()
+    return [name for name in house.MODULES if name != "lib" and house.floor(name)[0] == letter]
+
+
+def listing(letter: str) -> str:
+    parts = []
+    for name in modules_of(letter):
+        title = f"``{name}``"
+        # A folder's own file is mostly its docstring; what it re-exports is listed where it is written.
+        parts += [title, "-" * len(title), "", f".. automodule:: {name}", "   :members:", ""]
+    return "\n".join(parts)
+
+
+def write_listing(app, page, source):
+    source[0] = FLOOR.sub(lambda match: listing(match.group(1)), source[0])
+
+
+def plain(lines: list[str]) -> list[str]:
+    """Docstring lines in which only backticks, lists, sections and indented code mean anything."""
+    result, code = [], None  # code: the indentation of the line that announced it
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if code is not None and (not line.strip() or indent > code):
+            result.append(line)
+            continue
+        code = None
+        result.append(MARKS.sub(lambda m: m.group(1) or "\\" + m.group(2), line))
+        after = lines[i + 1 : i + 3]
+        if (
+            line.endswith(":")
+            and len(after) == 2
+            and not after[0].strip()
+            and after[1].startswith(" " * (indent + 1))
+        ):
+            result[-1] += ":"
+            code = indent
+    return result
+
+
+def escape_docstring(app, what, name, obj, options, lines):
+    lines[:] = plain(lines)
+
+
+def setup(app):
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    for extension in ("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"):
+        app.setup_extension(extension)
+    app.connect("source-read", write_listing)
+    app.connect("autodoc-process-docstring", escape_docstring, priority=100)  # before napoleon's
+    return {"version": "1", "parallel_read_safe": True}
