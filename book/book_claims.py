@@ -6,12 +6,15 @@ reads them, and this table is written when it writes pages, so it holds what thi
 
 import json
 import os
-from html import escape
+import re
+from html import escape, unescape
 from itertools import groupby
 from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+
+MEASURED = ("predicted", "measured")
 
 
 class ClaimsTable(nodes.General, nodes.Element):
@@ -28,6 +31,19 @@ def records() -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
+def sections(doctree: nodes.document) -> dict[str, str]:
+    """Claim to the id of the section whose output shows it."""
+    found = {}
+    for raw in doctree.findall(nodes.raw):
+        if 'class="claims"' in raw.astext():
+            section = raw.parent
+            while not isinstance(section, nodes.section):
+                section = section.parent
+            for row in re.findall(r"<tr><td>(.*?)</td>", raw.astext()):
+                found.setdefault(unescape(row), section["ids"][0])
+    return found
+
+
 def table(app, here: str) -> str:
     found = records()
     if not found:
@@ -38,9 +54,13 @@ def table(app, here: str) -> str:
         name = page.removesuffix(".ipynb")
         title = escape(app.env.titles[name].astext()) if name in app.env.titles else escape(page)
         link = app.builder.get_relative_uri(here, name)
+        shown_in = sections(app.env.get_doctree(name)) if name in app.env.titles else {}
         rows.append(f'<tr><th scope="rowgroup" colspan="4"><a href="{link}">{title}</a></th></tr>')
         for record in claims:
-            cells = "".join(f"<td>{escape(record[key])}</td>" for key in ("claim", "predicted", "measured"))
+            claim = escape(record["claim"])
+            if record["claim"] in shown_in:
+                claim = f'<a href="{link}#{shown_in[record["claim"]]}">{claim}</a>'
+            cells = "".join(f"<td>{text}</td>" for text in (claim, *(escape(record[key]) for key in MEASURED)))
             rows.append(f'<tr>{cells}<td class="ok">{escape(record["verdict"])}</td></tr>')
     head = "".join(f'<th scope="col">{word}</th>' for word in ("claim", "predicted", "measured", "verdict"))
     return (
