@@ -142,13 +142,10 @@ def _book(call: _Call, start_s: float) -> float:
 
 def _arrive(call: _Call, number: int, due_s: float) -> float:
     """Sleep until the slowest rank's emulated link is through with the call; give that moment, or 0."""
-    emulated = link.along(call.group.axis)
-    if emulated is None:
+    if link.along(call.group.axis) is None:
         return 0.0
     if table is not None:
         due_s = max(due_s, table.due_s(call.channel, number, call.members))
-    if call.kind != "recv":
-        emulated.free_s = max(emulated.free_s, due_s)
     link.sleep_until(due_s)
     return due_s
 

@@ -173,6 +173,9 @@ def test_outside_the_body_and_alone_nothing_is_slow():
         with comm.link(alpha_s=2, bandwidth_Bps=1, axis="tp"):
             assert link.along("tp").alpha_s == 2
             assert link.along("dp").alpha_s == 1
+            with comm.link(alpha_s=3, bandwidth_Bps=1, axis="tp"):
+                assert link.along("tp").alpha_s == 3
+            assert link.along("tp").alpha_s == 2
     assert link.along("tp") is None
 
 
