@@ -251,15 +251,16 @@ def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompu
 
 
 def forward_flops(shape: ModelShape, rows: int) -> int:
-    """Floating-point operations of the matrix products in one forward; a multiplication and its addition are two.
+    """FLOPs of one forward's matrix products; a multiply-add counts as two.
 
     24sbh²L(1 + s/6h + v/12hL) for a GPT: each token goes through each weight once, and attention multiplies
     s × s scores twice. The part above the diagonal is counted, as the papers and PyTorch's counter do.
 
     Source: Korthikanti et al. 2022, appendix A.
     """
-    a_token = shape.num_block_weights + 2 * shape.context * shape.d_model
-    return 2 * rows * shape.context * (shape.num_layers * a_token + shape.vocab_size * shape.d_model)
+    block = shape.num_block_weights + 2 * shape.context * shape.d_model
+    head = shape.vocab_size * shape.d_model
+    return 2 * rows * shape.context * (shape.num_layers * block + head)
 
 
 def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
