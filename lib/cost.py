@@ -176,6 +176,7 @@ class Recipe:
 
     @property
     def bytes_per_parameter(self) -> int:
+        """Their sum."""
         return self.weight_bytes + self.gradient_bytes + self.master_bytes + self.state_bytes
 
 

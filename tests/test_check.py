@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import answers_averages
+import answers_memory
 import answers_overlap
 import pytest
 import torch
@@ -23,8 +24,8 @@ from lib.check.judge import judge
 from lib.check.source import NotebookError, read
 
 ROOT = Path(__file__).parent.parent
-RIGHT = answers_averages.RIGHT | answers_overlap.RIGHT
-WRONG = answers_averages.WRONG | answers_overlap.WRONG
+RIGHT = answers_averages.RIGHT | answers_memory.RIGHT | answers_overlap.RIGHT
+WRONG = answers_averages.WRONG | answers_memory.WRONG | answers_overlap.WRONG
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +171,7 @@ def test_partial_credit():
 def test_wrong_use():
     with pytest.raises(ValueError, match=r"there is no exercise '03\.11'; did you mean '03\.1'"):
         check("03.11", right_average)
-    with pytest.raises(ValueError, match=r"there are 03\.1, 03\.2"):
+    with pytest.raises(ValueError, match=r"there are 01\.1, 01\.2"):
         check("xyz", right_average)
     with pytest.raises(TypeError, match="needs your function average_gradients, not int"):
         check("03.1", 3)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, means_of, random, scaled
+from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, means_of, random, scaled, whole
 from lib.cost import wire_bytes
 from lib.mesh import Group
 
@@ -174,11 +174,8 @@ GLOBAL = Exercise(
 
 
 def _sizes_inputs(generator: torch.Generator, n: int) -> list[Data]:
-    def whole(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (), generator=generator))
-
-    ranks = [1, 2, whole(3, 9), 64]
-    return [{"sizes": [(whole(10**6, 10**9), (2, 4)[i % 2], n) for i, n in enumerate(ranks)]}] * n
+    ranks = [1, 2, whole(generator, 3, 9), 64]
+    return [{"sizes": [(whole(generator, 10**6, 10**9), (2, 4)[i % 2], n) for i, n in enumerate(ranks)]}] * n
 
 
 def _bytes_sent(answer: Callable, group: Group, given: Data) -> Data:

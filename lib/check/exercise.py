@@ -92,6 +92,11 @@ def random(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=DTYPE)
 
 
+def whole(generator: torch.Generator, low: int, high: int) -> int:
+    """A whole number from `low` up to, not including, `high`."""
+    return int(torch.randint(low, high, (), generator=generator))
+
+
 def means_of(name: str, given: list[Data]) -> list[Tensor]:
     """The means over ranks of the tensors that each has under this name."""
     return [torch.stack(same).mean(0) for same in zip(*(g[name] for g in given), strict=True)]
