@@ -14,7 +14,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup book site test serve notebooks exercises lint bench repository colab screenshots cover clean
+.PHONY: help setup book site test serve notebooks exercises lint bench soak repository colab screenshots cover clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -81,6 +81,9 @@ lint: $(READY) ## check style, and that what is generated agrees with its source
 
 bench: $(READY) ## compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks
+
+soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
+	@SOAK_RUNS=500 $(PY) -m pytest tests/test_soak.py -q
 
 repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO
 	@$(PY) tools/set_repository.py "$(URL)"

@@ -12,6 +12,7 @@ who waits for whom. Whatever happens, no process and no file is left.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import multiprocessing
 import os
@@ -24,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from lib import watch
-from lib.processes import HangError, RankError, Ranks, RunError, RunTimeout, start_server
+from lib import room, watch
+from lib.processes import HangError, RankError, Ranks, RunTimeout
+from lib.server import RunError, server, start_server
 from lib.trace import Trace
 from lib.watch import MismatchError
 
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 MAX_RANKS = 64
+LEAST_DISK_BYTES = room.MB  # for a run, and for each of its ranks: less is as good as full
 
 
 class Run(list):
@@ -80,16 +83,16 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
         HangError: every rank waits; the message says for what.
         MismatchError: ranks made different calls where they must make the same.
         RunTimeout: `timeout_s` is over.
+        RunError: there is no room for it, in memory or on disk; or `lib` was edited and is no longer Python.
     """
     _check(fn, world_size, timeout_s)
     began_s = time.perf_counter()
-    start_server()  # before torch is imported here, if it is not yet: the two imports go side by side
-    with tempfile.TemporaryDirectory(prefix="parallel-by-hand-") as folder:
-        _write_job(folder, fn, args, trace)
-        table = watch.CallTable(os.path.join(folder, "table"), world_size)
+    # The server first: if torch is not imported here yet, the two imports go side by side.
+    with _folder(world_size) as folder, server() as context:
+        table = _write_job(folder, fn, args, trace, world_size)
         ranks = Ranks(world_size, folder, table)
         try:
-            ranks.start()
+            ranks.start(context)
             ranks.join(timeout_s)
             result = _collect(folder, world_size)
         finally:
@@ -159,7 +162,18 @@ def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
         raise ValueError(f"timeout_s={timeout_s!r} must be above 0 seconds")
 
 
-def _write_job(folder: str, fn: Callable, args: tuple, trace: bool) -> None:
+@contextlib.contextmanager
+def _folder(world_size: int):
+    """A folder of this run's own, gone after it."""
+    place, needs_bytes = tempfile.gettempdir(), (1 + world_size) * LEAST_DISK_BYTES
+    if room.free_disk_bytes(place) < needs_bytes:
+        raise RunError(room.full_disk(place, f"a run of {world_size} ranks needs {room.text(needs_bytes)}"))
+    with tempfile.TemporaryDirectory(prefix="parallel-by-hand-") as folder:
+        yield folder
+
+
+def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> watch.CallTable:
+    """What the ranks need, as files; the call table that they share."""
     from lib.rank import Job
 
     cells, sources = _notebook_cells()
@@ -169,10 +183,18 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool) -> None:
         raise TypeError(
             f"{getattr(fn, '__name__', fn)} or its arguments cannot be sent to another process: {error}"
         ) from None
-    with open(os.path.join(folder, "place"), "wb") as file:
-        pickle.dump((sys.path, os.getcwd(), dict(os.environ)), file)
-    with open(os.path.join(folder, "job"), "wb") as file:
-        file.write(body)
+    try:
+        with open(os.path.join(folder, "place"), "wb") as file:
+            pickle.dump((sys.path, os.getcwd(), dict(os.environ)), file)
+        with open(os.path.join(folder, "job"), "wb") as file:
+            file.write(body)
+    except OSError as error:
+        place = tempfile.gettempdir()
+        if not room.is_full(error, place):
+            raise
+        needs = f"the function and its arguments take {room.text(len(body))}"
+        raise RunError(room.full_disk(place, needs)) from None
+    return watch.CallTable(os.path.join(folder, "table"), world_size)
 
 
 def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
@@ -191,6 +213,12 @@ def _collect(folder: str, world_size: int) -> Run:
     import torch
 
     paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]
+    size_bytes, memory = sum(map(os.path.getsize, paths)), room.memory()
+    if memory and size_bytes > memory.free_bytes - memory.floor_bytes():
+        raise RunError(
+            f"the ranks returned {room.text(size_bytes)} in all, which do not fit here: {memory}. Return less: a part, "
+            "a sum, or let each rank save its own to a file"
+        )
     results, problem = [], ""
     for rank, path in enumerate(paths):
         try:

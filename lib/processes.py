@@ -3,41 +3,33 @@
 The problem: of four ranks one fails, and three report "connection closed by peer"; or none fails, and all wait. What
 the reader needs is one sentence about the one cause, a second later, and a machine with nothing left running.
 
-The idea: ranks come from a server that has imported torch already. This side polls: what ranks say, whether they live,
-what they print, and how often they have moved (`lib.watch`). A rank that lost a peer is never the cause.
+The idea: ranks come from a server that has imported torch already (`lib.server`). This side polls: what ranks say,
+whether they live, what they print, how often they have moved (`lib.watch`), and how much memory is left (`lib.room`).
+A rank that lost a peer is never the cause.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import glob
 import itertools
-import multiprocessing
 import os
-import re
 import signal
 import sys
-import threading
 import time
-import types
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection
 from typing import Any
 
-from lib import watch
+from lib import prints, room, watch
+from lib.server import RunError, starting, uninterrupted, why_no_rank
 
 STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
 SPIN_S = 10.0  # ... for so long, though a processor is busy: a message that large does not fit in memory
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it
 ALIKE_S = 0.2  # ... and, when that is known, for ranks that fail alike
 
+NOISE_BYTES = room.MB  # of what a rank's libraries say past Python; the file begins anew when it is longer
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_server_is_of = 0.0  # time of the newest file of lib that the server has read
-_one_at_a_time = threading.Lock()  # starting changes what belongs to the whole process: __main__, its environment
-
-
-class RunError(RuntimeError):
-    """A run that could not return."""
 
 
 class RankError(RunError):
@@ -69,16 +61,16 @@ class Ranks:
         self.processes: list[Any] = []
         self.conns: list[connection.Connection] = []
         self.done: set[int] = set()
-        self.printed = 0
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.at_line_start = True
+        self.prints = prints.Reader(folder, world_size)
+        memory = room.memory()
+        self.floor_bytes = memory.floor_bytes() if memory else 0.0
 
-    def start(self) -> None:
+    def start(self, context) -> None:
+        """Start them from a context of `lib.server`."""
         from lib import rank as rank_main
 
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        context = start_server()
-        with _one_at_a_time, _uninterrupted(), _without_main():
+        with starting():
             for rank in range(self.size):
                 ours, theirs = context.Pipe()
                 args = (rank, self.size, self.folder, loopback, theirs)
@@ -88,9 +80,7 @@ class Ranks:
                 try:
                     process.start()
                 except (EOFError, ConnectionError):
-                    raise RunError(
-                        "the server that ranks come from could not start; it has printed why, here or in the terminal"
-                    ) from None
+                    raise RunError(f"the server that ranks come from could not start; {why_no_rank()}") from None
                 theirs.close()
 
     def join(self, timeout_s: float) -> None:
@@ -98,17 +88,17 @@ class Ranks:
         try:
             self._join(timeout_s)
         finally:
-            others = (self._labelled(rank, self._read(f"out{rank}")) for rank in range(1, self.size))
-            self._show(self._rank_0() + "".join(others))  # in one piece: a notebook stores one output
+            self.prints.show_all()
 
     def _join(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         moves, since, busy_s = None, 0.0, 0.0
         while len(self.done) < self.size:
             ready = self._wait(0.05)
-            self._show(self._rank_0())
+            self.prints.show_rank_0()
             for rank in ready:
                 self._hear(rank)
+            self._mind_the_room()
             now = time.monotonic()
             if now > deadline:
                 raise RunTimeout(self._timeout(timeout_s))
@@ -119,7 +109,7 @@ class Ranks:
                 # A large message under way keeps a processor busy; but gloo may spin on one that nobody will ever take.
                 if self._busy_s() - busy_s < 0.1 * still_s or still_s > SPIN_S:
                     raise HangError(
-                        f"deadlock: every rank waits, and nothing has moved for {still_s:.0f} s.\n{self.table.report()}"
+                        f"deadlock: every rank waits, and nothing has moved for {still_s:.0f} s.\n{self._report()}"
                     )
 
     def _wait(self, timeout_s: float) -> list[int]:
@@ -160,14 +150,16 @@ class Ranks:
         who = f"rank {rank} of {self.size}"
         if outcome is None:
             self.processes[rank].join(1)
-            return RankError(f"{who} {_death(self.processes[rank].exitcode)}{self._last_noise(rank)}", rank)
+            if not os.path.exists(self._noise(rank)):
+                return RunError(f"{who} could not start; {why_no_rank()}")
+            return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
         if outcome.kind == "mismatch":
             return watch.MismatchError(outcome.text)
         return RankError(f"{who} {outcome.text}", rank, outcome.error)
 
     def _timeout(self, timeout_s: float) -> str:
         """Where each rank was when its time was up."""
-        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", self.table.report()]
+        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", self._report()]
         busy = sorted(set(range(self.size)) - self.done)
         for rank in busy:
             with contextlib.suppress(OSError):
@@ -179,6 +171,11 @@ class Ranks:
                     lines.append(f"rank {rank}:\n{self.conns[rank].recv().rstrip()}")
         return "\n".join(lines)
 
+    def _report(self) -> str:
+        if room.free_disk_bytes(self.folder) < room.MB:  # to read its pages that are not there yet would kill us
+            return room.full_disk(os.path.dirname(self.folder), "what each rank waits for cannot be read")
+        return self.table.report()
+
     def _busy_s(self) -> float:
         """Processor seconds that the ranks have used, where the system tells."""
         ticks = 0
@@ -188,46 +185,61 @@ class Ranks:
                 ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
-    def _read(self, name: str) -> str:
-        with contextlib.suppress(OSError), open(os.path.join(self.folder, name), "rb") as file:
-            return file.read().decode(errors="replace")
-        return ""
+    def _mind_the_room(self) -> None:
+        """When memory runs out, the system may end the notebook: so the ranks are ended before. Noise stays short."""
+        for rank in range(self.size):
+            with contextlib.suppress(OSError):
+                if os.path.getsize(self._noise(rank)) > NOISE_BYTES:
+                    os.truncate(self._noise(rank), 0)
+        memory = room.memory()
+        if memory is None or memory.free_bytes > self.floor_bytes:
+            return
+        held = [room.held_bytes(process.pid) for process in self.processes]
+        if sum(held) < self.floor_bytes:
+            return  # another program's doing: to end the ranks would not help
+        rank = held.index(max(held))
+        with contextlib.suppress(OSError):
+            os.kill(self.processes[rank].pid, signal.SIGABRT)  # gives its memory back, and says where it was
+        self.processes[rank].join(1)
+        rows = "".join(f"\n  rank {r} held {room.text(n)}" for r, n in enumerate(held))
+        raise RankError(
+            f"rank {rank} of {self.size} was ended before it took the last memory: {memory}.{rows}\n"
+            f"Use smaller tensors or fewer ranks.{self._last_noise(rank)}",
+            rank,
+            "MemoryError",
+        )
+
+    def _death(self, rank: int) -> str:
+        code = self.processes[rank].exitcode
+        if code is None or code >= 0:
+            return f"left without returning (os._exit?), with exit code {code}"
+        name, hint = str(-code), ""
+        with contextlib.suppress(ValueError):  # not every signal has a name
+            name = signal.Signals(-code).name
+        if name == "SIGKILL":
+            hint = "; was the machine out of memory?"
+        if name == "SIGBUS":
+            full = f"is its disk full? {room.text(room.free_disk_bytes(self.folder))} free"
+            hint = f"; ranks share memory through a file in {os.path.dirname(self.folder)}: {full}"
+        return f"was killed by {name}{hint}"
+
+    def _noise(self, rank: int) -> str:
+        return os.path.join(self.folder, f"noise{rank}")
 
     def _last_noise(self, rank: int) -> str:
         """What C++ and Python's fault handler said at last, up to the machine's own frames."""
-        lines = [line for line in self._read(f"noise{rank}").splitlines() if line.strip()]
-        ours = (f'  File "{os.path.join(_HERE, "rank.py")}"', "Extension modules:")
-        said = list(itertools.takewhile(lambda line: not line.startswith(ours), lines))
-        return "".join(f"\n  {line}" for line in said[-8:])
-
-    def _rank_0(self) -> str:
-        """What rank 0 has printed since this was last asked."""
-        with contextlib.suppress(OSError), open(os.path.join(self.folder, "out0"), "rb") as file:
-            file.seek(self.printed)
-            new = file.read()
-            self.printed += len(new)
-            return self._labelled(0, self.decoder.decode(new))
-        return ""
-
-    def _labelled(self, rank: int, text: str) -> str:
-        """The text, each line beginning with whose it is; it comes after what was labelled before."""
-        if not text:
+        try:
+            with open(self._noise(rank), "rb") as file:
+                said = file.read().decode(errors="replace")
+        except OSError:
             return ""
-        goes_on = rank == 0 and not self.at_line_start
-        start = r"(?<=[\n\r])(?=[^\n\r])" if goes_on else r"(?:^|(?<=[\n\r]))(?=[^\n\r])"
-        before = "" if self.at_line_start or goes_on else "\n"
-        self.at_line_start = text[-1] in "\n\r"
-        return before + re.sub(start, f"rank {rank} | ", text)
-
-    def _show(self, text: str) -> None:
-        if text:
-            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-            sys.stdout.flush()
+        ours = (f'  File "{os.path.join(_HERE, "rank.py")}"', "Extension modules:")
+        lines = itertools.takewhile(lambda line: not line.startswith(ours), filter(str.strip, said.splitlines()))
+        return "".join(f"\n  {line}" for line in list(lines)[-8:])
 
     def end(self) -> None:
         """End all ranks with all that they started, and wait until they are gone."""
-        with _uninterrupted():
+        with uninterrupted():
             for process in self.processes:
                 if process.pid is not None:
                     with contextlib.suppress(OSError, AttributeError):
@@ -246,87 +258,3 @@ def _is_cause(outcome) -> bool:
 
 def _alike(one, other) -> bool:
     return None not in (one, other) and (one.kind, one.error) == (other.kind, other.error)
-
-
-def _death(code: int | None) -> str:
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        hint = "; was the machine out of memory?" if name == "SIGKILL" else ""
-        return f"was killed by {name}{hint}"
-    return f"left without returning (os._exit?), with exit code {code}"
-
-
-@contextlib.contextmanager
-def _without_main():
-    """Ranks need nothing of the caller's script: functions travel by value, so it is never run again in a rank."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def _uninterrupted():
-    """A Ctrl-C comes after the body: nothing is left half started, or half ended."""
-    if threading.current_thread() is not threading.main_thread():  # which gets the Ctrl-C
-        yield
-        return
-    came: list[tuple] = []
-    before = signal.signal(signal.SIGINT, lambda *args: came.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(*came[0])
-
-
-def start_server():
-    """The multiprocessing context that ranks come from: a fork server that knows today's `lib`, or `spawn`."""
-    global _server_is_of
-    method = os.environ.get("LIB_START") or ("forkserver" if hasattr(os, "fork") else "spawn")
-    context = multiprocessing.get_context(method)
-    if method != "forkserver":
-        return context
-    newest = max(os.stat(path).st_mtime for path in glob.glob(os.path.join(_HERE, "**", "*.py"), recursive=True))
-    environment = {  # only the server's: a rank gets its own from `launch`
-        "PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path]),
-        "PYTHONSAFEPATH": "1",  # another folder called lib may be here
-        "OMP_NUM_THREADS": "1",
-    }
-    resource_tracker.ensure_running()  # now, as it would unblock the signal that we block
-    with _one_at_a_time, _environment(**environment), _without_main(), _blocked(signal.SIGINT):
-        if newest > _server_is_of and _server_is_of:
-            forkserver._forkserver._stop()  # it holds the code of before the edit
-        _server_is_of = newest
-        context.set_forkserver_preload(
-            ["lib.rank", "torch._dynamo"]
-        )  # which an optimizer's first step imports, 1.5 s
-        forkserver.ensure_running()
-    return context
-
-
-@contextlib.contextmanager
-def _blocked(number: int):
-    """A process that the body starts never sees this signal: a Ctrl-C is for us, who end the ranks."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _environment(**values: str):
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -24,19 +24,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
-from lib import comm, trace, transfer, watch
+from lib import comm, prints, room, trace, transfer, watch
 from lib.mesh import Group
+
+MOST_SAID = 20_000  # letters of a traceback
 
 in_rank = False  # whether this process is a rank
 
-_MINE = f'File "{__file__}"'
+_MINE = tuple(f'File "{file}"' for file in (__file__, prints.__file__))
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
 
@@ -64,16 +66,18 @@ def main(rank: int, world_size: int, folder: str, loopback: str, conn) -> None:
     """The whole life of a rank."""
     global in_rank
     in_rank = True
-    _leave_the_terminal(folder, rank)
+    out = _leave_the_terminal(folder, rank, world_size)
     table = transfer.table = watch.CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(conn, folder), daemon=True).start()
     try:
         outcome = _work(rank, world_size, folder, loopback, table)
     except BaseException as error:
-        outcome = _explain(error)
+        outcome = _explain(error, os.path.dirname(folder))
     table.state(watch.FINISHED if outcome.kind == "ok" else watch.FAILED)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(Exception):  # a full disk, or a stdout that the function has closed: the outcome matters more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        out.finish()
     conn.send(outcome)
     if outcome.kind != "ok":
         os._exit(1)  # at once: the peers that wait for this rank must notice
@@ -106,13 +110,31 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: watch.C
     with trace.record(rank) if job.trace else nullcontext() as recorded:
         result = job.fn(world, *job.args)
     end_s = time.perf_counter()
-    returned = (result, recorded, start_s, end_s)
+    returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
     try:
-        torch.save(returned, os.path.join(folder, f"result{rank}"), pickle_module=cloudpickle)
+        torch.save(returned, path, pickle_module=cloudpickle)
     except Exception as error:
+        if room.is_full(error, folder):
+            with suppress(OSError):
+                os.remove(path)
+            size = _Size()
+            torch.save(returned, size, pickle_module=cloudpickle)
+            needs = f"the result takes {room.text(size.bytes)}"
+            text = f"returned {_kind(result)} that cannot be sent: {room.full_disk(os.path.dirname(folder), needs)}"
+            return Outcome("error", text, "OSError")
         text = f"returned {_kind(result)}, which cannot be sent to the process that called run: {error}"
         return Outcome("error", text, type(error).__name__)
     return Outcome("ok")
+
+
+class _Size(io.RawIOBase):
+    """A file that counts and keeps nothing."""
+
+    bytes = 0
+
+    def write(self, data) -> int:
+        self.bytes += len(data)
+        return len(data)
 
 
 def _kind(result: object) -> str:
@@ -120,8 +142,10 @@ def _kind(result: object) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _leave_the_terminal(folder: str, rank: int) -> None:
+def _leave_the_terminal(folder: str, rank: int, world_size: int) -> prints.Writer:
     """Own process group, no Ctrl-C (the parent gets it and ends us); C++ chatter to one file, prints to another."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if memory runs out at once, the system ends a rank, not the notebook
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,8 +157,9 @@ def _leave_the_terminal(folder: str, rank: int) -> None:
     os.dup2(noise, 2)
     os.close(noise)
     faulthandler.enable(open(2, "w", closefd=False), all_threads=False)
-    out = open(os.path.join(folder, f"out{rank}"), "wb", buffering=0)
+    out = prints.Writer(os.path.join(folder, f"out{rank}"), prints.shares(world_size), f"rank {rank}")
     sys.stdout = sys.stderr = io.TextIOWrapper(out, "utf-8", "backslashreplace", line_buffering=True)
+    return out
 
 
 def _obey(conn, folder: str) -> None:
@@ -146,11 +171,11 @@ def _obey(conn, folder: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
         lines = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
-        start = next((i for i, line in enumerate(lines) if _MINE in line), 0)
+        start = next((i for i, line in enumerate(lines) if _mine(line)), 0)
         conn.send("".join(_tidy(lines[start:])))
 
 
-def _explain(error: BaseException) -> Outcome:
+def _explain(error: BaseException, temporary: str) -> Outcome:
     if isinstance(error, watch.MismatchError):
         return Outcome("mismatch", str(error))
     name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error)))
@@ -158,7 +183,25 @@ def _explain(error: BaseException) -> Outcome:
         did, kind = f"called sys.exit({'' if error.code is None else repr(error.code)})", "error"
     else:
         did, kind = f"raised {name}", "peer gone" if _PEER_GONE.search(trace_back) else "error"
-    return Outcome(kind, f"{did}\n\n{trace_back.rstrip()}", name)
+    return Outcome(kind, f"{did}\n\n{_cut(trace_back.rstrip())}{_no_room(error, trace_back, temporary)}", name)
+
+
+def _cut(text: str) -> str:
+    """An exception may carry a tensor in words."""
+    if len(text) <= MOST_SAID:
+        return text
+    half = MOST_SAID // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} letters left out ...\n{text[-half:]}"
+
+
+def _no_room(error: BaseException, said: str, temporary: str) -> str:
+    """What is left of what the error says is gone: memory, or the disk of the folder for temporary files."""
+    if isinstance(error, OSError) and room.is_full(error, temporary):
+        return f"\n{room.full_disk(temporary, 'a write did not fit')}."
+    memory = room.memory()
+    if memory and (isinstance(error, MemoryError) or "can't allocate memory" in said):
+        return f"\n{memory}."
+    return ""
 
 
 def _tidy(lines: list[str]) -> list[str]:
@@ -167,7 +210,11 @@ def _tidy(lines: list[str]) -> list[str]:
     def rename(match: re.Match) -> str:
         return watch.short(match[1]) if match[1] in watch.cells else f'File "{watch.short(match[1])}"'
 
-    return [re.sub(r'File "([^"]+)"', rename, x) for x in lines if _MINE not in x]
+    return [re.sub(r'File "([^"]+)"', rename, x) for x in lines if not _mine(x)]
+
+
+def _mine(line: str) -> bool:
+    return any(file in line for file in _MINE)
 
 
 # ---- learners call torch.distributed themselves ---------------------------------------------------------------------

@@ -1,11 +1,17 @@
 """What several test files share: a machine that is watched for what a run leaves behind."""
 
 import os
+import sys
 import tempfile
+import textwrap
+import threading
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 
 import psutil
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 
 def left_behind() -> set:
@@ -35,7 +41,7 @@ def nothing(world):
 @pytest.fixture(scope="session")
 def private_temp_folder(tmp_path_factory):
     """Temporary files of runs go where no other program's are; the server's socket, made once, stays outside."""
-    from lib.processes import start_server
+    from lib.server import start_server
 
     start_server()
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("temp"))
@@ -47,7 +53,7 @@ def private_temp_folder(tmp_path_factory):
 def machine(private_temp_folder):
     """The test leaves no process, no file, no descriptor, no socket; and after it a run works."""
     from lib.launch import run
-    from lib.processes import start_server
+    from lib.server import start_server
 
     start_server()
     if forkserver._forkserver._forkserver_pid not in _warm:  # the first test, or a file of lib was edited meanwhile
@@ -62,3 +68,43 @@ def machine(private_temp_folder):
 
 
 _warm: set = set()
+
+
+@pytest.fixture
+def start_notebook(tmp_path):
+    """Starts real kernels: each gives `cell(text, interrupt_after_s)` -> (error name, its text, stdout, stderr)."""
+    jupyter_client = pytest.importorskip("jupyter_client")
+    started = []
+
+    def start(folder: Path = tmp_path, **environment: str):
+        manager = jupyter_client.KernelManager(kernel_name="python3")
+        manager.kernel_spec.argv[0] = sys.executable
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **environment}
+        del variables["PYTEST_CURRENT_TEST"]  # or ipykernel would not show what goes past Python
+        manager.start_kernel(cwd=str(folder), env=variables)
+        client = manager.blocking_client()
+        started.append((manager, client))
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+
+        def cell(text, interrupt_after_s=None):
+            said, error = {"stdout": "", "stderr": ""}, ["", ""]
+
+            def hear(message):
+                if message["msg_type"] == "stream":
+                    said[message["content"]["name"]] += message["content"]["text"]
+                elif message["msg_type"] == "error":
+                    error[:] = message["content"]["ename"], message["content"]["evalue"]
+                elif message["content"].get("execution_state") == "busy" and interrupt_after_s:
+                    threading.Timer(interrupt_after_s, manager.interrupt_kernel).start()
+
+            client.execute_interactive(textwrap.dedent(text), timeout=60, output_hook=hear)
+            return *error, said["stdout"], said["stderr"]
+
+        cell.pid = manager.provisioner.pid
+        return cell
+
+    yield start
+    for manager, client in started:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

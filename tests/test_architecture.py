@@ -13,8 +13,8 @@ MAX_LINES, BUDGET_LINES = 350, 7000
 
 # A: pure Python, no torch. B: the machine. C: building blocks. D: the techniques. E: put together, looked at.
 FLOORS = {
-    "A": ["trace", "cost", "watch", "link", "hardware", "planner", "svg", "explorer", "show"],
-    "B": ["launch", "processes", "rank", "mesh", "transfer", "comm"],
+    "A": ["trace", "cost", "watch", "room", "prints", "link", "hardware", "planner", "svg", "explorer", "show"],
+    "B": ["launch", "processes", "server", "rank", "mesh", "transfer", "comm"],
     "C": ["wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory"],
     "D": ["data_parallel", "tensor_parallel", "pipeline"],
     "E": ["parallel3d", "train", "checkpoint", "verify", "plot", "plot_memory", "check"],

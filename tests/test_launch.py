@@ -1,13 +1,11 @@
 """`run`: what comes back, what is refused, and what becomes of it when the parent is interrupted, killed or edited."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,11 +163,15 @@ SCRIPT = """
     import sys, time
     import torch
     print("top level", flush=True)
+    from lib import comm
     from lib.launch import run
     from helper import double
 
     def waits(world):
-        print("waiting", flush=True)
+        for speaker in (1, 0):  # when rank 0 is heard, both have spoken
+            if world.rank == speaker:
+                print("waiting", flush=True)
+            comm.barrier(world)
         time.sleep(60)
 
     for _ in range(int(sys.argv[1])):
@@ -243,78 +245,12 @@ def test_a_script_needs_no_main_guard(script, method):
     assert process.returncode == 0
 
 
-def test_an_edited_library_is_read_again(script, tmp_path):
-    """The server holds the code that it started with: when a file is newer, it starts anew."""
-    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent("""
-        import os, pathlib
-        from multiprocessing import forkserver
-        from lib import cost
-        from lib.launch import run
-
-        def asks(world):
-            from lib import cost
-            return getattr(cost, "NEW", None), os.getppid()
-
-        def server():
-            return forkserver._forkserver._forkserver_pid
-
-        (old, of), first = run(asks, 1)[0], server()
-        (again, by), second = run(asks, 1)[0], server()
-        pathlib.Path(cost.__file__).open("a").write("NEW = 'edited'\\n")
-        (new, at), third = run(asks, 1)[0], server()
-        assert (old, again, new) == (None, None, "edited")
-        assert of == first == by == second != third == at
-        pathlib.Path(cost.__file__).open("a").write("this is not Python\\n")
-        try:
-            run(asks, 1)
-        except Exception as error:
-            print(type(error).__name__, error)
-        """)
-    )
-    out, err = script(PYTHONPATH=str(tmp_path)).communicate(timeout=60)
-    assert "RunError the server that ranks come from could not start" in out, (out, err)
-
-
 # ---- the parent is a notebook ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def notebook(tmp_path):
-    """Runs cells in a real kernel: `cell(text, interrupt_after_s)` gives (error name, error text, stdout, stderr)."""
-    jupyter_client = pytest.importorskip("jupyter_client")
-    manager = jupyter_client.KernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    del variables["PYTEST_CURRENT_TEST"]  # or ipykernel would not show what goes past Python
-    manager.start_kernel(cwd=str(tmp_path), env=variables)
-    client = manager.blocking_client()
-    client.start_channels()
-    client.wait_for_ready(timeout=60)
-
-    def cell(text, interrupt_after_s=None):
-        said, error = {"stdout": "", "stderr": ""}, ["", ""]
-
-        def hear(message):
-            if message["msg_type"] == "stream":
-                said[message["content"]["name"]] += message["content"]["text"]
-            elif message["msg_type"] == "error":
-                error[:] = message["content"]["ename"], message["content"]["evalue"]
-            elif message["content"].get("execution_state") == "busy" and interrupt_after_s:
-                threading.Timer(interrupt_after_s, manager.interrupt_kernel).start()
-
-        client.execute_interactive(textwrap.dedent(text), timeout=60, output_hook=hear)
-        return *error, said["stdout"], said["stderr"]
-
-    cell.pid = manager.provisioner.pid
-    yield cell
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
-
-
-def test_a_notebook(notebook, tmp_path):
+def test_a_notebook(start_notebook, tmp_path):
     """Interrupted while the server starts, and while ranks run; errors name cells; nothing is left."""
+    notebook = start_notebook()
     assert notebook("from lib.launch import run\nimport time\ntime.sleep(9)", 0.7) == (
         "KeyboardInterrupt",
         "",

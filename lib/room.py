@@ -1,0 +1,110 @@
+"""How much memory and disk are left, and one sentence when it is too little.
+
+The problem: a rank that takes the last memory does not get an error. The system ends some process, perhaps the
+notebook's kernel, and says nothing. A full disk is an error eight layers down that names no folder.
+
+The idea: look, before and meanwhile. Linux tells what is left, for the machine and for the container (Colab, Binder,
+Docker) that this process may live in. Elsewhere nobody tells, and nothing is watched. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+MB = 1_000_000
+LEAST_FREE_BYTES = 512 * MB  # less free memory than this is too little, or 5% of all, if that is more ...
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the machine, or the container, has: `free_bytes` counts what the system would give back, as file caches."""
+
+    total_bytes: int
+    free_bytes: int
+
+    def __str__(self) -> str:
+        return f"{text(self.free_bytes)} of {text(self.total_bytes)} of memory are free"
+
+    def floor_bytes(self) -> float:
+        """What should stay free, seen from now: where little is free to begin with, a quarter of that."""
+        return min(max(LEAST_FREE_BYTES, 0.05 * self.total_bytes), 0.25 * self.free_bytes)
+
+
+def memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> Memory | None:
+    """Memory of the machine or of the tightest container around this process; None where the system does not tell."""
+    try:
+        fields = _fields(Path(proc, "meminfo"), ":")
+        found = Memory(1024 * fields["MemTotal"], 1024 * fields["MemAvailable"])
+    except (OSError, KeyError):
+        return None
+    for folder, (limit, usage, cache) in _containers(proc, cgroup):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no number, and no limit
+            total = int((folder / limit).read_text())
+            used = int((folder / usage).read_text()) - _fields(folder / "memory.stat", None)[cache]
+            if total - used < found.free_bytes:
+                found = Memory(total, max(0, total - used))
+    return found
+
+
+def held_bytes(pid: int) -> int:
+    """Memory that ending this process would give back: its own pages, without those it shares with others."""
+    with contextlib.suppress(OSError):
+        fields = _fields(Path("/proc", str(pid), "smaps_rollup"), ":")
+        return 1024 * (fields.get("Private_Dirty", 0) + fields.get("Private_Clean", 0))
+    return 0
+
+
+def free_disk_bytes(folder: str) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def is_full(error: Exception, folder: str) -> bool:
+    """Whether an error comes from too little room on the disk of `folder`; torch's own says "unexpected pos" only."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL and (error.errno == errno.EFBIG or free_disk_bytes(folder) < MB)
+    return "inline_container" in str(error)
+
+
+def full_disk(folder: str, needs: str) -> str:
+    """One sentence: what is left in the folder for temporary files, what needed more, and what to do."""
+    return (
+        f"the folder for temporary files, {folder}, has {text(free_disk_bytes(folder))} free, and {needs}. Free some "
+        "there, or set TMPDIR to a folder with more room and start Python again"
+    )
+
+
+def text(n_bytes: float) -> str:
+    """Bytes as people say them, decimal: `12 MB`, `1.3 GB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.3g} {unit}" if n_bytes < 1000 * size else f"{n_bytes / size:,.0f} {unit}"
+    return f"{n_bytes:.0f} bytes"
+
+
+def _fields(path: Path, separator: str | None) -> dict[str, int]:
+    rows = (line.split(separator, 1) for line in path.read_text().splitlines())
+    return {row[0]: int(row[1].split()[0]) for row in rows if len(row) == 2 and row[1].split()[0].isdigit()}
+
+
+def _containers(proc: str, cgroup: str):
+    """Folders of the groups that this process is in, from the inside out, and what their files are called."""
+    with contextlib.suppress(OSError):
+        for line in Path(proc, "self", "cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                base, names = Path(cgroup), ("memory.max", "memory.current", "inactive_file")
+            elif "memory" in kinds.split(","):
+                base = Path(cgroup, "memory")
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            else:
+                continue
+            inside = base / path.lstrip("/")
+            for folder in (inside, *inside.parents):
+                yield folder, names
+                if folder == base:
+                    break

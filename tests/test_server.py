@@ -1,0 +1,220 @@
+"""The server that ranks come from: it knows today's `lib`, comes back when it is killed, and serves many at once."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+
+from lib import comm
+from lib.launch import RankError, run
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROOT = Path(__file__).parents[1]
+
+# ---- a file of lib is edited ----------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import os, pathlib, threading, time
+    from multiprocessing import forkserver
+    from lib.launch import RunError, run
+
+    HERE = pathlib.Path("lib")
+
+    def asks(world):
+        import importlib.util
+        from lib import cost
+        found = importlib.util.find_spec("lib.added") is not None
+        return getattr(cost, "VERSION", None), found, os.getppid()
+
+    def see():
+        version, found, server = run(asks, 1)[0]
+        assert server == forkserver._forkserver._forkserver_pid
+        return version, found, server
+
+    def refused():
+        try:
+            run(asks, 1)
+        except RunError as error:
+            return str(error)
+
+    source = (HERE / "cost.py").read_text()
+    first = see()
+    assert first[:2] == (None, False) and see() == first
+
+    print("edited, and a file added")
+    (HERE / "cost.py").write_text(source + "VERSION = 2\\n")
+    (HERE / "added.py").write_text("")
+    second = see()
+    assert second[:2] == (2, True) and second[2] != first[2] and see() == second
+
+    print("no longer Python")
+    (HERE / "cost.py").write_text(source + "not Python at all\\n")
+    start = f"lib/cost.py, line {len(source.splitlines()) + 1}, is not Python since it was edited: invalid syntax. Mend"
+    for _ in range(2):
+        assert refused().startswith(start)
+
+    print("a file is removed that another imports")
+    (HERE / "cost.py").write_text(source + "import lib.added\\n")
+    (HERE / "added.py").unlink()
+    said = refused()
+    assert said.startswith("rank 0 of 1 could not start; `import lib.rank` fails there:\\n"), said
+    assert said.endswith("ModuleNotFoundError: No module named 'lib.added'"), said
+
+    print("an error when it is imported")
+    (HERE / "cost.py").write_text(source + "1 / 0\\n")
+    said = refused()
+    assert said.startswith("the server that ranks come from could not start; `import lib.rank` fails there:\\n"), said
+    assert said.endswith("ZeroDivisionError: division by zero"), said
+
+    print("an older file is put in its place")
+    (HERE / "cost.py").write_text(source)
+    os.utime(HERE / "cost.py", (1e9, 1e9))
+    third = see()
+    assert third[:2] == (None, False)
+
+    print("touched while a run of another thread goes on")
+
+    def lasts(world):
+        time.sleep(2)
+        return asks(world)
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(lasts, 2)))
+    thread.start()
+    time.sleep(1)
+    os.utime(HERE / "cost.py")
+    fourth = see()
+    assert fourth[:2] == third[:2] and fourth[2] != third[2]
+    thread.join()
+    assert results == [[third, third]], "it went on with the server and the code that it began with"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_file_of_lib_is_edited_between_two_runs(tmp_path):
+    """The server holds the code that it started with: when a file is another one, it starts anew."""
+    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+def adds(world, mark):
+    total = comm.all_reduce(torch.full((1000,), float(mark)), world)
+    print("mark", mark)
+    return mark, world.rank, total[999].item()
+
+
+@pytest.mark.usefixtures("machine")
+def test_two_threads_run_at_once(capsys):
+    """Each gets its own results; the prints of both appear, each line whole."""
+    results, errors = {}, {}
+
+    def work(mark, ranks):
+        for i in range(4):
+            results[mark, i] = run(adds, ranks, mark)
+            try:
+                run(lambda world: 1 / (mark * world.rank), ranks)
+            except RankError as error:
+                errors[mark, i] = str(error)
+
+    threads = [threading.Thread(target=work, args=(mark, ranks)) for mark, ranks in ((1, 2), (1000, 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for mark, ranks in ((1, 2), (1000, 3)):
+        for i in range(4):
+            assert results[mark, i] == [(mark, rank, float(mark * ranks)) for rank in range(ranks)]
+            assert errors[mark, i].startswith(f"rank 0 of {ranks} raised ZeroDivisionError")
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == sorted(
+        [f"rank {r} | mark 1" for r in range(2)] * 4 + [f"rank {r} | mark 1000" for r in range(3)] * 4
+    )
+
+
+TWO = """
+    from lib import comm, run
+    import torch, time
+
+    def adds(world, mark):
+        total = comm.all_reduce(torch.full((1000,), float(mark)), world)
+        print("mark", mark)
+        return mark, world.rank, total[999].item()
+
+    def slow(world):
+        time.sleep(2)
+        return world.rank
+
+    def fails(world):
+        comm.barrier(world)
+        if world.rank == 1:
+            raise ValueError({mark})
+        comm.barrier(world)
+"""
+
+
+@pytest.mark.slow
+def test_two_notebooks_at_once(start_notebook, tmp_path):
+    """The same folder for temporary files, the same names, the same machine: neither notices the other."""
+    marks = (1, 1000)
+    cells = [start_notebook() for _ in marks]
+    heard = {mark: [] for mark in marks}
+
+    def work(cell, mark):
+        heard[mark].append(cell(TWO.replace("{mark}", str(mark))))
+        for i in range(5):
+            heard[mark].append(cell(f"print(run(adds, 3, {mark}))"))
+            if i == 2:
+                heard[mark].append(cell("run(fails, 3)"))
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(cells, marks, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    for cell, mark in zip(cells, marks, strict=True):
+        assert heard[mark].pop(0) == ("", "", "", "")
+        name, text, *said = heard[mark].pop(3)
+        assert (name, said) == ("RankError", ["", ""])
+        assert text.startswith("rank 1 of 3 raised ValueError") and text.endswith(f"ValueError: {mark}")
+        prints = "".join(f"rank {rank} | mark {mark}\n" for rank in range(3))
+        rows = [(mark, rank, 3.0 * mark) for rank in range(3)]
+        assert heard[mark] == [("", "", f"{prints}{rows}\n", "")] * 5
+        assert len(psutil.Process(cell.pid).children(recursive=True)) == 2, "its two servers"
+    assert not list(tmp_path.glob("parallel-by-hand-*"))
+
+    one, other = cells  # and when one is killed, the other goes on
+    box = []
+    thread = threading.Thread(target=lambda: box.append(other("print(run(slow, 3))")))
+    thread.start()
+    time.sleep(1)
+    os.kill(one.pid, signal.SIGKILL)
+    thread.join(60)
+    assert box == [("", "", "[0, 1, 2]\n", "")]
+
+
+@pytest.mark.usefixtures("private_temp_folder")
+def test_the_server_is_killed_between_two_runs():
+    assert run(lambda world: world.rank, 2) == [0, 1]
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    time.sleep(0.2)
+    assert run(lambda world: world.rank, 2) == [0, 1]
