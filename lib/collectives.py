@@ -1,0 +1,149 @@
+"""Collectives written from send and receive: broadcast and reduce by hand and over a tree; all-reduce in three ways.
+
+The problem: an all-reduce looks like one thing that the network does. It is a program, and the same result can cost
+each rank twice the array or n times the array. The idea: write it the way that comes to mind, then over a tree, then
+around a ring. Each is what *one* rank does, in terms of `comm.send`, `comm.recv` and `comm.exchange`; `lib.steps` lists
+the same moves for all ranks.
+
+Nothing here changes its argument. The sums are added in the same order on all ranks, or on one of them and then copied,
+so all ranks end with the same bits.
+
+Shapes: x[…] has S numbers. In capitals what is whole, n is the group's size; a part is flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lib import comm
+from lib.mesh import Group
+
+# ---- through one rank -----------------------------------------------------------------------------------------------
+
+
+def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
+    """Rank `src` sends the whole tensor to each of the others: x[S] → [S]. It alone sends, (n−1) · S."""
+    if group.rank != src:
+        return comm.recv(x, group, src).wait()
+    others = {rank: x for rank in range(group.size) if rank != src}
+    comm.exchange(others, {}, group).wait()
+    return x.detach().clone()
+
+
+def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
+    """Every rank sends its whole tensor to `dst`, which adds them up: x[S] → [S] there, None elsewhere."""
+    if group.rank != dst:
+        return comm.send(x, group, dst).wait()
+    others = {rank: x for rank in range(group.size) if rank != dst}
+    total = x.detach().clone()
+    for part in comm.exchange({}, others, group).wait().values():
+        total += part
+    return total
+
+
+def naive_all_reduce(x: Tensor, group: Group) -> Tensor:
+    """Add up on rank 0, then send the sum to all: x[S] → [S]. Rank 0 receives and sends (n−1) · S.
+
+    The α–β model: 2(n−1) · (alpha + S/bandwidth), as one link of rank 0 carries everything.
+    """
+    total = naive_reduce(x, group)
+    return naive_broadcast(x if total is None else total, group)
+
+
+# ---- over a tree ----------------------------------------------------------------------------------------------------
+
+
+def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
+    """Half of the ranks give their sums to the other half, until one is left: x[S] → [S] on `dst`, None elsewhere.
+
+    ⌈log₂ n⌉ messages follow one another, where the naive way has n−1.
+    """
+    n, place = group.size, (group.rank - dst) % group.size  # places are counted from dst
+    total, distance = x.detach().clone(), 1
+    while distance < n:
+        if place % (2 * distance):  # of a pair the one behind gives, and is done
+            return comm.send(total, group, (group.rank - distance) % n).wait()
+        if place + distance < n:
+            total += comm.recv(x, group, (group.rank + distance) % n).wait()
+        distance *= 2
+    return total
+
+
+def tree_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
+    """Whoever has the tensor passes it on, and the number of those doubles: x[S] → [S]. `src` sends ⌈log₂ n⌉ · S."""
+    n, place = group.size, (group.rank - src) % group.size
+    distance = 1
+    while distance < n and place % (2 * distance) == 0:  # up to the distance at which I am told
+        distance *= 2
+    x = comm.recv(x, group, (group.rank - distance) % n).wait() if place else x.detach().clone()
+    while distance > 1:
+        distance //= 2
+        if place + distance < n:
+            comm.send(x, group, (group.rank + distance) % n).wait()
+    return x
+
+
+def tree_all_reduce(x: Tensor, group: Group) -> Tensor:
+    """Up the tree to rank 0, and down again: x[S] → [S]. The busiest rank sends ⌈log₂ n⌉ · S.
+
+    The α–β model: 2⌈log₂ n⌉ · (alpha + S/bandwidth).
+
+    Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005, sections 4.4 and 4.5 (binomial trees).
+    """
+    total = tree_reduce(x, group)
+    return tree_broadcast(x if total is None else total, group)
+
+
+# ---- around a ring --------------------------------------------------------------------------------------------------
+
+
+def cut(x: Tensor, n: int) -> Sequence[Tensor]:
+    """x[…] → n flat views, the first ones a number longer if n does not divide S."""
+    return x.detach().reshape(-1).tensor_split(n)
+
+
+def pass_right(x: Tensor, like: Tensor, group: Group) -> Tensor:
+    """One step of a ring: send `x` to the right neighbour, and get from the left one a tensor `like` this."""
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    return comm.exchange({right: x}, {left: like}, group).wait()[left]
+
+
+def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
+    """A sum travels around the ring for each chunk, and ends where it belongs: x[S] → chunk r of the sum, [S/n].
+
+    Each rank sends (n−1)/n · S, in n−1 steps.
+    """
+    n, chunks = group.size, cut(x, group.size)
+    total = chunks[group.rank - 1].clone()
+    for step in range(n - 1):
+        mine = chunks[(group.rank - 2 - step) % n]
+        total = pass_right(total, mine, group).add_(mine)
+    return total
+
+
+def ring_all_gather(part: Tensor, group: Group, likes: Sequence[Tensor] | None = None) -> Tensor:
+    """Each part travels around the ring, and everyone keeps a copy: part[S/n] → [S]. Sends (n−1)/n · S.
+
+    Args:
+        likes: tensors of the shapes that the ranks give, where they differ; None if all are as `part`.
+    """
+    n, likes = group.size, likes or [part] * group.size
+    parts = {group.rank: part.detach()}
+    for step in range(n - 1):
+        here, coming = (group.rank - step) % n, (group.rank - step - 1) % n
+        parts[coming] = pass_right(parts[here], likes[coming], group)
+    return torch.cat([parts[i] for i in range(n)])
+
+
+def ring_all_reduce(x: Tensor, group: Group) -> Tensor:
+    """Reduce-scatter, then all-gather: x[S] → [S]. Each rank sends 2(n−1)/n · S, in 2(n−1) steps.
+
+    The α–β model: 2(n−1) · alpha + 2(n−1)/n · S/bandwidth.
+
+    Source: Patarasuk & Yuan, JPDC 69(2), 2009; Gibiansky, 2017.
+    """
+    part = ring_reduce_scatter(x, group)
+    return ring_all_gather(part, group, cut(x, group.size)).view(x.shape)

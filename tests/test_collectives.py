@@ -1,0 +1,150 @@
+"""Collectives from send and receive: the numbers of a plain sum, the moves of `lib.steps`, the bytes of theory."""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+
+from lib import collectives, comm, run, steps, trace
+
+RANKS = (1, 2, 3, 4, 5, 7, 8)
+SHAPES = ((), (0,), (1,), (3, 5), (2, 3, 4), (80,))  # fewer numbers than ranks, none at all, not divisible
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+ALL_REDUCE = {name: getattr(collectives, f"{name}_all_reduce") for name in steps.ALL_REDUCE}
+
+
+def numbers(rank, shape, dtype):
+    """Small whole numbers: their sums are exact in each dtype, so that no order of adding can differ."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(-9, 10, shape, generator=generator).to(dtype)
+
+
+def summed(n, shape, dtype):
+    return sum((numbers(rank, shape, dtype) for rank in range(n)), torch.zeros(shape, dtype=dtype))
+
+
+def same(got, wanted):
+    return got.shape == wanted.shape and got.dtype == wanted.dtype and torch.equal(got, wanted)
+
+
+def all_cases(world):
+    wrong = []
+
+    def expect(what, got, wanted):
+        if (got is None) is not (wanted is None) or (got is not None and not same(got, wanted)):
+            wrong.append((what, shape, dtype, got, wanted))
+
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            x, total = numbers(world.rank, shape, dtype), summed(world.size, shape, dtype)
+            before = x.clone()
+            for name, all_reduce in ALL_REDUCE.items():
+                expect(name, all_reduce(x, world), total)
+            parts = collectives.cut(total, world.size)
+            expect("scatter", collectives.ring_reduce_scatter(x, world), parts[world.rank])
+            gathered = collectives.ring_all_gather(parts[world.rank], world, parts)
+            expect("gather", gathered, total.flatten())
+            for end in {0, world.size // 2, world.size - 1}:
+                for name in ("naive", "tree"):
+                    reduce, broadcast = (getattr(collectives, f"{name}_{k}") for k in ("reduce", "broadcast"))
+                    expect(f"{name}_reduce", reduce(x, world, end), total if world.rank == end else None)
+                    expect(f"{name}_broadcast", broadcast(x, world, end), numbers(end, shape, dtype))
+            expect("the argument", x, before)
+    return wrong
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_any_ranks_sizes_and_dtypes(n):
+    for rank, wrong in enumerate(run(all_cases, n, timeout_s=120)):
+        assert not wrong, (rank, wrong[0])
+
+
+def edges(world):
+    """Whether results own their memory, take what is not contiguous or wants gradients, and have the same bits."""
+    x = numbers(world.rank, (4, 6), torch.float64).t().requires_grad_()
+    alone, bits = [], []
+    wanted = summed(world.size, (4, 6), torch.float64).t()
+    rough = torch.randn(1001, generator=torch.Generator().manual_seed(world.rank))
+    for all_reduce in ALL_REDUCE.values():
+        out = all_reduce(x, world)
+        assert torch.equal(out, wanted) and not out.requires_grad
+        alone.append(out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
+        bits.append(comm.all_gather(all_reduce(rough, world)[None], world))
+    part = collectives.ring_reduce_scatter(x, world)
+    part.zero_()
+    collectives.naive_broadcast(x, world).zero_()
+    collectives.tree_broadcast(x, world).zero_()
+    alone.append(torch.equal(x, numbers(world.rank, (4, 6), torch.float64).t()))
+    gathered = collectives.ring_all_gather(torch.full((2,), float(world.rank)), world)
+    assert gathered.tolist() == [float(rank) for rank in range(world.size) for _ in range(2)]
+    return all(alone), all(torch.equal(rows[0], row) for rows in bits for row in rows)
+
+
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_results_are_new_tensors_and_equal_bit_by_bit(n):
+    assert list(run(edges, n)) == [(True, True)] * n
+
+
+# ---- the moves of all ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", steps.ALL_REDUCE)
+@pytest.mark.parametrize("n", range(1, 17))
+def test_the_moves_reach_the_sum(name, n):
+    moves = steps.ALL_REDUCE[name](n)
+    everyone = frozenset(range(n))
+    assert steps.after(moves, n) == [[everyone] * n] * n
+    if n > 1:
+        assert steps.after(moves[:-1], n) != [[everyone] * n] * n
+    for step in moves:  # one link each way for each rank
+        for end in ("src", "dst"):
+            assert max(Counter(getattr(move, end) for move in step).values()) == 1
+        assert all(move.src != move.dst for move in step)
+    for k, step in enumerate(moves):  # no number is added twice
+        held = steps.after(moves[:k], n)
+        assert not any(held[m.src][c] & held[m.dst][c] for m in step if m.adds for c in m.chunks)
+
+
+def moved(name, world, chunk):
+    """(source, destination, numbers) of each message of this rank, in order."""
+    x = torch.ones(chunk * world.size)
+    with trace.record(world.rank) as recorded:
+        ALL_REDUCE[name](x, world)
+    return [(e.rank, *e.peers, e.payload_bytes // 4) for e in recorded.events if e.kind == "send"]
+
+
+@pytest.mark.parametrize("name", steps.ALL_REDUCE)
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_the_ranks_do_these_moves(name, n):
+    moves = steps.ALL_REDUCE[name](n)
+    for rank, sent in enumerate(run(partial(moved, name), n, 10)):
+        listed = [(m.src, m.dst, 10 * len(m.chunks)) for step in moves for m in step if m.src == rank]
+        assert sent == listed
+
+
+@pytest.mark.parametrize("name", steps.ALL_REDUCE)
+@pytest.mark.parametrize("n", range(1, 17))
+def test_bytes_and_seconds_follow_from_the_moves(name, n):
+    moves = steps.ALL_REDUCE[name](n)
+    sent = [chunks / n for chunks in steps.chunks_sent(moves, n)]
+    assert steps.all_reduce_bytes(name, 100, n) == pytest.approx((100 * max(sent), 100 * sum(sent)))
+    seconds = sum(7 + 3 * max(len(m.chunks) for m in step) / n for step in moves)
+    assert steps.all_reduce_s(name, 300, n, alpha_s=7, bandwidth_Bps=100) == pytest.approx(seconds)
+
+
+def received(world):
+    with trace.record(world.rank) as recorded:
+        collectives.ring_all_reduce(torch.ones(80), world)
+    sums = {kind: sum(e.payload_bytes // 4 for e in recorded.events if e.kind == kind) for kind in ("send", "recv")}
+    return len([e for e in recorded.events if e.kind == "send"]), *sums.values()
+
+
+def test_eight_ranks_eighty_numbers():
+    assert list(run(received, 8)) == [(14, 140, 140)] * 8
+
+
+def test_unknown_algorithm():
+    for call in (partial(steps.all_reduce_bytes), partial(steps.all_reduce_s, alpha_s=0, bandwidth_Bps=1)):
+        with pytest.raises(ValueError, match="unknown algorithm 'butterfly'; known are naive, tree, ring"):
+            call("butterfly", 1, 2)
