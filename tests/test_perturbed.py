@@ -1,0 +1,161 @@
+"""The chapters' own claims notice when a counter is off: of what was sent, and of what was held in memory."""
+
+import ast
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+import lib
+from lib import claim, comm, cost, memory, run, transfer
+from lib.trace import Trace
+from lib.verify import ClaimError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def no_file(monkeypatch):
+    monkeypatch.delenv("BOOK_CLAIMS", raising=False)
+
+
+def one_more(world, fn, *args):
+    """In a rank: one more all-reduce of a single number, labelled like the first one with EXTRA behind."""
+    true, done = comm.all_reduce_start, []
+
+    def start(x, group, *more, **named):
+        pending = true(x, group, *more, **named)
+        if not done:
+            done.append(True)
+            with comm.label(transfer._label + EXTRA):
+                true(torch.ones(1), group).wait()
+        return pending
+
+    comm.all_reduce_start = start
+    return fn(world, *args)
+
+
+EXTRA = ", once more"
+COUNTERS = {  # what a counter says of an event that took place, or of the extra one
+    "right": lambda event: [] if event.label.endswith(EXTRA) else [event],
+    "one more": lambda event: [event],
+    "1% more": lambda event: (
+        [] if event.label.endswith(EXTRA) else [replace(event, wire_bytes=1.01 * event.wire_bytes)]
+    ),
+}
+
+
+def names_of(tree):
+    """Names that a cell defines at its top level, and names that it uses anywhere."""
+    defined = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            defined |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return defined, {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def counting_cells(chapter):
+    """The cells of a chapter that claim something about bytes or calls, and those that they need, in order."""
+    notebook = nbformat.read(ROOT / "chapters" / chapter, as_version=4)
+    cells = [c.source for c in notebook.cells if c.cell_type == "code" and "setup" not in c.metadata.get("tags", [])]
+    cells = [source for source in cells if "Explorer(" not in source]
+    keep, wanted = [], set()
+    for source in reversed(cells):
+        defined, used = names_of(ast.parse(source))
+        counts = "claim(" in source and ('unit="bytes"' in source or '"all-reduces' in source)
+        if counts or defined & wanted:
+            keep.append(source)
+            wanted = (wanted | used) - defined
+    return keep[::-1]
+
+
+@pytest.mark.parametrize("chapter", ["00_start.ipynb", "03_data_parallelism.ipynb"])
+def test_the_chapters_claims_fail_when_a_counter_is_perturbed(chapter, monkeypatch):
+    cells = [compile(source, "cell", "exec") for source in counting_cells(chapter)]
+    happened = []  # each run takes place once, with the extra message in it; the counters then look at it
+    for counter, seen_as in COUNTERS.items():
+        replay = iter(list(happened))
+        rows = []
+
+        def counted(fn, n, *args, counter=counter, replay=replay, seen_as=seen_as, **kwargs):
+            if counter == "right":
+                happened.append(run(one_more, n, fn, *args, **kwargs))
+            result = copy.copy(happened[-1] if counter == "right" else next(replay))
+            if result.trace is not None:
+                result.trace = Trace([x for e in result.trace.events for x in seen_as(e)], result.trace.spans)
+            return result
+
+        def note(name, *args, rows=rows, **kwargs):
+            what = "bytes" if kwargs.get("unit") == "bytes" else "calls" if name.startswith("all-reduces") else ""
+            what = "bound" if kwargs.get("relation", "=") != "=" else what
+            what = "kernel" if name.startswith("bytes on the wire") else what  # it does not ask our counters
+            try:
+                claim(name, *args, **kwargs)
+                rows.append((name, what, True))
+            except ClaimError:
+                rows.append((name, what, False))
+
+        monkeypatch.setattr(lib, "run", counted, raising=False)
+        monkeypatch.setattr(lib, "claim", note, raising=False)
+        namespace = {"__name__": "chapter"}
+        for cell in cells:
+            exec(cell, namespace)
+        must_fail = {"right": (), "one more": ("bytes", "calls"), "1% more": ("bytes",)}[counter]
+        for name, what, held in rows:
+            assert held is (what not in must_fail) or what == "bound", (counter, name)
+        found = [sum(what == kind for _, what, _ in rows) for kind in ("bytes", "calls")]
+        assert found == ([0, 1] if chapter.startswith("00") else [6, 2])
+
+
+def test_what_is_counted_is_what_cost_says():
+    def counted(world, factor):
+        true = cost.wire_bytes
+        cost.wire_bytes = lambda *what: factor * true(*what)
+        comm.all_reduce(torch.ones(6), world)
+
+    sent = [run(counted, 3, factor, trace=True).trace.select(rank=2).wire_bytes for factor in (1, 1.01)]
+    assert sent == pytest.approx([2 * 2 / 3 * 24, 1.01 * 2 * 2 / 3 * 24], rel=1e-12)
+
+
+def perturbed(value):
+    """A result of a run in which all that a memory tracker counted is 1% more."""
+    if isinstance(value, dict) and "activation" in value:
+        return {kind: round(1.01 * n_bytes) for kind, n_bytes in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(perturbed, value))
+    return value
+
+
+def test_the_claims_about_memory_fail_when_the_tracker_is_perturbed(monkeypatch):
+    rows, tracker = [], memory.MemoryTracker
+
+    class Perturbed(tracker):
+        @property
+        def live(self):
+            return perturbed(tracker.live.fget(self))
+
+    def note(name, *args, **kwargs):
+        if kwargs.get("unit") == "bytes":
+            try:
+                claim(name, *args, **kwargs)
+                rows.append(name)
+            except ClaimError:
+                rows.append("")
+
+    monkeypatch.setattr(memory, "MemoryTracker", Perturbed)
+    # Sent to a rank by name, where the name stands for the true one: there the results are perturbed.
+    Perturbed.__module__, Perturbed.__qualname__ = tracker.__module__, tracker.__qualname__
+    monkeypatch.setattr(lib, "claim", note, raising=False)
+    monkeypatch.setattr(lib, "run", lambda *args, **kw: list(map(perturbed, run(*args, **kw))), raising=False)
+    namespace = {"__name__": "chapter"}
+    for source in counting_cells("01_memory.ipynb"):
+        exec(compile(source, "cell", "exec"), namespace)
+    assert len(rows) >= 20
+    assert [name for name in rows if name] == []
