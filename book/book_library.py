@@ -33,8 +33,16 @@ def listing(letter: str) -> str:
     parts = []
     for name in modules_of(letter):
         title = f"``{name}``"
-        # A folder's own file is mostly its docstring; what it re-exports is listed where it is written.
-        parts += [title, "-" * len(title), "", f".. automodule:: {name}", "   :members:", ""]
+        # What a module passes on from another one is listed where it is written.
+        parts += [
+            title,
+            "-" * len(title),
+            "",
+            f".. automodule:: {name}",
+            "   :members:",
+            "   :ignore-module-all:",
+            "",
+        ]
     return "\n".join(parts)
 
 

@@ -56,6 +56,12 @@ def description(doctree: nodes.document) -> str:
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 
+def keep_search_quiet(app, pagename, templatename, context, doctree):
+    # Beneath each result the search shows some text of the page, which a browser does not let it read from the disk.
+    if pagename == "search":
+        app.add_js_file(None, body="DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY &&= location.protocol !== 'file:';")
+
+
 def describe(app, pagename, templatename, context, doctree):
     if doctree is None or not (text := description(doctree)):
         return
@@ -97,6 +103,8 @@ UNWANTED = re.compile(
     r"|<link [^>]*sphinx-design[^>]*>\s*|<script [^>]*design-tabs[^>]*></script>\s*",
     re.DOTALL,
 )
+MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*mathjax/[^>]*></script>\s*", re.DOTALL)
+UNFOLD = "The pages below"
 HOME = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 {tags}
@@ -112,7 +120,12 @@ def tidy_pages(app, exception):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         text = UNWANTED.sub("", text)
+        if 'class="math' not in text:
+            text = MATHJAX.sub("", text)  # else the first page has it, as it leads to pages with mathematics
         text = text.replace('role="doc-biblioentry"', 'role="listitem"')  # docutils gives a role that is deprecated
+        text = text.replace(
+            '<summary><span class="toctree-toggle"', f'<summary aria-label="{UNFOLD}"><span class="toctree-toggle"'
+        )
         text = re.sub(r"<title>(.*) &#8212; \1</title>", r"<title>\1</title>", text)  # the first page has the book's
         page.write_text(text, encoding="utf-8")
     root_lost_page(site, app.config.html_baseurl)
@@ -133,6 +146,7 @@ def setup(app):
     app.connect("builder-inited", add_static_folders)
     app.connect("doctree-read", name_answers)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
+    app.connect("html-page-context", keep_search_quiet)
     app.connect("html-collect-pages", lost_page)
     app.connect("build-finished", tidy_pages, priority=900)  # after index.html is written
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -47,7 +47,8 @@ def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
     """Two functions of a module that Sphinx has not seen: signature, sections, code."""
     package = tmp_path / "tiny_library.py"
     package.write_text(
-        '"""What |x| is.\n\nThe problem: `a * b`."""\n\n\n'
+        '"""What |x| is.\n\nThe problem: `a * b`."""\n\nfrom textwrap import dedent\n\n'
+        '__all__ = ["second", "first", "dedent"]\n\n\n'
         "def second(n: int, *rest: float) -> float:\n"
         '    """Sum of *rest, as in:\n\n        second(1, *[2.0])\n\n    Args:\n        n: ranks, in `1..8`.\n\n'
         '    Raises:\n        ValueError: no rest_.\n    """\n\n\n'

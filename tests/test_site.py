@@ -1,28 +1,217 @@
 """The built book, in a real browser: every page, from a server and from the disk, with the network cut off.
 
 `make site` builds on what `make book` left in _build/html. Without it, or without Chromium, nothing is checked here.
+What needs no browser is read from the files. A page is opened once from a server, in light, and once from the disk, in
+dark; all tests of a page share these two visits.
 """
 
+import gzip
 import os
+import re
+import zipfile
+from functools import cache
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
+import yaml
+from bs4 import BeautifulSoup
+from fontTools.ttLib import TTFont
 
 from tools.browser import chromium, open_browser, serve
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = Path(os.environ.get("SITE", ROOT / "_build" / "html"))
-PAGES = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html") if "_static" not in p.parts)
-PAGES = [name for name in PAGES if name != "index.html"]  # which only leads to the first chapter
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+BASE_URL = CONFIG["html"]["baseurl"]
+MOST_BYTES = 300_000  # of a page's own HTML, compressed
+
+HTML = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html"))
+SOURCES = [name for name in HTML if name.startswith("_modules/")]  # the library's code, which the theme lays out
+LISTED = [name for name in HTML if name not in {"index.html", "404.html", "search.html", *SOURCES}]
+PAGES = [*LISTED, *(name for name in HTML if name == "search.html")]
+CHAPTERS = [name for name in PAGES if re.match(r"chapters/(?!00)\d\d_", name)]
 AXE = (ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 # Both are the theme's own: the label of its search and "show code" buttons, and its logo outside of any landmark.
 THEME_RULES = {"label-content-name-mismatch", "region"}
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not PAGES, reason="no built book: make book"),
-    pytest.mark.skipif(chromium() is None, reason="no Chromium"),
-]
+built = pytest.mark.skipif(not PAGES, reason="no built book: make book")
+in_browser = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
+pytestmark = [built]
+
+
+def browsing(function):
+    for mark in in_browser:
+        function = mark(function)
+    return function
+
+
+# ---- what the files say ---------------------------------------------------------------------------------------------
+
+
+@cache
+def parsed(path: Path) -> BeautifulSoup:
+    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+
+
+SCRIPT = re.compile(r"<script\b.*?</script>|<style\b.*?</style>|<!--.*?-->", re.DOTALL)
+LINK = re.compile(r'<(?:a|link|img|form|script)\b[^>]*?\b(?:href|src|action)="([^"]*)"')
+
+
+@cache
+def ids(path: Path) -> frozenset:
+    return frozenset(re.findall(r'\bid="([^"]*)"', SCRIPT.sub("", path.read_text(encoding="utf-8"))))
+
+
+def broken_links(site: Path) -> list[str]:
+    """Every href, src and action of every page that leads to no file of the site, or to no place in it."""
+    broken = []
+    for page in site.rglob("*.html"):
+        content = page.read_text(encoding="utf-8")
+        loaded = re.findall(r'<script\b[^>]*? src="([^"]*)"', content)
+        for link in {unescape(link) for link in [*loaded, *LINK.findall(SCRIPT.sub("", content))]}:
+            path, fragment = urldefrag(link)
+            if not link or urlsplit(link).scheme or link.startswith("//"):
+                continue
+            path = unquote(urlsplit(path).path)
+            root = urlsplit(BASE_URL).path  # 404.html begins its links at the root
+            target = site / path.removeprefix(root) if path.startswith("/") else page.parent / path if path else page
+            if not target.is_file():
+                broken.append(f"{page.relative_to(site)}: {link}")
+            elif fragment and target.suffix == ".html" and unquote(fragment) not in ids(target):
+                broken.append(f"{page.relative_to(site)}: {link} (no such place)")
+    return broken
+
+
+def test_every_link_inside_the_site_leads_somewhere():
+    assert broken_links(SITE) == []
+
+
+def article(name: str) -> BeautifulSoup:
+    return parsed(SITE / name).select_one("article.bd-article")
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_headings_are_in_order_and_pictures_are_named(name):
+    headings = article(name).find_all(re.compile(r"^h[1-6]$"))
+    levels = [int(tag.name[1]) for tag in headings]
+    assert levels.count(1) == 1 and levels[0] == 1
+    steps = zip(levels, levels[1:], headings[1:], strict=False)
+    assert [tag.get_text() for before, level, tag in steps if level > before + 1] == []
+    assert [str(tag)[:100] for tag in article(name).find_all("img") if not tag.get("alt", "").strip()] == []
+    drawings = [svg for svg in article(name).find_all("svg") if svg.find_parent("svg") is None]
+    nameless = [svg for svg in drawings if not svg.get("aria-label", "").strip() and not svg.get("aria-hidden")]
+    assert [str(svg)[:100] for svg in nameless] == []
+
+
+def section(page: BeautifulSoup, title: str) -> BeautifulSoup | None:
+    heading = page.find(re.compile(r"^h[23]$"), string=re.compile(f"^{title}$"))
+    heading = heading or next((h for h in page.find_all(["h2", "h3"]) if h.get_text().rstrip("#¶") == title), None)
+    return heading and heading.find_parent("section")
+
+
+def numbered(part: BeautifulSoup) -> list[str]:
+    """The paragraphs that begin with a bold number: **1.** or **1. Question**."""
+    firsts = [p.find("strong") for p in part.find_all("p") if p.find("strong")]
+    return [strong.get_text() for strong in firsts if re.match(r"\d+\.", strong.get_text())]
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_chapter_has_all_its_parts(name):
+    page = article(name)
+    assert re.match(r"Chapter \d+ · \S", page.select_one("p.kick").get_text()), "the small line above the title"
+    assert page.select_one("p.lead").get_text().count("?") >= 1, "the lead asks the chapter's question"
+    opening = page.find("strong", string="After this chapter you can")
+    assert opening and len(opening.find_next("ul").find_all("li")) >= 3, "objectives"
+    assert re.search(r"\d+ minutes to read", page.get_text()), "reading time"
+    assert page.find("strong", string=re.compile("Guess before you read on")), "a guess before the answer"
+    assert page.select("figure.pbh-explorer"), "an Explorer"
+    assert page.select("table.claims"), "a claim"
+
+    examples = section(page, "Worked examples")
+    assert examples and len(numbered(examples) or examples.find_all("h3")) >= 2
+    practice = section(page, "Practice")
+    assert len(numbered(practice)) >= 3
+    assert len(practice.select("details")) >= 3, "answers are folded, and computed by cells"
+
+    quiz = section(page, "Quiz")
+    assert [text.split(".")[0] for text in numbered(quiz)] == list("12345")
+    options = quiz.select("details.option")
+    assert len(options) >= 10
+    silent = [o.get_text() for o in options if not o.get_text().replace(o.summary.get_text(), "", 1).strip()]
+    assert silent == [], "every option says what it gets right or wrong"
+    right = [o for o in options if o.get_text().replace(o.summary.get_text(), "", 1).strip().startswith("Right")]
+    assert len(right) == 5, 'the right option of each question says "Right"'
+
+    terms = section(page, "Key terms")
+    assert len(terms.select("a.term")) >= 5 and not terms.select("p > strong"), "each term leads to the glossary"
+    papers = section(page, "Papers")
+    assert papers.select('a[href^="https://"]')
+    whole = parsed(SITE / name)
+    assert whole.select_one("a.left-prev") and whole.select_one("a.right-next")
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_page_says_what_it_is_to_those_who_pass_it_on(name):
+    head, title = parsed(SITE / name).head, article(name).h1.get_text().rstrip("#¶")
+    first = name == "chapters/00_start.html"
+    assert head.title.get_text() == (CONFIG["title"] if first else f"{title} — {CONFIG['title']}")
+    assert head.find("link", rel="canonical")["href"] == BASE_URL + name
+    og = {tag["property"]: tag["content"] for tag in head.find_all("meta", property=True)}
+    assert og["og:title"] == title and og["og:url"] == BASE_URL + name
+    assert og["og:image"] == f"{BASE_URL}cover.png" and (SITE / "cover.png").is_file() and og["og:image:alt"]
+    lead = article(name).select_one("p.lead") or next(p for p in article(name).find_all("p") if not p.get("class"))
+    said = " ".join(lead.get_text().split())
+    assert 20 < len(og["og:description"]) <= 202 and said.startswith(og["og:description"].removesuffix(" …"))
+    assert head.find("meta", attrs={"name": "description"})["content"] == og["og:description"]
+    assert head.find("link", rel="icon")
+
+
+def test_sitemap_names_every_page_and_nothing_else():
+    places = BeautifulSoup((SITE / "sitemap.xml").read_text(encoding="utf-8"), "html.parser").find_all("loc")
+    assert sorted(place.get_text() for place in places) == [BASE_URL + name for name in LISTED]
+
+
+def test_icons_that_are_shown_are_in_the_fonts_and_no_others():
+    home = next(SITE.glob("_static/vendor/fontawesome/*"))
+    sheet = (home / "css" / "all.min.css").read_text(encoding="utf-8")
+    there = {code for font in home.glob("webfonts/*") for code in TTFont(font).getBestCmap()}
+    named = {
+        icon
+        for name in HTML
+        for classes in re.findall(
+            r'class="([^"]*\bfa[srb]?\b[^"]*|[^"]*\bfa-(?:solid|regular|brands)\b[^"]*)"', text(name)
+        )
+        for icon in re.findall(r"fa-(?!solid|regular|brands|lg)[\w-]+", classes)
+    }
+    assert len(named) > 5
+    shown = {icon: re.search(rf'\.{icon}:before[^{{]*\{{content:"\\([0-9a-f]+)"', sheet) for icon in named}
+    assert [icon for icon, code in shown.items() if code is None or int(code[1], 16) not in there] == []
+    assert len(there) < 40
+
+
+@cache
+def text(name: str) -> str:
+    return (SITE / name).read_text(encoding="utf-8")
+
+
+def test_nothing_lies_in_the_site_that_no_page_uses():
+    left = [p.name for p in SITE.rglob("*") if p.suffix in {".map", ".po", ".mo", ".ttf", ".woff2"}]
+    assert left == []
+    assert [name for name in HTML if re.search(r'class="[^"]*\bsd-', text(name))] == [], "sphinx-design is left out"
+
+
+def compressed(path: Path) -> int:
+    return len(gzip.compress(path.read_bytes(), mtime=0))
+
+
+@pytest.mark.parametrize("name", HTML)
+def test_page_is_light(name):
+    assert compressed(SITE / name) <= MOST_BYTES
+
+
+# ---- what a browser shows -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +232,7 @@ class Visit:
     def __init__(self, browser, base: str, name: str, scheme: str = "light"):
         self.outside: list[str] = []
         self.errors: list[str] = []
+        self.fetched: set[str] = set()
         # Without motion: a colour half-way through its transition has whatever contrast it has.
         window = {"width": 1280, "height": 900}
         self.context = browser.new_context(viewport=window, color_scheme=scheme, reduced_motion="reduce")
@@ -54,10 +244,12 @@ class Visit:
         self.page.wait_for_function("!window.MathJax || !MathJax.startup || MathJax.startup.promise.then(() => true)")
 
     def local_only(self, route, base):
-        if route.request.url.startswith((base, "data:", "blob:")):
+        url = route.request.url
+        if url.startswith((base, "data:", "blob:")):
+            self.fetched.add(urlsplit(url.removeprefix(base)).path.lstrip("/"))
             route.continue_()
         else:
-            self.outside.append(route.request.url)
+            self.outside.append(url)
             route.abort()
 
     def __enter__(self):
@@ -67,54 +259,196 @@ class Visit:
         self.context.close()
 
 
-@pytest.mark.parametrize(("origin", "scheme"), [("server", "light"), ("disk", "dark")])
-@pytest.mark.parametrize("name", PAGES)
-def test_page_is_quiet_and_fits(browser, bases, name, origin, scheme):
-    with Visit(browser, bases[origin], name, scheme) as visit:
-        assert visit.page.evaluate("document.documentElement.dataset.theme") == scheme
-        for width in (1280, 390):
-            visit.page.set_viewport_size({"width": width, "height": 900})
-            wide = visit.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert wide <= 0, f"at {width} px the page can be scrolled sideways, by {wide} px"
-        assert visit.outside == [], "asks another host"
-        assert visit.errors == [], "errors in the console"
+@pytest.fixture(scope="module")
+def weights(request):
+    """Page to the bytes of all that it loads, compressed; printed when all pages were seen."""
+    total = {}
+    yield total
+    report = request.config.pluginmanager.getplugin("terminalreporter")
+    if report and total:
+        report.write_line("\nKB a first visitor loads, compressed as a server does: the page, and with all it needs")
+        for name, (own, all_) in sorted(total.items(), key=lambda item: -item[1][1]):
+            report.write_line(f"{own / 1000:8.1f} {all_ / 1000:8.1f}  {name}")
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if 'type="range"' in (SITE / name).read_text("utf-8")])
-def test_every_slider_changes_its_figure_and_caption(browser, bases, name):
-    with Visit(browser, bases["disk"], name) as visit:
-        for slider in visit.page.locator("article input[type=range]").all():
-            figure = slider.locator("xpath=ancestor::figure[1]")
-
-            def shown(figure=figure):
-                picture = figure.locator("svg").first.evaluate("e => e.outerHTML")
-                return picture, figure.locator("figcaption").inner_text()
-
-            at_least = slider.evaluate("e => Number(e.value) === Number(e.min)")
-            before = shown()
-            slider.focus()
-            visit.page.keyboard.press("ArrowRight" if at_least else "ArrowLeft")
-            after = shown()
-            label = slider.evaluate("e => e.labels[0]?.innerText")
-            assert label, "a slider without a name"
-            assert before[0] != after[0], f"slider {label!r}: the figure did not change"
-            assert before[1] != after[1], f"slider {label!r}: the caption did not change"
-        assert visit.errors == []
+@pytest.fixture(scope="module", params=PAGES)
+def served(request, browser, bases, weights):
+    with Visit(browser, bases["server"], request.param, "light") as visit:
+        visit.name = request.param
+        fetched = sum(compressed(SITE / path) for path in visit.fetched if (SITE / path).is_file())
+        weights[request.param] = compressed(SITE / request.param), fetched
+        yield visit
 
 
+@pytest.fixture(scope="module", params=PAGES)
+def from_disk(request, browser, bases):
+    with Visit(browser, bases["disk"], request.param, "dark") as visit:
+        visit.name = request.param
+        yield visit
+
+
+def fits(visit, width: int) -> int:
+    """By how much the page can be scrolled sideways."""
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    return visit.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def quiet(visit) -> None:
+    assert visit.outside == [], "asks another host"
+    assert visit.errors == [], "errors in the console"
+
+
+@browsing
+def test_page_is_quiet_and_fits_every_width(served):
+    assert served.page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert {width: over for width in (1280, 820, 390, 320) if (over := fits(served, width)) > 0} == {}
+    fits(served, 1280)
+    quiet(served)
+
+
+@browsing
+def test_page_is_accessible(served):
+    served.page.evaluate(AXE)
+    for scheme in ("light", "dark"):
+        served.page.emulate_media(color_scheme=scheme)
+        served.page.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}'")
+        rules = served.page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
+        found = {f"{rule['id']}: {node['html'][:200]}" for rule in rules for node in rule["nodes"]}
+        assert {text for text in found if text.split(":")[0] not in THEME_RULES} == set(), scheme
+    served.page.emulate_media(color_scheme="light")
+
+
+@browsing
+def test_page_prints_black_on_white_without_what_surrounds_it(from_disk):
+    from_disk.page.emulate_media(media="print")
+    hidden = from_disk.page.evaluate("""() => [...document.querySelectorAll(
+        '.bd-sidebar-primary, .bd-sidebar-secondary, .bd-header-article, .prev-next-footer, .pbh-knob input')]
+        .filter(e => e.checkVisibility()).map(e => e.className)""")
+    colours = from_disk.page.evaluate("""() => [getComputedStyle(document.body).backgroundColor,
+        ...[...document.querySelectorAll('article p, article h2, article pre')].map(e => getComputedStyle(e).color)]""")
+    cut = from_disk.page.evaluate("""() => [...document.querySelectorAll('article pre')]
+        .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))""")
+    from_disk.page.emulate_media(media="screen")
+    assert hidden == []
+    assert cut == [], "code runs off the paper"
+    red, green, blue = (int(x) for x in re.findall(r"\d+", colours[0])[:3])
+    assert min(red, green, blue) == 255, colours[0]
+    light = {colour for colour in colours[1:] if max(int(x) for x in re.findall(r"\d+", colour)[:3]) > 190}
+    assert light == set()
+
+
+@browsing
+def test_page_works_from_the_disk(from_disk):
+    assert from_disk.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert {width: over for width in (1280, 390) if (over := fits(from_disk, width)) > 0} == {}
+    fits(from_disk, 1280)
+    quiet(from_disk)
+
+
+@browsing
+def test_every_answer_opens_by_keyboard(from_disk):
+    for summary in from_disk.page.locator("article details > summary").all():
+        summary.focus()
+        before = summary.evaluate("e => e.parentElement.open")
+        from_disk.page.keyboard.press("Enter")
+        assert summary.evaluate("e => e.parentElement.open") is not before, summary.inner_text()
+        from_disk.page.keyboard.press("Enter")
+
+
+SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-picture svg').outerHTML;
+    return [+e.value, picture, f.querySelector('figcaption').innerText, e.getAttribute('aria-valuetext')] }"""
+BAD_FRAMES = """e => JSON.parse(e.querySelector("script[type='application/json']").textContent).frames
+    .filter(([svg, words]) => !words.trim() ||
+        new DOMParser().parseFromString(svg, 'image/svg+xml').querySelector('parsererror')).map(f => f[1])"""
+
+
+@browsing
+def test_every_value_of_every_slider_can_be_reached_and_shows_something_else(from_disk):
+    for figure in from_disk.page.locator("article figure.pbh-explorer").all():
+        assert figure.evaluate(BAD_FRAMES) == []
+    for slider in from_disk.page.locator("article input[type=range]").all():
+        label = slider.evaluate("e => e.labels[0]?.innerText")
+        assert label, "a slider without a name"
+        start, most = slider.evaluate("e => [Number(e.value), Number(e.max)]")
+        slider.focus()
+        press = from_disk.page.keyboard.press
+        press("Home")
+        steps = [slider.evaluate(SHOWN)]
+        while steps[-1][0] < most:
+            press("ArrowRight")
+            steps.append(slider.evaluate(SHOWN))
+            assert steps[-1][0] == len(steps) - 1, f"slider {label!r}: the right arrow does not lead one further"
+        for before, after in zip(steps, steps[1:], strict=False):
+            move = f"slider {label!r}, from {before[3]} to {after[3]}"
+            assert before[1] != after[1], f"{move}: the figure did not change"
+            assert before[2] != after[2], f"{move}: the sentence did not change"
+            assert before[3] != after[3], f"{move}: the value is said alike"
+        press("Home")
+        assert slider.evaluate(SHOWN) == steps[0]
+        press("End")
+        assert slider.evaluate(SHOWN) == steps[-1]
+        for _ in range(most - start):
+            press("ArrowLeft")
+    assert from_disk.errors == []
+
+
+@browsing
+def test_pages_of_the_librarys_source_are_quiet_and_fit(browser, bases):
+    with Visit(browser, bases["disk"], SOURCES[0], "dark") as visit:
+        fits(visit, 390)
+        for name in SOURCES:
+            visit.page.goto(f"{bases['disk']}/{name}", wait_until="load")
+            assert fits(visit, 390) <= 0, name
+            quiet(visit)
+
+
+@browsing
 @pytest.mark.parametrize("origin", ["server", "disk"])
 def test_index_leads_to_the_first_page(browser, bases, origin):
     with Visit(browser, bases[origin], "index.html") as visit:
         visit.page.wait_for_url("**/chapters/00_start.html")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_page_is_accessible(browser, bases, name):
-    with Visit(browser, bases["server"], name) as visit:
-        visit.page.evaluate(AXE)
-        for scheme in ("light", "dark"):
-            visit.page.emulate_media(color_scheme=scheme)
-            visit.page.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}'")
-            rules = visit.page.evaluate("axe.run().then(result => result.violations)")
-            found = {f"{rule['id']}: {node['html'][:200]}" for rule in rules for node in rule["nodes"]}
-            assert {text for text in found if text.split(":")[0] not in THEME_RULES} == set(), scheme
+@browsing
+@pytest.mark.parametrize("origin", ["server", "disk"])
+def test_search_finds_what_a_chapter_says(browser, bases, origin):
+    with Visit(browser, bases[origin], "search.html?q=bucket") as visit:
+        visit.page.wait_for_selector("#search-results li a")
+        found = [a.get_attribute("href") for a in visit.page.locator("#search-results li a").all()]
+        assert any("03_data_parallelism.html" in href for href in found)
+        visit.page.wait_for_function("document.querySelector('#search-results p').innerText.includes('found')")
+        quiet(visit)
+
+
+@browsing
+def test_a_wrong_address_of_any_depth_shows_the_book(browser):
+    with serve(SITE, at=urlsplit(BASE_URL).path) as base:
+        with Visit(browser, base, "no/such/page.html") as visit:
+            assert visit.page.locator("article h1").inner_text() == "There is no such page"
+            assert visit.outside == []
+            assert [e for e in visit.errors if "404" not in e] == [] and len(visit.errors) <= 1, (
+                "but for its own status"
+            )
+            style = visit.page.evaluate("getComputedStyle(document.querySelector('.bd-article h1')).fontWeight")
+            assert style == "680", "the book's style sheet did not come"
+            visit.page.get_by_role("link", name="Begin at the beginning").click()
+            visit.page.wait_for_url(f"{base}/chapters/00_start.html")
+
+
+@browsing
+def test_the_zip_holds_the_whole_site_and_opens_from_the_disk(browser, tmp_path):
+    (packed,) = SITE.glob("*.zip")
+    with zipfile.ZipFile(packed) as archive:
+        assert archive.testzip() is None
+        archive.extractall(tmp_path)
+    site = tmp_path / "parallel-by-hand"
+    assert {p.name for p in tmp_path.iterdir()} == {site.name} and not list(site.rglob("*.zip"))
+    assert sorted(p.relative_to(site).as_posix() for p in site.rglob("*.html")) == [
+        n for n in HTML if n != "404.html"
+    ]
+    assert broken_links(site) == []
+    assert f'<a class="offline" href="../{packed.name}">' in text("book/offline.html")
+    with Visit(browser, site.as_uri(), "index.html") as visit:
+        visit.page.wait_for_url("**/chapters/00_start.html")
+        visit.page.wait_for_load_state("load")
+        quiet(visit)

@@ -30,16 +30,31 @@ def open_browser():
 
 
 @contextmanager
-def serve(folder: Path):
-    """The folder, on a local port of the system's choosing; yields the address."""
+def serve(folder: Path, at: str = "/"):
+    """The folder, on a local port of the system's choosing; yields the address.
+
+    `at` is the path below which it lies. What is missing is answered with the folder's 404.html, as GitHub Pages does.
+    """
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
+        def translate_path(self, path):
+            return super().translate_path("/" + path.removeprefix(at) if path.startswith(at) else "/outside")
+
+        def send_error(self, code, *args, **kwargs):
+            lost = folder / "404.html"
+            if code != 404 or not lost.is_file():
+                return super().send_error(code, *args, **kwargs)
+            self.send_response(404)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(lost.read_bytes())
+
         def log_message(self, *args):
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"http://127.0.0.1:{server.server_port}{at.rstrip('/')}"
     server.shutdown()
     server.server_close()
 
