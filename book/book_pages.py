@@ -126,6 +126,7 @@ def tidy_pages(app, exception):
         text = text.replace(
             '<summary><span class="toctree-toggle"', f'<summary aria-label="{UNFOLD}"><span class="toctree-toggle"'
         )
+        text = re.sub(r'<th class="head[^"]*"><p></p></th>', "<td></td>", text)  # a table's empty corner heads nothing
         text = re.sub(r"<title>(.*) &#8212; \1</title>", r"<title>\1</title>", text)  # the first page has the book's
         page.write_text(text, encoding="utf-8")
     root_lost_page(site, app.config.html_baseurl)
