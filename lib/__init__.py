@@ -1,10 +1,13 @@
 """Parallel by Hand: the parallel layers, schedules and runtime that the book teaches.
 
 The path is the idea: `from lib.data_parallel.ddp import BucketedDDP`. Only what every chapter uses is found here, and
-nothing is imported before it is asked for, so that the pure Python parts never wait for torch.
+nothing is imported before it is asked for, so that the pure Python parts never wait for torch. This file is all that a
+kernel which is too old gets to read, so any Python 3 can.
 """
 
 BOOK = "parallel-by-hand"  # how a notebook's first cell knows that it has found this `lib` and not another
+OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 8)
+SMALL = ("cloudpickle", "matplotlib", "numpy", "tqdm")  # what the library imports, beside torch
 
 _HOME = {
     "run": "lib.launch",
@@ -12,7 +15,7 @@ _HOME = {
     "Explorer": "lib.explorer",
 }
 
-__all__ = [*_HOME, "BOOK"]
+__all__ = [*_HOME, "BOOK", "ready"]
 
 
 def __getattr__(name: str):
@@ -21,3 +24,55 @@ def __getattr__(name: str):
     from importlib import import_module
 
     return getattr(import_module(_HOME[name]), name)
+
+
+def ready(book):
+    """What a notebook's first cell asks: whether this kernel can run the book.
+
+    Small packages that are missing are installed; torch never is, nor replaced.
+
+    Args:
+        book: folder that the notebook's own copy of the book is in.
+
+    Raises:
+        ImportError: something is too old, missing, or of another copy; one sentence says what, and what to do.
+    """
+    import importlib.util
+    import os
+    import re
+    import subprocess
+    import sys
+
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.realpath(folder) != os.path.realpath(book):
+        raise ImportError(
+            f"lib was imported from another copy of the book, {folder}, and this notebook belongs to {book}: restart "
+            "the kernel, then run this cell first."
+        )
+    if sys.version_info < OLDEST_PYTHON:
+        raise ImportError(
+            f"This kernel runs Python {'.'.join(map(str, sys.version_info[:2]))}, and the book needs "
+            f"{'.'.join(map(str, OLDEST_PYTHON))} or newer: choose another kernel, or make one with a newer Python."
+        )
+    from importlib import metadata
+
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise ImportError(
+            f"torch is not installed in this kernel, {sys.executable}: choose the kernel that has it, or install it "
+            "there as pytorch.org says."
+        ) from None
+    if tuple(map(int, re.findall(r"\d+", torch)[:2])) < OLDEST_TORCH:
+        raise ImportError(
+            f"torch {torch} is installed, and the book needs {'.'.join(map(str, OLDEST_TORCH))} or newer: upgrade it, "
+            "restart the kernel, then run this cell first."
+        )
+    missing = [name for name in SMALL if importlib.util.find_spec(name) is None]
+    if missing:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", *missing]
+        pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if pip.returncode:
+            said = " ".join(pip.stdout.split())
+            raise ImportError(f"{' and '.join(missing)} could not be installed: {said[-500:]}")
+        importlib.invalidate_caches()

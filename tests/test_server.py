@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 # ---- a file of lib is edited ----------------------------------------------------------------------------------------
 
 SCRIPT = """
-    import os, pathlib, threading, time
+    import os, pathlib, signal, threading, time
     from multiprocessing import forkserver
     from lib.launch import RunError, run
 
@@ -86,7 +86,7 @@ SCRIPT = """
     print("touched while a run of another thread goes on")
 
     def lasts(world):
-        time.sleep(2)
+        time.sleep(3)
         return asks(world)
 
     results = []
@@ -94,6 +94,12 @@ SCRIPT = """
     thread.start()
     time.sleep(1)
     os.utime(HERE / "cost.py")
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        see()
+        raise AssertionError("it did not wait")
+    except KeyboardInterrupt:
+        pass  # and a Ctrl-C meanwhile breaks nothing
     fourth = see()
     assert fourth[:2] == third[:2] and fourth[2] != third[2]
     thread.join()

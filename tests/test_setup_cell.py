@@ -1,7 +1,9 @@
 """The first cell of every notebook, in each place where a reader may run it."""
 
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -9,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import lib
+
 ROOT = Path(__file__).resolve().parent.parent
 CELL = (ROOT / "tools" / "setup_cell.py").read_text(encoding="utf-8")
 PLACEHOLDER = "https://example.invalid/parallel-by-hand"
 # Whatever the address is today: these tests must never clone from it.
 CELL = re.sub(r'REPOSITORY = ".*"', f'REPOSITORY = "{PLACEHOLDER}"', CELL)
+INIT = (ROOT / "lib" / "__init__.py").read_text(encoding="utf-8")
 FOUND = "\nimport lib; print('found', lib.__file__)"
 
 
@@ -26,23 +31,36 @@ def place(tmp_path):
 
 
 def book(folder: Path) -> Path:
-    """A small stand-in for the book's library, in `folder`."""
+    """Of the book's library the first file, in `folder`."""
     (folder / "lib").mkdir(parents=True)
-    (folder / "lib" / "__init__.py").write_text('BOOK = "parallel-by-hand"\n')
+    (folder / "lib" / "__init__.py").write_text(INIT)
     return folder / "lib" / "__init__.py"
 
 
-def run(place: Path, cell: str = CELL, before: str = "", path: Path | None = None) -> subprocess.CompletedProcess:
+def run(
+    place: Path,
+    cell: str = CELL,
+    before: str = "",
+    path: Path | None = None,
+    torch: str | None = "2.8.0",
+    python=None,
+) -> subprocess.CompletedProcess:
     """The cell in a Python of its own, without the book in its environment unless `path` puts it there."""
     # -S and the standard library's path only: the editable install of this repository is out of sight, and so are
-    # the installed packages; cloudpickle is given back as an empty module, so that nothing is installed.
+    # the installed packages; the small ones are given back as empty modules, so that nothing is installed.
     packages = place.parent / "packages"
     packages.mkdir(exist_ok=True)
-    (packages / "cloudpickle.py").touch()
+    for name in lib.SMALL:
+        (packages / f"{name}.py").touch()
+    if torch:
+        (packages / "torch.dist-info").mkdir(exist_ok=True)
+        (packages / "torch.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n"
+        )
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     python_path = os.pathsep.join(map(str, [packages, *([path] if path else [])]))
     return subprocess.run(
-        [sys.executable, "-S", "-c", before + cell + FOUND],
+        [python or sys.executable, "-S", "-c", before + cell + FOUND],
         cwd=place, env=inherited | {"PYTHONPATH": python_path}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
@@ -85,7 +103,7 @@ def test_another_lib_that_is_imported_already_is_named(place):
 
 def test_zip_beside_the_notebook_is_unpacked(place):
     with zipfile.ZipFile(place / "parallel-by-hand.zip", "w") as archive:
-        archive.writestr("parallel-by-hand/lib/__init__.py", 'BOOK = "parallel-by-hand"\n')
+        archive.writestr("parallel-by-hand/lib/__init__.py", INIT)
     init = place / "parallel-by-hand" / "lib" / "__init__.py"
     assert_quietly_found(run(place), init)
     assert_quietly_found(run(place), init)  # and a second run finds what the first unpacked
@@ -108,19 +126,110 @@ def test_without_an_address_it_says_what_to_do(place):
     assert list(place.iterdir()) == []
 
 
-def test_cloudpickle_is_installed_only_where_it_is_missing(place):
+def sentence(result) -> str:
+    """What the reader sees at the end: one line."""
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr.count("Error: ") == 1, "one error, not a chain of them"
+    return result.stderr.splitlines()[-1]
+
+
+def test_a_repository_that_cannot_be_fetched_is_named(place):
+    said = sentence(run(place, CELL.replace(PLACEHOLDER, (place / "nowhere").as_uri())))
+    assert said.startswith(f"ImportError: The book could not be fetched from {(place / 'nowhere').as_uri()}: ")
+    assert "does not " in said, "git's own words"
+
+
+def test_a_zip_of_something_else_is_not_taken_for_the_book(place):
+    with zipfile.ZipFile(place / "parallel-by-hand.zip", "w") as archive:
+        archive.writestr("other/readme", "")
+    assert "upload parallel-by-hand.zip" in sentence(run(place))
+
+
+def test_the_copy_that_the_notebook_lies_in_comes_before_an_installed_one(place):
+    book(place.parent / "installed")
     init = book(place.parent)
-    watch = "import subprocess; subprocess.run = lambda command, **_: print(command[1:])\n"
+    assert_quietly_found(run(place, path=place.parent / "installed"), init)
+
+
+def test_a_library_of_an_older_copy_that_is_imported_already_is_named(place):
+    older = book(place.parent / "older").parents[1]
+    book(place.parent)
+    said = sentence(run(place, before=f"import sys; sys.path.insert(0, {str(older)!r}); import lib\n"))
+    assert said == (
+        f"ImportError: lib was imported from another copy of the book, {older}, and this notebook belongs to "
+        f"{place.parent}: restart the kernel, then run this cell first."
+    )
+
+
+def test_an_old_kernel_is_named(place):
+    book(place.parent)
+    said = sentence(run(place, before="import sys; sys.version_info = (3, 10, 12, 'final', 0)\n"))
+    assert said == (
+        "ImportError: This kernel runs Python 3.10, and the book needs 3.11 or newer: choose another kernel, or make "
+        "one with a newer Python."
+    )
+
+
+@pytest.mark.parametrize("python", ["python3.8", "python3.9", "python3.10"])
+def test_a_kernel_that_is_really_old_reads_the_sentence(place, python):
+    """Not a SyntaxError before it."""
+    for text in (CELL, INIT):
+        ast.parse(text, feature_version=(3, 8))
+    if not shutil.which(python) or subprocess.run([python, "-c", ""], capture_output=True).returncode:
+        pytest.skip(f"there is no {python} here")
+    book(place.parent)
+    assert f"This kernel runs Python {python[6:]}, and the book needs" in sentence(run(place, python=python))
+
+
+def test_no_torch_is_named(place):
+    book(place.parent)
+    said = sentence(run(place, torch=None))
+    assert said == (
+        f"ImportError: torch is not installed in this kernel, {sys.executable}: choose the kernel that has it, or "
+        "install it there as pytorch.org says."
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("2.7.1+cu118", True), ("1.13.1", True), ("2.8.0a0+git12ab", False), ("2.10.0", False)]
+)
+def test_an_old_torch_is_named(place, version, old):
+    init = book(place.parent)
+    result = run(place, torch=version)
+    if not old:
+        return assert_quietly_found(result, init)
+    assert sentence(result) == (
+        f"ImportError: torch {version} is installed, and the book needs 2.8 or newer: upgrade it, restart the kernel, "
+        "then run this cell first."
+    )
+
+
+def test_small_packages_are_installed_only_where_they_are_missing(place):
+    init = book(place.parent)
+    watch = (
+        "import subprocess, types\n"
+        "subprocess.run = lambda command, **_: print(command[1:]) or types.SimpleNamespace(returncode=0)\n"
+    )
     hide = (
         "import importlib.util; find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name: None if name == 'cloudpickle' else find(name)\n"
     )
     assert run(place, before=watch).stdout == f"found {init}\n"
-    assert "'-m', 'pip', 'install', '-q', 'cloudpickle'" in run(place, before=watch + hide).stdout
+    first, second = run(place, before=watch + hide).stdout.splitlines()
+    assert first == "['-m', 'pip', 'install', '-q', '--disable-pip-version-check', 'cloudpickle']"
+    assert second == f"found {init}"
+
+
+def test_a_package_that_cannot_be_installed_is_named(place):
+    init = book(place.parent)
+    init.write_text(INIT.replace('SMALL = ("', 'SMALL = ("no-such-package", "'))
+    said = sentence(run(place, before="import os; os.environ.update(PIP_NO_INDEX='1', PIP_FIND_LINKS='')\n"))
+    assert said.startswith("ImportError: no-such-package could not be installed: ERROR: Could not find a version")
 
 
 def test_it_names_the_page_and_never_torch_as_something_to_install(place):
     book(place.parent)
     result = run(place, CELL.replace("tools/setup_cell.py", "chapters/x.ipynb") + "\nprint(os.environ['BOOK_PAGE'])")
     assert "chapters/x.ipynb" in result.stdout
-    assert "torch" not in "".join(line for line in CELL.splitlines() if not line.startswith("#"))
+    assert "torch" not in "".join(line.partition("#")[0] for line in CELL.splitlines())
+    assert "torch" not in lib.SMALL

@@ -14,20 +14,24 @@ def has_book(folder):
 def find_book():
     if "lib" in sys.modules and getattr(sys.modules["lib"], "BOOK", None) != "parallel-by-hand":
         raise ImportError("Another package called lib is imported already: restart, then run this cell first.")
-    spec, here = importlib.util.find_spec("lib"), Path.cwd()
+    here, spec = Path.cwd(), importlib.util.find_spec("lib")
     installed = [Path(spec.origin).parents[1]] if spec and spec.origin else []
-    for folder in [*installed, here, *here.parents, here / "parallel-by-hand"]:
+    for folder in [here, *here.parents, *installed, here / "parallel-by-hand"]:
         if has_book(folder):
             return str(folder)
     if Path("parallel-by-hand.zip").is_file():
         zipfile.ZipFile("parallel-by-hand.zip").extractall()
     elif "example.invalid" not in REPOSITORY:
-        subprocess.run(["git", "clone", "-q", "--depth", "1", REPOSITORY, "parallel-by-hand"], check=True)
-    else:
+        command = ["git", "clone", "-q", "--depth", "1", REPOSITORY, "parallel-by-hand"]
+        git = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if git.returncode:
+            raise ImportError(f"The book could not be fetched from {REPOSITORY}: {' '.join(git.stdout.split())}")
+    if not has_book("parallel-by-hand"):
         raise ImportError("No library here: upload parallel-by-hand.zip (from `make colab`) and run this cell again.")
     return str(here / "parallel-by-hand")
 
 
 sys.path.insert(0, find_book())
-if importlib.util.find_spec("cloudpickle") is None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "cloudpickle"], check=True)
+import lib
+
+lib.ready(sys.path[0])  # is this kernel new enough? cloudpickle is installed if it is missing, torch never
