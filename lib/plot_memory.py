@@ -45,7 +45,7 @@ def timeline(
         raise ValueError("the tracker has seen nothing: run the step inside `with MemoryTracker(model) as memory`")
     predicted = predicted or {}
     times, samples = zip(*memory.timeline, strict=True)
-    high = 1.06 * max([usage["total"] for usage in samples] + list(predicted.values())) / _UNITS[unit] or 1.0
+    high = 1.12 * max([usage["total"] for usage in samples] + list(predicted.values())) / _UNITS[unit] or 1.0
     if not math.isfinite(high):
         raise ValueError(f"predicted={predicted} is not finite")
     width, top, bottom = 680, 78, height - 38
@@ -60,6 +60,11 @@ def timeline(
     out, _ = svg.head(title, [(color(STYLES[k][0], True), STYLES[k][1]) for k in kinds], left, width)
     out.append(svg.text(0, top - 10, unit, fill=color("soft"), font_size=svg.SMALLEST_PX))
     out += svg.levels(left, right, [(level(t * _UNITS[unit]), t) for t in marks])
+    for phase in memory.phases:
+        begin, end = (across[bisect_left(times, time_s)] for time_s in (phase.start_s, phase.end_s))
+        out.append(f'<path d="M{svg.num(begin)} {top - 6}V{bottom}" fill="none" stroke="{color("text")}"/>')
+        if svg.text_width(phase.name, svg.SMALLEST_PX) <= end - begin:
+            out.append(svg.text((begin + end) / 2, top - 10, phase.name, "middle", font_size=svg.SMALLEST_PX))
     floor = [0] * len(samples)
     for kind in kinds:
         roof = [below + usage[kind] for below, usage in zip(floor, samples, strict=True)]
@@ -67,11 +72,6 @@ def timeline(
         back = "".join(f"V{svg.num(level(v))}H{svg.num(begin)}" for v, begin, _ in _runs(floor, across)[::-1])
         out.append(f'<path d="M{svg.num(left)} {bottom}{there}{back}Z" fill="{color(STYLES[kind][0], True)}"/>')
         floor = roof
-    for phase in memory.phases:
-        begin, end = (across[bisect_left(times, time_s)] for time_s in (phase.start_s, phase.end_s))
-        out.append(f'<path d="M{svg.num(begin)} {top - 6}V{bottom}" fill="none" stroke="{color("text")}"/>')
-        if svg.text_width(phase.name, svg.SMALLEST_PX) <= end - begin:
-            out.append(svg.text((begin + end) / 2, top - 10, phase.name, "middle", font_size=svg.SMALLEST_PX))
     for name, n_bytes in predicted.items():
         y, words = level(n_bytes), f"{name} {n_bytes / _UNITS[unit]:.4g} {unit}"
         out.append(f'<path d="M{svg.num(left)} {svg.num(y)}H{svg.num(right)}" fill="none" {svg.OUTLINE}/>')
