@@ -57,7 +57,7 @@ def timeline(
         return bottom - n_bytes / _UNITS[unit] / high * (bottom - top)
 
     kinds = [kind for kind in KINDS if any(usage[kind] for usage in samples)]
-    out, _ = svg.head(title, [(color(STYLES[k][0], True), STYLES[k][1]) for k in kinds], left, width)
+    out, _ = svg.head(title, [(color(STYLES[_style(k)][0], True), STYLES[_style(k)][1]) for k in kinds], left, width)
     out.append(svg.text(0, top - 10, unit, fill=color("soft"), font_size=svg.SMALLEST_PX))
     out += svg.levels(left, right, [(level(t * _UNITS[unit]), t) for t in marks])
     for phase in memory.phases:
@@ -70,7 +70,9 @@ def timeline(
         roof = [below + usage[kind] for below, usage in zip(floor, samples, strict=True)]
         there = "".join(f"V{svg.num(level(v))}H{svg.num(end)}" for v, _, end in _runs(roof, across))
         back = "".join(f"V{svg.num(level(v))}H{svg.num(begin)}" for v, begin, _ in _runs(floor, across)[::-1])
-        out.append(f'<path d="M{svg.num(left)} {bottom}{there}{back}Z" fill="{color(STYLES[kind][0], True)}"/>')
+        out.append(
+            f'<path d="M{svg.num(left)} {bottom}{there}{back}Z" fill="{color(STYLES[_style(kind)][0], True)}"/>'
+        )
         floor = roof
     for name, n_bytes in predicted.items():
         y, words = level(n_bytes), f"{name} {n_bytes / _UNITS[unit]:.4g} {unit}"
@@ -78,6 +80,11 @@ def timeline(
         out.append(svg.text(right, y - 5, words, "end", font_size=svg.SMALLEST_PX))
     axis, below = svg.axis(left, right, bottom, 0, len(samples), "changes of memory")
     return Figure(svg.document(out + axis, width, bottom + below, alt), alt, caption)
+
+
+def _style(kind: str) -> str:
+    """The tracker's name of a kind, as the other figures call it: there `optimizer` is the time of its step."""
+    return "optimizer state" if kind == "optimizer" else kind
 
 
 def _runs(values: Sequence[float], across: Sequence[float]) -> list[tuple[float, float, float]]:

@@ -91,6 +91,11 @@ def test_it_says_what_it_shows(memory):
     assert "gradients" not in words and "Look." in figure._repr_html_()
 
 
+def test_kinds_are_named_as_in_the_other_figures(memory):
+    memory.timeline[-1][1]["optimizer"] = 8
+    assert ">optimizer states</text>" in plot_memory.timeline(memory, **TEXT).svg
+
+
 def test_wrong_use(memory):
     with pytest.raises(ValueError, match="unit='GiB' must be one of B, kB, MB, GB"):
         plot_memory.timeline(memory, unit="GiB", **TEXT)
