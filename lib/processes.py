@@ -64,6 +64,7 @@ class Ranks:
         self.prints = prints.Reader(folder, world_size)
         memory = room.memory()
         self.floor_bytes = memory.floor_bytes() if memory else 0.0
+        self.pause_s = 0.05  # between two looks
 
     def start(self, context) -> None:
         """Start them from a context of `lib.server`."""
@@ -94,7 +95,7 @@ class Ranks:
         deadline = time.monotonic() + timeout_s
         moves, since, busy_s = None, 0.0, 0.0
         while len(self.done) < self.size:
-            ready = self._wait(0.05)
+            ready = self._wait(self.pause_s)
             self.prints.show_rank_0()
             for rank in ready:
                 self._hear(rank)
@@ -192,7 +193,10 @@ class Ranks:
                 if os.path.getsize(self._noise(rank)) > NOISE_BYTES:
                     os.truncate(self._noise(rank), 0)
         memory = room.memory()
-        if memory is None or memory.free_bytes > self.floor_bytes:
+        if memory is None:
+            return
+        self.pause_s = 0.05 if memory.free_bytes > 2 * self.floor_bytes else 0.01  # a rank can take 1 GB in 0.2 s
+        if memory.free_bytes > self.floor_bytes:
             return
         held = [room.held_bytes(process.pid) for process in self.processes]
         if sum(held) < self.floor_bytes:

@@ -8,18 +8,20 @@ runs nothing of the caller's script, and makes way for a new one when a file of 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import glob
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import types
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 
-PRELOADED = ["lib.rank", "torch._dynamo"]  # the second is imported by an optimizer's first step, 1.5 s
+PRELOADED = ["lib.server", "lib.rank", "torch._dynamo"]  # the last is imported by an optimizer's first step, 1.5 s
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _one_at_a_time = threading.RLock()  # starting changes what belongs to the whole process: __main__, its environment
@@ -86,6 +88,7 @@ def _start(context, files: dict[str, tuple]) -> None:
         "PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path]),
         "PYTHONSAFEPATH": "1",  # another folder called lib may be here
         "OMP_NUM_THREADS": "1",
+        "LIB_SERVER_FOLDER": util.get_temp_dir(),
     }
     with _environment(**environment), without_main(), _blocked(signal.SIGINT):
         if _files and files != _files:
@@ -113,7 +116,7 @@ def _must_be_python(paths) -> None:
 def why_no_rank() -> str:
     """Why the server or its ranks end before they have begun: what importing `lib` says, in a process of its own."""
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path])}
-    command = [sys.executable, "-P", "-c", f"import {PRELOADED[0]}"]
+    command = [sys.executable, "-P", "-c", "import lib.rank"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", timeout=60)
         if done.returncode:
@@ -180,3 +183,13 @@ def _environment(**values: str):
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _tidy(folder: str, started_by: int, me: int) -> None:
+    """A process that is killed leaves the folder of its server's socket behind: the server outlives it by a moment."""
+    if os.getpid() == me and os.getppid() != started_by:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if "LIB_SERVER_FOLDER" in os.environ:  # this is the server
+    atexit.register(_tidy, os.environ.pop("LIB_SERVER_FOLDER"), os.getppid(), os.getpid())

@@ -233,7 +233,8 @@ def test_a_script_lives_through_ctrl_c_and_dies_with_its_ranks(script, tmp_path)
     process.kill()
     assert len(ranks) == 2 and not gone(ranks, 2), "nobody is left to end the ranks, so they end themselves"
     assert not gone(family, 10)
-    assert not list((tmp_path / "temp").glob("parallel-by-hand-*"))
+    left = {path.name for path in (tmp_path / "temp").iterdir()}
+    assert not {name for name in left if not name.startswith("torchinductor_")}, "torch's own cache, for all to use"
     assert process.communicate(timeout=5) == ("", "")
 
 
