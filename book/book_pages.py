@@ -19,6 +19,7 @@ def add_static_folders(app):
 
 def set_theme_options(app, config):
     # Here and not in _config.yml, where they would replace all that Jupyter Book derives from the rest of that file.
+    config.html_search_scorer = str(HERE / "scorer.js")
     options = config.html_theme_options
     options.update(logo={"text": config.project}, show_toc_level=2)
     if "example.invalid" in options["repository_url"]:
@@ -104,6 +105,8 @@ UNWANTED = re.compile(
     re.DOTALL,
 )
 MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*mathjax/[^>]*></script>\s*", re.DOTALL)
+# It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
+HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
 UNFOLD = "The pages below"
 HOME = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -120,13 +123,17 @@ def tidy_pages(app, exception):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         text = UNWANTED.sub("", text)
+        if page.name != "search.html":
+            text = HIGHLIGHT.sub("", text)
         if 'class="math' not in text:
             text = MATHJAX.sub("", text)  # else the first page has it, as it leads to pages with mathematics
         text = text.replace('role="doc-biblioentry"', 'role="listitem"')  # docutils gives a role that is deprecated
         text = text.replace(
             '<summary><span class="toctree-toggle"', f'<summary aria-label="{UNFOLD}"><span class="toctree-toggle"'
         )
-        text = re.sub(r'<th class="head[^"]*"><p></p></th>', "<td></td>", text)  # a table's empty corner heads nothing
+        text = re.sub(
+            r'<th class="head[^"]*"><p></p></th>', "<td></td>", text
+        )  # a table's empty corner heads nothing
         text = re.sub(r"<title>(.*) &#8212; \1</title>", r"<title>\1</title>", text)  # the first page has the book's
         page.write_text(text, encoding="utf-8")
     root_lost_page(site, app.config.html_baseurl)

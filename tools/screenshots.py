@@ -11,11 +11,13 @@ from browser import open_browser, serve
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "_build" / "html"
 TARGET = ROOT / "screenshots"
-SKIPPED = {"index", "search"}
+SKIPPED = {"index", "404"}
 
 
 def main(pages: list[str]) -> None:
-    built = [p.relative_to(SITE).with_suffix("").as_posix() for p in SITE.rglob("*.html") if "_static" not in p.parts]
+    built = [
+        p.relative_to(SITE).with_suffix("").as_posix() for p in SITE.rglob("*.html") if "_modules" not in p.parts
+    ]
     pages = pages or built
     TARGET.mkdir(exist_ok=True)
     with serve(SITE) as url, open_browser() as browser:
