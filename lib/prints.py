@@ -49,7 +49,9 @@ class Writer(io.RawIOBase):
                 self._last = bytes(data[-1:])
                 return size
             data = bytes(data)
-            kept = data[: data.rfind(b"\n", 0, self._left_bytes) + 1] or data[: self._left_bytes]
+            kept = data[: data.rfind(b"\n", 0, self._left_bytes) + 1]
+            if not kept and size > _LAST_BYTES:  # a line without end
+                kept = data[: self._left_bytes]
             sentence = f"... cut here: {self._whose} has printed {room.text(self._most_bytes)}, its share ...\n"
             in_line = (kept or self._last)[-1:] not in b"\r\n"
             self._file.write(kept + b"\n" * in_line + sentence.encode())

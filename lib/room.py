@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +43,9 @@ def memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> Memory | None
         found = Memory(1024 * fields["MemTotal"], 1024 * fields["MemAvailable"])
     except (OSError, KeyError):
         return None
-    for folder, (limit, usage, cache) in _containers(proc, cgroup):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no number, and no limit
-            total = int((folder / limit).read_text())
-            used = int((folder / usage).read_text()) - _fields(folder / "memory.stat", None)[cache]
+    for total, usage, stat, cache in _limits(proc, cgroup, found.total_bytes):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            used = int(usage.read_text()) - _fields(stat, None)[cache]
             if total - used < found.free_bytes:
                 found = Memory(total, max(0, total - used))
     return found
@@ -89,6 +89,17 @@ def text(n_bytes: float) -> str:
 def _fields(path: Path, separator: str | None) -> dict[str, int]:
     rows = (line.split(separator, 1) for line in path.read_text().splitlines())
     return {row[0]: int(row[1].split()[0]) for row in rows if len(row) == 2 and row[1].split()[0].isdigit()}
+
+
+@functools.cache
+def _limits(proc: str, cgroup: str, total_bytes: int) -> list[tuple[int, Path, Path, str]]:
+    """Of each container with a limit of its own: the limit, and where to read what is used and what of it is caches."""
+    found = []
+    for folder, (limit, usage, cache) in _containers(proc, cgroup):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+            if (total := int((folder / limit).read_text())) < total_bytes:
+                found.append((total, folder / usage, folder / "memory.stat", cache))
+    return found
 
 
 def _containers(proc: str, cgroup: str):

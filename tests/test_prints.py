@@ -37,13 +37,13 @@ CUT = "... cut here: rank 0 has printed 30 bytes, its share ...\n"
         ([b"a" * 30], "a" * 30),
         ([b"a\n" * 15, b""], "a\n" * 15),
         ([b"a\n" * 15, b"b\n"], "a\n" * 15 + CUT + "... 0 bytes left out; the last lines: ...\nb\n"),
-        ([b"a" * 28 + b"\n", b"bcd\n"], "a" * 28 + "\nb\n" + CUT + "... 0 bytes left out; the last lines: ...\ncd\n"),
+        ([b"a" * 28 + b"\n", b"bcd\n"], "a" * 28 + "\n" + CUT + "... 0 bytes left out; the last lines: ...\nbcd\n"),
         ([b"line\n" * 5 + b"more than fits\n"], "line\n" * 5 + CUT + "... 0 bytes left out; the last lines: ...\n"
          "more than fits\n"),
         ([b"a" * 30, b"b"], "a" * 30 + "\n" + CUT + "... 0 bytes left out; the last lines: ...\nb"),
         ([b"a" * 3000], "a" * 30 + "\n" + CUT + "... 970 bytes left out; the last lines: ...\n" + "a" * 2000),
-        ([b"first\n", *[b"x" * 99 + b"\n"] * 100], "first\n" + "x" * 24 + "\n" + CUT
-         + "... 8.08 kB left out; the last lines: ...\n" + ("x" * 99 + "\n") * 19),
+        ([b"first\n", *[b"x" * 99 + b"\n"] * 100], "first\n" + CUT
+         + "... 8.1 kB left out; the last lines: ...\n" + ("x" * 99 + "\n") * 19),
     ],
 )  # fmt: skip
 def test_the_share_the_sentence_and_the_last_lines(pieces, wanted, tmp_path):

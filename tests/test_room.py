@@ -316,7 +316,7 @@ def test_a_rank_fills_the_disk(fault, argument, what, tiny_disk, capfd):
     began = time.monotonic()
     with pytest.raises(RankError, match=SAYS.format(tiny_disk, what)) as caught:
         run(fault, 2, argument or str(tiny_disk))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
     assert re.match(r"rank 1 of 2 (returned a Tensor that cannot be sent|raised OSError)", str(caught.value))
     capfd.readouterr()
     (tiny_disk / "mine").unlink(missing_ok=True)
