@@ -66,11 +66,11 @@ def chunks_sent(steps: list[Step], n: int) -> list[int]:
     return [sum(len(m.chunks) for step in steps for m in step if m.src == rank) for rank in range(n)]
 
 
-# What a link carries in all steps together, and what the busiest rank sends, as multiples of the array.
+# How many steps; then, as multiples of the array, what a link carries in all of them, and what the busiest rank sends.
 _COST = {
-    "naive": lambda n: (2 * (n - 1), n - 1),
-    "tree": lambda n: (2 * _rounds(n), _rounds(n)),
-    "ring": lambda n: (2 * (n - 1) / n, 2 * (n - 1) / n),
+    "naive": lambda n: (2 * (n - 1), 2 * (n - 1), n - 1),
+    "tree": lambda n: (2 * _rounds(n), 2 * _rounds(n), _rounds(n)),
+    "ring": lambda n: (2 * (n - 1), 2 * (n - 1) / n, 2 * (n - 1) / n),
 }
 
 
@@ -85,7 +85,7 @@ def all_reduce_bytes(algorithm: str, payload_bytes: float, n: int) -> tuple[floa
     Args:
         algorithm: a key of `ALL_REDUCE`.
     """
-    return _known(algorithm)(n)[1] * payload_bytes, 2 * (n - 1) * payload_bytes
+    return _known(algorithm)(n)[2] * payload_bytes, 2 * (n - 1) * payload_bytes
 
 
 def all_reduce_s(algorithm: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bps: float) -> float:
@@ -95,8 +95,8 @@ def all_reduce_s(algorithm: str, payload_bytes: float, n: int, alpha_s: float, b
 
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005.
     """
-    arrays = _known(algorithm)(n)[0]
-    return len(ALL_REDUCE[algorithm](n)) * alpha_s + arrays * payload_bytes / bandwidth_Bps
+    messages, arrays, _ = _known(algorithm)(n)
+    return messages * alpha_s + arrays * payload_bytes / bandwidth_Bps
 
 
 def _known(algorithm: str) -> Callable:

@@ -13,11 +13,14 @@ MAX_LINES, BUDGET_LINES = 350, 7000
 
 # A: pure Python, no torch. B: the machine. C: building blocks. D: the techniques. E: put together, looked at.
 FLOORS = {
-    "A": ["trace", "cost", "watch", "room", "prints", "link", "hardware", "planner", "svg", "explorer", "show"],
+    "A": [
+        *("trace", "cost", "speed", "steps", "watch", "room", "prints"),
+        *("link", "hardware", "planner", "svg", "explorer", "show"),
+    ],
     "B": ["launch", "processes", "server", "rank", "mesh", "transfer", "comm"],
     "C": ["wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory"],
     "D": ["data_parallel", "tensor_parallel", "pipeline"],
-    "E": ["parallel3d", "train", "checkpoint", "verify", "plot", "plot_memory", "check"],
+    "E": ["parallel3d", "train", "checkpoint", "verify", "plot", "plot_memory", "plot_moves", "plot_log", "check"],
 }
 A_IN_PIPELINE = ["action", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "simulate", "lower", "check"]
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.transfer", "lib.comm", "lib.checkpoint"}

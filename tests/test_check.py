@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import answers_averages
+import answers_collectives
 import answers_memory
 import answers_overlap
 import pytest
@@ -24,8 +25,8 @@ from lib.check.judge import judge
 from lib.check.source import NotebookError, read
 
 ROOT = Path(__file__).parent.parent
-RIGHT = answers_averages.RIGHT | answers_memory.RIGHT | answers_overlap.RIGHT
-WRONG = answers_averages.WRONG | answers_memory.WRONG | answers_overlap.WRONG
+RIGHT = answers_averages.RIGHT | answers_collectives.RIGHT | answers_memory.RIGHT | answers_overlap.RIGHT
+WRONG = answers_averages.WRONG | answers_collectives.WRONG | answers_memory.WRONG | answers_overlap.WRONG
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lib.check import averages, memory_live, memory_sums, overlap
+from lib.check import averages, links, memory_live, memory_sums, overlap, rings
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, Verdict, judge, new_seed
 
 EXERCISES: dict[str, Exercise] = {
     e.id: e
     for e in sorted(
-        (e for part in (memory_sums, memory_live, averages, overlap) for e in part.EXERCISES), key=lambda e: e.id
+        (e for part in (memory_sums, memory_live, rings, links, averages, overlap) for e in part.EXERCISES),
+        key=lambda e: e.id,
     )
 }
 PROGRESS = Path(__file__).resolve().parents[2] / ".progress.json"
