@@ -107,6 +107,7 @@ UNWANTED = re.compile(
 MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*mathjax/[^>]*></script>\s*", re.DOTALL)
 # It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
 HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
+EMPTY_CORNER = re.compile(r'<th class="head[^"]*"><p></p></th>')  # of a table: it heads nothing
 UNFOLD = "The pages below"
 HOME = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -114,6 +115,22 @@ HOME = """<!DOCTYPE html>
 <meta http-equiv="refresh" content="0; url={start}"></head>
 <body><p><a href="{start}">{title}</a></p></body></html>
 """
+
+
+LISTED = re.compile(r'(<li class="toctree-l1[^"]*"><a class="[^"]*" href="([^"]*)">)')
+
+
+def number_chapters(text: str, name: str) -> str:
+    """Chapters in the sidebar get the number that the text calls them by; it is that of their file."""
+
+    def numbered(match: re.Match) -> str:
+        file = name if match[2] == "#" else match[2]
+        chapter = re.search(r"(?:^|/)chapters/(\d\d)_|^(\d\d)_", file)
+        number = int(chapter[1] or chapter[2]) if chapter else 0
+        in_folder = chapter and (chapter[1] or name.startswith("chapters/"))
+        return f'{match[1]}<span class="number">{number}</span> ' if in_folder and number else match[1]
+
+    return LISTED.sub(numbered, text)
 
 
 def tidy_pages(app, exception):
@@ -131,9 +148,8 @@ def tidy_pages(app, exception):
         text = text.replace(
             '<summary><span class="toctree-toggle"', f'<summary aria-label="{UNFOLD}"><span class="toctree-toggle"'
         )
-        text = re.sub(
-            r'<th class="head[^"]*"><p></p></th>', "<td></td>", text
-        )  # a table's empty corner heads nothing
+        text = EMPTY_CORNER.sub("<td></td>", text)
+        text = number_chapters(text, page.relative_to(site).as_posix())
         text = re.sub(r"<title>(.*) &#8212; \1</title>", r"<title>\1</title>", text)  # the first page has the book's
         page.write_text(text, encoding="utf-8")
     root_lost_page(site, app.config.html_baseurl)

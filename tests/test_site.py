@@ -149,6 +149,8 @@ def test_chapter_has_all_its_parts(name):
     papers = section(page, "Papers")
     assert papers.select('a[href^="https://"]')
     whole = parsed(SITE / name)
+    listed = whole.select_one(".bd-docs-nav li.current > a").get_text()
+    assert f"Chapter {listed.split()[0]} ·" in page.select_one("p.kick").get_text(), "its number, in the sidebar"
     assert whole.select_one("a.left-prev") and whole.select_one("a.right-next")
 
 

@@ -1,0 +1,58 @@
+"""What a page says about itself, and what is put right in finished pages."""
+
+import pytest
+from docutils import nodes
+
+from tests.book_project import load
+
+pages = load("book_pages")
+
+
+def document(*children) -> nodes.document:
+    from docutils.utils import new_document
+
+    made = new_document("page")
+    made += list(children)
+    return made
+
+
+def test_a_page_is_described_by_its_lead_else_by_its_first_paragraph():
+    menu, first = nodes.paragraph("", "First  words."), nodes.paragraph("", "More.")
+    lead = nodes.raw("", '<p class="lead">What <em>is</em> a &lt; b?\nIt is.</p>', format="html")
+    assert pages.description(document(menu, lead, first)) == "What is a < b? It is."
+    assert pages.description(document(menu, first)) == "First words."
+    assert pages.description(document()) == ""
+    long = pages.description(document(nodes.paragraph("", "word, " * 60)))
+    assert len(long) <= pages.LONGEST + 2 and long.endswith("word …")
+
+
+def test_every_address_of_the_lost_page_begins_at_the_root(tmp_path):
+    head = '<html data-content_root="./"><link rel="canonical" href="https://x.org/404.html"><a href="#top">'
+    links = '<a href="a/b.html"><img src="./_static/i.svg"><a href="https://y.org/"><a href="/c">'
+    links += '<form action="search.html">'
+    (tmp_path / "404.html").write_text(head + links)
+    pages.root_lost_page(tmp_path, "https://org.github.io/repo/")
+    text = (tmp_path / "404.html").read_text()
+    assert 'data-content_root="/repo/"' in text and 'href="#top"' in text and "noindex" in text
+    for link in ('href="/repo/a/b.html"', 'src="/repo/_static/i.svg"', 'href="https://y.org/"', 'href="/c"'):
+        assert link in text
+    assert 'action="/repo/search.html"' in text and "canonical" not in text
+
+
+@pytest.mark.parametrize(
+    ("page", "href", "number"),
+    [
+        ("chapters/00_start.html", "03_ddp.html", 3),
+        ("chapters/03_ddp.html", "#", 3),
+        ("book/library/index.html", "../../chapters/12_plan.html", 12),
+        ("chapters/03_ddp.html", "../exercises/03_ddp.html", None),
+        ("exercises/03_ddp.html", "#", None),
+        ("exercises/03_ddp.html", "04_zero.html", None),
+        ("chapters/03_ddp.html", "00_start.html", None),
+        ("book/claims.html", "#", None),
+    ],
+)
+def test_chapters_are_numbered_in_the_sidebar_and_nothing_else(page, href, number):
+    link = f'<li class="toctree-l1"><a class="reference internal" href="{href}">Title</a>'
+    text = pages.number_chapters(link, page)
+    assert text == (link if number is None else link.replace("Title", f'<span class="number">{number}</span> Title'))
