@@ -1,16 +1,17 @@
-"""reduce-scatter: ours against gloo's own, in time and in bytes on the loopback interface."""
+"""Reduce-scatter and the ring all-reduce: ours against gloo's own, in time; the former in bytes on the wire, too."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.table import paired, ratio, show, three
-from lib import comm, run, wire
+from lib import collectives, comm, run, wire
 
 SIZES = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)
 _theirs = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -54,6 +55,33 @@ def _share(size_bytes: int, n: int, call: Callable | None) -> str:
     return f"{wire.audit('reduce_scatter', size_bytes, n, call).sent_bytes / size_bytes:.2f}"
 
 
+def _all_reduce_sides(world, size_bytes: int, rounds: int) -> dict:
+    x = torch.ones(size_bytes // 4)
+
+    def timed(call) -> float:
+        comm.barrier(world)
+        began_s = time.perf_counter()
+        call(x, world)
+        comm.barrier(world)
+        return time.perf_counter() - began_s
+
+    names = ("ring", "tree", "naive")
+    sides = {name: partial(timed, getattr(collectives, f"{name}_all_reduce")) for name in names}
+    sides["gloo"] = partial(timed, comm.all_reduce)
+    paired(sides, 2)
+    return paired(sides, rounds)
+
+
+def by_hand(rounds: int, n: int = 4) -> None:
+    rows = [("size, KiB", "gloo, ms", "ring / gloo", "tree / gloo", "naive / gloo")]
+    for size_bytes in SIZES:
+        times = run(_all_reduce_sides, n, size_bytes, rounds, timeout_s=600)[0]
+        gloo_ms = sorted(1e3 * t for t in times["gloo"])[rounds // 2]
+        slower = [three(ratio(times["gloo"], times[name])) for name in ("ring", "tree", "naive")]
+        rows.append((f"{size_bytes // 1024}", f"{gloo_ms:.2f}", *slower))
+    show(f"All-reduce from send and receive, {n} ranks (reach: the ring at most 1.5 times gloo's at 8 MiB)", rows)
+
+
 def main(rounds: int = 21) -> None:
     rows = [("ranks", "size, KiB", "ours, ms", "gloo / ours", "ours, bytes/size", "gloo, bytes/size", "ideal")]
     for n in (2, 3, 4, 8):
@@ -63,6 +91,7 @@ def main(rounds: int = 21) -> None:
             speed = three(ratio(times["ours"], times["gloo"]))
             rows.append((f"{n}", f"{size_bytes // 1024}", f"{ours_ms:.2f}", speed, *sent, f"{(n - 1) / n:.2f}"))
     show("Reduce-scatter (reach: half of gloo's bytes, 1.3× faster)", rows)
+    by_hand(rounds)
 
 
 if __name__ == "__main__":

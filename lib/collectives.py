@@ -21,11 +21,16 @@ from torch import Tensor
 from lib import comm
 from lib.mesh import Group
 
+Likes = Sequence[Tensor] | None
+
 # ---- through one rank -----------------------------------------------------------------------------------------------
 
 
 def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
-    """Rank `src` sends the whole tensor to each of the others: x[S] → [S]. It alone sends, (n−1) · S."""
+    """Rank `src` sends the whole to each of the others: x[S] → [S].
+
+    It alone sends, (n−1) · S.
+    """
     if group.rank != src:
         return comm.recv(x, group, src).wait()
     others = {rank: x for rank in range(group.size) if rank != src}
@@ -34,7 +39,10 @@ def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 
 def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
-    """Every rank sends its whole tensor to `dst`, which adds them up: x[S] → [S] there, None elsewhere."""
+    """Every rank sends its whole tensor to `dst`, which adds: x[S] → [S].
+
+    The other ranks get None.
+    """
     if group.rank != dst:
         return comm.send(x, group, dst).wait()
     others = {rank: x for rank in range(group.size) if rank != dst}
@@ -45,9 +53,9 @@ def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
 
 
 def naive_all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Add up on rank 0, then send the sum to all: x[S] → [S]. Rank 0 receives and sends (n−1) · S.
+    """Add up on rank 0, then send the sum to all: x[S] → [S].
 
-    The α–β model: 2(n−1) · (alpha + S/bandwidth), as one link of rank 0 carries everything.
+    Rank 0 receives and sends (n−1) · S, over one link. The α–β model: 2(n−1) · (alpha + S/bandwidth).
     """
     total = naive_reduce(x, group)
     return naive_broadcast(x if total is None else total, group)
@@ -57,32 +65,39 @@ def naive_all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
-    """Half of the ranks give their sums to the other half, until one is left: x[S] → [S] on `dst`, None elsewhere.
+    """Half of the ranks give to the other half, until `dst` is left: x[S] → [S].
 
-    ⌈log₂ n⌉ messages follow one another, where the naive way has n−1.
+    The other ranks get None. ⌈log₂ n⌉ messages follow one another, where the naive way has n−1.
     """
-    n, place = group.size, (group.rank - dst) % group.size  # places are counted from dst
+    n, me = group.size, group.rank
+    place = (me - dst) % n  # places are counted from dst
     total, distance = x.detach().clone(), 1
     while distance < n:
-        if place % (2 * distance):  # of a pair the one behind gives, and is done
-            return comm.send(total, group, (group.rank - distance) % n).wait()
+        if place % (2 * distance):  # of a pair the one behind gives, and ends
+            return comm.send(total, group, (me - distance) % n).wait()
         if place + distance < n:
-            total += comm.recv(x, group, (group.rank + distance) % n).wait()
+            total += comm.recv(x, group, (me + distance) % n).wait()
         distance *= 2
     return total
 
 
 def tree_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
-    """Whoever has the tensor passes it on, and the number of those doubles: x[S] → [S]. `src` sends ⌈log₂ n⌉ · S."""
-    n, place = group.size, (group.rank - src) % group.size
-    distance = 1
-    while distance < n and place % (2 * distance) == 0:  # up to the distance at which I am told
-        distance *= 2
-    x = comm.recv(x, group, (group.rank - distance) % n).wait() if place else x.detach().clone()
+    """Whoever has it passes it on, twice as many each round: x[S] → [S].
+
+    `src` sends ⌈log₂ n⌉ · S.
+    """
+    n, me = group.size, group.rank
+    place, distance = (me - src) % n, 1
+    while distance < n and place % (2 * distance) == 0:
+        distance *= 2  # up to the distance from which I am told
+    if place:
+        x = comm.recv(x, group, (me - distance) % n).wait()
+    else:
+        x = x.detach().clone()
     while distance > 1:
         distance //= 2
         if place + distance < n:
-            comm.send(x, group, (group.rank + distance) % n).wait()
+            comm.send(x, group, (me + distance) % n).wait()
     return x
 
 
@@ -106,13 +121,14 @@ def cut(x: Tensor, n: int) -> Sequence[Tensor]:
 
 
 def pass_right(x: Tensor, like: Tensor, group: Group) -> Tensor:
-    """One step of a ring: send `x` to the right neighbour, and get from the left one a tensor `like` this."""
-    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    """A step of a ring: `x` to the right, and from the left a tensor `like` it."""
+    right = (group.rank + 1) % group.size
+    left = (group.rank - 1) % group.size
     return comm.exchange({right: x}, {left: like}, group).wait()[left]
 
 
 def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
-    """A sum travels around the ring for each chunk, and ends where it belongs: x[S] → chunk r of the sum, [S/n].
+    """Each chunk's sum travels to its rank: x[S] → chunk r of the sum, [S/n].
 
     Each rank sends (n−1)/n · S, in n−1 steps.
     """
@@ -124,8 +140,10 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
     return total
 
 
-def ring_all_gather(part: Tensor, group: Group, likes: Sequence[Tensor] | None = None) -> Tensor:
-    """Each part travels around the ring, and everyone keeps a copy: part[S/n] → [S]. Sends (n−1)/n · S.
+def ring_all_gather(part: Tensor, group: Group, likes: Likes = None) -> Tensor:
+    """Each part travels around, and everyone keeps a copy: part[S/n] → [S].
+
+    Each rank sends (n−1)/n · S, in n−1 steps.
 
     Args:
         likes: tensors of the shapes that the ranks give, where they differ; None if all are as `part`.
@@ -133,17 +151,19 @@ def ring_all_gather(part: Tensor, group: Group, likes: Sequence[Tensor] | None =
     n, likes = group.size, likes or [part] * group.size
     parts = {group.rank: part.detach()}
     for step in range(n - 1):
-        here, coming = (group.rank - step) % n, (group.rank - step - 1) % n
-        parts[coming] = pass_right(parts[here], likes[coming], group)
+        here = (group.rank - step) % n
+        left = (here - 1) % n
+        parts[left] = pass_right(parts[here], likes[left], group)
     return torch.cat([parts[i] for i in range(n)])
 
 
 def ring_all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Reduce-scatter, then all-gather: x[S] → [S]. Each rank sends 2(n−1)/n · S, in 2(n−1) steps.
+    """Reduce-scatter, then all-gather: x[S] → [S].
 
-    The α–β model: 2(n−1) · alpha + 2(n−1)/n · S/bandwidth.
+    Each rank sends 2(n−1)/n · S, in 2(n−1) steps. The α–β model: 2(n−1) · alpha + 2(n−1)/n · S/bandwidth.
 
     Source: Patarasuk & Yuan, JPDC 69(2), 2009; Gibiansky, 2017.
     """
     part = ring_reduce_scatter(x, group)
-    return ring_all_gather(part, group, cut(x, group.size)).view(x.shape)
+    chunks = cut(x, group.size)  # whose shapes say what comes
+    return ring_all_gather(part, group, chunks).view(x.shape)

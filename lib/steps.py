@@ -41,10 +41,15 @@ def tree_all_reduce(n: int) -> list[Step]:
 
 
 def ring_all_reduce(n: int) -> list[Step]:
-    """Each rank sends one chunk to its right neighbour in every step: n - 1 steps that add, n - 1 that hand on."""
-    right = [(r + 1) % n for r in range(n)]
-    scatter = [[Move(r, right[r], ((r - 1 - k) % n,), True) for r in range(n)] for k in range(n - 1)]
-    return scatter + [[Move(r, right[r], ((r - k) % n,), False) for r in range(n)] for k in range(n - 1)]
+    """A chunk to the right in every step: n - 1 that add, n - 1 that hand on."""
+
+    def step(first: int, k: int, adds: bool) -> Step:
+        chunk = [((rank + first - k) % n,) for rank in range(n)]
+        return [Move(r, (r + 1) % n, chunk[r], adds) for r in range(n)]
+
+    scatter = [step(-1, k, adds=True) for k in range(n - 1)]
+    gather = [step(0, k, adds=False) for k in range(n - 1)]
+    return scatter + gather
 
 
 ALL_REDUCE = {"naive": naive_all_reduce, "tree": tree_all_reduce, "ring": ring_all_reduce}
