@@ -65,7 +65,7 @@ def naive_all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
-    """Half of the ranks give to the other half, until `dst` is left: x[S] → [S].
+    """Half of the ranks give to the other half, down to `dst`: x[S] → [S].
 
     The other ranks get None. ⌈log₂ n⌉ messages follow one another, where the naive way has n−1.
     """
@@ -121,14 +121,14 @@ def cut(x: Tensor, n: int) -> Sequence[Tensor]:
 
 
 def pass_right(x: Tensor, like: Tensor, group: Group) -> Tensor:
-    """A step of a ring: `x` to the right, and from the left a tensor `like` it."""
+    """One step of a ring: `x` to the right, one `like` it from the left."""
     right = (group.rank + 1) % group.size
     left = (group.rank - 1) % group.size
     return comm.exchange({right: x}, {left: like}, group).wait()[left]
 
 
 def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
-    """Each chunk's sum travels to its rank: x[S] → chunk r of the sum, [S/n].
+    """Each chunk's sum travels to its rank: x[S] → chunk r of it, [S/n].
 
     Each rank sends (n−1)/n · S, in n−1 steps.
     """

@@ -41,7 +41,7 @@ def tree_all_reduce(n: int) -> list[Step]:
 
 
 def ring_all_reduce(n: int) -> list[Step]:
-    """A chunk to the right in every step: n - 1 that add, n - 1 that hand on."""
+    """A chunk to the right in each step: n - 1 add, n - 1 hand on."""
 
     def step(first: int, k: int, adds: bool) -> Step:
         chunk = [((rank + first - k) % n,) for rank in range(n)]
