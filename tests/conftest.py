@@ -1,5 +1,6 @@
 """What several test files share: a machine that is watched for what a run leaves behind."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -59,6 +60,7 @@ def machine(private_temp_folder):
     if forkserver._forkserver._forkserver_pid not in _warm:  # the first test, or a file of lib was edited meanwhile
         run(nothing, 2)
         _warm.add(forkserver._forkserver._forkserver_pid)
+    gc.collect()  # sockets of a kernel that an earlier test has talked to
     before = open_files()
     assert not left_behind()
     yield
