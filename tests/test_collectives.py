@@ -71,8 +71,10 @@ def edges(world):
         assert torch.equal(out, wanted) and not out.requires_grad
         alone.append(out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
         bits.append(comm.all_gather(all_reduce(rough, world)[None], world))
-    part = collectives.ring_reduce_scatter(x, world)
-    part.zero_()
+    before = rough.clone()
+    collectives.ring_reduce_scatter(rough, world).zero_()
+    collectives.ring_all_gather(rough, world).zero_()
+    alone.append(torch.equal(rough, before))
     collectives.naive_broadcast(x, world).zero_()
     collectives.tree_broadcast(x, world).zero_()
     alone.append(torch.equal(x, numbers(world.rank, (4, 6), torch.float64).t()))
