@@ -167,6 +167,7 @@ def curves(
     alt: str,
     caption: str = "",
     reference: Mapping[str, float] | None = None,
+    points: tuple[Sequence, Sequence] = ((), ()),
     width: float = 680,
     height: float = 300,
 ) -> Figure:
@@ -176,12 +177,14 @@ def curves(
         series: name to its values at x = 0, 1, 2, ..., or to a pair (xs, ys). At most five; nan breaks a line.
         x, y: names of the axes with their units ("step", "loss (nats per token)").
         reference: name to the height of a horizontal line ("unigram entropy": 4.17).
+        points: (xs, ys) of what was measured, drawn as circles.
         width, height: of the drawing in pixels.
     """
     if not 1 <= len(series) <= len(_CURVES):
         raise ValueError(f"{len(series)} curves; draw 1 to {len(_CURVES)} in a figure")
-    points = {name: _points(name, values) for name, values in series.items()}
-    seen = [p for line in points.values() for p in line if math.isfinite(p[1])]
+    lines = {name: _points(name, values) for name, values in series.items()}
+    dots = list(zip(*points, strict=True))
+    seen = [p for line in [*lines.values(), dots] for p in line if math.isfinite(p[1])]
     heights = [v for _, v in seen] + list((reference or {}).values())
     if not seen:
         raise ValueError("no finite point to draw")
@@ -190,7 +193,7 @@ def curves(
     y_low, y_high = min(heights) - margin, max(heights) + margin
     marks = svg.ticks(y_low, y_high, 7)
     left = 12 + max(svg.text_width(f"{t:g}", svg.SMALLEST_PX) for t in marks)
-    right = width - 44 - max(svg.text_width(name) for name in points)
+    right = width - 44 - max(svg.text_width(name) for name in lines)
     top, bottom = 52, height - 38
 
     def at(px: float, py: float) -> tuple[float, float]:
@@ -203,13 +206,13 @@ def curves(
         level = at(x_low, value)[1]
         path = f'<path d="M{svg.num(left)} {svg.num(level)}H{svg.num(right)}" fill="none" stroke="{color("soft")}" '
         out.append(path + 'stroke-width="1.5" stroke-dasharray="7 4"/>')
-        starts, ends = (min(abs(line[i][1] - value) for line in points.values()) for i in (0, -1))
+        starts, ends = (min(abs(line[i][1] - value) for line in lines.values()) for i in (0, -1))
         place, anchor = (left + 6, "start") if starts > ends else (right - 4, "end")  # away from the curves
         words = f"{name} {value:.4g}"
         out.append(svg.text(place, level - 6, words, anchor, fill=color("soft"), font_size=svg.SMALLEST_PX))
-    last = {name: at(*[p for p in line if math.isfinite(p[1])][-1]) for name, line in points.items()}
+    last = {name: at(*[p for p in line if math.isfinite(p[1])][-1]) for name, line in lines.items()}
     places = svg.spread([level for _, level in last.values()], 18)
-    for (name, line), style, place in zip(points.items(), _CURVES, places, strict=False):
+    for (name, line), style, place in zip(lines.items(), _CURVES, places, strict=False):
         ink, thick, dash = style.split()
         path, pen = "", "M"
         for px, py in line:
@@ -221,6 +224,8 @@ def curves(
         stroke = f'stroke="{color(ink)}" stroke-width="{thick}" stroke-dasharray="{dash}"'
         out.append(f'<path d="{path}{sample}" fill="none" {stroke} stroke-linejoin="round"/>')
         out.append(svg.text(right + 38, place + 4.5, name))
+    for dot in dots:
+        out.append(svg.dot(*at(*dot)))
     axis, below = svg.axis(left, right, bottom, x_low, x_high if x_high > x_low else x_low + 1, x)
     return Figure(svg.document(out + axis, width, bottom + below, alt), alt, caption)
 

@@ -234,6 +234,12 @@ def words_on(name: str, words: Iterable[str]) -> str:
     return f'<g fill="{color(ink)}" {rim} {style}>{"".join(words)}</g>'
 
 
+def dot(x: float, y: float) -> str:
+    """A circle where something was measured."""
+    ink = f'fill="{color("panel")}" stroke="{color("text")}" stroke-width="1.6"'
+    return f'<circle cx="{num(x)}" cy="{num(y)}" r="4" {ink}/>'
+
+
 def stack(spans: Sequence[tuple[float, float]]) -> list[int]:
     """For each (start, end) the lowest row in which it overlaps no other."""
     ends: list[float] = []

@@ -218,6 +218,15 @@ def test_curve_points_are_where_the_values_are():
     assert (y0 - y2) == pytest.approx(4 * (y0 - y1), abs=0.4) and y2 < y1 < y0
 
 
+def test_measured_points_are_circles_on_the_same_axes():
+    """On the curve where they are equal to it; and the axes reach one that lies far from every curve."""
+    figure = plot.curves({"a": [0, 1, 4]}, x="x", y="y", title="", alt="", points=([0, 2, 2], [0, 4, 40]))
+    numbers = re.findall(r"-?[\d.]+", line_paths(figure)[0].get("d").rsplit("M", 1)[0])
+    circles = [(c.get("cx"), c.get("cy")) for c in parse(figure).iter("circle")]
+    assert circles[:2] == [tuple(numbers[:2]), tuple(numbers[4:])]
+    assert 36 < float(circles[2][1]) < float(circles[1][1])
+
+
 def test_reference_line_stands_at_its_value():
     figure = plot.curves({"a": [4.0, 1.0]}, x="x", y="y", title="", alt="", reference={"entropy": 4.0})
     dashed = next(p for p in parse(figure).iter("path") if p.get("stroke-dasharray") == "7 4")
