@@ -69,10 +69,7 @@ def log_log(
         stroke = f'stroke="{color(ink)}" stroke-width="{thick}" stroke-dasharray="{dash}"'
         out.append(f'<path d="{path}{sample}" fill="none" {stroke} stroke-linejoin="round"/>')
         out.append(svg.text(right + 38, place + 4.5, name))
-    circle = f'r="4" fill="{color("panel")}" stroke="{color("text")}" stroke-width="1.6"'
-    for a, b in zip(*points, strict=True):
-        px, py = at(a, b)
-        out.append(f'<circle cx="{svg.num(px)}" cy="{svg.num(py)}" {circle}/>')
+    out += [svg.dot(*at(a, b)) for a, b in zip(*points, strict=True)]
     return Figure(svg.document(out, width, height, alt), alt, caption)
 
 
