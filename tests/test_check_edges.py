@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from answers_averages import right_bytes
 from answers_overlap import fills_buckets_too_little, sends_one_flat_message_each_time
 
@@ -189,3 +190,56 @@ def test_an_error_shows_its_line_though_nobody_ran_the_cell(tmp_path, capsys):
     out = capsys.readouterr().out
     assert 'File "a.ipynb, code cell 1", line 2, in half\n          return x / 0  # here' in out
     assert "average_gradients is not defined." in out and "0/3 points" in out
+
+
+# ---- chapter 02: messages through torch.distributed are heard, too --------------------------------------------------
+
+
+def gathers_by_torch(x, group):
+    parts = [torch.empty_like(x) for _ in range(group.size)]
+    dist.all_gather(parts, x)
+    return torch.cat(parts)
+
+
+def turns_right(swap):
+    """A right all-gather whose ring turns to the right; `swap(x, to, source)` sends and receives."""
+
+    def answer(x, group):
+        n, me, parts = group.size, group.rank, {group.rank: x}
+        for k in range(n - 1):
+            parts[(me - k - 1) % n] = swap(parts[(me - k) % n], (me + 1) % n, (me - 1) % n)
+        return torch.cat([parts[i] for i in range(n)])
+
+    return answer
+
+
+def by_isend(x, to, source):
+    got, going = torch.empty_like(x), dist.isend(tensor=x, group_dst=to)
+    dist.recv(got, source)
+    going.wait()
+    return got
+
+
+def by_send(x, to, source):
+    got = torch.empty_like(x)
+    coming = dist.irecv(got, source)
+    dist.send(x, to)
+    coming.wait()
+    return got
+
+
+def by_batch(x, to, source):
+    got = torch.empty_like(x)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, to), dist.P2POp(dist.irecv, got, source)]):
+        work.wait()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [(gathers_by_torch, "a collective did the work")]
+    + [(turns_right(swap), "your ring turns to the right") for swap in (by_isend, by_send, by_batch)],
+)
+def test_what_is_sent_past_our_own_functions_is_heard(answer, hint):
+    text, status = verdict("02.3", answer)
+    assert status == "FAIL" and hint in " ".join(text.split()), text

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lib import trace
 from lib.check.exercise import Data, Exercise, Mistake, random
+from lib.check.listen import Heard, listen
 from lib.mesh import Group
 
 # ---- what ranks send ------------------------------------------------------------------------------------------------
@@ -21,14 +21,13 @@ MORE = "more bytes than needed"
 UNCHANGED, CHANGED = "as before", "changed"
 
 
-def _sends(recorded: trace.Trace, to: tuple[int, ...], most_bytes: int) -> str:
-    """What was sent in words; torch.distributed's own messages are not in the trace, and pass."""
-    if any(e.kind not in ("send", "recv") for e in recorded.events):
+def _sends(heard: Heard, to: tuple[int, ...], most_bytes: int) -> str:
+    """What was sent in words."""
+    if heard.collectives:
         return COLLECTIVE
-    sends = [e for e in recorded.events if e.kind == "send"]
-    if any(e.peers[0] not in to for e in sends):
+    if any(rank not in to for rank, _ in heard.sent):
         return ELSEWHERE
-    return MORE if sum(e.payload_bytes for e in sends) > most_bytes else AS_ASKED
+    return MORE if sum(n_bytes for _, n_bytes in heard.sent) > most_bytes else AS_ASKED
 
 
 def _messages(to: Callable[[Group], tuple[int, ...]], most: Callable[[int, int], float]) -> Callable:
@@ -36,11 +35,11 @@ def _messages(to: Callable[[Group], tuple[int, ...]], most: Callable[[int, int],
 
     def body(answer: Callable, group: Group, given: Data) -> Data:
         x = given["x"].clone()
-        with trace.record(group.global_rank) as recorded:
-            result = answer(x, group)
+        heard = listen()
+        result = answer(x, group)
         limit = round(most(x.numel() * x.element_size(), group.size))
         kept = UNCHANGED if torch.equal(x, given["x"]) else CHANGED
-        return {"result": result, "x afterwards": kept, "what was sent": _sends(recorded, to(group), limit)}
+        return {"result": result, "x afterwards": kept, "what was sent": _sends(heard, to(group), limit)}
 
     return body
 
