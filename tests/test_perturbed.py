@@ -124,6 +124,45 @@ def test_what_is_counted_is_what_cost_says():
     assert sent == pytest.approx([2 * 2 / 3 * 24, 1.01 * 2 * 2 / 3 * 24], rel=1e-12)
 
 
+MESSAGES = {  # what a counter says of the messages that were sent
+    "right": lambda events: events,
+    "one more": lambda events: (
+        events + [next(e for e in events if e.rank == rank) for rank in {e.rank for e in events}]
+    ),
+    "1% more": lambda events: [replace(e, payload_bytes=1.01 * e.payload_bytes) for e in events],
+}
+
+
+@pytest.mark.parametrize("counter", MESSAGES)
+def test_the_claims_about_messages_fail_when_their_counter_is_perturbed(counter, monkeypatch):
+    rows = []
+
+    def counted(*args, **kwargs):
+        result = run(*args, **kwargs)
+        if result.trace is not None:
+            result.trace = Trace(MESSAGES[counter]([e for e in result.trace.events if e.kind == "send"]))
+        return result
+
+    def note(name, *args, **kwargs):
+        try:
+            claim(name, *args, **kwargs)
+            held = True
+        except ClaimError:
+            held = False
+        if kwargs.get("unit") == "bytes":
+            rows.append(held)
+
+    monkeypatch.setattr(lib, "run", counted, raising=False)
+    monkeypatch.setattr(lib, "claim", note, raising=False)
+    cells = [
+        cell for cell in counting_cells("02_collectives.ipynb") if "wire.audit" not in cell
+    ]  # it asks the kernel
+    namespace = {"__name__": "chapter"}
+    for cell in cells:
+        exec(compile(cell, "cell", "exec"), namespace)
+    assert len(rows) >= 10 and set(rows) == {counter == "right"}
+
+
 def perturbed(value):
     """A result of a run in which all that a memory tracker counted is 1% more."""
     if isinstance(value, dict) and "activation" in value:
