@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 _TABLES = "Bekman, Machine Learning Engineering Open Book, tables of 2026-08, which cite NVIDIA's data sheets"
 
+_V100 = f"link: {_TABLES}; the rest as NVIDIA's data sheet is commonly quoted, which was not read"
+
 
 @dataclass(frozen=True)
 class Device:
@@ -39,7 +41,7 @@ class Device:
 
 
 DEVICES = {
-    "V100 32 GB": Device(32e9, 125e12, 0.9e12, 150e9, None, None, "link: " + _TABLES + "; the rest from memory"),
+    "V100 32 GB": Device(32e9, 125e12, 0.9e12, 150e9, None, None, _V100),
     "A100 80 GB": Device(80e9, 312e12, 2.0e12, 300e9, 25e9, 271.2e12, _TABLES + "; network: Narayanan et al. 2021"),
     "H100 80 GB": Device(80e9, 989e12, 3.35e12, 450e9, 50e9, 794.5e12, _TABLES + "; network: Llama 3, 2024"),
     "H200 141 GB": Device(141e9, 989e12, 4.8e12, 450e9, 50e9, 794.5e12, _TABLES),

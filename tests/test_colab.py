@@ -178,6 +178,7 @@ def published(tmp_path_factory):
 def run_alone(notebook: Path, place: Path, python: Path, **environment: str):
     """The notebook, alone in a folder, from its first cell to its last, in a kernel of that Python."""
     from jupyter_client import AsyncKernelManager
+    from jupyter_core.utils import run_sync
     from nbclient import NotebookClient
 
     content = nbformat.read(notebook, as_version=4)
@@ -186,7 +187,10 @@ def run_alone(notebook: Path, place: Path, python: Path, **environment: str):
     manager.kernel_spec.argv[0] = str(python)
     variables = clean(python, TMPDIR=str(place.parent), MPLCONFIGDIR=str(place.parent / "mpl"), **environment)
     client = NotebookClient(content, km=manager, timeout=120, resources={"metadata": {"path": str(place)}})
-    client.execute(env=variables)
+    try:
+        client.execute(env=variables)
+    finally:
+        run_sync(manager.shutdown_kernel)(now=True)  # a kernel that is given to it, the client leaves alone
     return content
 
 

@@ -127,7 +127,7 @@ def _needs(num_parameters: int, ranks: int, recipe: Recipe = _MIXED) -> list[flo
 
 
 def _stages_inputs(generator: torch.Generator, n: int) -> list[Data]:
-    ranks = 8 * whole(generator, 1, 9)
+    ranks = 2 ** whole(generator, 3, 7)  # so that whoever divides in floating point is exact, too
     num_parameters = ranks * whole(generator, 10**6, 10**8)
     plain, one, two, three = map(int, _needs(num_parameters, ranks))
     room = [plain, int(0.9 * plain), int(1.05 * one), (one + two) // 2, two, (two + three) // 2, int(0.9 * three)]
