@@ -171,8 +171,8 @@ def test_page_says_what_it_is_to_those_who_pass_it_on(name):
 
 
 def test_sitemap_names_every_page_and_nothing_else():
-    places = BeautifulSoup((SITE / "sitemap.xml").read_text(encoding="utf-8"), "html.parser").find_all("loc")
-    assert sorted(place.get_text() for place in places) == [BASE_URL + name for name in LISTED]
+    places = re.findall(r"<loc>([^<]*)</loc>", (SITE / "sitemap.xml").read_text(encoding="utf-8"))
+    assert sorted(places) == [BASE_URL + name for name in LISTED]
 
 
 def test_icons_that_are_shown_are_in_the_fonts_and_no_others():
@@ -266,11 +266,10 @@ def weights(request):
     """Page to the bytes of all that it loads, compressed; printed when all pages were seen."""
     total = {}
     yield total
-    report = request.config.pluginmanager.getplugin("terminalreporter")
-    if report and total:
-        report.write_line("\nKB a first visitor loads, compressed as a server does: the page, and with all it needs")
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\nKB that a first visitor loads, compressed as a server does: the page itself, and with all it needs")
         for name, (own, all_) in sorted(total.items(), key=lambda item: -item[1][1]):
-            report.write_line(f"{own / 1000:8.1f} {all_ / 1000:8.1f}  {name}")
+            print(f"{own / 1000:8.1f} {all_ / 1000:8.1f}  {name}")
 
 
 @pytest.fixture(scope="module", params=PAGES)
