@@ -50,14 +50,14 @@ def log_log(
 
     soft = {"fill": color("soft"), "font_size": svg.SMALLEST_PX}
     out = [svg.text(0, 15, title, font_weight=650), svg.text(0, 36, y, **soft)]
-    for power in _powers(y_low, y_high):
-        level = at(1, 10**power)[1]
+    for mark in _marks(y_low, y_high):
+        level = at(1, mark)[1]
         out.append(f'<path d="M{svg.num(left)} {svg.num(level)}H{svg.num(right)}" stroke="{color("rule")}"/>')
-        out.append(svg.text(left - 8, level + 4.5, _short(power), "end", **soft))
-    for power in _powers(x_low, x_high):
-        place = at(10**power, 1)[0]
+        out.append(svg.text(left - 8, level + 4.5, _short(mark), "end", **soft))
+    for mark in _marks(x_low, x_high):
+        place = at(mark, 1)[0]
         out.append(f'<path d="M{svg.num(place)} {svg.num(bottom)}v4" stroke="{color("soft")}"/>')
-        out.append(svg.text(place, bottom + 17, _short(power), "middle", **soft))
+        out.append(svg.text(place, bottom + 17, _short(mark), "middle", **soft))
     out.append(f'<path d="M{svg.num(left)} {svg.num(bottom)}H{svg.num(right)}" stroke="{color("soft")}"/>')
     out.append(svg.text(right, bottom + 36, x, "end", **soft))
     ends = [at(xs[-1], ys[-1])[1] for xs, ys in curves.values()]
@@ -73,13 +73,14 @@ def log_log(
     return Figure(svg.document(out, width, height, alt), alt, caption)
 
 
-def _powers(low: float, high: float) -> list[int]:
-    """The powers of ten between two logarithms."""
-    return list(range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1))
+def _marks(low: float, high: float) -> list[float]:
+    """The powers of ten between two logarithms, and twice and five times them if there are few."""
+    steps = (1, 2, 5) if high - low < 2.5 else (1,)
+    marks = [step * 10.0**power for power in range(math.floor(low), math.floor(high) + 1) for step in steps]
+    return [mark for mark in marks if low - 1e-9 <= math.log10(mark) <= high + 1e-9]
 
 
-def _short(power: int) -> str:
-    """A power of ten as one writes it: 0.01, 100, 1 k, 10 M."""
-    if power < 3:
-        return f"{10**power:g}"
-    return f"{10 ** (power % 3)} {('', 'k', 'M', 'G', 'T', 'P')[power // 3]}"
+def _short(mark: float) -> str:
+    """A mark as one writes it: 0.01, 100, 2 k, 10 M."""
+    thousands = min(max(0, math.floor(math.log10(mark) / 3 + 1e-9)), 5)
+    return f"{mark / 1000**thousands:g} {('', 'k', 'M', 'G', 'T', 'P')[thousands]}".rstrip()
