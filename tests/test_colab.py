@@ -6,6 +6,7 @@ from wheels that lie here. So no network is needed, and what it would do to torc
 """
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -175,23 +176,36 @@ def published(tmp_path_factory):
     return copy(tmp_path_factory.mktemp("published"), set_address)
 
 
-def run_alone(notebook: Path, place: Path, python: Path, **environment: str):
-    """The notebook, alone in a folder, from its first cell to its last, in a kernel of that Python."""
-    from jupyter_client import AsyncKernelManager
-    from jupyter_core.utils import run_sync
-    from nbclient import NotebookClient
+RUN = """
+import json, sys
+import nbformat
+from jupyter_client import AsyncKernelManager
+from jupyter_core.utils import run_sync
+from nbclient import NotebookClient
+notebook, place, python, variables = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+content = nbformat.read(notebook, as_version=4)
+content.cells.append(nbformat.v4.new_code_cell("import lib\\nprint(lib.__file__)"))
+manager = AsyncKernelManager(kernel_name="python3")
+manager.kernel_spec.argv[0] = python
+client = NotebookClient(content, km=manager, timeout=120, resources={"metadata": {"path": place}})
+try:
+    client.execute(env=variables)
+finally:
+    run_sync(manager.shutdown_kernel)(now=True)  # a kernel that is given to it, the client leaves alone
+nbformat.write(content, notebook)
+"""
 
-    content = nbformat.read(notebook, as_version=4)
-    content.cells.append(nbformat.v4.new_code_cell("import lib\nprint(lib.__file__)"))
-    manager = AsyncKernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = str(python)
+
+def run_alone(notebook: Path, place: Path, python: Path, **environment: str):
+    """The notebook, alone in a folder, from its first cell to its last, in a kernel of that Python.
+
+    Its client is a process of its own: the sockets that it leaves would disturb the tests that count them.
+    """
     variables = clean(python, TMPDIR=str(place.parent), MPLCONFIGDIR=str(place.parent / "mpl"), **environment)
-    client = NotebookClient(content, km=manager, timeout=120, resources={"metadata": {"path": str(place)}})
-    try:
-        client.execute(env=variables)
-    finally:
-        run_sync(manager.shutdown_kernel)(now=True)  # a kernel that is given to it, the client leaves alone
-    return content
+    command = [sys.executable, "-c", RUN, str(notebook), str(place), str(python), json.dumps(variables)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return nbformat.read(notebook, as_version=4)
 
 
 def seconds(cell) -> float:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -336,6 +337,11 @@ def test_a_hang_on_a_full_disk(tiny_disk):
 
     def fills_and_waits(world, folder):
         if world.rank == 0:
+            while not list(
+                Path(folder).glob("*/result1")
+            ):  # the other rank is through with what it writes, or nearly
+                time.sleep(0.05)
+            time.sleep(0.2)
             fill(folder)
             comm.recv(torch.ones(2), world, 1).wait()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ def check(exercise_id: str, answer: Callable, seed: int | None = None) -> None:
         AssertionError: only with `CHECK_STRICT=1` in the environment, where everything but a PASS is an error.
     """
     text, status = verdict(exercise_id, answer, seed)
-    print(text)
+    sys.stdout.write(text + "\n")  # in one piece, or a notebook may store two outputs
     if _strict() and status != PASS:
         raise AssertionError(text)
 
@@ -91,7 +92,7 @@ def progress() -> None:
     width = max(len(e.title) for e, _ in rows)
     lines = [f"{e.id}  {e.title:<{width}}  {points:g}/{e.points}" for e, points in rows]
     total, possible = sum(p for _, p in rows), sum(e.points for e, _ in rows)
-    print("\n".join([*lines, f"{'all':<{width + 6}}  {total:g}/{possible} points"]))
+    sys.stdout.write("\n".join([*lines, f"{'all':<{width + 6}}  {total:g}/{possible} points\n"]))
 
 
 def _text(exercise: Exercise, status: str, points: float, verdicts: list[Verdict], seed: int) -> str:
