@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 import textwrap
@@ -13,6 +14,9 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+# What a shell starts in the background ignores Ctrl-C, and so do its children: those that the tests interrupt, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def left_behind() -> set:
