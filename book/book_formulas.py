@@ -17,7 +17,7 @@ from docutils.parsers.rst.directives import unchanged
 from sphinx.addnodes import pending_xref
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("cost", "hardware")  # what a call may name
+MODULES = ("cost", "sizes", "hardware")  # what a call may name
 PREFIXES = {
     "B": [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0, "")],
     "s": [(1, ""), (1e-3, "m"), (1e-6, "µ"), (0, "n")],
@@ -86,7 +86,8 @@ class Computed(Directive):
         env = self.state.document.settings.env
         call, of = " ".join(self.arguments[0].split()), self.options.get("of")
         module, name, result = compute(call)
-        env.note_dependency(str(ROOT / "lib" / f"{module}.py"))
+        for used in MODULES:
+            env.note_dependency(str(ROOT / "lib" / f"{used}.py"))
         number = nodes.paragraph("", "", nodes.literal("", call), nodes.Text(" = "), classes=["number"])
         number += nodes.strong("", said(result, name))
         here = {"refdoc": env.docname, "refwarn": True, "refexplicit": True}

@@ -21,8 +21,6 @@ from torch import Tensor
 from lib import comm
 from lib.mesh import Group
 
-Likes = Sequence[Tensor] | None
-
 # ---- through one rank -----------------------------------------------------------------------------------------------
 
 
@@ -120,11 +118,12 @@ def cut(x: Tensor, n: int) -> Sequence[Tensor]:
     return x.detach().reshape(-1).tensor_split(n)
 
 
-def pass_right(x: Tensor, like: Tensor, group: Group) -> Tensor:
-    """One step of a ring: `x` to the right, one `like` it from the left."""
-    right = (group.rank + 1) % group.size
-    left = (group.rank - 1) % group.size
-    return comm.exchange({right: x}, {left: like}, group).wait()[left]
+def pass_right(x: Tensor, into: Tensor, group: Group) -> Tensor:
+    """One step of a ring: `x` goes to the right, what comes from the left goes `into` a tensor, which is returned."""
+    left, right = (group.rank - 1) % group.size, (group.rank + 1) % group.size
+    coming = comm.recv(into, group, left, out=into)
+    comm.send(x, group, right).wait()
+    return coming.wait()
 
 
 def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
@@ -136,25 +135,26 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
     total = chunks[group.rank - 1].clone()
     for step in range(n - 1):
         mine = chunks[(group.rank - 2 - step) % n]
-        total = pass_right(total, mine, group).add_(mine)
+        total = pass_right(total, torch.empty_like(mine), group).add_(mine)
     return total
 
 
-def ring_all_gather(part: Tensor, group: Group, likes: Likes = None) -> Tensor:
+def ring_all_gather(part: Tensor, group: Group, out: Tensor | None = None) -> Tensor:
     """Each part travels around, and everyone keeps a copy: part[S/n] → [S].
 
     Each rank sends (n−1)/n · S, in n−1 steps.
 
     Args:
-        likes: tensors of the shapes that the ranks give, where they differ; None if all are as `part`.
+        out: flat tensor of S numbers that receives the parts where `cut` has them; None if all ranks give as many.
     """
-    n, likes = group.size, likes or [part] * group.size
-    parts = {group.rank: part.detach()}
+    n = group.size
+    out = part.new_empty(n * part.numel()) if out is None else out
+    chunks = cut(out, n)
+    chunks[group.rank].copy_(part)
     for step in range(n - 1):
         here = (group.rank - step) % n
-        left = (here - 1) % n
-        parts[left] = pass_right(parts[here], likes[left], group)
-    return torch.cat([parts[i] for i in range(n)])
+        pass_right(chunks[here], chunks[here - 1], group)
+    return out
 
 
 def ring_all_reduce(x: Tensor, group: Group) -> Tensor:
@@ -165,5 +165,4 @@ def ring_all_reduce(x: Tensor, group: Group) -> Tensor:
     Source: Patarasuk & Yuan, JPDC 69(2), 2009; Gibiansky, 2017.
     """
     part = ring_reduce_scatter(x, group)
-    chunks = cut(x, group.size)  # whose shapes say what comes
-    return ring_all_gather(part, group, chunks).view(x.shape)
+    return ring_all_gather(part, group, part.new_empty(x.numel())).view(x.shape)

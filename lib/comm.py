@@ -79,11 +79,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
     """`all_reduce` that goes on in the background until `wait()`; neither `x` nor `out` may be touched before."""
     reduce_op = _reduce_op(op, x)
-    if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
-    elif out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
-        layout = "" if out.is_contiguous() else ", not contiguous"
-        raise ValueError(f"out must be contiguous {spec(x)} like x, but is {spec(out)}{layout}")
+    out = _like(x, out)
     body = out.detach()
     if out is not x:
         body.copy_(x.detach())
@@ -224,11 +220,17 @@ def send(x: Tensor, group: Group, dst: int) -> Pending:
     return message("send", x.detach().contiguous(), group, dst, _isend)
 
 
-def recv(like: Tensor, group: Group, src: int) -> Pending:
-    """Start to receive from group rank `src` a tensor of the shape and dtype of `like`; `wait()` returns it."""
+def recv(like: Tensor, group: Group, src: int, out: Tensor | None = None) -> Pending:
+    """Start to receive from group rank `src` a tensor of the shape and dtype of `like`; `wait()` returns it.
+
+    Args:
+        out: tensor that receives it, `like` itself to overwrite that; not to be touched before `wait()`.
+
+    Raises:
+        ValueError: an `out` of another shape, dtype or layout.
+    """
     _check_rank(src, group, "src", other=True)
-    body = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
-    return message("recv", body, group, src, _irecv)
+    return message("recv", _like(like, out).detach(), group, src, _irecv)
 
 
 def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
@@ -256,6 +258,16 @@ def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
         raise ValueError(f"the mean of {spec(x)} is no whole number; use x.float()")
     return _OPS[op]
+
+
+def _like(x: Tensor, out: Tensor | None) -> Tensor:
+    """`out` if it is contiguous and of the shape and dtype of `x`, a new tensor if it is None."""
+    if out is None:
+        return torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
+    if out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
+        layout = "" if out.is_contiguous() else ", not contiguous"
+        raise ValueError(f"out must be contiguous {spec(x)} like x, but is {spec(out)}{layout}")
+    return out
 
 
 def _dim(x: Tensor, dim: int) -> int:

@@ -63,7 +63,7 @@ def scatter(x, group, first=1, passes="sum", steps=0, copy=True):
     sent = chunks[(group.rank - first) % n]
     for k in range(n - 1 + steps):
         i = (group.rank - first - 1 - k) % n
-        got = collectives.pass_right(sent, sent, group)
+        got = collectives.pass_right(sent, torch.empty_like(sent), group)
         total = chunks[i].add_(got)
         sent = total if passes == "sum" else x.chunk(n)[i]
     return total.clone()
@@ -115,7 +115,7 @@ def scatters_directly(x, group):
 def scatters_by_whole_arrays(x, group):
     total = sent = x
     for _ in range(group.size - 1):
-        sent = collectives.pass_right(sent, sent, group)
+        sent = collectives.pass_right(sent, torch.empty_like(sent), group)
         total = total + sent
     return total.chunk(group.size)[group.rank]
 

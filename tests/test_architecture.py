@@ -14,7 +14,7 @@ MAX_LINES, BUDGET_LINES = 350, 7000
 # A: pure Python, no torch. B: the machine. C: building blocks. D: the techniques. E: put together, looked at.
 FLOORS = {
     "A": [
-        *("trace", "cost", "speed", "steps", "watch", "room", "prints"),
+        *("trace", "sizes", "cost", "speed", "steps", "watch", "room", "prints"),
         *("link", "hardware", "planner", "svg", "explorer", "show"),
     ],
     "B": ["launch", "processes", "server", "rank", "mesh", "transfer", "comm"],

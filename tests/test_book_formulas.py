@@ -52,9 +52,9 @@ def test_page_shows_the_number_and_the_chapters_that_use_it(tmp_path, monkeypatc
     pages = {
         "index": "# Home\n\n```{toctree}\nchapters/one\nchapters/two\n```\n\n"
         '```{computed} cost.comm_s("send", 1e6, n=2, alpha_s=0, bandwidth_Bps=1e9)\n```\n\n'
-        '```{computed} cost.RECIPES["mixed Adam"].bytes_per_parameter\n:of: Recipe\n```\n\n'
+        '```{computed} sizes.RECIPES["mixed Adam"].bytes_per_parameter\n:of: Recipe\n```\n\n'
         "```{eval-rst}\n.. py:function:: lib.cost.comm_s(kind)\n"
-        ".. py:class:: lib.cost.Recipe\n```\n",
+        ".. py:class:: lib.sizes.Recipe\n```\n",
         "chapters/one": "# One\n\n`x = cost.comm_s(1)`\n",
         "chapters/two": "# Two\n\n`other_cost.comm_s(1)`\n\n`cost.comm_seconds(1)`\n\n`r.bytes_per_parameter`\n",
     }
@@ -65,7 +65,7 @@ def test_page_shows_the_number_and_the_chapters_that_use_it(tmp_path, monkeypatc
     assert page.select_one("div.computed strong").get_text() == f"{1e3 * number:g} ms"
     function, property_ = ([(a.get_text(), a["href"]) for a in c.select("a")] for c in page.select("div.computed"))
     assert function == [("lib.cost.comm_s", "#lib.cost.comm_s"), ("One", "chapters/one.html")]
-    assert property_ == [("lib.cost.Recipe.bytes_per_parameter", "#lib.cost.Recipe"), ("Two", "chapters/two.html")]
+    assert property_ == [("lib.sizes.Recipe.bytes_per_parameter", "#lib.sizes.Recipe"), ("Two", "chapters/two.html")]
 
 
 def test_a_call_of_another_form_is_refused():

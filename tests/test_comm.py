@@ -294,6 +294,7 @@ BAD = [
     (lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(2, 2)), r"like x, but is float32\[2, 2\]"),
     (lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(4).double()), r"like x, but is float64\[4\]"),
     (lambda g: comm.all_reduce(torch.ones(2, 2), g, out=torch.ones(2, 2).T), "not contiguous"),
+    (lambda g: comm.recv(torch.ones(4), g, (g.rank + 1) % 4, out=torch.ones(8)[::2]), "not contiguous"),
     (lambda g: comm.reduce_scatter(torch.ones(4), g, dim=1), r"dim=1 does not exist in a tensor of shape \[4\]"),
     (lambda g: comm.all_gather(torch.ones(4), g, dim=-2), "dim=-2 does not exist"),
     (lambda g: comm.all_gather(torch.tensor(1.0), g), r"dim=0 does not exist in a tensor of shape \[\]"),

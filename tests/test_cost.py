@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 import lib.model
-from lib import cost
+from lib import cost, sizes
 from lib.memory import MemoryTracker
 from lib.model import GPT, GPTConfig, mean_loss
 
@@ -88,7 +88,7 @@ def gpt(request):
     torch.manual_seed(0)
     config = GPTConfig(**request.param)
     tokens, targets = torch.randint(config.vocab_size, (2, 2, config.context))
-    return GPT(config), cost.ModelShape.of(config), tokens, targets
+    return GPT(config), sizes.ModelShape.of(config), tokens, targets
 
 
 def test_parameters_of_the_real_model(gpt):
@@ -103,16 +103,16 @@ def test_parameters_of_the_real_model(gpt):
     [("7B", 6.74e9), ("13B", 13.02e9), ("70B", 68.98e9), ("175B", 174.6e9), ("405B", 405.9e9)],
 )
 def test_parameters_of_published_models(name, published):
-    assert cost.MODELS[name].num_parameters == pytest.approx(published, rel=1e-3)
+    assert sizes.MODELS[name].num_parameters == pytest.approx(published, rel=1e-3)
 
 
 def test_state_of_the_real_model_by_kind():
     """Under the tracker, for the recipes that plain torch offers: what a formula says is there, and nothing else."""
     adam, sgd = torch.optim.AdamW, partial(torch.optim.SGD, lr=0.1)
     cases = [
-        (torch.float32, adam, cost.RECIPES["fp32 Adam"], 8),  # and a count of steps for each tensor, 4 bytes
-        (torch.float32, partial(sgd, momentum=0.9), cost.Recipe(4, 4, 0, 4), 0),
-        (torch.bfloat16, sgd, cost.RECIPES["bf16 SGD"], 0),
+        (torch.float32, adam, sizes.RECIPES["fp32 Adam"], 8),  # and a count of steps for each tensor, 4 bytes
+        (torch.float32, partial(sgd, momentum=0.9), sizes.Recipe(4, 4, 0, 4), 0),
+        (torch.bfloat16, sgd, sizes.RECIPES["bf16 SGD"], 0),
     ]
     for dtype, make, recipe, state in cases:
         model = GPT(GPTConfig(context=8)).to(dtype)
@@ -122,12 +122,12 @@ def test_state_of_the_real_model_by_kind():
             optimizer.step()
             live = memory.live
         counters = 4 * len(list(model.parameters())) if state == 8 else 0
-        expected = cost.state_bytes(cost.ModelShape.of(model.config).num_parameters, recipe)
+        expected = cost.state_bytes(sizes.ModelShape.of(model.config).num_parameters, recipe)
         assert {kind: live[kind] - counters * (kind == "optimizer") for kind in expected} == expected
 
 
 def test_bytes_per_parameter():
-    sums = {name: recipe.bytes_per_parameter for name, recipe in cost.RECIPES.items()}
+    sums = {name: recipe.bytes_per_parameter for name, recipe in sizes.RECIPES.items()}
     assert sums == {
         "bf16 SGD": 4,
         "bf16 Adam, no master": 12,
@@ -152,13 +152,13 @@ def test_bytes_per_parameter():
 )
 def test_state_per_rank_as_the_zero_paper_prints_it(billions, n, printed):
     for stage, GB in enumerate(printed, 1):
-        held = cost.state_bytes(billions * 1e9, cost.RECIPES["mixed Adam"], zero=stage, dp=n)
+        held = cost.state_bytes(billions * 1e9, sizes.RECIPES["mixed Adam"], zero=stage, dp=n)
         unit = 0.01 if GB < 5 else 0.1 if GB < 100 else 1
         assert sum(held.values()) / 1e9 == pytest.approx(GB, abs=unit)
 
 
 def test_what_divides_what():
-    recipe = cost.RECIPES["mixed Adam"]
+    recipe = sizes.RECIPES["mixed Adam"]
     whole = cost.state_bytes(1000, recipe)
     assert whole == {"parameter": 2000, "gradient": 2000, "optimizer": 12_000}
     assert cost.state_bytes(1000, recipe, dp=8) == whole, "plain data parallelism divides nothing"
@@ -167,7 +167,7 @@ def test_what_divides_what():
     assert cost.state_bytes(1000, recipe, zero=1, dp=2, tp=2)["optimizer"] == 3000
     assert cost.state_bytes(1000, recipe, zero=1, dp=2, tp=2)["gradient"] == 1000
     # Megatron's estimator with the distributed optimizer: 6 + 12/d bytes a parameter.
-    held = cost.state_bytes(1, cost.RECIPES["mixed Adam, fp32 gradients"], zero=1, dp=4)
+    held = cost.state_bytes(1, sizes.RECIPES["mixed Adam, fp32 gradients"], zero=1, dp=4)
     assert sum(held.values()) == 6 + 12 / 4
 
 
@@ -223,7 +223,7 @@ def test_flops_of_recomputation(gpt, recompute, monkeypatch):
 
 
 def test_activations_as_korthikanti_prints_them():
-    gpt3 = cost.ModelShape(12_288, 96, 96, 51_200, 2048)  # 175B: a=96, t=8, one row; FACTS in GB
+    gpt3 = sizes.ModelShape(12_288, 96, 96, 51_200, 2048)  # 175B: a=96, t=8, one row; FACTS in GB
     layers = {
         "tp": cost.activation_bytes(gpt3, 1, tp=8),
         "tp + sp": cost.activation_bytes(gpt3, 1, tp=8, sequence_parallel=True),
@@ -243,7 +243,7 @@ def test_flops_as_the_papers_print_them():
         (8192, 48, 64, 512, 1536, 14.45, 138),
         (20_480, 105, 128, 2520, 2520, 54.08, 163),
     ):
-        shape = cost.ModelShape(hidden, layers, heads, 51_200, 2048)
+        shape = sizes.ModelShape(hidden, layers, heads, 51_200, 2048)
         hardware = cost.train_flops(shape, batch, "full") / iteration_s / gpus
         assert hardware / 1e12 == pytest.approx(tflops, rel=0.005)
     # Korthikanti et al. 2022, table 5: MFU of the 22B and 175B models at 1.10 s and 13.75 s. Their HFU is higher than
@@ -252,7 +252,7 @@ def test_flops_as_the_papers_print_them():
         (6144, 48, 64, 8, 4, 1.10, 41.7, 43.8),
         (12_288, 96, 96, 64, 64, 13.75, 51.4, 52.8),
     ):
-        shape = cost.ModelShape(hidden, layers, heads, 51_200, 2048)
+        shape = sizes.ModelShape(hidden, layers, heads, 51_200, 2048)
         reached = [
             100 * cost.train_flops(shape, batch, recompute) / iteration_s / gpus / 312e12
             for recompute in ("none", "selective")
@@ -271,13 +271,13 @@ def test_time_from_flops():
 
 
 def test_wrong_use_of_the_sums():
-    shape = cost.ModelShape(64, 2, 4, 256, 64)
+    shape = sizes.ModelShape(64, 2, 4, 256, 64)
     for wrong in (4, -1, "3"):
         with pytest.raises(ValueError, match=f"zero={wrong} is no stage of ZeRO; use 0"):
-            cost.state_bytes(1, cost.RECIPES["fp32 Adam"], zero=wrong)
+            cost.state_bytes(1, sizes.RECIPES["fp32 Adam"], zero=wrong)
     for degree in (0, 1.5):
         with pytest.raises(ValueError, match=f"tp={degree} cannot be a number of ranks"):
-            cost.state_bytes(1, cost.RECIPES["fp32 Adam"], tp=degree)
+            cost.state_bytes(1, sizes.RECIPES["fp32 Adam"], tp=degree)
     with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):
         cost.activation_bytes(shape, 1, "all")
     with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):

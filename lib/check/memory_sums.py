@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from lib.check.exercise import Data, Exercise, Mistake, whole
-from lib.cost import ModelShape, Recipe, activation_bytes, state_bytes, train_s
+from lib.cost import activation_bytes, state_bytes, train_s
 from lib.mesh import Group
+from lib.sizes import ModelShape, Recipe
 
 
 def _call(name: str, arguments: Sequence) -> str:
