@@ -21,6 +21,8 @@ from torch import Tensor
 from lib import comm
 from lib.mesh import Group
 
+Whole = Tensor | None
+
 # ---- through one rank -----------------------------------------------------------------------------------------------
 
 
@@ -119,7 +121,7 @@ def cut(x: Tensor, n: int) -> Sequence[Tensor]:
 
 
 def pass_right(x: Tensor, into: Tensor, group: Group) -> Tensor:
-    """One step of a ring: `x` goes to the right, what comes from the left goes `into` a tensor, which is returned."""
+    """One step of a ring: `x` to the right, from the left `into` a tensor."""
     left, right = (group.rank - 1) % group.size, (group.rank + 1) % group.size
     coming = comm.recv(into, group, left, out=into)
     comm.send(x, group, right).wait()
@@ -139,7 +141,7 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
     return total
 
 
-def ring_all_gather(part: Tensor, group: Group, out: Tensor | None = None) -> Tensor:
+def ring_all_gather(part: Tensor, group: Group, out: Whole = None) -> Tensor:
     """Each part travels around, and everyone keeps a copy: part[S/n] → [S].
 
     Each rank sends (n−1)/n · S, in n−1 steps.
