@@ -12,7 +12,7 @@ Shapes: `S` is this rank's tensor, n the group's size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -79,7 +79,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
     """`all_reduce` that goes on in the background until `wait()`; neither `x` nor `out` may be touched before."""
     reduce_op = _reduce_op(op, x)
-    out = _like(x, out)
+    out = _out(x, x.shape, out)
     body = out.detach()
     if out is not x:
         body.copy_(x.detach())
@@ -92,54 +92,75 @@ def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | Non
     return collective(f"all_reduce {op}", body, group, finish, _all_reduce, body, reduce_op)
 
 
-def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Tensor:
+def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None) -> Tensor:
     """Reduce over the ranks; each gets its slice along `dim`: x[S] → [S/n]. Sends (n−1)/n · S bytes.
 
     gloo's own reduce-scatter is an all-reduce that throws most of its result away. Here each rank sends every other
     just the slice that it will keep, and adds up what it got.
 
+    Args:
+        out: tensor that receives the result along dim 0; it may be this rank's own slice of `x`.
+
     Raises:
-        ValueError: unknown op, or `dim` cannot be split over the group.
+        ValueError: unknown op, `dim` cannot be split over the group, or an `out` of another shape, dtype or layout.
     """
-    return reduce_scatter_start(x, group, dim, op).wait()
+    return reduce_scatter_start(x, group, dim, op, out).wait()
 
 
-def reduce_scatter_start(x: Tensor, group: Group, dim: int = 0, op: str = "sum") -> Pending:
-    """`reduce_scatter` in the background; the sum itself is done in `wait()`."""
+def reduce_scatter_start(
+    x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None
+) -> Pending:
+    """`reduce_scatter` in the background; the sum itself is done in `wait()`, and `x` is free only then."""
     reduce_op, n = _reduce_op(op, x), group.size
     parts = _split(x, group, dim, "reduce_scatter")  # [n, S/n…]
+    body = _front(parts, parts.shape[1:], dim, out)
     what = f"reduce_scatter {op}, dim={dim}"
+
+    def finish() -> Tensor:
+        if op == "mean":
+            body.div_(n)
+        return _join(body, dim) if out is None else out
+
     if n > 1 and dist.get_backend(group.pg) == "nccl":
-        out = torch.empty_like(parts[0])
-
-        def mine() -> Tensor:
-            return _join(out.div_(n) if op == "mean" else out, dim)
-
-        return collective(what, x, group, mine, _reduce_scatter, out, parts, reduce_op)
+        return collective(what, x, group, finish, _reduce_scatter, body, parts, reduce_op)
     got = torch.empty_like(parts) if n > 1 else parts
 
     def fold() -> Tensor:  # one after the other: twice as fast as got.sum(0)
-        out = _TWO[op](got[0], got[1]) if n > 1 else got[0].clone()
+        if n > 1:
+            _TWO[op](got[0], got[1], out=body)
+        else:
+            body.copy_(got[0])
         for part in got[2:]:
-            _TWO[op](out, part, out=out)
-        return _join(out.div_(n) if op == "mean" else out, dim)
+            _TWO[op](body, part, out=body)
+        return finish()
 
     return collective(what, x, group, fold, _all_to_all, got, parts)
 
 
-def all_gather(x: Tensor, group: Group, dim: int = 0) -> Tensor:
-    """Put the ranks' slices together along `dim`: x[S] → [n·S], equal on all ranks. Sends (n−1) · S bytes."""
-    return all_gather_start(x, group, dim).wait()
+def all_gather(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Tensor:
+    """Put the ranks' slices together along `dim`: x[S] → [n·S], equal on all ranks. Sends (n−1) · S bytes.
+
+    Args:
+        out: tensor that receives the result along dim 0; `x` may be this rank's own slice of it.
+
+    Raises:
+        ValueError: no such dim, or an `out` of another shape, dtype or layout.
+    """
+    return all_gather_start(x, group, dim, out).wait()
 
 
-def all_gather_start(x: Tensor, group: Group, dim: int = 0) -> Pending:
-    """`all_gather` in the background."""
+def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Pending:
+    """`all_gather` in the background; until `wait()` neither `x` nor `out` may be touched."""
     part = x.detach().movedim(_dim(x, dim), 0).contiguous()
-    whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
+    whole = _front(part, (group.size * part.shape[0], *part.shape[1:]), dim, out)
     if group.size == 1:
         whole.copy_(part)
     what = f"all_gather dim={dim}"
-    return collective(what, x, group, lambda: _join(whole, dim), _all_gather, whole, part, times=group.size)
+
+    def finish() -> Tensor:
+        return _join(whole, dim) if out is None else out
+
+    return collective(what, x, group, finish, _all_gather, whole, part, times=group.size)
 
 
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:
@@ -230,7 +251,7 @@ def recv(like: Tensor, group: Group, src: int, out: Tensor | None = None) -> Pen
         ValueError: an `out` of another shape, dtype or layout.
     """
     _check_rank(src, group, "src", other=True)
-    return message("recv", _like(like, out).detach(), group, src, _irecv)
+    return message("recv", _out(like, like.shape, out).detach(), group, src, _irecv)
 
 
 def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
@@ -260,14 +281,21 @@ def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
     return _OPS[op]
 
 
-def _like(x: Tensor, out: Tensor | None) -> Tensor:
-    """`out` if it is contiguous and of the shape and dtype of `x`, a new tensor if it is None."""
+def _out(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
+    """`out` if it is contiguous and has this shape and the dtype of `x`; a new tensor if it is None."""
     if out is None:
-        return torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
-    if out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out.shape != torch.Size(shape) or out.dtype != x.dtype or not out.is_contiguous():
         layout = "" if out.is_contiguous() else ", not contiguous"
-        raise ValueError(f"out must be contiguous {spec(x)} like x, but is {spec(out)}{layout}")
+        raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {spec(out)}{layout}")
     return out
+
+
+def _front(x: Tensor, shape: Sequence[int], dim: int, out: Tensor | None) -> Tensor:
+    """The tensor that a collective fills, with `dim` in front: `out` where that is how it lies."""
+    if out is not None and dim != 0:
+        raise ValueError(f"out= works along dim 0, where slices lie one after the other, but dim={dim}")
+    return _out(x, shape, out).detach()
 
 
 def _dim(x: Tensor, dim: int) -> int:

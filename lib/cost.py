@@ -90,6 +90,75 @@ def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, flo
     return times
 
 
+def zero_wire_bytes(
+    stage: int, payload_bytes: float, n: int, *, microbatches: int = 1, reduce_each: bool = True, reshard: bool = True
+) -> float:
+    """Bytes that one rank sends for gradients and parameters in a step: 2(n-1)/n·S up to ZeRO-2, 3(n-1)/n·S at ZeRO-3.
+
+    Stage 0, plain data parallelism, is one all-reduce of the gradients; stage 1 its two halves, with the step in
+    between; stage 3 gathers all parameters for forward and again for backward.
+
+    Args:
+        payload_bytes: of all parameters, as they travel (gradients have the same size), padding included.
+        microbatches: of a step. Stage 3 collects the parameters for each.
+        reduce_each: stages 2 and 3 reduce after each microbatch; False keeps full gradients and reduces once.
+        reshard: after forward. False: stage 3 keeps what it has gathered until backward.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 7.
+    """
+    gather, reduce = wire_bytes("all_gather", payload_bytes, n), wire_bytes("reduce_scatter", payload_bytes, n)
+    reductions = microbatches if reduce_each and _stage(stage) >= 2 else 1
+    gathers = microbatches * (2 if reshard else 1) if stage == 3 else 1
+    return reductions * reduce + gathers * gather
+
+
+def sharded_step(
+    forward_s: list[float],
+    backward_s: list[float],
+    gather_s: list[float],
+    reduce_s: list[float],
+    prefetch: bool = True,
+) -> list[tuple[str, int, float, float]]:
+    """When ZeRO-3 computes and sends in a step, if the link carries one message after another.
+
+    A unit computes when its parameters have arrived. They are asked for when it would compute, or with `prefetch`
+    when the unit before it begins to; and its gradients leave when its backward ends, if those before are through.
+
+    Args:
+        forward_s, backward_s: what each unit computes, in the order of forward.
+        gather_s, reduce_s: how long its all-gather and its reduce-scatter take.
+
+    Returns:
+        (what, unit, start_s, end_s), what being `forward`, `backward`, `gather` or `reduce`. All gradients have
+        arrived at the last end.
+    """
+    times: list[tuple[str, int, float, float]] = []
+    now_s = link_free_s = 0.0
+    arrives_s: dict[int, float] = {}
+
+    def send(what: str, unit: int, lasts_s: float) -> float:
+        nonlocal link_free_s
+        start_s, link_free_s = max(now_s, link_free_s), max(now_s, link_free_s) + lasts_s
+        times.append((what, unit, start_s, link_free_s))
+        return link_free_s
+
+    order = range(len(forward_s))
+    for what, units, lasts_s in (("forward", order, forward_s), ("backward", order[::-1], backward_s)):
+        reduced_s = 0.0
+        for place, unit in enumerate(units):
+            if unit not in arrives_s:
+                arrives_s[unit] = send("gather", unit, gather_s[unit])
+            now_s = max(now_s, arrives_s.pop(unit))
+            for ahead in units[place + 1 : place + 2] if prefetch else ():
+                arrives_s[ahead] = send("gather", ahead, gather_s[ahead])
+            times.append((what, unit, now_s, now_s + lasts_s[unit]))
+            now_s += lasts_s[unit]
+            if what == "backward":
+                now_s = max(now_s, reduced_s)  # memory for one unit's gradients on their way
+                reduced_s = send("reduce", unit, reduce_s[unit])
+    return times
+
+
 # ---- a model's sums: bytes, FLOPs ------------------------------------------------------------------------------------
 # Letters of Korthikanti et al.: b rows of a microbatch, s tokens of a row, h width, a heads, L layers, v vocabulary.
 
@@ -108,8 +177,7 @@ def state_bytes(
 
     Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
-    if zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero={zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
+    _stage(zero)
     for name, degree in (("dp", dp), ("tp", tp), ("pp", pp)):
         if degree < 1 or degree != int(degree):
             raise ValueError(f"{name}={degree} cannot be a number of ranks; use 1 or more")
@@ -202,3 +270,9 @@ def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> 
     if not 0 < utilisation <= 1:
         raise ValueError(f"utilisation={utilisation} must be above 0 and at most 1, such as 0.4")
     return flops / (peak_flops * utilisation * n)
+
+
+def _stage(zero: int) -> int:
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero={zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
+    return zero

@@ -82,6 +82,19 @@ def timeline(
     return Figure(svg.document(out + axis, width, bottom + below, alt), alt, caption)
 
 
+def totals(memory: MemoryTracker, unit: str = "MB") -> tuple[list[float], list[float]]:
+    """(xs, ys) for `plot.curves`: all bytes alive, in `unit`, where phase k of the tracker fills x from k-1 to k.
+
+    So steps of several techniques lie on one axis, though each has another number of changes.
+    """
+    xs, ys = [], []
+    for k, phase in enumerate(memory.phases):
+        inside = [usage["total"] for time_s, usage in memory.timeline if phase.start_s <= time_s <= phase.end_s]
+        xs += [k + (i + 0.5) / len(inside) for i in range(len(inside))]
+        ys += [total / _UNITS[unit] for total in inside]
+    return xs, ys
+
+
 def _style(kind: str) -> str:
     """The tracker's name of a kind, as the other figures call it: there `optimizer` is the time of its step."""
     return "optimizer state" if kind == "optimizer" else kind

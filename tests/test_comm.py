@@ -215,6 +215,21 @@ def test_out_reuses_memory():
         assert run(works, n) == [want] * n
 
 
+def test_out_along_dim_0_may_be_the_slice_itself():
+    def works(world):
+        n, mine = world.size, slice(2 * world.rank, 2 * world.rank + 2)
+        x = torch.arange(2.0 * n) + world.rank
+        part = comm.reduce_scatter(x, world, op="mean", out=x[mine])
+        others = [i for i in range(2 * n) if not mine.start <= i < mine.stop]
+        kept = x[others].tolist() == [i + world.rank for i in others]
+        whole = comm.all_gather(part, world, out=x)
+        return part.data_ptr() == x[mine].data_ptr(), kept, whole is x, x.tolist()
+
+    for n in (1, 2, 3):
+        mean = [i + (n - 1) / 2 for i in range(2 * n)]
+        assert run(works, n) == [(True, True, True, mean)] * n
+
+
 def test_pending_waits_once_and_may_be_forgotten():
     def works(world):
         right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
@@ -291,9 +306,21 @@ BAD = [
     (lambda g: comm.reduce_scatter(torch.ones(4), g, op="prod"), "unknown op 'prod'"),
     (lambda g: comm.all_reduce(torch.ones(4, dtype=torch.int64), g, "mean"), r"the mean of int64\[4\]"),
     (lambda g: comm.reduce_scatter(torch.ones(4, dtype=torch.int32), g, op="mean"), r"the mean of int32\[4\]"),
-    (lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(2, 2)), r"like x, but is float32\[2, 2\]"),
-    (lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(4).double()), r"like x, but is float64\[4\]"),
+    (
+        lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(2, 2)),
+        r"contiguous float32\[4\], but is float32\[2, 2\]",
+    ),
+    (
+        lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(4).double()),
+        r"contiguous float32\[4\], but is float64\[4\]",
+    ),
     (lambda g: comm.all_reduce(torch.ones(2, 2), g, out=torch.ones(2, 2).T), "not contiguous"),
+    (
+        lambda g: comm.all_gather(torch.ones(4), g, out=torch.ones(4)),
+        r"contiguous float32\[16\], but is float32\[4\]",
+    ),
+    (lambda g: comm.all_gather(torch.ones(4, 4), g, 1, out=torch.ones(4, 16)), "along dim 0, .* but dim=1"),
+    (lambda g: comm.reduce_scatter(torch.ones(4), g, out=torch.ones(4)), r"contiguous float32\[1\], but is"),
     (lambda g: comm.recv(torch.ones(4), g, (g.rank + 1) % 4, out=torch.ones(8)[::2]), "not contiguous"),
     (lambda g: comm.reduce_scatter(torch.ones(4), g, dim=1), r"dim=1 does not exist in a tensor of shape \[4\]"),
     (lambda g: comm.all_gather(torch.ones(4), g, dim=-2), "dim=-2 does not exist"),

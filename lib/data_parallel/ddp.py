@@ -67,7 +67,7 @@ class DataParallel(nn.Module):
             )
         self.syncs = True
         self._added = False  # a backward in no_sync() may have added to p.grad
-        broadcast_weights(module, group)
+        self._start_equal()
         for p, hook in self._hooks():
             _averaged[id(p)] = p
             p.register_post_accumulate_grad_hook(hook)
@@ -120,6 +120,10 @@ class DataParallel(nn.Module):
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
         return nn.utils.clip_grad_norm_(self.trained, max_norm)
+
+    def _start_equal(self) -> None:
+        """Averaged gradients keep replicas equal only if they start equal."""
+        broadcast_weights(self.module, self.group)
 
     def _begun(self) -> bool:
         """Whether the step's last backward has begun, so that finish() must come next."""
@@ -180,13 +184,16 @@ class BucketedDDP(DataParallel):
         super().__init__(module, group, op)
 
     def _hooks(self) -> Iterator[tuple[nn.Parameter, Callable[[nn.Parameter], None]]]:
-        self.buckets = [Bucket(params) for params in fill_buckets(self.trained[::-1], self.bucket_bytes)]
+        self.buckets = self._make_buckets()
         self._scale = _ONE / self.group.size if self.op == "mean" else _ONE
         self._next = 0  # the bucket that must be sent next
         self._pending: list[comm.Pending] = []
         for bucket in self.buckets:
             for i, p in enumerate(bucket.params):
                 yield p, partial(self._gradient_is_there, bucket, i)
+
+    def _make_buckets(self) -> list[Bucket]:
+        return [Bucket(params) for params in fill_buckets(self.trained[::-1], self.bucket_bytes)]
 
     def _begun(self) -> bool:
         return any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets)
@@ -199,19 +206,21 @@ class BucketedDDP(DataParallel):
             bucket.missing.remove(i)
             if not bucket.missing:
                 self._send_full_buckets()
-        elif p.grad is not bucket.views[i]:
-            bucket.take(i, _ONE)
+        else:
+            bucket.keep(i)
 
     def _send_full_buckets(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             with comm.label(f"bucket {self._next}"):
-                flat = self.buckets[self._next].flat
-                self._pending.append(comm.all_reduce_start(flat, self.group, "sum", out=flat))
+                self._pending.append(self._send(self.buckets[self._next]))
             self._next += 1
 
-    @torch.no_grad()
-    def finish(self) -> None:
-        for bucket in self.buckets:
+    def _send(self, bucket: Bucket) -> comm.Pending:
+        return comm.all_reduce_start(bucket.flat, self.group, "sum", out=bucket.flat)
+
+    def _send_the_rest(self) -> None:
+        """All buckets that backward has not filled, with what they have."""
+        for bucket in self.buckets[self._next :]:
             for i in bucket.missing:
                 p = bucket.params[i]
                 if p.grad is None:
@@ -221,6 +230,10 @@ class BucketedDDP(DataParallel):
                     p.grad = None  # frozen since
             bucket.missing.clear()
         self._send_full_buckets()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        self._send_the_rest()
         super().finish()  # what it looks at is there already
         for pending in self._pending:
             pending.wait()
@@ -244,6 +257,11 @@ class Bucket:
         """Copy gradient i to its place in the bucket, scaled on the way."""
         torch.mul(self.params[i].grad, scale, out=self.views[i])
         self.params[i].grad = self.views[i]
+
+    def keep(self, i: int) -> None:
+        """Let gradient i grow further, as more microbatches come."""
+        if self.params[i].grad is not self.views[i]:
+            self.take(i, _ONE)
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -1,0 +1,323 @@
+"""ZeRO-1 and ZeRO-2: each rank keeps the optimizer's state of one n-th of the model, and steps only that.
+
+The problem: n data-parallel ranks hold the same optimizer state n times, and it is most of what they hold: 12 of 16
+bytes a parameter. All of them work out the same step.
+The idea: an all-reduce is a reduce-scatter and an all-gather. Between the two, each rank holds the finished sum of one
+n-th of the gradients. That is where the step belongs: each rank steps its n-th, and the all-gather then carries
+parameters instead of gradients. The same bytes travel, and the state is kept once.
+
+    ZeRO-1   backward makes all gradients; reduce-scatter; step; all-gather
+    ZeRO-2   the same, but a bucket of gradients is freed as soon as it has been reduced
+
+    model = ZeRO2(GPT(config), group, partial(torch.optim.AdamW, lr=3e-4))
+    loss_of(model(inputs)).backward()         # reduce-scatters start in here
+    model.finish()                            # from here on this rank has its n-th of the averaged gradient
+    model.step()                              # the optimizer's step on the shard, then the all-gather
+
+`NaiveZeRO1` comes first: it shares out whole parameters.
+
+Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 and 7.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lib import comm
+from lib.data_parallel.ddp import BucketedDDP, DataParallel, NaiveDDP, fill_buckets
+from lib.data_parallel.flat import Flat, MakeOptimizer, check_elementwise, clip_shards
+from lib.mesh import Group
+
+# ---- whole parameters -----------------------------------------------------------------------------------------------
+
+
+class NaiveZeRO1(NaiveDDP):
+    """ZeRO-1 by whole parameters: each has one owner, which alone keeps its optimizer state and steps it.
+
+    finish: each gradient is reduced to its owner. step: the owner steps, and broadcasts the parameter. Together
+    2(n−1)/n · Ψ elements per rank, the mean over the ranks; but a rank that owns a large parameter keeps and sends
+    more than the others, and two messages are sent for each parameter.
+
+    Args:
+        optimizer: called with this rank's parameters, as pairs of name and parameter.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str = "mean") -> None:
+        super().__init__(module, group, op)
+        self.owners = share_out([p.numel() for p in self.trained], group.size)
+        names = {id(p): name for name, p in module.named_parameters()}
+        owned = zip(self.trained, self.owners, strict=True)
+        mine = [(names[id(p)], p) for p, owner in owned if owner == group.rank]
+        self.optimizer = optimizer(mine) if mine else None  # more ranks than parameters
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
+        for p, owner in zip(self.trained, self.owners, strict=True):
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
+            with comm.label("gradient"):
+                p.grad = comm.reduce(p.grad, self.group, owner, self.op)
+        DataParallel.finish(self)
+        self._own = False
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was."""
+        gradients = [p.grad for p in self.trained if p.grad is not None]
+        return clip_shards(gradients or [torch.zeros(1)], self.group, max_norm)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """The owners step, then everyone gets their parameters."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for p, owner in zip(self.trained, self.owners, strict=True):
+            p.grad = None
+            with comm.label("parameter"):
+                p.copy_(comm.broadcast(p, self.group, owner))
+
+
+def share_out(sizes: Sequence[int], n: int) -> list[int]:
+    """An owner for each size, so that n owners have about the same: the largest first, to whoever has least."""
+    owners, held = [0] * len(sizes), [0] * n
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[i] = held.index(min(held))
+        held[owners[i]] += sizes[i]
+    return owners
+
+
+# ---- shards of flat parameters --------------------------------------------------------------------------------------
+
+
+class ZeRO1(BucketedDDP):
+    """Optimizer state sharded: half an all-reduce before the step, the other half after it.
+
+    forward: no communication. backward: one reduce-scatter per bucket, as soon as its gradients exist. finish: waits.
+    step: one all-gather per bucket. Together 2(n−1)/n · Ψ elements per rank (and padding, less than n a bucket).
+
+    A rank keeps Ψ parameters and Ψ gradients, and Ψ/n of the optimizer's state. In float32 with Adam that is
+    4Ψ + 4Ψ + 8Ψ/n bytes, with `dtype=torch.bfloat16` 2Ψ + 2Ψ + 12Ψ/n: the 12 has master weights in it.
+
+    Args:
+        module, group, op, bucket_bytes: as for `BucketedDDP`.
+        optimizer: called with pairs of name and piece, such as `partial(torch.optim.AdamW, lr=3e-4)`. A piece is what
+            this rank owns of a parameter, flat: an optimizer that wants to see whole matrices cannot be used.
+        dtype: to compute, to keep gradients and to communicate in; the optimizer works on master weights in the
+            parameters' own precision. None computes in that, too. Buffers stay as they are.
+
+    Raises:
+        ValueError: an optimizer that needs whole parameters.
+    """
+
+    gradients_stay = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        optimizer: MakeOptimizer,
+        op: str = "mean",
+        bucket_bytes: int = 4 * 2**20,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_elementwise(optimizer, next((name for name, p in module.named_parameters() if p.requires_grad), ""))
+        self.dtype = dtype
+        self._ready = False  # the shards of the gradients are averaged, and not used up
+        super().__init__(module, group, op, bucket_bytes)
+        self.wholes = nn.ParameterList(flat.whole for flat in self.buckets)  # so that a memory tracker finds them
+        self.shards = nn.ParameterList(flat.shard for flat in self.buckets)
+        pieces = [piece for flat in self.buckets for piece in flat.pieces.items()]
+        self.optimizer = optimizer(pieces or [("padding", nn.Parameter(torch.zeros(0)))])
+
+    def forward(self, *args, **kwargs):
+        self._ready = self._ready and not torch.is_grad_enabled()
+        return super().forward(*args, **kwargs)
+
+    def _flats(self) -> list[Flat]:
+        """All that is sharded."""
+        return self.buckets
+
+    @torch.no_grad()
+    def _make_buckets(self) -> list[Flat]:
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        flats = []
+        for params in fill_buckets(self.trained[::-1], self.bucket_bytes):
+            named = {names[id(p)]: p for p in params}
+            flat = Flat(named, self.group, self.dtype, self.gradients_stay)
+            for (name, p), view in zip(named.items(), flat.views, strict=True):
+                flat.load(name, p)
+                p.data = view.copy_(p)
+            flats.append(flat)
+        if self.dtype is not None:
+            for p in self.module.parameters():
+                p.data = p.data.to(self.dtype)  # those that are not trained
+        return flats
+
+    def _send(self, flat: Flat) -> comm.Pending:
+        return comm.reduce_scatter_start(flat.whole.grad, self.group, out=flat.whole.grad[flat.mine])
+
+    def finish(self) -> None:
+        """Return when this rank has its shard of the averaged gradient, in `shard.grad` of each of `buckets`.
+
+        p.grad holds nothing of use then: each rank has another part of the average.
+        """
+        super().finish()
+        for flat in self.buckets:
+            flat.shard.grad = flat.whole.grad[flat.mine]
+            for p in flat.params:
+                p.grad = None
+        self._ready = True
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
+
+        Raises:
+            RuntimeError: the gradients are not averaged yet.
+        """
+        self._check_averaged("clip_gradients()")
+        return clip_shards([flat.shard.grad for flat in self.buckets], self.group, max_norm)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step this rank's shard, then collect those of the others.
+
+        Raises:
+            RuntimeError: there is no new gradient.
+        """
+        self._check_averaged("step()")
+        self._ready = False
+        for flat in self.buckets:
+            flat.lend()
+        self.optimizer.step()
+        for flat in self.buckets:
+            flat.settle()
+        self._publish()
+
+    def _publish(self) -> None:
+        """Let every rank see the new parameters."""
+        with comm.label("parameters"):
+            pending = [comm.all_gather_start(flat.shard, self.group, out=flat.whole) for flat in self.buckets]
+        for one in pending:
+            one.wait()
+
+    def _check_averaged(self, what: str) -> None:
+        if not self._ready:
+            raise RuntimeError(
+                f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
+            )
+
+    # ---- saving -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole parameters and buffers by name, as the plain module's `load_state_dict` takes them, in full precision.
+
+        All ranks must call it; the group's rank 0 gets them, the others an empty dict. One flat at a time is whole.
+        """
+        whole = {}
+        for flat in self._flats():
+            views = flat.cut(comm.all_gather(flat.exact, self.group))
+            if self.group.rank == 0:
+                whole |= {name: view.clone() for name, view in zip(flat.names, views, strict=True)}
+        if self.group.rank > 0:
+            return {}
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        state = self.module.state_dict(keep_vars=True)  # a tied parameter is in it under each of its names
+        return {key: whole.get(names.get(id(x), ""), x.detach()) for key, x in state.items()}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take what is mine of whole parameters; each rank needs the dict, on the CPU, or mapped from a file.
+
+        Raises:
+            KeyError: a parameter is not in it.
+        """
+        for flat in self._flats():
+            for name, p in zip(flat.names, flat.params, strict=True):
+                if state[name].shape != p.shape:
+                    raise ValueError(f"{name} has shape {list(state[name].shape)} instead of {list(p.shape)}")
+                flat.load(name, state[name])
+        self._publish()
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """This rank's shards and its optimizer's state; no communication."""
+        shards = [flat.exact.detach().clone() for flat in self._flats()]
+        optimizer = self.optimizer.state_dict()
+        return {"rank": self.group.rank, "ranks": self.group.size, "shards": shards, "optimizer": optimizer}
+
+    @torch.no_grad()
+    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what this very rank of as many ranks has saved.
+
+        Raises:
+            ValueError: it comes from another rank, or from another number of ranks.
+        """
+        saved, here = (state["rank"], state["ranks"]), (self.group.rank, self.group.size)
+        if saved != here:
+            raise ValueError(
+                f"this is the shard of rank {saved[0]} of {saved[1]}, but here is rank {here[0]} of {here[1]}: other "
+                "ranks cut the parameters in other places; go through full_state_dict() and load_full_state_dict()"
+            )
+        for flat, shard in zip(self._flats(), state["shards"], strict=True):
+            flat.exact.copy_(shard)
+            flat.settle()
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._publish()
+
+
+class ZeRO2(ZeRO1):
+    """Gradients sharded, too: a bucket is freed as soon as it has been reduced.
+
+    The same messages as in ZeRO-1. A rank keeps Ψ parameters and Ψ/n of gradients and optimizer state: in float32 with
+    Adam 4Ψ + 12Ψ/n bytes, in bfloat16 with master weights 2Ψ + 14Ψ/n; and for a moment the buckets on their way.
+
+    Several microbatches: each backward reduces its gradients, and the shard adds them up: (n−1)/n · Ψ for each
+    microbatch, and never all gradients in memory. Inside `no_sync()` nothing travels and nothing is freed: the traffic
+    of one backward, and the memory of ZeRO-1. Choose.
+    """
+
+    gradients_stay = False
+
+    def _hooks(self) -> Iterator[tuple[nn.Parameter, Callable[[nn.Parameter], None]]]:
+        self._coming: deque[tuple[Flat, comm.Pending]] = deque()
+        self._sent = False  # anything since the last finish()
+        return super()._hooks()
+
+    def forward(self, *args, **kwargs):
+        if torch.is_grad_enabled() and (self._next or self._begun()):
+            self._send_the_rest()  # of a microbatch that did not use all parameters
+        return super().forward(*args, **kwargs)
+
+    def _send(self, flat: Flat) -> comm.Pending:
+        while self._coming:  # memory for one bucket on its way, and one that fills
+            self._collect()
+        pending = comm.reduce_scatter_start(flat.give_away(), self.group)
+        self._coming.append((flat, pending))
+        return pending
+
+    def _send_full_buckets(self) -> None:
+        super()._send_full_buckets()
+        if self._next == len(self.buckets):  # ready for another microbatch
+            self._pending, self._next, self._sent = [], 0, True
+            for flat in self.buckets:
+                flat.missing.update(range(len(flat.params)))
+
+    def _collect(self) -> None:
+        flat, pending = self._coming.popleft()
+        part = pending.wait()
+        flat.shard.grad = part if flat.shard.grad is None else flat.shard.grad.add_(part)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Return when this rank has its shard of the averaged gradient, summed over the microbatches."""
+        if self._next or self._begun() or not self._sent:
+            self._send_the_rest()
+        DataParallel.finish(self)
+        while self._coming:
+            self._collect()
+        self._sent, self._ready = False, True
