@@ -8,7 +8,7 @@ rank. So it can say which mistake it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -110,3 +110,28 @@ def everywhere(data: Data, given: list[Data]) -> list[Data]:
 def scaled(factor: Callable[[int], float]) -> Callable:
     """What ranks return when all gradients are the right ones times `factor(n)`."""
     return lambda given, want: [{"gradients": [g * factor(len(given)) for g in w["gradients"]]} for w in want]
+
+
+def pair(result: Any) -> tuple[Any, Any]:
+    """Two results; (None, None) if an answer has returned something else."""
+    both = isinstance(result, (tuple, list)) and len(result) == 2
+    return tuple(result) if both else (None, None)
+
+
+def call(name: str, arguments: Sequence) -> str:
+    """A call as it is written, which names an entry."""
+    return f"{name}({', '.join(map(repr, arguments))})"
+
+
+def each_call(name: str) -> Callable:
+    """A body that calls the answer for each of the cases given."""
+
+    def body(answer: Callable, group: Any, given: Data) -> Data:
+        return {call(name, case): answer(*case) for case in given["cases"]}
+
+    return body
+
+
+def formula(name: str, of: Callable) -> Callable:
+    """What a function of the same arguments would return; used as reference and as mistake."""
+    return lambda given, want=None: [{call(name, case): of(*case) for case in g["cases"]} for g in given]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lib.check.exercise import Data, Exercise, Mistake, whole
+from lib.check.exercise import Data, Exercise, Mistake, pair, whole
 from lib.mesh import Group
 from lib.steps import all_reduce_bytes
 
@@ -84,9 +84,7 @@ def _seconds(given: Data) -> list[float]:
 
 
 def _fit(answer: Callable, group: Group, given: Data) -> Data:
-    pair = answer(list(given["sizes"]), _seconds(given))
-    both = isinstance(pair, (tuple, list)) and len(pair) == 2
-    alpha_s, bandwidth_Bps = pair if both else (None, None)
+    alpha_s, bandwidth_Bps = pair(answer(list(given["sizes"]), _seconds(given)))
     return {"alpha_s": alpha_s, "bandwidth_Bps": bandwidth_Bps}
 
 

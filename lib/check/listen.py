@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch import distributed as dist
 
-from lib import comm
+from lib import comm, cost
 from lib.mesh import Group
 
 _SENDS = ("send", "isend")
@@ -16,28 +16,48 @@ _COLLECTIVES = (
     "all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single broadcast gather "
     "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
 ).split()
+_KINDS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter", "reduce")
 
 
 @dataclass
 class Heard:
-    """Global rank and bytes of each message that was sent, and how many collectives were called."""
+    """Global rank and bytes of each message that was sent; kind, and bytes of the whole array, of each collective."""
 
     sent: list[tuple[int, int]] = field(default_factory=list)
-    collectives: int = 0
+    calls: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def collectives(self) -> int:
+        """How many were called."""
+        return len(self.calls)
+
+    def sent_bytes(self, n: int) -> float:
+        """All that this rank has sent, if the collectives of n ranks are rings."""
+        collectives = sum(cost.wire_bytes(kind, payload_bytes, n) for kind, payload_bytes in self.calls)
+        return sum(n_bytes for _, n_bytes in self.sent) + collectives
 
 
-def listen() -> Heard:
-    """From now on, and until this rank ends, note what it sends."""
+def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], None] = lambda: None) -> Heard:
+    """From now on, and until this rank ends, note what it sends.
+
+    Args:
+        on_start: called when a collective, or the sending of a message, begins.
+        on_wait: called when this rank begins to wait for either.
+    """
     heard, message, collective = Heard(), comm.message, comm.collective
+
+    def note(where: list, what: tuple) -> None:
+        where.append(what)
+        on_start()
 
     def noted_message(kind: str, body: Tensor, group: Group, peer: int, function: Callable) -> comm.Pending:
         if kind == "send":
-            heard.sent.append((group.ranks[peer], _bytes(body)))
+            note(heard.sent, (group.ranks[peer], _bytes(body)))
         return message(kind, body, group, peer, function)
 
-    def noted_collective(*args, **kwargs) -> comm.Pending:
-        heard.collectives += 1
-        return collective(*args, **kwargs)
+    def noted_collective(what: str, x: Tensor | None, *args, times: int = 1) -> comm.Pending:
+        note(heard.calls, (what.split()[0], _bytes(x) * times))
+        return collective(what, x, *args, times=times)
 
     comm.message, comm.collective = noted_message, noted_collective
     inside: list[str] = []  # a call may be made of others: send of isend
@@ -47,14 +67,19 @@ def listen() -> Heard:
             if not inside and name in _SENDS:
                 given = dict(zip(("tensor", "dst"), args, strict=False)) | kwargs
                 dst = given["group_dst"] if given.get("dst") is None else given["dst"]
-                heard.sent.append((dst, _bytes(given["tensor"])))
+                note(heard.sent, (dst, _bytes(given["tensor"])))
             elif not inside:
-                heard.collectives += 1
+                kind = next((kind for kind in _KINDS if name.startswith(kind)), "broadcast")
+                whole_bytes = max(map(_bytes, (*args, *kwargs.values())))  # of a shard and the whole
+                note(heard.calls, (kind, whole_bytes))
             inside.append(name)
             try:
-                return original(*args, **kwargs)
+                work = original(*args, **kwargs)
             finally:
                 inside.pop()
+            if work is None and not inside:
+                on_wait()
+            return work
 
         return call
 
@@ -64,8 +89,25 @@ def listen() -> Heard:
             call = noted(name, getattr(dist, name))
             setattr(dist, name, call)
             setattr(dist.distributed_c10d, name, call)
+
+    wait, work_wait = comm.Pending.wait, dist.Work.wait
+
+    def noted_wait(pending: comm.Pending) -> object:
+        if pending._finish is not None:  # once: whoever asks again waits for nothing
+            on_wait()
+        return wait(pending)
+
+    def noted_work_wait(work: dist.Work, *args, **kwargs) -> bool:
+        if not inside:
+            on_wait()
+        return work_wait(work, *args, **kwargs)
+
+    comm.Pending.wait, dist.Work.wait = noted_wait, noted_work_wait
     return heard
 
 
-def _bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
+def _bytes(x: object) -> int:
+    """Of a tensor, or of a list of them."""
+    if isinstance(x, Tensor):
+        return x.numel() * x.element_size()
+    return sum(map(_bytes, x)) if isinstance(x, (list, tuple)) else 0

@@ -8,29 +8,10 @@ from typing import Any
 
 import torch
 
-from lib.check.exercise import Data, Exercise, Mistake, whole
+from lib.check.exercise import Data, Exercise, Mistake, call, each_call, formula, whole
 from lib.cost import activation_bytes, state_bytes, train_s
 from lib.mesh import Group
 from lib.sizes import ModelShape, Recipe
-
-
-def _call(name: str, arguments: Sequence) -> str:
-    return f"{name}({', '.join(map(repr, arguments))})"
-
-
-def _each_call(name: str) -> Callable:
-    """A body that calls the answer for each of the cases given."""
-
-    def body(answer: Callable, group: Group, given: Data) -> Data:
-        return {_call(name, case): answer(*case) for case in given["cases"]}
-
-    return body
-
-
-def _formula(name: str, of: Callable) -> Callable:
-    """What a function of the same arguments would return; used as reference and as mistake."""
-    return lambda given, want=None: [{_call(name, case): of(*case) for case in g["cases"]} for g in given]
-
 
 # ---- 01.1 state_bytes -----------------------------------------------------------------------------------------------
 
@@ -46,7 +27,7 @@ def _recipes_inputs(generator: torch.Generator, n: int) -> list[Data]:
 def _by_kind(name: str, case: Sequence, result: Any) -> Data:
     """Entries for each kind, so that a FAIL says which one is wrong."""
     kinds = result if isinstance(result, dict) else {}
-    return {f'{_call(name, case)}["{kind}"]': kinds.get(kind) for kind in _KINDS}
+    return {f'{call(name, case)}["{kind}"]': kinds.get(kind) for kind in _KINDS}
 
 
 def _state_bytes(answer: Callable, group: Group, given: Data) -> Data:
@@ -140,7 +121,7 @@ def _first_that_fits(needs: Sequence[float], memory_bytes: float) -> int | None:
 
 
 def _stages(needs: Callable[[int, int], list[float]], choose: Callable = _first_that_fits) -> Callable:
-    return _formula("lowest_stage", lambda p, n, memory_bytes: choose(needs(p, n), memory_bytes))
+    return formula("lowest_stage", lambda p, n, memory_bytes: choose(needs(p, n), memory_bytes))
 
 
 def _strictly(needs: Sequence[float], memory_bytes: float) -> int | None:
@@ -155,7 +136,7 @@ STAGE = Exercise(
     id="01.2",
     title="lowest_stage",
     points=2,
-    body=_each_call("lowest_stage"),
+    body=each_call("lowest_stage"),
     inputs=_stages_inputs,
     reference=_stages(_needs),
     ranks=(1,),
@@ -215,7 +196,7 @@ def _choices(of: Callable[..., list[float]], choose: Callable = _first_that_fits
         place = choose(of(*case[:-1]), case[-1])
         return None if place is None else _HOW[place]
 
-    return _formula("recomputation", name)
+    return formula("recomputation", name)
 
 
 def _least(needs: Sequence[float], memory_bytes: float) -> int | None:
@@ -226,7 +207,7 @@ RECOMPUTATION = Exercise(
     id="01.4",
     title="recomputation",
     points=2,
-    body=_each_call("recomputation"),
+    body=each_call("recomputation"),
     inputs=_fits_inputs,
     reference=_choices(_kept),
     ranks=(1,),
@@ -274,14 +255,14 @@ def _days(factor: Callable[[int, float], float] = lambda gpus, utilisation: 1.0)
         seconds = train_s(6 * num_parameters * tokens, peak_flops, utilisation, gpus)
         return seconds / _DAY_S * factor(gpus, utilisation)
 
-    return _formula("days", of)
+    return formula("days", of)
 
 
 DAYS = Exercise(
     id="01.5",
     title="days",
     points=1,
-    body=_each_call("days"),
+    body=each_call("days"),
     inputs=_days_inputs,
     reference=_days(),
     ranks=(1,),

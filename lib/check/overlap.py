@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from lib import comm
 from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, means_of, random, scaled
+from lib.check.listen import listen
 from lib.mesh import Group
 
 # ---- 03.3 overlapped ------------------------------------------------------------------------------------------------
@@ -49,38 +49,10 @@ def _overlapped(answer: Callable, group: Group, given: Data) -> Data:
             yield g.clone()
         made += 1  # the end
 
-    _note_calls(lambda: starts.append(made), lambda: waits.append(made))
+    listen(lambda: starts.append(made), lambda: waits.append(made))
     averages = answer(backward(), _ROOM * 8, group)
     averages = None if averages is None else list(averages)
     return {"averages": averages, "what was sent when": _describe(starts, waits)}
-
-
-def _note_calls(on_start: Callable[[], None], on_wait: Callable[[], None]) -> None:
-    """From now on, tell of each communication of this rank and of each wait for one, through `comm` or not."""
-    begin, wait, work_wait = comm.Pending.__init__, comm.Pending.wait, torch.distributed.Work.wait
-    all_reduce = torch.distributed.all_reduce
-
-    def noted_begin(self, *args, **kwargs):
-        on_start()
-        begin(self, *args, **kwargs)
-
-    def noted_wait(self):
-        on_wait()
-        return wait(self)
-
-    def noted_work_wait(self, *args, **kwargs):
-        on_wait()
-        return work_wait(self, *args, **kwargs)
-
-    def noted_all_reduce(*args, **kwargs):
-        on_start()
-        work = all_reduce(*args, **kwargs)
-        if work is None:
-            on_wait()
-        return work
-
-    comm.Pending.__init__, comm.Pending.wait = noted_begin, noted_wait
-    torch.distributed.Work.wait, torch.distributed.all_reduce = noted_work_wait, noted_all_reduce
 
 
 ONE_EACH = "one message for each gradient"
@@ -208,7 +180,7 @@ def _model(weights: list[Tensor]) -> nn.Module:
 
 def _accumulate(answer: Callable, group: Group, given: Data) -> Data:
     model, messages = _model(given["weights"]), []
-    _note_calls(lambda: messages.append(1), lambda: None)
+    listen(lambda: messages.append(1))
     answer(model, given["microbatches"], mse_loss, group)
     params = list(model.parameters())
     # Even one flat message for each of the microbatches is more than one for each of the parameters.
