@@ -11,6 +11,7 @@ import answers_averages
 import answers_collectives
 import answers_memory
 import answers_overlap
+import answers_zero
 import pytest
 import torch
 from answers_averages import each, right_average, right_bytes, sums
@@ -25,8 +26,9 @@ from lib.check.judge import judge
 from lib.check.source import NotebookError, read
 
 ROOT = Path(__file__).parent.parent
-RIGHT = answers_averages.RIGHT | answers_collectives.RIGHT | answers_memory.RIGHT | answers_overlap.RIGHT
-WRONG = answers_averages.WRONG | answers_collectives.WRONG | answers_memory.WRONG | answers_overlap.WRONG
+ANSWERS = (answers_averages, answers_collectives, answers_memory, answers_overlap, answers_zero)
+RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
+WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}
 
 
 @pytest.fixture(autouse=True)

@@ -14,16 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lib.check import averages, links, memory_live, memory_sums, overlap, rings
+from lib.check import averages, links, memory_live, memory_sums, overlap, rings, sharded_step, sharded_sums, shards
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, Verdict, judge, new_seed
 
+_PARTS = (memory_sums, memory_live, rings, links, averages, overlap, shards, sharded_step, sharded_sums)
 EXERCISES: dict[str, Exercise] = {
-    e.id: e
-    for e in sorted(
-        (e for part in (memory_sums, memory_live, rings, links, averages, overlap) for e in part.EXERCISES),
-        key=lambda e: e.id,
-    )
+    e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)
 }
 PROGRESS = Path(__file__).resolve().parents[2] / ".progress.json"
 

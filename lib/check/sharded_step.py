@@ -1,0 +1,300 @@
+"""Chapter 04, steps of which each rank does one n-th: exercises 04.2 and 04.4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lib.check.exercise import Data, Exercise, Mistake, pair, random, whole
+from lib.check.listen import listen
+from lib.mesh import Group
+
+# ---- 04.2 zero1_step ------------------------------------------------------------------------------------------------
+
+_LR, _BETA = 0.1, 0.75
+TWO_HALVES = "what an all-reduce sends"
+THREE_HALVES, MORE, LESS = "half as much again", "more than that", "less than that"
+
+
+def _step_inputs(generator: torch.Generator, n: int) -> list[Data]:
+    weights = random(generator, 5 * n)
+    return [
+        {"weights": weights, "gradient": random(generator, 5 * n), "momentum": random(generator, 5)} for _ in range(n)
+    ]
+
+
+def _zero1_step(answer: Callable, group: Group, given: Data) -> Data:
+    heard, n = listen(), group.size
+    tensors = (given[name].clone() for name in ("weights", "gradient", "momentum"))
+    weights, momentum = pair(answer(*tensors, _LR, _BETA, group))
+    half = (n - 1) / n * given["weights"].numel() * given["weights"].element_size()
+    return {"weights": weights, "momentum": momentum, "what was sent": _amount(heard.sent_bytes(n) / half)}
+
+
+def _amount(halves: float) -> str:
+    if halves < 1.9:
+        return LESS
+    return TWO_HALVES if halves < 2.1 else THREE_HALVES if 2.9 < halves < 3.1 else MORE
+
+
+def _stepped(
+    gradient_of: Callable[[list[Tensor], int], Tensor] = lambda gs, r: torch.stack(gs).mean(0).chunk(len(gs))[r],
+    momentum_of: Callable[[Tensor, Tensor], Tensor] = lambda m, g: _BETA * m + g,
+    weights_of: Callable[[Tensor, int, int], Tensor] = lambda w, r, n: w.chunk(n)[r],
+) -> list:
+    """From what each rank is given to its new shards of momentum and weights."""
+
+    def shards(given: list[Data]) -> tuple[list[Tensor], list[Tensor]]:
+        n, gradients = len(given), [g["gradient"] for g in given]
+        momenta = [momentum_of(g["momentum"], gradient_of(gradients, r)) for r, g in enumerate(given)]
+        return momenta, [weights_of(given[0]["weights"], r, n) - _LR * momenta[r] for r in range(n)]
+
+    return shards
+
+
+def _as(shards: Callable, **also: str) -> Callable:
+    """What ranks return who make these shards and then gather them."""
+
+    def answers(given: list[Data], want: Any = None) -> list[Data]:
+        momenta, weights = shards(given)
+        return [{"weights": torch.cat(weights), "momentum": m, **also} for m in momenta]
+
+    return answers
+
+
+def _gathered_before(given: list[Data], want: list[Data]) -> list[Data]:
+    """Old weights of the others, new ones of its own."""
+    found = []
+    for r, w in enumerate(want):
+        parts = list(given[r]["weights"].chunk(len(given)))
+        parts[r] = w["weights"].chunk(len(given))[r]
+        found.append({"weights": torch.cat(parts), "momentum": w["momentum"]})
+    return found
+
+
+STEP = Exercise(
+    id="04.2",
+    title="zero1_step",
+    points=3,
+    body=_zero1_step,
+    inputs=_step_inputs,
+    reference=_as(_stepped(), **{"what was sent": TWO_HALVES}),
+    mistakes=(
+        Mistake(
+            "Each rank has stepped its own shard, and has the others' as they were: nobody got the new weights. The "
+            "all-gather comes after the step, and carries what the step has made.",
+            _gathered_before,
+        ),
+        Mistake(
+            "The weights are the old ones. What the all-gather collects must be the stepped shard; the step itself "
+            "makes a new tensor, so hand that on.",
+            lambda given, want: [
+                {"weights": g["weights"], "momentum": w["momentum"]} for g, w in zip(given, want, strict=True)
+            ],
+        ),
+        Mistake(
+            "You stepped with the sum of the ranks' gradients, as many times too far as there are ranks. Use "
+            'op="mean" in the reduce-scatter.',
+            _as(_stepped(gradient_of=lambda gs, r: torch.stack(gs).sum(0).chunk(len(gs))[r])),
+        ),
+        Mistake(
+            "Each rank stepped its shard with its own gradient; the others' play no part. A reduce-scatter gives "
+            "each rank its shard of the mean.",
+            _as(_stepped(gradient_of=lambda gs, r: gs[r].chunk(len(gs))[r])),
+        ),
+        Mistake(
+            "Every rank stepped the first n-th of the weights. Rank r owns the r-th: begin at r times the size of a "
+            "shard.",
+            _as(_stepped(weights_of=lambda w, r, n: w.chunk(n)[0])),
+        ),
+        Mistake(
+            "The weights are right, and each rank holds the momentum of all of them: what ZeRO-1 saves is given up. "
+            "Return this rank's shard.",
+            lambda given, want: [
+                {"weights": w["weights"], "momentum": torch.cat([v["momentum"] for v in want])} for w in want
+            ],
+        ),
+        Mistake(
+            "The weights are right, but you return the momentum as it was. The next step needs the new one.",
+            lambda given, want: [
+                {"weights": w["weights"], "momentum": g["momentum"]} for g, w in zip(given, want, strict=True)
+            ],
+        ),
+        Mistake(
+            "The momentum plays no part: you stepped with the gradient alone. It is beta times the old momentum, plus "
+            "the gradient.",
+            _as(_stepped(momentum_of=lambda m, g: g)),
+        ),
+        Mistake(
+            "Your momentum takes (1 - beta) of the gradient, as Adam's average does. SGD's takes all of it.",
+            _as(_stepped(momentum_of=lambda m, g: _BETA * m + (1 - _BETA) * g)),
+        ),
+        Mistake(
+            "The step is right, and you send half as much again as you need: an all-reduce gathers gradients that "
+            "nobody uses. A reduce-scatter gives each rank what it steps with.",
+            lambda given, want: [w | {"what was sent": THREE_HALVES} for w in want],
+        ),
+        Mistake(
+            "The step is right, but you send more than a reduce-scatter of the gradient and an all-gather of the "
+            "weights.",
+            lambda given, want: [w | {"what was sent": MORE} for w in want],
+        ),
+    ),
+)
+
+# ---- 04.4 accumulate_shard ------------------------------------------------------------------------------------------
+
+_K = 5  # not a number of ranks, as the mistakes are told apart by their factor
+_S = 40  # numbers of a shard: many beside a count that is sent along
+EACH = "one reduce-scatter for each microbatch, as it comes"
+AFTERWARDS, LATE = "everything after the last microbatch", "a microbatch later than it could"
+ALL_REDUCED, OTHERWISE = "as much as with all-reduces", "something else"
+
+
+def _microbatches_inputs(generator: torch.Generator, n: int) -> list[Data]:
+    def microbatch() -> dict:
+        count = whole(generator, 1, 30)
+        return {"sum": random(generator, _S * n) * count, "count": count}
+
+    return [{"microbatches": [microbatch() for _ in range(_K)]} for _ in range(n)]
+
+
+def _accumulate(answer: Callable, group: Group, given: Data) -> Data:
+    made = 0  # microbatches that backward has been through
+    large: list[int] = []  # at each sending of a tensor of that size, how many there were
+    size = given["microbatches"][0]["sum"].nbytes
+
+    def backward() -> Iterator[tuple[Tensor, int]]:
+        nonlocal made
+        for one in given["microbatches"]:
+            made += 1
+            yield one["sum"].clone(), one["count"]
+        made += 1  # the end
+
+    def note() -> None:
+        if len(heard.calls) > seen[0] and heard.calls[-1][1] >= size:
+            large.append(made)
+        seen[0] = len(heard.calls)
+
+    seen = [0]
+    heard = listen(on_start=note)
+    shard = answer(backward(), group)
+    halves = heard.sent_bytes(group.size) / ((group.size - 1) / group.size * size)
+    return {"shard": shard, "what was sent": _describe(large, halves)}
+
+
+def _describe(large: list[int], halves: float) -> str:
+    """From when gradients were sent, and how many halves of an all-reduce that is, with the counts."""
+    if large and all(made == _K + 1 for made in large):
+        return AFTERWARDS
+    if halves > 1.5 * _K:
+        return ALL_REDUCED
+    if large == list(range(1, _K + 1)):
+        return EACH
+    return LATE if large == [*range(2, _K + 2)] else OTHERWISE
+
+
+def _sums(given: list[Data], divided: Callable[[dict, int], float], microbatches: slice = slice(None)) -> Callable:
+    """The sum over ranks and microbatches, each divided by its `divided`, cut for the ranks."""
+    total = sum(
+        one["sum"] / divided(one, k) for g in given for k, one in list(enumerate(g["microbatches"]))[microbatches]
+    )
+    return total.chunk(len(given))
+
+
+def _count(given: list[Data]) -> int:
+    return sum(one["count"] for g in given for one in g["microbatches"])
+
+
+def _at(given: list[Data], k: int) -> int:
+    """Tokens of the k-th microbatch on all ranks."""
+    return sum(g["microbatches"][k]["count"] for g in given)
+
+
+def _own_count(g: Data) -> int:
+    return sum(one["count"] for one in g["microbatches"])
+
+
+def _shards(of: Callable[[list[Data]], Any]) -> Callable:
+    return lambda given, want=None: [{"shard": shard} for shard in of(given)]
+
+
+def _mean(given: list[Data]) -> list[Data]:
+    return [{"shard": shard, "what was sent": EACH} for shard in _sums(given, lambda one, k: _count(given))]
+
+
+def _as_sent(how: str) -> Callable:
+    return lambda given, want: [w | {"what was sent": how} for w in want]
+
+
+ACCUMULATE = Exercise(
+    id="04.4",
+    title="accumulate_shard",
+    points=3,
+    body=_accumulate,
+    inputs=_microbatches_inputs,
+    reference=_mean,
+    mistakes=(
+        Mistake(
+            "You divided the sum over all ranks by this rank's own tokens, so each shard has another scale. The count "
+            "needs an all-reduce of its own.",
+            lambda given, want: [
+                {"shard": w["shard"] * _count(given) / _own_count(g)} for g, w in zip(given, want, strict=True)
+            ],
+        ),
+        Mistake(
+            "You divided each rank's gradients by that rank's tokens and averaged over the ranks. A token of a rank "
+            "with few of them counts too much: divide once, by the count of all ranks.",
+            _shards(
+                lambda given: (
+                    sum(torch.stack([one["sum"] for one in g["microbatches"]]).sum(0) / _own_count(g) for g in given)
+                    .div(len(given))
+                    .chunk(len(given))
+                )
+            ),
+        ),
+        Mistake(
+            "That is the mean of the microbatches' means: a token in a short one counts too much. Add up sums and "
+            "counts, and divide once, at the end.",
+            _shards(lambda given: _sums(given, lambda one, k: one["count"] * _K * len(given))),
+        ),
+        Mistake(
+            "You divided each microbatch by its own tokens on all ranks, and averaged those means: a token in a short "
+            "one counts too much. Divide once, after the last, by the count of all.",
+            _shards(lambda given: _sums(given, lambda one, k: _at(given, k) * _K)),
+        ),
+        Mistake(
+            "Only the last microbatch is in it: you replaced the shard where you should have added to it.",
+            _shards(lambda given: _sums(given, lambda one, k: _count(given), slice(-1, None))),
+        ),
+        Mistake(
+            "That is the sum over all tokens, not yet divided by how many there are.",
+            _shards(lambda given: _sums(given, lambda one, k: 1)),
+        ),
+        Mistake(
+            "Exactly as many times too small as there are ranks: the reduce-scatter took the mean over the ranks. "
+            "Here sums are added up, and the count divides them.",
+            _shards(lambda given: _sums(given, lambda one, k: _count(given) * len(given))),
+        ),
+        Mistake(
+            "The shard is right, but you keep full gradients until the last microbatch and reduce then. That is the "
+            "other choice: it saves bytes on the wire, and takes the memory that ZeRO-2 is to save.",
+            _as_sent(AFTERWARDS),
+        ),
+        Mistake(
+            "The shard is right, but you send twice what you need: an all-reduce gives every rank the sum of all "
+            "shards. A reduce-scatter gives each its own.",
+            _as_sent(ALL_REDUCED),
+        ),
+        Mistake(
+            "The shard is right, but each gradient is still held when the next one is made. Start its reduce-scatter "
+            "before you ask the iterator for more.",
+            _as_sent(LATE),
+        ),
+    ),
+)
+
+EXERCISES = (STEP, ACCUMULATE)
