@@ -41,7 +41,6 @@ class Flat:
         gradients_stay: so that `shard.grad` may be a view into `whole.grad`. Otherwise p.grad ends with `take`.
         whole_stays: so that `shard` is a view into `whole`. Otherwise a rank has no more than its shard, until
             somebody gives `whole` its memory (`lib/data_parallel/fsdp.py`).
-        device: where to, None is where the parameters are.
 
     Attributes:
         whole: [S], parameters side by side; `whole.grad` all their gradients, while they are there.
@@ -62,7 +61,6 @@ class Flat:
         dtype: torch.dtype | None = None,
         gradients_stay: bool = True,
         whole_stays: bool = True,
-        device: torch.device | None = None,
     ) -> None:
         _check_alike(named)
         self.names, self.params = list(named), list(named.values())
@@ -74,11 +72,13 @@ class Flat:
         self.gradients_stay = gradients_stay
         self.missing = set(range(len(self.params)))  # no gradient yet
 
-        like = {"dtype": dtype or first.dtype, "device": device or first.device}
+        like = {"dtype": dtype or first.dtype, "device": first.device}
         make = torch.zeros if whole_stays else torch.empty
         whole = make(n * size, **like)
         shard = whole[self.mine] if whole_stays else torch.zeros(size, **like)
         self.views = self.cut(whole)
+        if not whole_stays:
+            whole.untyped_storage().resize_(0)
         self.whole = nn.Parameter(whole, requires_grad=False)
         self.shard = nn.Parameter(shard, requires_grad=False)
         own = shard.dtype == first.dtype
@@ -140,8 +140,9 @@ class Flat:
     def lend(self) -> None:
         """Give each piece its gradient, in the optimizer's precision."""
         gradient = self.shard.grad.to(self.exact.dtype)
-        for name, (_, here) in self.where.items():
-            self.pieces[name].grad = gradient[here]
+        trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}
+        for name, (_, here) in self.where.items():  # one that was frozen since stays where it is
+            self.pieces[name].grad = gradient[here] if name in trained else None
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -196,12 +197,12 @@ def check_elementwise(optimizer: MakeOptimizer, name: str) -> None:
     whole = nn.Parameter(start.clone())
     halves = [nn.Parameter(half.clone()) for half in start.flatten().split(12)]
     try:
-        both = optimizer([(name, whole)]), optimizer([(name, half) for half in halves])
+        each = [optimizer([(name, one)]) for one in (whole, *halves)]  # halves are on different ranks
         for gradient in gradients:
             whole.grad = gradient
             for half, part in zip(halves, gradient.flatten().split(12), strict=True):
                 half.grad = part
-            for one in both:
+            for one in each:
                 one.step()
         same = torch.allclose(whole.detach().flatten(), torch.cat([half.detach() for half in halves]), rtol=1e-5)
         why = "its steps on two halves of a matrix are not its step on the matrix"

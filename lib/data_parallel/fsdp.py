@@ -96,8 +96,10 @@ class FSDP(ZeRO2):
             unit.module.register_forward_hook(partial(self._after_forward, unit))
 
     def _start_equal(self) -> None:
-        if self._init is None:  # otherwise all get what is drawn
-            super()._start_equal()
+        if self._init is None:
+            return super()._start_equal()
+        for x in self.module.buffers():  # of parameters, all get what is drawn
+            x.copy_(comm.broadcast(x, self.group))
 
     @torch.no_grad()
     def _make_buckets(self) -> list[Flat]:
@@ -133,6 +135,8 @@ class FSDP(ZeRO2):
 
     def _publish(self) -> None:
         """Nobody is told of new parameters: whoever needs them collects them."""
+        for unit in self.units:  # an exception may have left one whole
+            unit.reshard()
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -163,7 +167,8 @@ class FSDP(ZeRO2):
         if outputs:
             register_multi_grad_hook(outputs, partial(self._before_backward, unit), mode="any")
         if self.reshard_after_forward or not outputs:
-            unit.reshard()
+            for one in self.units if unit is self.units[0] else [unit]:  # also what was asked for and not used
+                one.reshard()
 
     def _before_backward(self, unit: Unit, gradient: Tensor | None = None) -> None:
         self._backward = True
@@ -193,7 +198,7 @@ class Unit:
         self.module, self.flats, self.group = module, flats, group
         self.trained = [p for flat in flats for p in flat.params if p.requires_grad]
         self.has_frozen = any(not p.requires_grad for flat in flats for p in flat.params)
-        self.is_whole = True
+        self.is_whole = False
         self.gradients_open: set[int] = set()  # parameters whose gradient backward still owes
         self.inputs_open = 0  # calls whose inputs still wait for their gradient, as frozen layers show no other end
         self._coming: list[comm.Pending] = []

@@ -21,6 +21,7 @@ Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 a
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -54,26 +55,31 @@ class NaiveZeRO1(NaiveDDP):
         owned = zip(self.trained, self.owners, strict=True)
         mine = [(names[id(p)], p) for p, owner in owned if owner == group.rank]
         self.optimizer = optimizer(mine) if mine else None  # more ranks than parameters
+        self._ready = False  # the gradients are averaged, and not used up
 
     @torch.no_grad()
     def finish(self) -> None:
         """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
         for p, owner in zip(self.trained, self.owners, strict=True):
+            if not p.requires_grad:
+                continue  # frozen since
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
             with comm.label("gradient"):
                 p.grad = comm.reduce(p.grad, self.group, owner, self.op)
         DataParallel.finish(self)
-        self._own = False
+        self._own, self._ready = False, True
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was."""
-        gradients = [p.grad for p in self.trained if p.grad is not None]
-        return clip_shards(gradients or [torch.zeros(1)], self.group, max_norm)
+        """As `ZeRO1.clip_gradients`."""
+        _check_averaged(self._ready and not self._own and not self._added, "clip_gradients()")
+        return clip_shards([p.new_zeros(0) if p.grad is None else p.grad for p in self.trained], self.group, max_norm)
 
     @torch.no_grad()
     def step(self) -> None:
-        """The owners step, then everyone gets their parameters."""
+        """The owners step, then everyone gets their parameters. Raises as `ZeRO1.step`."""
+        _check_averaged(self._ready and not self._own and not self._added, "step()")
+        self._ready = False
         if self.optimizer is not None:
             self.optimizer.step()
         for p, owner in zip(self.trained, self.owners, strict=True):
@@ -89,6 +95,13 @@ def share_out(sizes: Sequence[int], n: int) -> list[int]:
         owners[i] = held.index(min(held))
         held[owners[i]] += sizes[i]
     return owners
+
+
+def _check_averaged(ready: bool, what: str) -> None:
+    if not ready:
+        raise RuntimeError(
+            f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
+        )
 
 
 # ---- shards of flat parameters --------------------------------------------------------------------------------------
@@ -147,9 +160,8 @@ class ZeRO1(BucketedDDP):
         names = {id(p): name for name, p in self.module.named_parameters()}
         flats = []
         for params in fill_buckets(self.trained[::-1], self.bucket_bytes):
-            named = {names[id(p)]: p for p in params}
-            flat = Flat(named, self.group, self.dtype, self.gradients_stay)
-            for (name, p), view in zip(named.items(), flat.views, strict=True):
+            flat = Flat({names[id(p)]: p for p in params}, self.group, self.dtype, self.gradients_stay)
+            for name, p, view in zip(flat.names, params, flat.views, strict=True):
                 flat.load(name, p)
                 p.data = view.copy_(p)
             flats.append(flat)
@@ -159,13 +171,18 @@ class ZeRO1(BucketedDDP):
         return flats
 
     def _send(self, flat: Flat) -> comm.Pending:
+        if self._pending:
+            self._pending[-1].wait()  # memory for what is received of one bucket at a time
         return comm.reduce_scatter_start(flat.whole.grad, self.group, out=flat.whole.grad[flat.mine])
 
     def finish(self) -> None:
         """Return when this rank has its shard of the averaged gradient, in `shard.grad` of each of `buckets`.
 
-        p.grad holds nothing of use then: each rank has another part of the average.
+        p.grad holds nothing of use then: each rank has another part of the average. Once a step: what an earlier call
+        gave is overwritten, unless there is nothing new.
         """
+        if self._ready and not self._added and not self._begun():
+            return
         super().finish()
         for flat in self.buckets:
             flat.shard.grad = flat.whole.grad[flat.mine]
@@ -179,7 +196,7 @@ class ZeRO1(BucketedDDP):
         Raises:
             RuntimeError: the gradients are not averaged yet.
         """
-        self._check_averaged("clip_gradients()")
+        _check_averaged(self._ready, "clip_gradients()")
         return clip_shards([flat.shard.grad for flat in self.buckets], self.group, max_norm)
 
     @torch.no_grad()
@@ -189,7 +206,7 @@ class ZeRO1(BucketedDDP):
         Raises:
             RuntimeError: there is no new gradient.
         """
-        self._check_averaged("step()")
+        _check_averaged(self._ready, "step()")
         self._ready = False
         for flat in self.buckets:
             flat.lend()
@@ -204,12 +221,6 @@ class ZeRO1(BucketedDDP):
             pending = [comm.all_gather_start(flat.shard, self.group, out=flat.whole) for flat in self.buckets]
         for one in pending:
             one.wait()
-
-    def _check_averaged(self, what: str) -> None:
-        if not self._ready:
-            raise RuntimeError(
-                f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
-            )
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
@@ -230,25 +241,35 @@ class ZeRO1(BucketedDDP):
         state = self.module.state_dict(keep_vars=True)  # a tied parameter is in it under each of its names
         return {key: whole.get(names.get(id(x), ""), x.detach()) for key, x in state.items()}
 
+    def _replicated(self) -> dict[str, Tensor]:
+        """Of the module's state, what each rank has whole: buffers, and parameters that are not trained."""
+        sharded = {id(p) for flat in self._flats() for p in flat.params}
+        return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
+
     @torch.no_grad()
     def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take what is mine of whole parameters; each rank needs the dict, on the CPU, or mapped from a file.
 
         Raises:
-            KeyError: a parameter is not in it.
+            KeyError: a parameter or buffer is not in it.
+            ValueError: one has another shape.
         """
+        for name, x in self._replicated().items():
+            x.copy_(_of_shape(x, name, state[name]))
         for flat in self._flats():
             for name, p in zip(flat.names, flat.params, strict=True):
-                if state[name].shape != p.shape:
-                    raise ValueError(f"{name} has shape {list(state[name].shape)} instead of {list(p.shape)}")
-                flat.load(name, state[name])
+                flat.load(name, _of_shape(p, name, state[name]))
         self._publish()
 
     def sharded_state_dict(self) -> dict[str, Any]:
-        """This rank's shards and its optimizer's state; no communication."""
-        shards = [flat.exact.detach().clone() for flat in self._flats()]
-        optimizer = self.optimizer.state_dict()
-        return {"rank": self.group.rank, "ranks": self.group.size, "shards": shards, "optimizer": optimizer}
+        """This rank's shards, its optimizer's state, and what is not sharded; no communication."""
+        return {
+            "rank": self.group.rank,
+            "ranks": self.group.size,
+            "shards": [flat.exact.detach().clone() for flat in self._flats()],
+            "replicated": {key: x.detach().clone() for key, x in self._replicated().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+        }
 
     @torch.no_grad()
     def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
@@ -263,11 +284,19 @@ class ZeRO1(BucketedDDP):
                 f"this is the shard of rank {saved[0]} of {saved[1]}, but here is rank {here[0]} of {here[1]}: other "
                 "ranks cut the parameters in other places; go through full_state_dict() and load_full_state_dict()"
             )
+        for key, x in self._replicated().items():
+            x.copy_(state["replicated"][key])
         for flat, shard in zip(self._flats(), state["shards"], strict=True):
             flat.exact.copy_(shard)
             flat.settle()
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._publish()
+
+
+def _of_shape(like: Tensor, name: str, x: Tensor) -> Tensor:
+    if x.shape != like.shape:
+        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(like.shape)}")
+    return x
 
 
 class ZeRO2(ZeRO1):
@@ -303,7 +332,7 @@ class ZeRO2(ZeRO1):
     def _send_full_buckets(self) -> None:
         super()._send_full_buckets()
         if self._next == len(self.buckets):  # ready for another microbatch
-            self._pending, self._next, self._sent = [], 0, True
+            self._pending, self._next, self._sent, self._added = [], 0, True, False
             for flat in self.buckets:
                 flat.missing.update(range(len(flat.params)))
 
@@ -315,7 +344,7 @@ class ZeRO2(ZeRO1):
     @torch.no_grad()
     def finish(self) -> None:
         """Return when this rank has its shard of the averaged gradient, summed over the microbatches."""
-        if self._next or self._begun() or not self._sent:
+        if self._next or self._begun() or self._added or not self._sent:
             self._send_the_rest()
         DataParallel.finish(self)
         while self._coming:

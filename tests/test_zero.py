@@ -1,0 +1,638 @@
+"""ZeRO-1 and ZeRO-2 beside one process, beside PyTorch, and beside the formulas of their memory and traffic."""
+
+import copy
+import math
+import warnings
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from sharding import adamw, batch, beside_twin, end_apart, gpt, momentum, owners_apart, rows, said, shards_apart, toy, trained
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from lib import comm, cost, data, run, trace, wire
+from lib.data_parallel.ddp import BucketedDDP, global_mean
+from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2, share_out
+from lib.memory import MemoryTracker
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
+from lib.verify import largest_difference, replicas_equal, weights
+
+ALONE = Group()
+WRAPS = {
+    "naive": NaiveZeRO1,
+    "ZeRO-1, a bucket each": partial(ZeRO1, bucket_bytes=1),
+    "ZeRO-1, small buckets": partial(ZeRO1, bucket_bytes=300),
+    "ZeRO-1": ZeRO1,
+    "ZeRO-2, a bucket each": partial(ZeRO2, bucket_bytes=1),
+    "ZeRO-2, small buckets": partial(ZeRO2, bucket_bytes=300),
+    "ZeRO-2": ZeRO2,
+}
+CASES = [  # wrapper, optimizer, op, microbatches, reduced each, tied, steps
+    ("naive", adamw, "mean", 1, False, True, 10),
+    ("naive", momentum, "sum", 2, False, False, 2),
+    ("ZeRO-1, small buckets", adamw, "mean", 1, False, True, 10),
+    ("ZeRO-1, a bucket each", momentum, "sum", 1, False, False, 2),
+    ("ZeRO-1", adamw, "sum", 2, False, True, 2),
+    ("ZeRO-2, small buckets", adamw, "mean", 1, False, True, 10),
+    ("ZeRO-2, a bucket each", momentum, "mean", 2, True, False, 2),
+    ("ZeRO-2", adamw, "sum", 2, False, True, 2),
+]
+
+
+def all_steps(world):
+    warnings.filterwarnings("ignore", "grad and param do not obey")  # torch on the twin's transposed parameter
+    out = {}
+    for name, optimizer, op, K, each, tied, steps in CASES:
+        model = WRAPS[name](toy(100 + world.rank, tied=tied), world, optimizer, op)
+        twin = toy(100, tied=tied)
+        worst = beside_twin(model, twin, optimizer, op, K, each, steps=steps)
+        out[name, optimizer.__name__] = worst, *end_apart(model, twin)
+    return out
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_ten_steps_equal_one_process(n):
+    for rank, cases in enumerate(run(all_steps, n)):
+        assert len(cases) == len(CASES)
+        for case, (worst, apart, equal) in cases.items():
+            where = f"{case}, rank {rank} of {n}: {worst}, weights {apart}"
+            assert worst["loss"] < 1e-12 and worst["gradient"] < 1e-12 and apart < 1e-8, where
+            assert equal, where
+
+
+def test_more_ranks_than_numbers():
+    """Two numbers for four ranks: two of them own nothing but padding, and take part in all messages."""
+
+    def steps(world):
+        out = []
+        for wrap in (NaiveZeRO1, ZeRO1, ZeRO2):
+            torch.manual_seed(world.rank)
+            model = wrap(nn.Linear(1, 1).double(), world, adamw)
+            torch.manual_seed(0)
+            twin = nn.Linear(1, 1).double()
+            optimizer = adamw(twin.parameters())
+            x = torch.arange(1.0, 5, dtype=torch.float64)[:, None]
+            for _ in range(3):
+                optimizer.zero_grad()
+                (twin(x) - 3).square().mean().backward()
+                (model(x[world.rank : world.rank + 1]) - 3).square().mean().backward()
+                model.finish()
+                norm = model.clip_gradients(0.1)
+                assert abs(norm / nn.utils.clip_grad_norm_(twin.parameters(), 0.1) - 1) < 1e-12
+                optimizer.step()
+                model.step()
+            saved = model.sharded_state_dict() if wrap is not NaiveZeRO1 else None
+            if saved:
+                model.load_sharded_state_dict(saved)
+            out.append((largest_difference(weights(model.module), weights(twin)), replicas_equal(model.module, world)))
+        return out
+
+    assert all(apart < 1e-12 and equal for rank in run(steps, 4) for apart, equal in rank)
+
+
+def test_the_mean_over_tokens_with_uneven_and_empty_shares():
+    def cases(world):
+        out = []
+        for wrap in (NaiveZeRO1, partial(ZeRO1, bucket_bytes=2000), partial(ZeRO2, bucket_bytes=2000)):
+            for shares in ([3, 1, 2], [5, 0, 1], [0, 0, 6]):
+                inputs, targets = rows(7, 6)
+                targets[0, 2:] = -100
+                targets[2] = -100
+                model, twin = wrap(gpt(world.rank).double(), world, adamw, "sum"), gpt(0).double()
+                mine = data.rows_of_rank(6, world.rank, 3, shares)
+                if shares[world.rank]:
+                    global_mean(*loss_sum_and_count(model(inputs[mine]), targets[mine]), world).backward()
+                else:
+                    global_mean(torch.zeros(()), 0, world)  # takes part in the count, and has nothing to do backward
+                model.finish()
+                mean_loss(twin(inputs), targets).backward()
+                out.append((shards_apart if hasattr(model, "buckets") else owners_apart)(model, twin))
+        return out
+
+    for apart in run(cases, 3):
+        assert len(apart) == 9 and max(apart) < 1e-12, apart
+
+
+def test_zero_redundancy_optimizer_agrees():
+    def beside(world):
+        theirs = nn.parallel.DistributedDataParallel(gpt(world.rank).double())
+        optimizer = ZeroRedundancyOptimizer(theirs.parameters(), torch.optim.AdamW, lr=1e-2)
+        ours = [w(gpt(world.rank).double(), world, adamw) for w in (NaiveZeRO1, ZeRO1, ZeRO2)]
+        for step in range(10):
+            inputs, targets = rows(10 * step + world.rank, 2)
+            optimizer.zero_grad()
+            mean_loss(theirs(inputs), targets).backward()
+            optimizer.step()
+            for model in ours:
+                mean_loss(model(inputs), targets).backward()
+                model.finish()
+                model.step()
+        return [largest_difference(weights(model.module), weights(theirs.module)) for model in ours]
+
+    assert all(apart < 1e-8 for rank in run(beside, 3) for apart in rank)
+
+
+# ---- clipping, axes, mixed precision --------------------------------------------------------------------------------
+
+
+def test_clipping_is_by_the_norm_of_the_whole_gradient():
+    def clipped(world):
+        warnings.filterwarnings("ignore", "grad and param do not obey")
+        out = []
+        for wrap in (NaiveZeRO1, partial(ZeRO1, bucket_bytes=300), partial(ZeRO2, bucket_bytes=300)):
+            model, twin = wrap(toy(world.rank), world, momentum), toy(0)
+            worst = beside_twin(model, twin, momentum, steps=4, clip=0.05)
+            inputs, targets = batch(0, 1)
+            mean_loss(model(inputs, True), targets).backward()
+            model.finish()
+            out.append((worst, end_apart(model, twin), model.clip_gradients(1e9).item()))
+        return out
+
+    results = run(clipped, 3)
+    for rank in results:
+        for (worst, (apart, _), norm), (_, _, first) in zip(rank, results[0], strict=True):
+            assert worst["norm"] < 1e-12 and worst["gradient"] < 1e-12 and apart < 1e-8
+            assert norm == first  # bit by bit, or ranks would scale by different factors
+
+
+def test_only_the_dp_axis_of_a_mesh_speaks():
+    def steps(world):
+        mesh = Mesh(MeshShape(dp=2, tp=2), world)
+        group, out = mesh.group("dp"), []
+        seed = 7 * mesh.group("tp").rank  # another model on each tp rank
+        for wrap in (NaiveZeRO1, ZeRO1, ZeRO2):
+            with trace.record(world.rank) as recorded:
+                model = wrap(toy(seed + 100 * group.rank), group, adamw)
+                for _ in range(2):
+                    inputs, targets = batch(group.rank, 1)
+                    mean_loss(model(inputs, True), targets).backward()
+                    model.finish()
+                    model.clip_gradients(0.1)
+                    model.step()
+            twin = toy(seed)
+            optimizer = adamw(trained(twin))
+            for _ in range(2):
+                optimizer.zero_grad()
+                both = [batch(i, 1) for i in range(2)]
+                (sum(mean_loss(twin(x, True), y) for x, y in both) / 2).backward()
+                nn.utils.clip_grad_norm_(trained(twin), 0.1)
+                optimizer.step()
+            axes = {(e.axis, e.peers) for e in recorded.events}
+            out.append((axes, largest_difference(weights(model.module), weights(twin))))
+        return out
+
+    for rank, cases in enumerate(run(steps, 4)):
+        for axes, apart in cases:
+            assert axes == {("dp", (rank % 2, rank % 2 + 2))} and apart < 1e-8
+
+
+def half(module, optimizer):
+    """A bfloat16 copy to compute with, and a function that steps the float32 original and rounds it into the copy."""
+    working = copy.deepcopy(module).to(torch.bfloat16)
+    stepper = optimizer(trained(module))
+
+    def step():
+        for p, exact in zip(working.parameters(), module.parameters(), strict=True):
+            exact.grad, p.grad = p.grad.float(), None
+        stepper.step()
+        with torch.no_grad():
+            for p, exact in zip(working.parameters(), module.parameters(), strict=True):
+                p.copy_(exact)
+
+    return working, step
+
+
+def mixed_steps(world):
+    out = []
+    for wrap in (partial(ZeRO1, bucket_bytes=2000), partial(ZeRO2, bucket_bytes=2000)):
+        model = wrap(gpt(world.rank), world, adamw, dtype=torch.bfloat16)
+        start, exact = gpt(0), gpt(0)
+        working, step = half(exact, adamw)
+        for i in range(10):
+            inputs, targets = rows(i, 4)
+            # The same sum as over the ranks: each half of the batch rounded to bfloat16 first, then scaled, then added.
+            parts = []
+            for some in inputs.chunk(2), targets.chunk(2):
+                parts.append(some)
+            total = [torch.zeros_like(p) for p in working.parameters()]
+            for x, y in zip(*parts, strict=True):
+                own = torch.autograd.grad(mean_loss(working(x), y), list(working.parameters()))
+                total = [a + b * 0.5 for a, b in zip(total, own, strict=True)]
+            for p, g in zip(working.parameters(), total, strict=True):
+                p.grad = g
+            step()
+            mine = slice(2 * world.rank, 2 * world.rank + 2)
+            mean_loss(model(inputs[mine]), targets[mine]).backward()
+            model.finish()
+            kinds = {flat.shard.grad.dtype for flat in model.buckets}
+            model.step()
+            assert kinds == {torch.bfloat16} == {p.dtype for p in model.module.parameters()}
+        state = model.full_state_dict()
+        moved = largest_difference(weights(exact), weights(start))
+        masters = largest_difference(state, exact.state_dict()) if state else 0.0
+        rounded = largest_difference(weights(model.module), weights(working))
+        dtypes = {x.dtype for x in state.values()} or {torch.float32}
+        out.append((masters, rounded, moved, dtypes))
+    return out
+
+
+def test_mixed_precision_is_bfloat16_with_float32_masters():
+    for rank in run(mixed_steps, 2):
+        for masters, rounded, moved, dtypes in rank:
+            assert moved > 0.05 and dtypes == {torch.float32}
+            assert masters < 1e-6 and rounded == 0, (masters, rounded)
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2])
+def test_updates_that_bfloat16_cannot_see_add_up_in_the_masters(wrap):
+    model = wrap(nn.Linear(3, 1, bias=False), ALONE, partial(torch.optim.SGD, lr=2**-10), dtype=torch.bfloat16)
+    model.load_full_state_dict({"weight": torch.ones(1, 3)})
+    seen = []
+    for _ in range(8):
+        model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        model.finish()
+        model.step()
+        seen.append(model.module.weight[0, 0].item())
+    # 1 - 2^-10 rounds back to 1: bfloat16 has steps of 2^-8 below 1, halves of which round to even.
+    assert seen[:2] == [1, 1] and seen[-1] == 1 - 2**-7
+    assert model.full_state_dict()["weight"].tolist() == [[1 - 2**-7] * 3]
+
+
+# ---- accumulation, odd days -----------------------------------------------------------------------------------------
+
+
+def test_gradients_of_no_sync_are_not_forgotten_whatever_the_order():
+    def orders(world):
+        out = {}
+        for wrap in (ZeRO1, ZeRO2):
+            for order in ("quiet last", "quiet all", "quiet first"):
+                if wrap is ZeRO1 and order == "quiet last":
+                    continue  # ends in an error: the first is under way
+                model, twin = wrap(toy(world.rank), world, adamw), toy(0)
+                for k in range(2):
+                    x, y = batch(k, world.size)
+                    (mean_loss(twin(x, True), y) / 2).backward()
+                    mine = slice(world.rank, world.rank + 1)
+                    model.syncs = order == "quiet last" and k == 0 or order == "quiet first" and k == 1
+                    if model.syncs:
+                        (mean_loss(model(x[mine], True), y[mine]) / 2).backward()
+                    else:
+                        with model.no_sync():
+                            (mean_loss(model(x[mine], True), y[mine]) / 2).backward()
+                model.finish()
+                first = shards_apart(model, twin)
+                model.finish()  # changes nothing
+                out[wrap.__name__, order] = max(first, shards_apart(model, twin))
+        return out
+
+    for apart in run(orders, 3):
+        assert len(apart) == 5 and max(apart.values()) < 1e-12, apart
+
+
+def test_a_step_given_up_leaves_no_trace():
+    def steps(world):
+        out = []
+        for wrap in (NaiveZeRO1, ZeRO1, ZeRO2):
+            model, twin = wrap(toy(world.rank), world, adamw), toy(0)
+            for give_up in (True, False):
+                x, y = batch(give_up, world.size)
+                mean_loss(model(x[world.rank :][:1], True), y[world.rank :][:1]).backward()
+                model.finish()
+                if give_up:
+                    model.zero_grad()
+            mean_loss(twin(x, True), y).backward()
+            out.append((shards_apart if wrap is not NaiveZeRO1 else owners_apart)(model, twin))
+        return out
+
+    assert all(apart < 1e-12 for rank in run(steps, 2) for apart in rank)
+
+
+@pytest.mark.parametrize("wrap", [NaiveZeRO1, ZeRO1, ZeRO2])
+def test_frozen_later_stays_where_it_is(wrap):
+    model = wrap(toy(0), ALONE, adamw)
+    inputs, targets = batch(0, 2)
+    for frozen in (False, True):
+        model.module.head.bias.requires_grad_(not frozen)
+        before = weights(model.module)
+        mean_loss(model(inputs, True), targets).backward()
+        model.finish()
+        model.step()
+        after = weights(model.module)
+        assert torch.equal(before["head.bias"], after["head.bias"]) == frozen
+        assert not torch.equal(before["embed.weight"], after["embed.weight"])
+
+
+def test_an_exception_inside_backward_does_not_pass_for_a_step():
+    for wrap in (ZeRO1, ZeRO2):
+        model = wrap(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double(), ALONE, adamw, bucket_bytes=1)
+        twin = copy.deepcopy(model.module)
+        x = torch.ones(2, 3, dtype=torch.float64)
+        hidden = model.module[0](x)
+
+        def fail(grad):
+            raise ArithmeticError("bad luck")
+
+        hidden.register_hook(fail)
+        said(lambda h=hidden, m=model: m.module[1](h).sum().backward(), ArithmeticError)
+        assert "has no averaged gradient" in said(model.step)
+        model.finish()  # gives up the half step
+        model.zero_grad()
+        model(x).square().sum().backward()
+        model.finish()
+        twin(x).square().sum().backward()
+        assert shards_apart(model, twin) < 1e-12
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+FLAT = GPTConfig(vocab_size=31, context=6, d_model=14, num_layers=2, num_heads=2)
+
+
+def held(world, wrap, dtype):
+    """Bytes by kind between finish() and step() in the second step, and what they must be."""
+    model = wrap(gpt(0, FLAT), world, adamw, bucket_bytes=20_000, dtype=dtype)
+    inputs, targets = rows(world.rank, 2)
+    for _ in range(2):
+        with MemoryTracker(model, model.optimizer) as memory:
+            mean_loss(model(inputs % 31), targets % 31).backward()
+            model.finish()
+            live = memory.live
+        model.step()
+    psi, n, size = FLAT.num_parameters, world.size, 4 if dtype is None else 2
+    padded = psi + sum(flat.padding for flat in model.buckets)
+    owned = sum(piece.numel() for flat in model.buckets for piece in flat.pieces.values())
+    want = {
+        "parameter": size * padded,
+        "gradient": size * padded // (n if wrap is ZeRO2 else 1),
+        "optimizer": 8 * owned + 4 * len(model.optimizer.state) + (0 if dtype is None else 4 * padded // n),
+    }
+    return {kind: live[kind] for kind in want}, want, padded, owned, len(model.buckets)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_bytes_that_stay_are_the_formula_to_the_byte(n):
+    cases = [(wrap, dtype) for wrap in (ZeRO1, ZeRO2) for dtype in (None, torch.bfloat16)]
+    ranks = run(lambda world: [held(world, *case) for case in cases], n)
+    psi = FLAT.num_parameters
+    for i, (wrap, dtype) in enumerate(cases):
+        for have, want, padded, _, buckets in (rank[i] for rank in ranks):
+            assert have == want
+            assert psi <= padded <= psi + (n - 1) * buckets and padded % n == 0
+            master, small = (0, 4) if dtype is None else (4, 2)
+            paper = {
+                ZeRO1: 2 * small * psi + (8 + master) * psi / n,
+                ZeRO2: small * psi + (8 + master + small) * psi / n,
+            }[wrap]  # 4 + 12/N and 2 + 14/N in mixed precision
+            assert sum(have.values()) == pytest.approx(paper, abs=12 * n * buckets + 4 * 60)
+        assert sum(rank[i][3] for rank in ranks) == psi, "each number has one owner"
+
+
+def test_zero_2_never_holds_all_gradients():
+    """One bucket that fills and one on its way, each with what has arrived; outside no_sync()."""
+
+    def peak(world, quiet):
+        model = ZeRO2(gpt(0, FLAT), world, adamw, bucket_bytes=4000)
+        x, y = rows(world.rank, 2)
+        largest = max(flat.whole.nbytes for flat in model.buckets)
+        out = []
+        for _ in range(2):
+            with MemoryTracker(model, model.optimizer) as memory:
+                for k in range(2):
+                    model.syncs = k == 1 or not quiet
+                    mean_loss(model(x[k : k + 1] % 31), y[k : k + 1] % 31).backward()
+                model.finish()
+            model.step()
+            out.append(memory.peak_by_kind["gradient"])
+        return out[1], largest
+
+    for most, largest in run(partial(peak, quiet=False), 2):
+        # of the parameters: a shard of all, the bucket that fills, and a tied weight that waits for its other half
+        assert most <= 4 * FLAT.num_parameters / 2 + 2 * largest + 4 * 31 * 14
+    for most, _ in run(partial(peak, quiet=True), 2):
+        assert most >= 4 * FLAT.num_parameters * 0.99
+
+
+def sent(world, wrap, K, each):
+    model = wrap(gpt(0, FLAT), world, adamw, bucket_bytes=3000)
+    x, y = rows(world.rank, K)
+    with trace.record(world.rank) as recorded:
+        for k in range(K):
+            model.syncs = each or k == K - 1
+            mean_loss(model(x[k : k + 1] % 31), y[k : k + 1] % 31).backward()
+        model.finish()
+        in_backward = {e.kind for e in recorded.events}
+        model.step()
+    payload = sum(flat.whole.nbytes for flat in model.buckets)
+    kinds = [sum(e.wire_bytes for e in recorded.events if e.kind == k) for k in ("reduce_scatter", "all_gather")]
+    assert in_backward <= {"reduce_scatter"}
+    assert sum(kinds) == recorded.wire_bytes
+    return payload, *kinds
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_traffic_is_counted_exactly(n):
+    cases = [(ZeRO1, 1, True), (ZeRO2, 1, True), (ZeRO1, 3, False), (ZeRO2, 3, False), (ZeRO2, 3, True)]
+    for rank in run(lambda world: [sent(world, *case) for case in cases], n):
+        for (wrap, K, each), (payload, reduced, gathered) in zip(cases, rank, strict=True):
+            part = (n - 1) / n * payload
+            assert reduced == pytest.approx((K if each else 1) * part, rel=1e-12)
+            assert gathered == pytest.approx(part, rel=1e-12)
+            stage = 1 if wrap is ZeRO1 else 2
+            want = cost.zero_wire_bytes(stage, payload, n, microbatches=K, reduce_each=each)
+            assert reduced + gathered == pytest.approx(want, rel=1e-12)
+
+
+def test_the_naive_form_sends_as_much_and_shares_it_out_unevenly():
+    def step(world):
+        model = NaiveZeRO1(gpt(0, FLAT), world, adamw)
+        x, y = rows(world.rank, 1)
+        with trace.record(world.rank) as recorded:
+            mean_loss(model(x % 31), y % 31).backward()
+            model.finish()
+            model.step()
+        state = sum(s["exp_avg"].numel() for s in model.optimizer.state.values()) if model.optimizer else 0
+        return recorded.wire_bytes, state
+
+    results = run(step, 5)
+    assert sum(sent for sent, _ in results) / 5 == pytest.approx(2 * 4 / 5 * 4 * FLAT.num_parameters, rel=1e-12)
+    assert sum(state for _, state in results) == FLAT.num_parameters
+    assert max(state for _, state in results) > 1.02 * FLAT.num_parameters / 5
+
+
+@pytest.mark.parametrize(("sizes", "n", "held"), [([5, 9, 2, 4], 2, [11, 9]), ([8, 1, 1], 3, [8, 1, 1]), ([], 2, [])])
+def test_the_largest_goes_first_to_whoever_has_least(sizes, n, held):
+    owners = share_out(sizes, n)
+    loads = [sum(s for s, o in zip(sizes, owners, strict=True) if o == r) for r in range(n)]
+    assert sorted(loads, reverse=True) == (held or [0] * n) and len(owners) == len(sizes)
+
+
+_models: dict = {}  # in each rank's process: a call of an audit is one step
+
+
+def whole_step(x, group, wrap):
+    if not _models:
+        torch.manual_seed(0)
+        _models[0] = wrap(nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4))), group, adamw)
+    _models[0](x[:512]).sum().backward()
+    _models[0].finish()
+    _models[0].step()
+
+
+@pytest.mark.skipif(not wire.available(), reason="only Linux counts what its loopback interface carries")
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2])
+def test_what_the_kernel_counts(wrap):
+    n, payload = 4, 4 * 512 * 512 * 4
+    want = cost.zero_wire_bytes(1 if wrap is ZeRO1 else 2, payload, n)
+    for _ in range(3):
+        call = partial(whole_step, wrap=partial(wrap, bucket_bytes=2**20))
+        ratio = wire.audit("all_gather", payload, n, call).sent_bytes / want
+        if abs(ratio - 1) <= 0.01:
+            break
+    assert abs(ratio - 1) <= 0.01, ratio
+
+
+# ---- saving ---------------------------------------------------------------------------------------------------------
+
+
+def some_steps(model, count, start=0):
+    world = model.group
+    for step in range(start, start + count):
+        inputs, targets = batch(step, 12)
+        mine = data.rows_of_rank(12, world.rank, world.size)
+        mean_loss(model(inputs[mine], True), targets[mine]).backward()
+        model.finish()
+        model.step()
+
+
+def save_and_go_on(world, wrap, dtype=None):
+    """Steps 0 to 3, saved after the second; a fresh model, with other weights and buffers, does the last two again."""
+    model = wrap(toy(world.rank).to(torch.float32) if dtype else toy(world.rank), world, adamw, dtype=dtype)
+    some_steps(model, 2)
+    model.module.mean.fill_(world.rank + 5.0)  # a buffer that each rank has changed for itself
+    saved, full = model.sharded_state_dict(), model.full_state_dict()
+    some_steps(model, 2, start=2)
+    again = wrap(toy(50).to(torch.float32) if dtype else toy(50), world, adamw, dtype=dtype)
+    some_steps(again, 1)
+    again.load_sharded_state_dict(saved)
+    some_steps(again, 2, start=2)
+    again_from_the_same = wrap(toy(51).to(torch.float32) if dtype else toy(51), world, adamw, dtype=dtype)
+    again_from_the_same.load_sharded_state_dict(saved)  # training has not changed what was saved
+    some_steps(again_from_the_same, 2, start=2)
+    for one in (again, again_from_the_same):
+        for a, b in zip(model._flats(), one._flats(), strict=True):
+            assert torch.equal(a.exact, b.exact) and torch.equal(a.shard, b.shard)
+        assert torch.equal(one.module.mean, model.module.mean)
+    return full, saved
+
+
+def test_a_saved_shard_goes_on_bit_by_bit():
+    for dtype in (None, torch.bfloat16):
+        for wrap in (ZeRO1, ZeRO2):
+            run(partial(save_and_go_on, wrap=wrap, dtype=dtype), 3)
+
+
+def test_the_full_state_fits_the_plain_module_and_any_number_of_ranks():
+    full = run(partial(save_and_go_on, wrap=ZeRO1), 3)
+    assert [len(state) for state, _ in full][1:] == [0, 0], "only rank 0 gets it"
+    state = full[0][0]
+    plain = toy(9)
+    plain.load_state_dict(state)  # strict: all names are there, a tied parameter under both
+    assert torch.equal(plain.head.weight, plain.embed.weight) and plain.head.weight is plain.embed.weight
+
+    def load(world, wrap):
+        model = wrap(toy(world.rank), world, adamw)
+        model.load_full_state_dict(state)
+        back = model.full_state_dict()
+        same = all(torch.equal(back[key], state[key]) for key in state) if world.rank == 0 else not back
+        return same, largest_difference(weights(model.module), weights(plain))
+
+    for wrap in (ZeRO1, ZeRO2):
+        for n in (1, 2, 4):
+            assert run(partial(load, wrap=wrap), n) == [(True, 0.0)] * n
+
+
+def test_the_full_state_is_in_full_precision():
+    for full, _ in run(partial(save_and_go_on, wrap=ZeRO2, dtype=torch.bfloat16), 2)[:1]:
+        assert full["embed.weight"].dtype == torch.float32
+        assert not torch.equal(full["embed.weight"], full["embed.weight"].bfloat16().float())
+
+
+def test_states_of_other_ranks_and_shapes():
+    saved = [shard for _, shard in run(partial(save_and_go_on, wrap=ZeRO1), 2)]
+
+    def load(world):
+        model = ZeRO1(toy(0), world, adamw)
+        return said(lambda: model.load_sharded_state_dict(saved[(world.rank + 1) % 2]), ValueError)
+
+    assert "rank 1 of 2, but here is rank 0 of 3" in run(load, 3)[0]
+    assert "rank 0 of 2, but here is rank 1 of 2" in run(load, 2)[1]
+    assert "load_full_state_dict" in run(load, 2)[1]
+    model = ZeRO1(toy(0), ALONE, adamw)
+    state = model.full_state_dict()
+    for name, wrong in (("scale", torch.ones(1)), ("mean", torch.ones(1)), ("blocks.2.up.weight", torch.ones(5, 1))):
+        assert f"{name} has shape" in said(lambda n=name, w=wrong: model.load_full_state_dict(state | {n: w}), ValueError)
+    del state["back.weight"]
+    assert "back.weight" in said(lambda: model.load_full_state_dict(state), KeyError)
+
+
+# ---- wrong use ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [NaiveZeRO1, ZeRO1, ZeRO2])
+def test_steps_and_clips_without_a_gradient(wrap):
+    model = wrap(toy(0), ALONE, adamw)
+    inputs, targets = batch(0, 1)
+    for call in (model.step, lambda: model.clip_gradients(1)):
+        assert "no averaged gradient to work on" in said(call)
+    mean_loss(model(inputs, True), targets).backward()
+    for call in (model.step, lambda: model.clip_gradients(1)):
+        assert "finish() first" in said(call)
+    model.finish()
+    model.clip_gradients(1)
+    model.step()
+    assert "no averaged gradient" in said(model.step)  # stepping twice
+    with torch.no_grad():
+        model(inputs)
+    mean_loss(model(inputs, True), targets).backward()
+    model.finish()
+    with torch.no_grad():
+        model(inputs)  # a look at the loss takes nothing away
+    model.step()
+
+
+def test_wrong_arguments():
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    for wrap in (NaiveZeRO1, ZeRO1, ZeRO2):
+        assert "op='max' must be" in said(lambda w=wrap: w(nn.Linear(2, 2), ALONE, adamw, "max"), ValueError)
+        assert "nothing to average" in said(lambda w=wrap: w(frozen, ALONE, adamw), ValueError)
+    model = ZeRO1(nn.Linear(2, 2), ALONE, adamw)
+    for wrap in (NaiveZeRO1, ZeRO2):
+        assert "already" in said(lambda w=wrap: w(model.module, ALONE, adamw), ValueError)
+    assert "already" in said(lambda: BucketedDDP(model.module, ALONE), ValueError)
+    assert "bucket_bytes=0" in said(lambda: ZeRO1(nn.Linear(2, 2), ALONE, adamw, bucket_bytes=0), ValueError)
+    assert "cannot work on pieces" in said(lambda: ZeRO2(nn.Linear(2, 2), ALONE, partial(torch.optim.Adafactor, lr=1)), ValueError)
+
+
+def test_zero_1_and_plain_data_parallelism_share_the_order_of_buckets():
+    """The first buckets travel while backward goes on."""
+
+    def step(world):
+        out = []
+        for wrap in (ZeRO1, ZeRO2):
+            model = wrap(gpt(0), world, adamw, bucket_bytes=2000)
+            x, y = rows(0, 2)
+            with trace.record(world.rank) as recorded:
+                with trace.span("backward"):
+                    mean_loss(model(x), y).backward()
+                model.finish()
+            end_s = recorded.spans[0].end_s
+            events = sorted(recorded.events, key=lambda e: e.start_s)
+            out.append(([e.label for e in events], [e.start_s < end_s for e in events], len(model.buckets)))
+        return out
+
+    for rank in run(step, 2):
+        for labels, early, buckets in rank:
+            assert buckets > 5 and labels == [f"bucket {i}" for i in range(buckets)] and all(early)
