@@ -48,6 +48,8 @@ def quantity(x: float, name: str) -> str:
 
 
 def said(result: object, name: str) -> str:
+    if isinstance(result, str):
+        return result
     if isinstance(result, dict):
         return ", ".join(f"{key} {said(value, name)}" for key, value in result.items())
     if isinstance(result, list | tuple):

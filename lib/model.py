@@ -207,11 +207,17 @@ class GPT(nn.Module):
         if config.tied:
             self.head.linear.weight = self.embed.token.weight
         for name, parameter in self.named_parameters():  # a tied weight comes once
-            if parameter.dim() == 2:
-                residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.num_layers) if residual else 0.02)
-            elif name.endswith(".bias"):
-                nn.init.zeros_(parameter)
+            self.initialise(name, parameter)
+
+    def initialise(self, name: str, parameter: Tensor) -> None:
+        """Draw the first values of one parameter, whole; for those that are made elsewhere, by their name."""
+        if parameter.dim() == 2:
+            residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.num_layers) if residual else 0.02)
+        elif name.endswith(".bias"):
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.ones_(parameter)  # of a norm
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embed(tokens_BT)

@@ -161,7 +161,7 @@ def timeline(
 def curves(
     series: Mapping[str, Sequence],
     *,
-    x: str,
+    x: str | Sequence[str],
     y: str,
     title: str,
     alt: str,
@@ -175,7 +175,8 @@ def curves(
 
     Args:
         series: name to its values at x = 0, 1, 2, ..., or to a pair (xs, ys). At most five; nan breaks a line.
-        x, y: names of the axes with their units ("step", "loss (nats per token)").
+        x, y: names of the axes with their units ("step", "loss (nats per token)"). Several names for x stand for the
+            stretches from 0 to 1, from 1 to 2 and so on ("forward", "backward"), and there are no numbers.
         reference: name to the height of a horizontal line ("unigram entropy": 4.17).
         points: (xs, ys) of what was measured, drawn as circles.
         width, height: of the drawing in pixels.
@@ -188,7 +189,7 @@ def curves(
     heights = [v for _, v in seen] + list((reference or {}).values())
     if not seen:
         raise ValueError("no finite point to draw")
-    x_low, x_high = min(p[0] for p in seen), max(p[0] for p in seen)
+    x_low, x_high = (0, len(x)) if not isinstance(x, str) else (min(p[0] for p in seen), max(p[0] for p in seen))
     margin = 0.06 * (max(heights) - min(heights)) or 0.05 * abs(heights[0]) or 1.0
     y_low, y_high = min(heights) - margin, max(heights) + margin
     marks = svg.ticks(y_low, y_high, 7)
@@ -226,7 +227,10 @@ def curves(
         out.append(svg.text(right + 38, place + 4.5, name))
     for dot in dots:
         out.append(svg.dot(*at(*dot)))
-    axis, below = svg.axis(left, right, bottom, x_low, x_high if x_high > x_low else x_low + 1, x)
+    if isinstance(x, str):
+        axis, below = svg.axis(left, right, bottom, x_low, x_high if x_high > x_low else x_low + 1, x)
+    else:
+        axis, below = svg.stretches(left, right, bottom, top, x)
     return Figure(svg.document(out + axis, width, bottom + below, alt), alt, caption)
 
 

@@ -215,6 +215,17 @@ def axis(left: float, right: float, y: float, low: float, high: float, name: str
     return out, 22 if beside else 39
 
 
+def stretches(left: float, right: float, y: float, top: float, names: Sequence[str]) -> tuple[list[str], float]:
+    """A horizontal axis in equal stretches with names, and lines up to `top` between them; also the height it takes."""
+    ends = [left + (right - left) * i / len(names) for i in range(len(names) + 1)]
+    path = f"M{num(left)} {num(y)}H{num(right)}" + "".join(f"M{num(x)} {num(y)}V{num(top)}" for x in ends[1:-1])
+    words = "".join(text((a + b) / 2, y + 17, name) for a, b, name in zip(ends, ends[1:], names, strict=False))
+    return [
+        f'<path d="{path}" fill="none" stroke="{color("soft")}"/>',
+        f'<g fill="{color("soft")}" font-size="{SMALLEST_PX}" text-anchor="middle">{words}</g>',
+    ], 22
+
+
 def levels(left: float, right: float, heights: Iterable[tuple[float, float]]) -> list[str]:
     """Horizontal grid lines at (height in pixels, value), with the value at the left of each."""
     heights = list(heights)

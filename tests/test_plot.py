@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import plot
+from lib import plot, svg
 from lib.trace import CommEvent, Span, Trace
 
 ROOT = Path(__file__).parents[1]
@@ -298,3 +298,15 @@ def test_impossible_bars_say_so():
     ):
         with pytest.raises(ValueError, match=message):
             plot.bars(rows, unit="MB", title="", alt="", **options)
+
+
+def test_curves_over_named_stretches():
+    """The names stand in the middle of their stretches, a line between them, and no number below the axis."""
+    figure = plot.curves(
+        {"a": ([0.5, 1.5, 2.5], [1, 2, 3])}, x=("forward", "backward", "step"), y="MB", title="t", alt="a"
+    )
+    places = [
+        float(re.search(rf'x="([\d.]+)"[^>]*>{name}<', figure.svg)[1]) for name in ("forward", "backward", "step")
+    ]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2) and places[0] < places[1]
+    assert figure.svg.count("<text") == 6 + len(svg.ticks(0.88, 3.12, 7))  # title, y, three names, the curve's own
