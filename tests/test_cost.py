@@ -285,3 +285,105 @@ def test_wrong_use_of_the_sums():
     for utilisation in (0, 1.1):
         with pytest.raises(ValueError, match=f"utilisation={utilisation} must be above 0"):
             cost.train_s(1, 1, utilisation)
+
+
+# ---- ZeRO -----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_the_stages_on_four_ranks():
+    """1.50, 1.50, 1.50 and 2.25 sizes of the model."""
+    assert [cost.zero_wire_bytes(stage, 100, 4) for stage in range(4)] == [150, 150, 150, 225]
+    assert cost.zero_wire_bytes(3, 100, 4, reshard=False) == 150
+    assert [cost.zero_wire_bytes(stage, 100, 1) for stage in range(4)] == [0] * 4
+    with pytest.raises(ValueError, match="zero=4 is no stage of ZeRO"):
+        cost.zero_wire_bytes(4, 100, 4)
+
+
+@pytest.mark.parametrize("n", RINGS)
+def test_bytes_of_microbatches_walked_message_by_message(n):
+    for stage in range(4):
+        for K in (1, 3):
+            for each in (True, False):
+                for reshard in (True, False):
+                    halves = 0  # of an all-reduce: a reduce-scatter or an all-gather, (n-1)/n each
+                    for k in range(K):
+                        if stage == 3:
+                            halves += 2 if reshard else 1
+                        if k == K - 1 or each and stage >= 2:
+                            halves += 1
+                    halves += stage < 3  # the parameters, or the all-reduce's second half
+                    have = cost.zero_wire_bytes(stage, 60, n, microbatches=K, reduce_each=each, reshard=reshard)
+                    assert have == pytest.approx(halves * 60 * (n - 1) / n)
+
+
+def drawn(*args, **more):
+    """What -> its (unit, start, end), in the order of starting."""
+    out = {}
+    for what, unit, start_s, end_s in cost.sharded_step(*args, **more):
+        out.setdefault(what, []).append((unit, start_s, end_s))
+    return out
+
+
+def test_a_sharded_step_by_hand():
+    """Two units: forward 2, backward 4, gather 1, reduce 1.
+
+    on demand   link    0g    1g      1g     0g      1r..   the reduce of 1 ends at 13
+                        0-1   3-4     6-7    12-13   11-12  (unit 1's gradients leave first, then 0's parameters)
+                compute   1-3    4-6     7-11     13-17     and the reduce of 0 from 17 to 18
+    prefetch    link    0g 1g         1g 0g  1r
+                        0-1 1-2       5-6 6-7  10-11
+                compute   1-3 3-5        6-10 10-14         and the reduce of 0 from 14 to 15
+    """
+    two = ([2, 2], [4, 4], [1, 1], [1, 1])
+    assert drawn(*two, prefetch=False) == {
+        "gather": [(0, 0, 1), (1, 3, 4), (1, 6, 7), (0, 12, 13)],
+        "forward": [(0, 1, 3), (1, 4, 6)],
+        "backward": [(1, 7, 11), (0, 13, 17)],
+        "reduce": [(1, 11, 12), (0, 17, 18)],
+    }
+    assert drawn(*two) == {
+        "gather": [(0, 0, 1), (1, 1, 2), (1, 5, 6), (0, 6, 7)],
+        "forward": [(0, 1, 3), (1, 3, 5)],
+        "backward": [(1, 6, 10), (0, 10, 14)],
+        "reduce": [(1, 10, 11), (0, 14, 15)],
+    }
+
+
+def test_a_sharded_step_on_a_slow_link_by_hand():
+    """Gather 6, reduce 5, forward 2, backward 4: the link is never idle, and a unit waits for its parameters.
+
+    link     0g 0-6   1g 6-12 | 1g 14-20  0g 20-26 | 1r 26-31 | 0r 31-36
+    compute           0f 6-8  1f 12-14    1b 20-24   0b 26-30
+    """
+    assert drawn([2, 2], [4, 4], [6, 6], [5, 5]) == {
+        "gather": [(0, 0, 6), (1, 6, 12), (1, 14, 20), (0, 20, 26)],
+        "forward": [(0, 6, 8), (1, 12, 14)],
+        "backward": [(1, 20, 24), (0, 26, 30)],
+        "reduce": [(1, 26, 31), (0, 31, 36)],
+    }
+
+
+def test_properties_of_a_sharded_step():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        lists = (torch.rand(4, 5, generator=generator) * 3).tolist()
+        ends = {}
+        for prefetch in (True, False):
+            times = cost.sharded_step(*lists, prefetch)
+            ends[prefetch] = max(t[3] for t in times)
+            assert len(times) == 5 * 5
+            for kinds in (("forward", "backward"), ("gather", "reduce")):  # one processor, one link: nothing overlaps
+                line = [(start, end) for what, _, start, end in times if what in kinds]
+                assert all(a[1] <= b[0] + 1e-12 for a, b in zip(line, line[1:], strict=False))
+            for what, unit, start, end in times:
+                index = ("forward", "backward", "gather", "reduce").index(what)
+                assert end - start == pytest.approx(lists[index][unit])
+        compute = sum(lists[0]) + sum(lists[1])
+        alone = compute + 2 * sum(lists[2]) + sum(lists[3])
+        assert max(compute, 2 * sum(lists[2]) + sum(lists[3])) <= ends[True] + 1e-9
+        assert ends[False] <= alone + 1e-9
+        slower = [lists[0], lists[1], [2 * x for x in lists[2]], lists[3]]
+        for prefetch in (True, False):
+            assert max(t[3] for t in cost.sharded_step(*slower, prefetch)) >= ends[prefetch]
+    free = cost.sharded_step([1] * 3, [2] * 3, [0] * 3, [0] * 3)
+    assert max(t[3] for t in free) == 9

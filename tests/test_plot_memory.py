@@ -103,3 +103,17 @@ def test_wrong_use(memory):
         plot_memory.timeline(MemoryTracker(), **TEXT)
     with pytest.raises(ValueError, match="not finite"):
         plot_memory.timeline(memory, predicted={"x": float("inf")}, **TEXT)
+
+
+def test_totals_lie_phase_by_phase_on_one_axis(memory):
+    xs, ys = plot_memory.totals(memory, "kB")
+    assert len(xs) == len(ys) and xs == sorted(xs) and 0 < xs[0] and xs[-1] < 2
+    seen = {k: [y for x, y in zip(xs, ys, strict=True) if k <= x < k + 1] for k in range(2)}
+    for k, phase in enumerate(memory.phases):
+        inside = [u["total"] / 1000 for t, u in memory.timeline if phase.start_s <= t <= phase.end_s]
+        assert seen[k] == inside and max(inside) == phase.peak["total"] / 1000
+    assert max(seen[1]) == 5 and max(seen[0]) == 2
+    first = [x for x in xs if x < 1]
+    gaps = [b - a for a, b in zip(first, first[1:], strict=False)]
+    assert first[0] == pytest.approx(1 / (2 * len(first))) and gaps == pytest.approx([1 / len(first)] * len(gaps))
+    assert plot_memory.totals(MemoryTracker()) == ([], [])

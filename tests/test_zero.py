@@ -1,23 +1,34 @@
 """ZeRO-1 and ZeRO-2 beside one process, beside PyTorch, and beside the formulas of their memory and traffic."""
 
 import copy
-import math
 import warnings
 from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
-from sharding import adamw, batch, beside_twin, end_apart, gpt, momentum, owners_apart, rows, said, shards_apart, toy, trained
+from sharding import (
+    adamw,
+    batch,
+    beside_twin,
+    end_apart,
+    gpt,
+    momentum,
+    owners_apart,
+    rows,
+    said,
+    shards_apart,
+    toy,
+    trained,
+)
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lib import comm, cost, data, run, trace, wire
+from lib import cost, data, run, trace, wire
 from lib.data_parallel.ddp import BucketedDDP, global_mean
 from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2, share_out
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
-from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
+from lib.model import GPTConfig, loss_sum_and_count, mean_loss
 from lib.verify import largest_difference, replicas_equal, weights
 
 ALONE = Group()
@@ -87,7 +98,9 @@ def test_more_ranks_than_numbers():
             saved = model.sharded_state_dict() if wrap is not NaiveZeRO1 else None
             if saved:
                 model.load_sharded_state_dict(saved)
-            out.append((largest_difference(weights(model.module), weights(twin)), replicas_equal(model.module, world)))
+            out.append(
+                (largest_difference(weights(model.module), weights(twin)), replicas_equal(model.module, world))
+            )
         return out
 
     assert all(apart < 1e-12 and equal for rank in run(steps, 4) for apart, equal in rank)
@@ -573,7 +586,9 @@ def test_states_of_other_ranks_and_shapes():
     model = ZeRO1(toy(0), ALONE, adamw)
     state = model.full_state_dict()
     for name, wrong in (("scale", torch.ones(1)), ("mean", torch.ones(1)), ("blocks.2.up.weight", torch.ones(5, 1))):
-        assert f"{name} has shape" in said(lambda n=name, w=wrong: model.load_full_state_dict(state | {n: w}), ValueError)
+        assert f"{name} has shape" in said(
+            lambda n=name, w=wrong: model.load_full_state_dict(state | {n: w}), ValueError
+        )
     del state["back.weight"]
     assert "back.weight" in said(lambda: model.load_full_state_dict(state), KeyError)
 
@@ -613,7 +628,9 @@ def test_wrong_arguments():
         assert "already" in said(lambda w=wrap: w(model.module, ALONE, adamw), ValueError)
     assert "already" in said(lambda: BucketedDDP(model.module, ALONE), ValueError)
     assert "bucket_bytes=0" in said(lambda: ZeRO1(nn.Linear(2, 2), ALONE, adamw, bucket_bytes=0), ValueError)
-    assert "cannot work on pieces" in said(lambda: ZeRO2(nn.Linear(2, 2), ALONE, partial(torch.optim.Adafactor, lr=1)), ValueError)
+    assert "cannot work on pieces" in said(
+        lambda: ZeRO2(nn.Linear(2, 2), ALONE, partial(torch.optim.Adafactor, lr=1)), ValueError
+    )
 
 
 def test_zero_1_and_plain_data_parallelism_share_the_order_of_buckets():

@@ -93,7 +93,7 @@ class FSDP(ZeRO2):
         self.frozen = nn.ParameterList(x for flat in frozen for x in (flat.whole, flat.shard))
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
-            unit.module.register_forward_hook(partial(self._after_forward, unit))
+            unit.module.register_forward_hook(lambda _, args, output, unit=unit: self._after_forward(unit, output))
 
     def _start_equal(self) -> None:
         if self._init is None:
@@ -153,22 +153,28 @@ class FSDP(ZeRO2):
             self._backward = False
         if self._backward:  # an activation checkpoint computes forward again
             self._before_backward(unit)
-            return
-        self._make_whole(unit, "forward")
-        inputs = _with_gradient((args, kwargs)) if unit.has_frozen else []
+        else:
+            self._make_whole(unit, "forward")
+        waits = self._backward and unit.inputs_open  # already, on what was given the first time
+        inputs = _with_gradient((args, kwargs)) if unit.has_frozen and torch.is_grad_enabled() and not waits else []
         if inputs:
             unit.inputs_open += 1
             register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit), mode="all")
 
-    def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
+    def _after_forward(self, unit: Unit, output: object) -> None:
         if self._backward:
             return
         outputs = _with_gradient(output)
         if outputs:
-            register_multi_grad_hook(outputs, partial(self._before_backward, unit), mode="any")
+            when_backward_comes = partial(self._before_backward, unit)
+            register_multi_grad_hook(outputs, when_backward_comes, mode="any")
         if self.reshard_after_forward or not outputs:
-            for one in self.units if unit is self.units[0] else [unit]:  # also what was asked for and not used
-                one.reshard()
+            self._let_go(unit)
+
+    def _let_go(self, unit: Unit) -> None:
+        """The root takes along what was asked for and not used."""
+        for one in self.units if unit is self.units[0] else [unit]:
+            one.reshard()
 
     def _before_backward(self, unit: Unit, gradient: Tensor | None = None) -> None:
         self._backward = True
@@ -209,8 +215,10 @@ class Unit:
             return
         with comm.label("unshard"):
             for flat in self.flats:
-                flat.whole.untyped_storage().resize_(flat.whole.nbytes)
-                self._coming.append(comm.all_gather_start(flat.shard, self.group, out=flat.whole))
+                shard, whole = flat.shard, flat.whole
+                whole.untyped_storage().resize_(whole.nbytes)
+                pending = comm.all_gather_start(shard, self.group, out=whole)
+                self._coming.append(pending)
 
     def unshard(self) -> None:
         """Return when all parameters are there."""
@@ -223,7 +231,10 @@ class Unit:
                     p.data = view
 
     def reshard(self) -> None:
-        """Give the memory back. What backward has saved of it looks at the same storage, and finds it filled again."""
+        """Give the memory back.
+
+        What autograd has saved of it looks at the same storage, and in backward finds it filled again.
+        """
         self._arrive()
         self.is_whole = False
         for flat in self.flats:
