@@ -9,6 +9,7 @@ from pathlib import Path
 
 import answers_averages
 import answers_collectives
+import answers_fsdp
 import answers_memory
 import answers_overlap
 import answers_zero
@@ -26,7 +27,7 @@ from lib.check.judge import judge
 from lib.check.source import NotebookError, read
 
 ROOT = Path(__file__).parent.parent
-ANSWERS = (answers_averages, answers_collectives, answers_memory, answers_overlap, answers_zero)
+ANSWERS = (answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero)
 RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
 WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}
 

@@ -14,11 +14,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lib.check import averages, links, memory_live, memory_sums, overlap, rings, sharded_step, sharded_sums, shards
+from lib.check import (
+    averages,
+    links,
+    memory_live,
+    memory_sums,
+    overlap,
+    prefetch,
+    resharding,
+    rings,
+    sharded_step,
+    sharded_sums,
+    shards,
+    units,
+)
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, Verdict, judge, new_seed
 
-_PARTS = (memory_sums, memory_live, rings, links, averages, overlap, shards, sharded_step, sharded_sums)
+_PARTS = (
+    *(memory_sums, memory_live, rings, links, averages, overlap),
+    *(shards, sharded_step, sharded_sums, units, prefetch, resharding),
+)
 EXERCISES: dict[str, Exercise] = {
     e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)
 }

@@ -151,7 +151,7 @@ _K = 5  # not a number of ranks, as the mistakes are told apart by their factor
 _S = 40  # numbers of a shard: many beside a count that is sent along
 EACH = "one reduce-scatter for each microbatch, as it comes"
 AFTERWARDS, LATE = "everything after the last microbatch", "a microbatch later than it could"
-ALL_REDUCED, OTHERWISE = "as much as with all-reduces", "something else"
+ALL_REDUCED = "as much as with all-reduces"
 
 
 def _microbatches_inputs(generator: torch.Generator, n: int) -> list[Data]:
@@ -164,8 +164,8 @@ def _microbatches_inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 def _accumulate(answer: Callable, group: Group, given: Data) -> Data:
     made = 0  # microbatches that backward has been through
-    large: list[int] = []  # at each sending of a tensor of that size, how many there were
-    size = given["microbatches"][0]["sum"].nbytes
+    sent_at: set[int] = set()  # how many there were when a gradient, or a shard of it, was sent
+    size, known_bytes = given["microbatches"][0]["sum"].nbytes, 0.0
 
     def backward() -> Iterator[tuple[Tensor, int]]:
         nonlocal made
@@ -175,26 +175,28 @@ def _accumulate(answer: Callable, group: Group, given: Data) -> Data:
         made += 1  # the end
 
     def note() -> None:
-        if len(heard.calls) > seen[0] and heard.calls[-1][1] >= size:
-            large.append(made)
-        seen[0] = len(heard.calls)
+        nonlocal known_bytes
+        before, known_bytes = known_bytes, heard.sent_bytes(group.size)
+        if known_bytes - before > size / group.size / 2:  # not a count
+            sent_at.add(made)
 
-    seen = [0]
     heard = listen(on_start=note)
     shard = answer(backward(), group)
     halves = heard.sent_bytes(group.size) / ((group.size - 1) / group.size * size)
-    return {"shard": shard, "what was sent": _describe(large, halves)}
+    return {"shard": shard, "what was sent": _describe(sorted(sent_at), halves)}
 
 
-def _describe(large: list[int], halves: float) -> str:
+def _describe(sent_at: list[int], halves: float) -> str:
     """From when gradients were sent, and how many halves of an all-reduce that is, with the counts."""
-    if large and all(made == _K + 1 for made in large):
+    if sent_at == [_K + 1]:
         return AFTERWARDS
     if halves > 1.5 * _K:
         return ALL_REDUCED
-    if large == list(range(1, _K + 1)):
+    if sent_at == list(range(1, _K + 1)):
         return EACH
-    return LATE if large == [*range(2, _K + 2)] else OTHERWISE
+    if sent_at == list(range(2, _K + 2)):
+        return LATE
+    return f"gradients leave after {', '.join(map(str, sent_at)) or 'none'} of {_K} microbatches"
 
 
 def _sums(given: list[Data], divided: Callable[[dict, int], float], microbatches: slice = slice(None)) -> Callable:
