@@ -1,8 +1,9 @@
-"""Train the GPT, in one process or in many: `python -m lib.train --dp 2`.
+"""Train the GPT, in one process or in many: `python -m lib.train --dp 2 --zero 1`.
 
-The loop is the one of the book: rows of this rank, forward, backward, finish, clip, step. It runs in three ways, and
-which one is nobody's business but this file's: alone, through `run` on this machine, or under `torchrun`. The same seed
-gives the same losses in each, to rounding: that is what layouts are compared with (`--report`).
+The loop is the one of the book: rows of this rank, forward, backward, finish, clip, step. It is the same for each stage
+of ZeRO, and it runs in three ways, which is nobody's business but this file's: alone, through `run` on this machine, or
+under `torchrun`. The same seed gives the same losses in each, to rounding: that is what layouts are compared with
+(`--report`).
 """
 
 from __future__ import annotations
@@ -15,20 +16,41 @@ import sys
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from lib import comm, data, trace
-from lib.data_parallel.ddp import BucketedDDP, DataParallel, global_mean
+from lib.data_parallel.ddp import BucketedDDP, global_mean
+from lib.data_parallel.flat import MakeOptimizer
+from lib.data_parallel.fsdp import FSDP
+from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.launch import MAX_RANKS, RunError, close, device, init, run
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, loss_sum_and_count
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled
 BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
+
+
+class DDP(BucketedDDP):
+    """`BucketedDDP` that steps its optimizer itself, as the stages of ZeRO do."""
+
+    def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str, bucket_bytes: int) -> None:
+        super().__init__(module, group, op, bucket_bytes)
+        self.optimizer = optimizer(list(module.named_parameters()))
+
+    def step(self) -> None:
+        """Step the optimizer; the gradients are used up."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+STAGES = {0: DDP, 1: ZeRO1, 2: ZeRO2, 3: FSDP}
 
 
 @dataclass(frozen=True)
@@ -38,14 +60,18 @@ class TrainConfig:
     Args:
         model: sizes of the GPT.
         dp: data-parallel ranks.
+        zero: what they share out: 0 is nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters, too.
         steps: optimizer steps.
         global_batch: sequences a step, over all ranks.
-        microbatches: pieces in which a rank works through its rows, adding up gradients.
+        microbatches: pieces in which a rank works through its rows, adding up gradients. Stages 0 and 1 send the sum;
+            stages 2 and 3 send those of each piece, so that no rank ever holds all gradients.
         lr, max_norm: of AdamW, and of gradient clipping.
         seed: of the weights and the data, the same whatever the layout.
-        dtype: `float32` or `float64`.
+        dtype: of the weights that the optimizer works on, `float32` or `float64`.
+        compute_dtype: `bfloat16` to compute and communicate in, with master weights in `dtype`, which ZeRO keeps;
+            None is `dtype` for all.
         validate_every: steps between two measurements of the validation loss; 0 is never.
-        bucket_bytes: of `BucketedDDP`.
+        bucket_bytes: of stages 0 to 2; stage 3 sends a block at a time.
 
     Raises:
         ValueError: a number that makes no sense, or a batch that cannot be split over the ranks and microbatches.
@@ -53,6 +79,7 @@ class TrainConfig:
 
     model: GPTConfig = field(default_factory=GPTConfig)
     dp: int = 1
+    zero: int = 0
     steps: int = 100
     global_batch: int = 16
     microbatches: int = 1
@@ -60,6 +87,7 @@ class TrainConfig:
     max_norm: float = 1.0
     seed: int = 0
     dtype: str = "float32"
+    compute_dtype: str | None = None
     validate_every: int = 0
     bucket_bytes: int = 4 * 2**20
 
@@ -80,6 +108,15 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
+        if self.zero not in STAGES:
+            raise ValueError(f"zero={self.zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
+        if self.compute_dtype not in (None, *COMPUTE_DTYPES):
+            raise ValueError(f"compute_dtype={self.compute_dtype!r} must be None or {', '.join(COMPUTE_DTYPES)}")
+        if self.compute_dtype and self.zero == 0:
+            raise ValueError(
+                f"compute_dtype={self.compute_dtype} needs master weights in {self.dtype}, which plain data "
+                "parallelism does not keep; use zero=1, 2 or 3"
+            )
         pieces = self.dp * self.microbatches
         if self.global_batch % pieces:
             each = f"dp={self.dp}" + (f" x microbatches={self.microbatches}" if self.microbatches > 1 else "")
@@ -102,11 +139,8 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
     """
     group = Mesh(MeshShape(dp=config.dp), world).group("dp")
     torch.manual_seed(config.seed)
-    model = BucketedDDP(
-        GPT(config.model).to(device(), DTYPES[config.dtype]), group, op="sum", bucket_bytes=config.bucket_bytes
-    )
+    model = wrap(GPT(config.model).to(device(), DTYPES[config.dtype]), group, config)
     torch.manual_seed(config.seed + world.rank)  # from here on chance is for dropout, which differs by rank
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
     corpus = data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
     traffic: dict = {}
@@ -119,10 +153,11 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
             watches_memory = step == min(1, config.steps - 1)  # the first step in which everything is there
             with ExitStack() as stack:
                 recorded = stack.enter_context(trace.record(world.rank))
-                memory = stack.enter_context(MemoryTracker(model, optimizer) if watches_memory else nullcontext())
-                if memory is not None:  # buckets live on where zero_grad() has taken their views from p.grad
+                watch = MemoryTracker(model, model.optimizer) if watches_memory else nullcontext()
+                memory = stack.enter_context(watch)
+                if memory is not None and isinstance(model, DDP):  # its buckets live on when no p.grad shows them
                     memory.count_as("gradient", *(bucket.flat for bucket in model.buckets))
-                loss = train_step(model, optimizer, corpus.train, step, config, group)
+                loss = train_step(model, corpus.train, step, config, group)
             report["step_s"].append(time.perf_counter() - began_s)
             report["losses"].append(loss)
             for (kind, axis), (calls, sent) in recorded.traffic().items():
@@ -137,14 +172,15 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
     return report | {"traffic": traffic, "config": asdict(config)}
 
 
-def train_step(
-    model: DataParallel,
-    optimizer: torch.optim.Optimizer,
-    tokens: Tensor,
-    step: int,
-    config: TrainConfig,
-    group: Group,
-) -> float:
+def wrap(module: GPT, group: Group, config: TrainConfig) -> DDP | ZeRO1:
+    """The model on its ranks, with an optimizer, in the stage of `config`."""
+    more: dict = {"bucket_bytes": config.bucket_bytes} if config.zero < 3 else {}
+    if config.compute_dtype:
+        more["dtype"] = COMPUTE_DTYPES[config.compute_dtype]
+    return STAGES[config.zero](module, group, partial(torch.optim.AdamW, lr=config.lr), op="sum", **more)
+
+
+def train_step(model: DDP | ZeRO1, tokens: Tensor, step: int, config: TrainConfig, group: Group) -> float:
     """One step on this rank's rows; the mean loss over all ranks, before the weights move."""
     inputs, targets = data.batch(
         tokens, step, global_batch=config.global_batch, context=config.model.context, seed=config.seed
@@ -152,11 +188,10 @@ def train_step(
     mine = data.rows_of_rank(config.global_batch, group.rank, group.size)
     here, k = device(), config.microbatches
     pieces = zip(inputs[mine].to(here).chunk(k), targets[mine].to(here).chunk(k), strict=True)
-    optimizer.zero_grad()
     total = torch.zeros((), dtype=DTYPES[config.dtype], device=here)
     for i, (x, y) in enumerate(pieces):
-        last = i == k - 1
-        with nullcontext() if last else model.no_sync():
+        adds_up = i < k - 1 and config.zero < 2
+        with model.no_sync() if adds_up else nullcontext():
             with trace.span("forward"):
                 loss_sum, count = loss_sum_and_count(model(x), y)
                 loss = loss_sum / (count * k * group.size)  # rows are even: the count is known
@@ -166,13 +201,16 @@ def train_step(
     model.finish()
     with trace.span("optimizer"):
         model.clip_gradients(config.max_norm)
-        optimizer.step()
+        model.step()
     return comm.all_reduce(total, group).item()
 
 
 @torch.no_grad()
-def validate(model: torch.nn.Module, tokens: Tensor, config: TrainConfig, group: Group, limit: int = 64) -> float:
-    """Mean loss on `limit` sequences of the validation text, each rank its share."""
+def validate(model: nn.Module, tokens: Tensor, config: TrainConfig, group: Group, limit: int = 64) -> float:
+    """Mean loss on `limit` sequences of the validation text, each rank its share.
+
+    Each rank calls forward once, also one that has no rows: in stage 3 a forward is a collective.
+    """
     inputs, targets = data.windows(tokens, config.model.context, limit)
     mine, here = slice(group.rank, None, group.size), device()
     loss_sum, count = loss_sum_and_count(model(inputs[mine].to(here)), targets[mine].to(here))
@@ -184,11 +222,29 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on Python's help.")
     sizes = GPTConfig()
     parser.add_argument("--dp", type=int, default=None, help="data-parallel ranks (under torchrun: all of them)")
+    parser.add_argument(
+        "--zero",
+        type=int,
+        choices=list(STAGES),
+        default=0,
+        help="what ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters, too (FSDP)",
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--global-batch", type=int, default=16, help="sequences a step, over all ranks")
-    parser.add_argument("--microbatches", type=int, default=1, help="pieces of a rank's rows, gradients added up")
+    parser.add_argument(
+        "--microbatches",
+        type=int,
+        default=1,
+        help="pieces of a rank's rows, gradients added up; --zero 2 and 3 send those of each piece: more bytes, "
+        "less memory",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="float32", help="of the weights")
+    parser.add_argument(
+        "--compute-dtype",
+        choices=list(COMPUTE_DTYPES),
+        help="to compute and communicate in, with master weights in --dtype; needs --zero 1, 2 or 3",
+    )
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--validate-every", type=int, default=50, help="0: never")
     parser.add_argument("--d-model", type=int, default=sizes.d_model)
@@ -202,12 +258,14 @@ def main(argv: list[str] | None = None) -> None:
         config = TrainConfig(
             model=GPTConfig(context=args.context, d_model=args.d_model, num_layers=args.layers, num_heads=args.heads),
             dp=(size or 1) if args.dp is None else args.dp,
+            zero=args.zero,
             steps=args.steps,
             global_batch=args.global_batch,
             microbatches=args.microbatches,
             lr=args.lr,
             seed=args.seed,
             dtype=args.dtype,
+            compute_dtype=args.compute_dtype,
             validate_every=args.validate_every,
         )
         if size and config.dp != size:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
 import signal
@@ -12,17 +13,19 @@ import time
 import pytest
 import torch
 
-from lib import data, run
+from lib import cost, data, run
 from lib import train as train_module
-from lib.data_parallel.ddp import BucketedDDP
+from lib.data_parallel.ddp import fill_buckets
 from lib.launch import RankError
 from lib.mesh import Group
 from lib.model import GPT, GPTConfig
 from lib.train import TrainConfig, main, train
 
-TINY = GPTConfig(context=16, d_model=24, num_layers=2, num_heads=2)
-CONFIG = TrainConfig(model=TINY, steps=4, global_batch=8, dtype="float64", validate_every=2, bucket_bytes=20_000)
-FLAGS = "--context 16 --d-model 24 --layers 2 --heads 2 --steps 4 --global-batch 8 --dtype float64 --validate-every 2"
+TINY = GPTConfig(context=16, d_model=24, num_layers=3, num_heads=2)
+CONFIG = TrainConfig(model=TINY, steps=4, global_batch=24, dtype="float64", validate_every=2, bucket_bytes=20_000)
+FLAGS = (
+    "--context 16 --d-model 24 --layers 3 --heads 2 --steps 4 --global-batch 24 --dtype float64 --validate-every 2"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,43 +42,103 @@ def serial():
 
 
 def same(a, b):
-    return a["losses"] == pytest.approx(b["losses"], rel=1e-10) and [x for _, x in a["validation"]] == pytest.approx(
-        [x for _, x in b["validation"]], rel=1e-10
+    return a["losses"] == pytest.approx(b["losses"], rel=1e-12) and [x for _, x in a["validation"]] == pytest.approx(
+        [x for _, x in b["validation"]], rel=1e-12
     )
 
 
-@pytest.mark.parametrize("dp, microbatches", [(1, 4), (2, 1), (2, 2), (4, 2)])
-def test_the_same_losses_whatever_the_layout(serial, dp, microbatches):
-    config = dataclasses.replace(CONFIG, dp=dp, microbatches=microbatches)
+def flats_bytes(zero, n):
+    """Bytes of what travels together, in float64, with zeros so that n ranks can share it out: buckets, or units."""
+    model = GPT(TINY)
+    flats = fill_buckets(list(model.double().parameters())[::-1], CONFIG.bucket_bytes)
+    if zero == 3:
+        blocks = [list(block.parameters()) for block in model.blocks]
+        inside = {id(p) for block in blocks for p in block}
+        flats = [[p for p in model.parameters() if id(p) not in inside], *blocks]
+    share = n if zero else 1  # an all-reduce needs no even shares
+    return [8 * share * math.ceil(sum(p.numel() for p in flat) / share) for flat in flats]
+
+
+LAYOUTS = [(0, 1, 4), (0, 2, 1), (0, 2, 2), (0, 3, 1), (0, 4, 2)]
+LAYOUTS += [(zero, dp, k) for zero in (1, 2, 3) for dp, k in ((1, 1), (2, 3), (3, 1), (4, 2))]
+
+
+@pytest.mark.parametrize("zero, dp, microbatches", LAYOUTS)
+def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
+    config = dataclasses.replace(CONFIG, zero=zero, dp=dp, microbatches=microbatches)
     reports = run(train, dp, config, True)
     assert len(serial["losses"]) == 4 and len(serial["validation"]) == 3
     assert serial["losses"] == sorted(serial["losses"], reverse=True)
     for report in reports:
         assert same(report, serial)
         assert report["losses"] == reports[0]["losses"]  # one number, not one for each rank
-    # What each rank sends: every bucket once a step, whatever the microbatches, and the loss.
-    psi, one = 8 * TINY.num_parameters, 8
-    buckets = len(BucketedDDP(GPT(TINY).double(), Group(), bucket_bytes=config.bucket_bytes).buckets)
-    assert buckets > 2
+        assert len(report["step_s"]) == 4 and all(0 < x < 60 for x in report["step_s"])
+        assert (report["config"]["zero"], report["config"]["dp"]) == (zero, dp)
+        assert report["config"]["model"]["d_model"] == 24
+
+    # What each rank sends in a step: each flat as often as its stage does that, the loss, and the norm of the shards.
+    flats = flats_bytes(zero, dp)
+    reductions = microbatches if zero >= 2 else 1
+    calls = {"all_reduce dp": 1 + (1 if zero else len(flats))}
+    if zero:
+        calls["reduce_scatter dp"] = reductions * len(flats)
+        calls["all_gather dp"] = len(flats) * (2 * microbatches if zero == 3 else 1)
+    ideal = cost.zero_wire_bytes(zero, sum(flats), dp, microbatches=microbatches)
+    ideal += cost.wire_bytes("all_reduce", 16 if zero else 8, dp)
+    assert len(flats) >= 4
     for report in reports:
-        if dp == 1:
-            assert report["traffic"] == {}
-        else:
-            ((what, (calls, sent)),) = report["traffic"].items()
-            assert what == "all_reduce dp" and calls == 4 * (buckets + 1)
-            assert sent == pytest.approx(4 * 2 * (dp - 1) / dp * (psi + one), rel=1e-12)
-    # And holds: weights and Adam's two moments (with a float32 step count for each tensor); the buckets, and the
-    # gradient that is on its way into one, at most that of the largest tensor.
+        assert {kind: number / 4 for kind, (number, _) in report["traffic"].items()} == (calls if dp > 1 else {})
+        assert sum(sent for _, sent in report["traffic"].values()) == pytest.approx(4 * ideal, rel=1e-12)
+
+    # And holds. Weights: all, or a shard, the root, two blocks, and the one number that stands in for the rest. Adam's
+    # two moments (and a float32 step count for each piece). Gradients: all, or a shard and the largest flat that
+    # fills (and the root's, from the head to the embedding); and one on its way into it.
     tensors = [p.numel() for p in GPT(TINY).parameters()]
+    shard, psi = sum(flats) // dp, 8 * TINY.num_parameters
+    on_its_way = 8 * max(tensors)
+    filling = flats[0] + max(flats[1:]) if zero == 3 else max(flats)
     for report in reports:
         peak = report["peak_bytes"]
-        assert peak["parameter"] == psi
-        assert peak["optimizer"] == 2 * psi + 4 * len(tensors)
-        assert peak["gradient"] == psi + 8 * max(tensors)
+        assert peak["parameter"] == (shard + flats[0] + 2 * max(flats[1:]) + 8 if zero == 3 else sum(flats))
+        if zero < 2:
+            assert peak["gradient"] == sum(flats) + on_its_way
+        else:
+            assert shard <= peak["gradient"] <= shard + filling + on_its_way
+        assert peak["optimizer"] <= 2 * (shard if zero else psi) + 4 * len(tensors)
         assert peak["activation"] > 0
-        assert 4 * psi < peak["total"] <= sum(peak[kind] for kind in peak if kind != "total")
-        assert len(report["step_s"]) == 4 and all(0 < x < 60 for x in report["step_s"])
-        assert report["config"]["dp"] == dp and report["config"]["model"]["d_model"] == 24
+        assert peak["total"] <= sum(peak[kind] for kind in peak if kind != "total")
+        assert peak["total"] > 4 * psi - (2 * (psi - shard) if zero else 0) - (2 * psi if zero > 1 else 0)
+    held = sum(report["peak_bytes"]["optimizer"] for report in reports)
+    copies, cuts = (dp, 0) if zero == 0 else (1, (dp - 1) * len(flats))  # a cut makes two pieces of one parameter
+    assert 0 <= held - copies * (2 * psi + 4 * len(tensors)) <= 4 * cuts
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_bfloat16_with_master_weights(serial, zero):
+    config = dataclasses.replace(CONFIG, zero=zero, dp=2, dtype="float32", compute_dtype="bfloat16")
+    reports = run(train, 2, config, True)
+    psi = TINY.num_parameters
+    for report in reports:
+        off = [abs(a - b) for a, b in zip(report["losses"], serial["losses"], strict=True)]
+        assert 1e-6 < max(off) < 0.05 and report["losses"] == reports[0]["losses"]
+        sent = sum(sent for kind, (_, sent) in report["traffic"].items() if "all_reduce" not in kind)
+        assert sent == pytest.approx(4 * cost.zero_wire_bytes(zero, 2 * psi, 2), rel=1e-3)  # padding
+        assert report["peak_bytes"]["optimizer"] == pytest.approx(12 * psi / 2, rel=0.01)  # step counts
+        if zero == 1:
+            assert report["peak_bytes"]["parameter"] == 2 * psi
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_validation_where_a_rank_has_no_rows(zero):
+    def losses(world):
+        config = dataclasses.replace(CONFIG, zero=zero, dp=world.size)
+        group = Group("dp", world.ranks, world.rank, world.pg)
+        torch.manual_seed(0)
+        model = train_module.wrap(GPT(TINY).double(), group, config)
+        return train_module.validate(model, data.load().validation, config, group, limit=2)
+
+    (alone,) = run(losses, 1)
+    assert list(run(losses, 3)) == pytest.approx([alone] * 3, rel=1e-12)
 
 
 def test_fewer_rows_at_once_hold_fewer_activations(serial):
@@ -96,9 +159,11 @@ def test_dropout_differs_by_rank():
     assert len(set(run(seeds, 2))) == 2
 
 
-def test_under_torchrun(serial, tmp_path):
+@pytest.mark.parametrize("zero", [0, 3])
+def test_under_torchrun(serial, zero, tmp_path):
     report = tmp_path / "report.json"
-    command = f"-m torch.distributed.run --standalone --nproc-per-node 2 -m lib.train {FLAGS} --report {report}"
+    command = f"-m torch.distributed.run --standalone --nproc-per-node 2 -m lib.train {FLAGS} --zero {zero}"
+    command += f" --report {report}"
     done = subprocess.run(
         [sys.executable, *command.split()],
         capture_output=True,
@@ -110,6 +175,7 @@ def test_under_torchrun(serial, tmp_path):
     assert done.returncode == 0, done.stderr
     written = json.loads(report.read_text(encoding="utf-8"))
     assert len(written["ranks"]) == 2 and all(same(rank, serial) for rank in written["ranks"])
+    assert ("reduce_scatter dp" in written["ranks"][0]["traffic"]) == (zero > 0)
     assert done.stdout.count("validation:") == 1 and "step 4/4" in done.stdout
 
 
@@ -162,6 +228,9 @@ def nothing_is_trained(monkeypatch):
         ("--global-batch 0", "global_batch=0 must be"),
         ("--microbatches 0", "microbatches=0 must be"),
         ("--validate-every -1", "validate_every=-1 must be"),
+        ("--compute-dtype bfloat16", "compute_dtype=bfloat16 needs master weights in float32"),
+        ("--compute-dtype bfloat16 --zero 0", "use zero=1, 2 or 3"),
+        ("--dp 3 --zero 3 --global-batch 4", "global_batch=4 cannot be split over dp=3; use a multiple of 3"),
         ("--lr 0", "lr=0.0 must be"),
         ("--lr nan", "lr=nan must be"),
         ("--d-model 10 --heads 4", "d_model=10 cannot be split over num_heads=4"),
@@ -179,7 +248,10 @@ def test_one_clear_sentence_and_exit_2(flags, says, capsys, nothing_is_trained):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", ["--dtype float16", "--dp two", "--steps 1.5", "--nonsense"])
+@pytest.mark.parametrize(
+    "flags",
+    ["--dtype float16", "--zero 4", "--zero two", "--compute-dtype float32", "--dp two", "--steps 1.5", "--nonsense"],
+)
 def test_what_argparse_refuses(flags, capsys, nothing_is_trained):
     with pytest.raises(SystemExit) as left:
         main(flags.split())
@@ -252,7 +324,9 @@ def test_ctrl_c_ends_it_quietly(tmp_path):
     [
         {"steps": 0}, {"steps": 1.5}, {"global_batch": -2}, {"microbatches": 0}, {"dtype": "float16"}, {"dp": 0},
         {"dp": 1.0}, {"lr": -1.0}, {"lr": float("nan")}, {"max_norm": 0.0}, {"validate_every": -1},
-        {"dp": 3, "global_batch": 4}, {"global_batch": 6, "microbatches": 4}, {"bucket_bytes": 0},
+        {"zero": 4}, {"zero": -1}, {"zero": "1"}, {"compute_dtype": "float32", "zero": 1},
+        {"compute_dtype": "bfloat16"}, {"dp": 3, "global_batch": 4}, {"global_batch": 6, "microbatches": 4},
+        {"bucket_bytes": 0},
     ],
 )  # fmt: skip
 def test_configurations_that_make_no_sense(wrong):

@@ -1,0 +1,208 @@
+"""A step with sharded state: ZeRO-1, ZeRO-2 and FSDP against PyTorch's own, and what prefetch hides."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.data_parallel import BUCKET_MB, CONFIG, ROWS_PER_RANK
+from benchmarks.table import paired, quartiles, ratio, show, three
+from lib import comm, cost, data, run, wire
+from lib.data_parallel.fsdp import FSDP
+from lib.data_parallel.zero import ZeRO1, ZeRO2
+from lib.model import GPT, mean_loss
+from lib.pretend import Pretend
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+Step = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def _ours(make: Callable, world) -> Step:
+    model = make(GPT(CONFIG), world, ADAMW)
+
+    def step(x, y) -> None:
+        mean_loss(model(x), y).backward()
+        model.finish()
+        model.step()
+
+    return step
+
+
+def _redundancy(world) -> Step:
+    """With views wherever they can be had, which is the faster form."""
+    model = DistributedDataParallel(GPT(CONFIG), bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-3
+    )
+    return partial(_theirs, model, optimizer)
+
+
+def _fully_shard(reshard: bool, world) -> Step:
+    model, mesh = GPT(CONFIG), init_device_mesh("cpu", (world.size,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    return partial(_theirs, model, ADAMW(model.parameters()))
+
+
+def _theirs(model, optimizer, x, y) -> None:
+    mean_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+_BUCKETS = {"bucket_bytes": BUCKET_MB * 2**20}
+SIDES: dict[str, Callable[..., Step]] = {
+    "ZeRO1": partial(_ours, partial(ZeRO1, **_BUCKETS)),
+    "ZeRO2": partial(_ours, partial(ZeRO2, **_BUCKETS)),
+    "FSDP": partial(_ours, FSDP),
+    "FSDP, stays whole": partial(_ours, partial(FSDP, reshard_after_forward=False)),
+    "ZeroRedundancyOptimizer": _redundancy,
+    "fully_shard": partial(_fully_shard, True),
+    "fully_shard, stays whole": partial(_fully_shard, False),
+}
+PAIRS = {
+    "ZeRO1": "ZeroRedundancyOptimizer",
+    "ZeRO2": "ZeroRedundancyOptimizer",
+    "FSDP": "fully_shard",
+    "FSDP, stays whole": "fully_shard, stays whole",
+}
+
+
+def _rows(world) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = ROWS_PER_RANK * world.size
+    inputs, targets = data.batch(data.load().train, 0, global_batch=rows, context=CONFIG.context)
+    mine = data.rows_of_rank(rows, world.rank, world.size)
+    return inputs[mine], targets[mine]
+
+
+def _measure(world, rounds: int, backwards: bool) -> dict[str, list[float]]:
+    x, y = _rows(world)
+
+    def timed(step: Step) -> float:
+        comm.barrier(world)
+        began_s = time.perf_counter()
+        step(x, y)
+        comm.barrier(world)
+        return time.perf_counter() - began_s
+
+    sides = {}
+    for name, make in list(SIDES.items())[:: -1 if backwards else 1]:
+        torch.manual_seed(0)
+        sides[name] = partial(timed, make(world))
+    paired(sides, 3)
+    return paired(sides, rounds)
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+_stepping: dict[str, Callable[[], None]] = {}  # in a rank: what `_step_of` has made
+
+
+def _step_of(name: str, x, world) -> None:
+    """One step; the first call makes the model, and takes the steps in which things are still set up."""
+    if name not in _stepping:
+        _stepping[name] = partial(SIDES[name](world), *_rows(world))
+        _stepping[name]()
+        _stepping[name]()
+    _stepping[name]()
+
+
+def _model_sizes(name: str, n: int) -> str:
+    """Bytes that a rank sends in a step, by the kernel's count, in sizes of the model."""
+    if not wire.available():
+        return "Linux only"
+    psi_bytes = 4 * CONFIG.num_parameters // (4 * n) * 4 * n
+    sent_bytes = wire.audit("all_gather", psi_bytes, n, partial(_step_of, name)).sent_bytes
+    return f"{sent_bytes / (4 * CONFIG.num_parameters):.2f}"
+
+
+# ---- what prefetch hides --------------------------------------------------------------------------------------------
+
+UNITS, FORWARD_S, BACKWARD_S, UNIT_PARAMETERS = 6, 0.02, 0.04, 100_000
+LINK = {"alpha_s": 1e-3, "bandwidth_Bps": 20e6}
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Pretend(UNIT_PARAMETERS, FORWARD_S, BACKWARD_S) for _ in range(UNITS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _pretended(world, prefetch: bool, rounds: int) -> list[float]:
+    model = FSDP(_Layers(), world, partial(torch.optim.SGD, lr=0.1), prefetch=prefetch)
+    times_s = []
+    for _ in range(rounds):
+        comm.barrier(world)
+        with comm.link(**LINK):
+            began_s = time.perf_counter()
+            model(torch.ones(1, requires_grad=True)).sum().backward()
+            model.finish()
+            times_s.append(time.perf_counter() - began_s)
+        model.step()
+    return times_s
+
+
+def hidden(rounds: int = 7) -> None:
+    """Of the time that the link is busy, the part in which the ranks compute."""
+    rows = [("ranks", "prefetch", "step, ms", "predicted, ms", "hidden", "predicted")]
+    compute_s = UNITS * (FORWARD_S + BACKWARD_S)
+    for n in (2, 4):
+        gather_s, reduce_s = (
+            cost.comm_s(kind, 4 * UNIT_PARAMETERS, n, **LINK) for kind in ("all_gather", "reduce_scatter")
+        )
+        busy_s = UNITS * (2 * gather_s + reduce_s)
+        for prefetch in (True, False):
+            layers = [[each] * UNITS for each in (FORWARD_S, BACKWARD_S, gather_s, reduce_s)]
+            predicted_s = max(end_s for *_, end_s in cost.sharded_step(*layers, prefetch))
+            times_s = [max(step) for step in zip(*run(_pretended, n, prefetch, rounds), strict=True)]
+            shares = quartiles([1 - (step_s - compute_s) / busy_s for step_s in times_s])
+            rows.append(
+                (
+                    f"{n}",
+                    "yes" if prefetch else "no",
+                    f"{1e3 * statistics.median(times_s):.0f}",
+                    f"{1e3 * predicted_s:.0f}",
+                    three(shares),
+                    f"{1 - (predicted_s - compute_s) / busy_s:.2f}",
+                )
+            )
+    show("Communication hidden by FSDP (reach: 0.6 with prefetch, 0.1 from what is predicted)", rows)
+
+
+def main(fresh: int = 4, rounds: int = 11) -> None:
+    """`fresh` times new processes and models, as where they lie in memory moves a ratio by a few hundredths."""
+    rows = [("ranks", "ours", "ms", "theirs", "ours / theirs")]
+    for n in (2, 4):
+        times: dict[str, list[float]] = {}
+        for i in range(fresh):
+            for side, values in run(_measure, n, rounds, i % 2 == 1, timeout_s=600)[0].items():
+                times.setdefault(side, []).extend(values)
+        for ours, theirs in PAIRS.items():
+            ours_ms = 1e3 * statistics.median(times[ours])
+            rows.append((f"{n}", ours, f"{ours_ms:.0f}", theirs, three(ratio(times[theirs], times[ours]))))
+    millions = CONFIG.num_parameters / 1e6
+    show(f"Sharded step ({fresh * rounds} pairs, reach 0.9), GPT of {millions:.1f} M parameters with AdamW", rows)
+    hidden()
+    rows = [("one step, 4 ranks", "model sizes sent")]
+    rows += [(name, _model_sizes(name, 4)) for name in SIDES]
+    show("Bytes on the wire (ideal: 1.50 for ZeRO-1 and -2 and for FSDP that stays whole, 2.25 for FSDP)", rows)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
