@@ -1,11 +1,13 @@
 """What the tests of flat parameters, ZeRO and FSDP share: a model that breaks careless sharding, and a serial twin."""
 
+import copy
+
 import torch
 from torch import nn
 
-from lib import comm
+from lib import comm, data
 from lib.model import GPT, GPTConfig, mean_loss
-from lib.verify import largest_difference, replicas_equal
+from lib.verify import largest_difference, replicas_equal, weights
 
 CONFIG = GPTConfig(vocab_size=32, context=6, d_model=12, num_layers=3, num_heads=2)
 
@@ -176,13 +178,79 @@ def end_apart(model, twin):
     else:
         state = model.full_state_dict()
     apart = largest_difference(state, twin.state_dict()) if state else 0.0
-    held = model.module if not hasattr(model, "units") else nn.ParameterList([comm_whole(model)])
+    held = model.module if not hasattr(model, "units") else nn.ParameterList([all_numbers(model)])
     return apart, replicas_equal(held, model.group)
 
 
-def comm_whole(model):
+def all_numbers(model):
     """All numbers of an FSDP model, collected."""
     return nn.Parameter(torch.cat([comm.all_gather(flat.exact, model.group) for flat in model._flats()]))
+
+
+def beside_bfloat16(world, wrap):
+    """Steps in bfloat16 beside a bfloat16 copy of a float32 model, with gradients rounded and added as ranks do it.
+
+    Returns the distance of the masters, how far they have moved, and the dtypes of the full state.
+    """
+    model, exact = wrap(gpt(world.rank), world, adamw, dtype=torch.bfloat16), gpt(0)
+    optimizer, working = adamw(exact.parameters()), copy.deepcopy(exact).to(torch.bfloat16)
+    for step in range(5):
+        inputs, targets = rows(step, 2 * world.size)
+        total = [torch.zeros_like(p) for p in working.parameters()]
+        for x, y in zip(inputs.split(2), targets.split(2), strict=True):
+            own = torch.autograd.grad(mean_loss(working(x), y), list(working.parameters()))
+            total = [a + b / world.size for a, b in zip(total, own, strict=True)]
+        for p, g in zip(exact.parameters(), total, strict=True):
+            p.grad = g.float()
+        optimizer.step()
+        with torch.no_grad():
+            for p, master in zip(working.parameters(), exact.parameters(), strict=True):
+                p.copy_(master)
+        mine = slice(2 * world.rank, 2 * world.rank + 2)
+        mean_loss(model(inputs[mine]), targets[mine]).backward()
+        model.finish()
+        assert {flat.shard.grad.dtype for flat in model.buckets} == {torch.bfloat16}
+        model.step()
+        assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
+        assert all(torch.equal(flat.shard, flat.exact.bfloat16()) for flat in model.buckets)
+    state = model.full_state_dict()
+    apart = largest_difference(state, exact.state_dict()) if state else 0.0
+    return (
+        apart,
+        largest_difference(weights(exact), weights(gpt(0))),
+        {x.dtype for x in state.values()} or {torch.float32},
+    )
+
+
+def some_steps(model, count, start=0):
+    world = model.group
+    for step in range(start, start + count):
+        inputs, targets = batch(step, 12)
+        mine = data.rows_of_rank(12, world.rank, world.size)
+        mean_loss(model(inputs[mine], True), targets[mine]).backward()
+        model.finish()
+        model.step()
+
+
+def save_and_go_on(world, wrap, dtype=None):
+    """Steps 0 to 3, saved after the second; a fresh model, with other weights and buffers, does the last two again."""
+    model = wrap(toy(world.rank).to(torch.float32) if dtype else toy(world.rank), world, adamw, dtype=dtype)
+    some_steps(model, 2)
+    model.module.mean.fill_(world.rank + 5.0)  # a buffer that each rank has changed for itself
+    saved, full = model.sharded_state_dict(), model.full_state_dict()
+    some_steps(model, 2, start=2)
+    again = wrap(toy(50).to(torch.float32) if dtype else toy(50), world, adamw, dtype=dtype)
+    some_steps(again, 1)
+    again.load_sharded_state_dict(saved)
+    some_steps(again, 2, start=2)
+    again_from_the_same = wrap(toy(51).to(torch.float32) if dtype else toy(51), world, adamw, dtype=dtype)
+    again_from_the_same.load_sharded_state_dict(saved)  # training has not changed what was saved
+    some_steps(again_from_the_same, 2, start=2)
+    for one in (again, again_from_the_same):
+        for a, b in zip(model._flats(), one._flats(), strict=True):
+            assert torch.equal(a.exact, b.exact) and torch.equal(a.shard, b.shard)
+        assert torch.equal(one.module.mean, model.module.mean)
+    return full, saved
 
 
 def said(fn, kind=RuntimeError):

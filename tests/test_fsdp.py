@@ -1,6 +1,5 @@
 """FSDP beside one process, beside PyTorch's fully_shard, and beside the formulas of its memory, traffic and time."""
 
-import copy
 import time
 import warnings
 from contextlib import nullcontext
@@ -12,13 +11,16 @@ from sharding import (
     Block,
     adamw,
     batch,
+    beside_bfloat16,
     beside_twin,
     end_apart,
     gpt,
     momentum,
     rows,
     said,
+    save_and_go_on,
     shards_apart,
+    some_steps,
     toy,
     trained,
 )
@@ -34,7 +36,7 @@ from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
 from lib.pretend import Pretend
-from lib.verify import largest_difference, weights
+from lib.verify import largest_difference
 
 ALONE = Group()
 CASES = [  # blocks, optimizer, op, microbatches, reduced each, tied, steps, and how
@@ -165,38 +167,11 @@ def test_clipping_and_an_axis_of_a_mesh():
         assert axes == {("dp", (rank % 2, rank % 2 + 2))}
 
 
-def mixed(world, reshard):
-    """bfloat16 over ranks beside a bfloat16 copy of a float32 model, whose gradients are added as ranks add them."""
-    model = FSDP(gpt(world.rank), world, adamw, dtype=torch.bfloat16, reshard_after_forward=reshard)
-    exact = gpt(0)
-    stepper, working = adamw(exact.parameters()), copy.deepcopy(exact).to(torch.bfloat16)
-    for i in range(5):
-        inputs, targets = rows(i, 4)
-        total = [torch.zeros_like(p) for p in working.parameters()]
-        for x, y in zip(inputs.chunk(2), targets.chunk(2), strict=True):
-            own = torch.autograd.grad(mean_loss(working(x), y), list(working.parameters()))
-            total = [a + b * 0.5 for a, b in zip(total, own, strict=True)]
-        for p, g in zip(exact.parameters(), total, strict=True):
-            p.grad = g.float()
-        stepper.step()
-        with torch.no_grad():
-            for p, master in zip(working.parameters(), exact.parameters(), strict=True):
-                p.copy_(master)
-        mine = slice(2 * world.rank, 2 * world.rank + 2)
-        mean_loss(model(inputs[mine]), targets[mine]).backward()
-        model.finish()
-        model.step()
-        assert {flat.shard.dtype for flat in model.buckets} == {torch.bfloat16}
-        assert all(torch.equal(flat.shard, flat.exact.bfloat16()) for flat in model.buckets)
-    state = model.full_state_dict()
-    dtypes = {x.dtype for x in state.values()} or {torch.float32}
-    moved = largest_difference(weights(exact), weights(gpt(0)))
-    return largest_difference(state, exact.state_dict()) if state else 0.0, moved, dtypes
-
-
 def test_mixed_precision_is_bfloat16_with_float32_masters():
     for reshard in (True, False):
-        for masters, moved, dtypes in run(partial(mixed, reshard=reshard), 2):
+        for masters, moved, dtypes in run(
+            partial(beside_bfloat16, wrap=partial(FSDP, reshard_after_forward=reshard)), 2
+        ):
             assert masters < 1e-6 < 0.05 < moved and dtypes == {torch.float32}, masters
 
 
@@ -355,15 +330,17 @@ def test_prefetch_asks_before_the_unit_computes():
             model, log = FSDP(gpt(0, SMALL), world, adamw, prefetch=prefetch), []
             for i, unit in enumerate(model.units):
 
-                def start(unit=unit, i=i, begin=unit.start):
+                def start(unit=unit, i=i, begin=unit.start, log=log):
                     if not (unit.is_whole or unit._coming):
                         log.append(f"ask {i}")
                     begin()
 
                 unit.start = start
                 if i:
-                    unit.module.norm1.register_forward_pre_hook(lambda *_, i=i: log.append(f"forward {i}"))
-                    unit.module.mlp.register_full_backward_pre_hook(lambda *_, i=i: log.append(f"backward {i}"))
+                    unit.module.norm1.register_forward_pre_hook(lambda *_, i=i, log=log: log.append(f"forward {i}"))
+                    unit.module.mlp.register_full_backward_pre_hook(
+                        lambda *_, i=i, log=log: log.append(f"backward {i}")
+                    )
             x, y = rows(0, 1)
             mean_loss(model(x % 31), y % 31).backward()
             model.finish()
@@ -675,39 +652,8 @@ def test_steps_without_a_gradient():
 # ---- saving, and models that are born sharded -----------------------------------------------------------------------
 
 
-def some_steps(model, count, start=0):
-    world = model.group
-    for step in range(start, start + count):
-        inputs, targets = batch(step, 12)
-        mine = data.rows_of_rank(12, world.rank, world.size)
-        mean_loss(model(inputs[mine], True), targets[mine]).backward()
-        model.finish()
-        model.step()
-
-
-def save_and_go_on(world, dtype=None):
-    def new(seed):
-        module = toy(seed)
-        return FSDP(module.float() if dtype else module, world, adamw, dtype=dtype)
-
-    model = new(world.rank)
-    some_steps(model, 2)
-    model.module.mean.fill_(world.rank + 5.0)
-    saved, full = model.sharded_state_dict(), model.full_state_dict()
-    some_steps(model, 2, start=2)
-    for seed in (50, 51):  # training on has not changed what was saved
-        again = new(seed)
-        some_steps(again, 1)
-        again.load_sharded_state_dict(saved)
-        some_steps(again, 2, start=2)
-        for a, b in zip(model._flats(), again._flats(), strict=True):
-            assert torch.equal(a.exact, b.exact) and torch.equal(a.shard, b.shard)
-        assert torch.equal(again.module.mean, model.module.mean)
-    return full, saved
-
-
 def test_saving_and_loading():
-    full = run(save_and_go_on, 3)
+    full = run(partial(save_and_go_on, wrap=FSDP), 3)
     state = full[0][0]
     assert [len(one) for one, _ in full][1:] == [0, 0]
     plain = toy(9)
@@ -729,7 +675,7 @@ def test_saving_and_loading():
         for rank, (same, count, apart, text) in enumerate(run(load, n)):
             assert same and count == (len(state) if rank == 0 else 0) and apart < 1e-15
             assert f"rank 1 of 3, but here is rank {rank} of {n}" in text
-    (exact, _), *_ = run(partial(save_and_go_on, dtype=torch.bfloat16), 2)
+    (exact, _), *_ = run(partial(save_and_go_on, wrap=FSDP, dtype=torch.bfloat16), 2)
     assert exact["blocks.0.up.weight"].dtype == torch.float32
     assert not torch.equal(exact["blocks.0.up.weight"], exact["blocks.0.up.weight"].bfloat16().float())
 
