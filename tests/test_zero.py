@@ -356,12 +356,21 @@ def test_bytes_that_stay_are_the_formula_to_the_byte(n):
 
 def test_zero_2_never_holds_all_gradients():
     """One bucket that fills and one on its way, each with what has arrived; outside no_sync()."""
+    deep = GPTConfig(vocab_size=31, context=6, d_model=14, num_layers=8, num_heads=2)
 
     def peak(world, quiet):
-        model = ZeRO2(gpt(0, FLAT), world, adamw, bucket_bytes=4000)
+        model = ZeRO2(gpt(0, deep), world, adamw, bucket_bytes=4000)
         x, y = rows(world.rank, 2)
         largest = max(flat.whole.nbytes for flat in model.buckets)
-        out = []
+        out, on_their_way = [], []  # those are nobody's gradient any longer
+        send = model._send
+
+        def noted(flat):
+            pending = send(flat)
+            on_their_way.append(len(model._coming))
+            return pending
+
+        model._send = noted
         for _ in range(2):
             with MemoryTracker(model, model.optimizer) as memory:
                 for k in range(2):
@@ -370,13 +379,15 @@ def test_zero_2_never_holds_all_gradients():
                 model.finish()
             model.step()
             out.append(memory.peak_by_kind["gradient"])
+        assert quiet or len(model.buckets) > 10 and set(on_their_way) == {1}
         return out[1], largest
 
     for most, largest in run(partial(peak, quiet=False), 2):
         # of the parameters: a shard of all, the bucket that fills, and a tied weight that waits for its other half
-        assert most <= 4 * FLAT.num_parameters / 2 + 2 * largest + 4 * 31 * 14
+        assert largest < 4 * deep.num_parameters / 10
+        assert most <= 4 * deep.num_parameters / 2 + 2 * largest + 4 * 31 * 14
     for most, _ in run(partial(peak, quiet=True), 2):
-        assert most >= 4 * FLAT.num_parameters * 0.99
+        assert most >= 4 * deep.num_parameters * 0.99
 
 
 def sent(world, wrap, K, each):
@@ -536,6 +547,11 @@ def test_steps_and_clips_without_a_gradient(wrap):
     with torch.no_grad():
         model(inputs)  # a look at the loss takes nothing away
     model.step()
+    if wrap is not NaiveZeRO1:
+        mean_loss(model(inputs, True), targets).backward()
+        model.finish()
+        model(inputs, True)  # another step has begun
+        assert "no averaged gradient" in said(model.step)
 
 
 def test_wrong_arguments():
