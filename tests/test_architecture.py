@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIB = ROOT / "lib"
-MAX_LINES, BUDGET_LINES = 350, 7000
+MAX_LINES, BUDGET_LINES = 350, 7000  # of what computes and teaches; what grades and what draws comes on top
+DRAWS = ("lib.plot", "lib.svg", "lib.explorer", "lib.show")
 
 # A: pure Python, no torch. B: the machine. C: building blocks. D: the techniques. E: put together, looked at.
 FLOORS = {
@@ -146,7 +147,7 @@ def test_only_the_machine_speaks_to_torch_distributed():
 def test_no_file_is_long_and_the_whole_is_small(capsys):
     lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in MODULES.items()}
     assert {module: n for module, n in lines.items() if n > MAX_LINES} == {}
-    total = sum(n for module, n in lines.items() if not module.startswith("lib.check"))
+    total = sum(n for module, n in lines.items() if not module.startswith(("lib.check", *DRAWS)))
     with capsys.disabled():
         print(
             f"\nlib has {total} lines of {BUDGET_LINES} in {len(lines)} files; longest: {max(lines, key=lines.get)}"

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from lib import comm
 from lib.mesh import Group
 
+Shards = Sequence[Tensor]
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
 
 _ONE = torch.ones([], dtype=torch.float64)
@@ -93,10 +94,11 @@ class Flat:
         return [x.view(p.shape) for p, x in zip(self.params, pieces, strict=True)]
 
     def _overlaps(self) -> dict[str, tuple[slice, slice]]:
-        """Name → the part of the parameter that is mine, and the part of my shard that it is."""
+        """Name → what is mine of the parameter, and where in my shard that is."""
         overlaps, start = {}, 0
         for name, size in zip(self.names, self._sizes, strict=True):
-            low, high = max(start, self.mine.start), min(start + size, self.mine.stop)
+            low = max(start, self.mine.start)
+            high = min(start + size, self.mine.stop)
             if low < high:
                 overlaps[name] = (
                     slice(low - start, high - start),
@@ -168,22 +170,28 @@ def _check_alike(named: dict[str, nn.Parameter]) -> None:
 
 
 @torch.no_grad()
-def clip_shards(shards: Sequence[Tensor], group: Group, max_norm: float) -> Tensor:
-    """Scale gradients of which each rank holds some so that their joint norm is at most `max_norm`; what it was.
+def clip_shards(shards: Shards, group: Group, max_norm: float) -> Tensor:
+    """Scale gradients so that the norm over all ranks is at most `max_norm`.
 
     The squares are added up over the group, one all-reduce of a single number. Without it each rank would have a norm
     of its own, and scale by another factor.
+
+    Args:
+        shards: gradients of which this rank holds some; scaled in place.
+
+    Returns:
+        The norm that it was, [].
     """
-    squares = [torch.linalg.vector_norm(shard, dtype=_at_least_float32(shard)) ** 2 for shard in shards]
+    mine = torch.stack([_square_of_norm(shard) for shard in shards]).sum()
     with comm.label("norm"):
-        norm = comm.all_reduce(torch.stack(squares).sum(), group).sqrt()
+        norm = comm.all_reduce(mine, group).sqrt()
     for shard in shards:
         shard.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
-def _at_least_float32(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+def _square_of_norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) ** 2
 
 
 def check_elementwise(optimizer: MakeOptimizer, name: str) -> None:

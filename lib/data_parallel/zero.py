@@ -21,10 +21,8 @@ Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 a
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +30,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.ddp import BucketedDDP, DataParallel, NaiveDDP, fill_buckets
 from lib.data_parallel.flat import Flat, MakeOptimizer, check_elementwise, clip_shards
+from lib.data_parallel.saving import Saves
 from lib.mesh import Group
 
 # ---- whole parameters -----------------------------------------------------------------------------------------------
@@ -77,7 +76,11 @@ class NaiveZeRO1(NaiveDDP):
 
     @torch.no_grad()
     def step(self) -> None:
-        """The owners step, then everyone gets their parameters. Raises as `ZeRO1.step`."""
+        """The owners step, and everyone gets their parameters.
+
+        Raises:
+            RuntimeError: there is no new gradient.
+        """
         _check_averaged(self._ready and not self._own and not self._added, "step()")
         self._ready = False
         if self.optimizer is not None:
@@ -89,7 +92,7 @@ class NaiveZeRO1(NaiveDDP):
 
 
 def share_out(sizes: Sequence[int], n: int) -> list[int]:
-    """An owner for each size, so that n owners have about the same: the largest first, to whoever has least."""
+    """An owner for each size: the largest first, to whoever has least."""
     owners, held = [0] * len(sizes), [0] * n
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owners[i] = held.index(min(held))
@@ -107,7 +110,7 @@ def _check_averaged(ready: bool, what: str) -> None:
 # ---- shards of flat parameters --------------------------------------------------------------------------------------
 
 
-class ZeRO1(BucketedDDP):
+class ZeRO1(Saves, BucketedDDP):
     """Optimizer state sharded: half an all-reduce before the step, the other half after it.
 
     forward: no communication. backward: one reduce-scatter per bucket, as soon as its gradients exist. finish: waits.
@@ -171,9 +174,10 @@ class ZeRO1(BucketedDDP):
         return flats
 
     def _send(self, flat: Flat) -> comm.Pending:
-        if self._pending:
-            self._pending[-1].wait()  # memory for what is received of one bucket at a time
-        return comm.reduce_scatter_start(flat.whole.grad, self.group, out=flat.whole.grad[flat.mine])
+        if self._pending:  # memory to receive one bucket at a time
+            self._pending[-1].wait()
+        gradients, mine = flat.whole.grad, flat.whole.grad[flat.mine]
+        return comm.reduce_scatter_start(gradients, self.group, out=mine)
 
     def finish(self) -> None:
         """Return when this rank has its shard of the averaged gradient, in `shard.grad` of each of `buckets`.
@@ -222,82 +226,6 @@ class ZeRO1(BucketedDDP):
         for one in pending:
             one.wait()
 
-    # ---- saving -----------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Whole parameters and buffers by name, as the plain module's `load_state_dict` takes them, in full precision.
-
-        All ranks must call it; the group's rank 0 gets them, the others an empty dict. One flat at a time is whole.
-        """
-        whole = {}
-        for flat in self._flats():
-            views = flat.cut(comm.all_gather(flat.exact, self.group))
-            if self.group.rank == 0:
-                whole |= {name: view.clone() for name, view in zip(flat.names, views, strict=True)}
-        if self.group.rank > 0:
-            return {}
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        state = self.module.state_dict(keep_vars=True)  # a tied parameter is in it under each of its names
-        return {key: whole.get(names.get(id(x), ""), x.detach()) for key, x in state.items()}
-
-    def _replicated(self) -> dict[str, Tensor]:
-        """Of the module's state, what each rank has whole: buffers, and parameters that are not trained."""
-        sharded = {id(p) for flat in self._flats() for p in flat.params}
-        return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
-
-    @torch.no_grad()
-    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take what is mine of whole parameters; each rank needs the dict, on the CPU, or mapped from a file.
-
-        Raises:
-            KeyError: a parameter or buffer is not in it.
-            ValueError: one has another shape.
-        """
-        for name, x in self._replicated().items():
-            x.copy_(_of_shape(x, name, state[name]))
-        for flat in self._flats():
-            for name, p in zip(flat.names, flat.params, strict=True):
-                flat.load(name, _of_shape(p, name, state[name]))
-        self._publish()
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """This rank's shards, its optimizer's state, and what is not sharded; no communication."""
-        return {
-            "rank": self.group.rank,
-            "ranks": self.group.size,
-            "shards": [flat.exact.detach().clone() for flat in self._flats()],
-            "replicated": {key: x.detach().clone() for key, x in self._replicated().items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-        }
-
-    @torch.no_grad()
-    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what this very rank of as many ranks has saved.
-
-        Raises:
-            ValueError: it comes from another rank, or from another number of ranks.
-        """
-        saved, here = (state["rank"], state["ranks"]), (self.group.rank, self.group.size)
-        if saved != here:
-            raise ValueError(
-                f"this is the shard of rank {saved[0]} of {saved[1]}, but here is rank {here[0]} of {here[1]}: other "
-                "ranks cut the parameters in other places; go through full_state_dict() and load_full_state_dict()"
-            )
-        for key, x in self._replicated().items():
-            x.copy_(state["replicated"][key])
-        for flat, shard in zip(self._flats(), state["shards"], strict=True):
-            flat.exact.copy_(shard)
-            flat.settle()
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self._publish()
-
-
-def _of_shape(like: Tensor, name: str, x: Tensor) -> Tensor:
-    if x.shape != like.shape:
-        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(like.shape)}")
-    return x
-
 
 class ZeRO2(ZeRO1):
     """Gradients sharded, too: a bucket is freed as soon as it has been reduced.
@@ -338,8 +266,8 @@ class ZeRO2(ZeRO1):
 
     def _collect(self) -> None:
         flat, pending = self._coming.popleft()
-        part = pending.wait()
-        flat.shard.grad = part if flat.shard.grad is None else flat.shard.grad.add_(part)
+        part, so_far = pending.wait(), flat.shard.grad
+        flat.shard.grad = part if so_far is None else so_far.add_(part)
 
     @torch.no_grad()
     def finish(self) -> None:

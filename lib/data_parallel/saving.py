@@ -1,0 +1,109 @@
+"""What a sharded model saves and loads: whole, by the plain model's names, or each rank its shards.
+
+The problem: no rank has the state that is to be saved, and where the cuts fall depends on the number of ranks.
+The idea: two forms. *Full*: one flat at a time is collected, and rank 0 keeps the plain model's tensors; any number of
+ranks can load them, but the optimizer's state is not in it. *Sharded*: each rank saves what it has, optimizer and all,
+without a message; only the same rank of as many ranks can load it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lib import comm
+from lib.data_parallel.flat import Flat
+from lib.mesh import Group
+
+
+class Saves:
+    """For a model in `module` over `group`, with an `optimizer`, that has its state in flats."""
+
+    module: nn.Module
+    group: Group
+    optimizer: torch.optim.Optimizer
+
+    def _flats(self) -> list[Flat]:
+        """All that is sharded."""
+        raise NotImplementedError
+
+    def _publish(self) -> None:
+        """Let every rank see the new parameters."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole parameters and buffers by name, as the plain module's `load_state_dict` takes them, in full precision.
+
+        All ranks must call it; the group's rank 0 gets them, the others an empty dict. One flat at a time is whole.
+        """
+        whole = {}
+        for flat in self._flats():
+            views = flat.cut(comm.all_gather(flat.exact, self.group))
+            if self.group.rank == 0:
+                whole |= {name: view.clone() for name, view in zip(flat.names, views, strict=True)}
+        if self.group.rank > 0:
+            return {}
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        state = self.module.state_dict(keep_vars=True)  # a tied parameter is in it under each of its names
+        return {key: whole.get(names.get(id(x), ""), x.detach()) for key, x in state.items()}
+
+    def _replicated(self) -> dict[str, Tensor]:
+        """Of the module's state, what each rank has whole: buffers, and parameters that are not trained."""
+        sharded = {id(p) for flat in self._flats() for p in flat.params}
+        return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take what is mine of whole parameters; each rank needs the dict, on the CPU, or mapped from a file.
+
+        Raises:
+            KeyError: a parameter or buffer is not in it.
+            ValueError: one has another shape.
+        """
+        for name, x in self._replicated().items():
+            x.copy_(_of_shape(x, name, state[name]))
+        for flat in self._flats():
+            for name, p in zip(flat.names, flat.params, strict=True):
+                flat.load(name, _of_shape(p, name, state[name]))
+        self._publish()
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """This rank's shards, its optimizer's state, and what is not sharded; no communication."""
+        return {
+            "rank": self.group.rank,
+            "ranks": self.group.size,
+            "shards": [flat.exact.detach().clone() for flat in self._flats()],
+            "replicated": {key: x.detach().clone() for key, x in self._replicated().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+        }
+
+    @torch.no_grad()
+    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what this very rank of as many ranks has saved.
+
+        Raises:
+            ValueError: it comes from another rank, or from another number of ranks.
+        """
+        saved, here = (state["rank"], state["ranks"]), (self.group.rank, self.group.size)
+        if saved != here:
+            raise ValueError(
+                f"this is the shard of rank {saved[0]} of {saved[1]}, but here is rank {here[0]} of {here[1]}: other "
+                "ranks cut the parameters in other places; go through full_state_dict() and load_full_state_dict()"
+            )
+        for key, x in self._replicated().items():
+            x.copy_(state["replicated"][key])
+        for flat, shard in zip(self._flats(), state["shards"], strict=True):
+            flat.exact.copy_(shard)
+            flat.settle()
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._publish()
+
+
+def _of_shape(like: Tensor, name: str, x: Tensor) -> Tensor:
+    if x.shape != like.shape:
+        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(like.shape)}")
+    return x
