@@ -201,24 +201,25 @@ def test_the_claims_about_memory_fail_when_the_tracker_is_perturbed(monkeypatch)
 
 
 def off(world, counter, fn, *args):
-    """In a rank: a byte that is sent counts as 1.01, a gather sends a number more, or a byte that is held is 1.01."""
-    if counter == "sent, 1% more":
+    """In a rank: a byte that is sent or held counts as 1.01, or a gather sends a number more."""
+    if counter == "1% more":
         cost.wire_bytes = lambda *what, true=cost.wire_bytes: 1.01 * true(*what)
-    if counter == "sent, one more":
+        live = property(lambda tracker, true=memory.MemoryTracker.live.fget: perturbed(true(tracker)))
+        memory.MemoryTracker.live = live
+    else:
 
         def start(x, group, *more, true=comm.all_gather_start, **named):
             comm.all_reduce(torch.ones(1), group)
             return true(x, group, *more, **named)
 
         comm.all_gather_start = start
-    if counter == "held, 1% more":
-        live = property(lambda tracker, true=memory.MemoryTracker.live.fget: perturbed(true(tracker)))
-        memory.MemoryTracker.live = live
     return fn(world, *args)
 
 
-@pytest.mark.parametrize("chapter", ["04_zero.ipynb", "05_fsdp.ipynb"])
-@pytest.mark.parametrize("counter", ["right", "sent, 1% more", "sent, one more", "held, 1% more"])
+@pytest.mark.parametrize(
+    ("chapter", "counter"),
+    [("04_zero.ipynb", "1% more"), ("05_fsdp.ipynb", "1% more"), ("05_fsdp.ipynb", "one more")],
+)
 def test_the_claims_of_sharding_fail_when_a_counter_in_the_ranks_is_perturbed(chapter, counter, monkeypatch):
     rows = []
 
@@ -228,7 +229,8 @@ def test_the_claims_of_sharding_fail_when_a_counter_in_the_ranks_is_perturbed(ch
             held = True
         except ClaimError:
             held = False
-        if kwargs.get("unit") == "bytes" and kwargs.get("relation", "=") == "=":
+        asks_a_counter = kwargs.get("unit") == "bytes" and not name.startswith("state over all")
+        if asks_a_counter and kwargs.get("relation", "=") == "=":
             rows.append((name, "sent" if "sent" in name or "after forward" in name else "held", held))
 
     monkeypatch.setattr(lib, "claim", note, raising=False)
@@ -236,6 +238,6 @@ def test_the_claims_of_sharding_fail_when_a_counter_in_the_ranks_is_perturbed(ch
     namespace = {"__name__": "chapter"}
     for source in counting_cells(chapter):
         exec(compile(source, "cell", "exec"), namespace)
-    assert {kind for _, kind, _ in rows} == {"sent", "held"} and len(rows) >= 15
-    wrong = [(name, held) for name, kind, held in rows if held is counter.startswith(kind)]
-    assert wrong == []
+    assert sum(kind == "sent" for _, kind, _ in rows) >= 5 and sum(kind == "held" for _, kind, _ in rows) >= 8
+    fail = {"1% more": ("sent", "held"), "one more": ("sent",)}[counter]
+    assert [(name, held) for name, kind, held in rows if held is (kind in fail)] == []
