@@ -616,6 +616,9 @@ def test_units():
     shared[1].weight = shared[0].weight  # what two units share is the root's
     root, one, two = FSDP(shared, ALONE, adamw).units
     assert [list(u.flats[0].names) for u in (root, one, two)] == [["0.weight"], ["0.bias"], ["1.bias"]]
+    tied = gpt(0)  # and so is what a unit shares with a layer outside: the head, here
+    root, embed, *_ = FSDP(tied, ALONE, adamw, units=[tied.embed, *tied.blocks]).units
+    assert "embed.token.weight" in root.flats[0].names and embed.flats[0].names == ["embed.position.weight"]
 
 
 def test_wrong_units():

@@ -59,8 +59,8 @@ class FSDP(ZeRO2):
             `init`, and the model is made shard by shard and may be larger than one rank.
         group, optimizer, op, dtype: as for `ZeRO1`.
         units: submodules that are made whole one at a time, in the order in which forward uses them. None takes the
-            children of each `nn.ModuleList`. The parameters of none of them, and those of more than one (tied
-            weights), form the *root*, which is whole from the beginning of forward, and of backward, to its end.
+            children of each `nn.ModuleList`. The parameters of none of them, and those that are used outside, too
+            (tied weights), form the *root*, which is whole from the beginning of forward, and of backward, to its end.
         reshard_after_forward: False keeps units whole until their backward: fewer bytes on the wire, more in memory.
         prefetch: ask for the next unit before this one computes.
         init: called as init(name, tensor) for each parameter in the order of `named_parameters()`, to fill a whole
@@ -276,7 +276,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 
 def split_units(module: nn.Module, units: list[nn.Module]) -> list[tuple[nn.Module, dict[str, nn.Parameter]]]:
-    """The root, then the units, each with its parameters by name; what several units share is the root's.
+    """The root, then the units, each with its parameters by name; what is used outside of its unit, too, is the root's.
 
     Raises:
         ValueError: a unit holds another one, or is no part of the module.
@@ -291,11 +291,19 @@ def split_units(module: nn.Module, units: list[nn.Module]) -> list[tuple[nn.Modu
             raise ValueError(
                 f"unit {parts[id(unit)]!r} is given twice, or lies inside another unit; name one of them"
             )
-    uses = Counter(id(p) for unit in units for p in unit.parameters())
-    own = [{names[id(p)]: p for p in unit.parameters() if uses[id(p)] == 1} for unit in units]
+    everywhere, within = _uses(module), [_uses(unit) for unit in units]
+    own = [
+        {names[id(p)]: p for p in unit.parameters() if uses[id(p)] == everywhere[id(p)]}
+        for unit, uses in zip(units, within, strict=True)
+    ]
     taken = {name for named in own for name in named}
     root = {name: p for name, p in module.named_parameters() if name not in taken}
     return [(module, root), *zip(units, own, strict=True)]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often a module and those inside it hold each parameter."""
+    return Counter(id(p) for one in module.modules() for p in one._parameters.values() if p is not None)
 
 
 def leave_meta(module: nn.Module, init: Initialise | None) -> None:
