@@ -10,6 +10,7 @@ from itertools import groupby
 
 import pytest
 import torch
+from sharding import said
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -368,15 +369,6 @@ def test_memory_does_not_grow_and_accumulation_needs_no_second_gradient():
 
 
 # ---- wrong use: right, or a clear error -----------------------------------------------------------------------------
-
-
-def said(fn, kind=RuntimeError):
-    """The message of the error that `fn` must raise."""
-    try:
-        fn()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def test_wrong_arguments():

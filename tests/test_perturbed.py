@@ -22,6 +22,15 @@ def no_file(monkeypatch):
     monkeypatch.delenv("BOOK_CLAIMS", raising=False)
 
 
+def holds(*args, **kwargs):
+    """Whether a claim holds."""
+    try:
+        claim(*args, **kwargs)
+        return True
+    except ClaimError:
+        return False
+
+
 def one_more(world, fn, *args):
     """In a rank: one more all-reduce of a single number, labelled like the first one with EXTRA behind."""
     true, done = comm.all_reduce_start, []
@@ -96,11 +105,7 @@ def test_the_chapters_claims_fail_when_a_counter_is_perturbed(chapter, monkeypat
             what = "bytes" if kwargs.get("unit") == "bytes" else "calls" if name.startswith("all-reduces") else ""
             what = "bound" if kwargs.get("relation", "=") != "=" else what
             what = "kernel" if name.startswith("bytes on the wire") else what  # it does not ask our counters
-            try:
-                claim(name, *args, **kwargs)
-                rows.append((name, what, True))
-            except ClaimError:
-                rows.append((name, what, False))
+            rows.append((name, what, holds(name, *args, **kwargs)))
 
         monkeypatch.setattr(lib, "run", counted, raising=False)
         monkeypatch.setattr(lib, "claim", note, raising=False)
@@ -143,12 +148,8 @@ def test_the_claims_about_messages_fail_when_their_counter_is_perturbed(counter,
             result.trace = Trace(MESSAGES[counter]([e for e in result.trace.events if e.kind == "send"]))
         return result
 
-    def note(name, *args, **kwargs):
-        try:
-            claim(name, *args, **kwargs)
-            held = True
-        except ClaimError:
-            held = False
+    def note(*args, **kwargs):
+        held = holds(*args, **kwargs)
         if kwargs.get("unit") == "bytes":
             rows.append(held)
 
@@ -182,11 +183,7 @@ def test_the_claims_about_memory_fail_when_the_tracker_is_perturbed(monkeypatch)
 
     def note(name, *args, **kwargs):
         if kwargs.get("unit") == "bytes":
-            try:
-                claim(name, *args, **kwargs)
-                rows.append(name)
-            except ClaimError:
-                rows.append("")
+            rows.append(name if holds(name, *args, **kwargs) else "")
 
     monkeypatch.setattr(memory, "MemoryTracker", Perturbed)
     # Sent to a rank by name, where the name stands for the true one: there the results are perturbed.
@@ -224,11 +221,7 @@ def test_the_claims_of_sharding_fail_when_a_counter_in_the_ranks_is_perturbed(ch
     rows = []
 
     def note(name, *args, **kwargs):
-        try:
-            claim(name, *args, **kwargs)
-            held = True
-        except ClaimError:
-            held = False
+        held = holds(name, *args, **kwargs)
         asks_a_counter = kwargs.get("unit") == "bytes" and not name.startswith("state over all")
         if asks_a_counter and kwargs.get("relation", "=") == "=":
             rows.append((name, "sent" if "sent" in name or "after forward" in name else "held", held))
