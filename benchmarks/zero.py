@@ -106,25 +106,16 @@ def _measure(world, rounds: int, backwards: bool) -> dict[str, list[float]]:
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
-_stepping: dict[str, Callable[[], None]] = {}  # in a rank: what `_step_of` has made
 
-
-def _step_of(name: str, x, world) -> None:
-    """One step; the first call makes the model, and takes the steps in which things are still set up."""
-    if name not in _stepping:
-        _stepping[name] = partial(SIDES[name](world), *_rows(world))
-        _stepping[name]()
-        _stepping[name]()
-    _stepping[name]()
+def _step_of(name: str, world) -> Callable[[], None]:
+    return partial(SIDES[name](world), *_rows(world))
 
 
 def _model_sizes(name: str, n: int) -> str:
     """Bytes that a rank sends in a step, by the kernel's count, in sizes of the model."""
     if not wire.available():
         return "Linux only"
-    psi_bytes = 4 * CONFIG.num_parameters // (4 * n) * 4 * n
-    sent_bytes = wire.audit("all_gather", psi_bytes, n, partial(_step_of, name)).sent_bytes
-    return f"{sent_bytes / (4 * CONFIG.num_parameters):.2f}"
+    return f"{wire.sent_in_a_step(partial(_step_of, name), n) / (4 * CONFIG.num_parameters):.2f}"
 
 
 # ---- what prefetch hides --------------------------------------------------------------------------------------------

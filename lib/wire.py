@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,8 +60,7 @@ def audit(kind: str, payload_bytes: int, n: int, call: Callable | None = None) -
         ValueError: an unknown kind, or an array that cannot be split over the ranks.
         OSError: this system keeps no such counter.
     """
-    if not available():
-        raise OSError(f"the wire audit reads {COUNTER}, which only Linux has")
+    _check_available()
     if call is None and kind not in CALLS:
         raise ValueError(f"unknown collective {kind!r}; known are {', '.join(CALLS)}")
     if payload_bytes <= 0 or payload_bytes % (4 * n):
@@ -72,6 +72,25 @@ def audit(kind: str, payload_bytes: int, n: int, call: Callable | None = None) -
     return Audit(seen[0][0] / n, statistics.median(sent for _, sent in seen) / n)
 
 
+def sent_in_a_step(make: Callable[[Group], Callable[[], object]], n: int) -> float:
+    """Bytes that each of `n` ranks sends in a step, the mean over the ranks, by the kernel.
+
+    Args:
+        make: called once on each rank, gives the step; two of them are taken before any is counted, as the first ones
+            make connections, buffers and state.
+
+    Raises:
+        OSError: this system keeps no such counter.
+    """
+    _check_available()
+    return statistics.median(run(_measure_steps, n, make)[0] for _ in range(3)) / n
+
+
+def _check_available() -> None:
+    if not available():
+        raise OSError(f"the wire audit reads {COUNTER}, which only Linux has")
+
+
 def _measure(world: Group, call: Callable, payload_bytes: int, rounds: int) -> tuple[float, float]:
     """(counted, sent) bytes of one call over all ranks; sent is the mean of `rounds` calls, as rank 0 reads it."""
     x = torch.ones(payload_bytes // 4)
@@ -79,17 +98,29 @@ def _measure(world: Group, call: Callable, payload_bytes: int, rounds: int) -> t
         call(x, world)  # the first call also makes the connections
     mine = torch.tensor([recorded.wire_bytes], dtype=torch.float64)
     counted = comm.reduce(mine, world)
+    sent = _crossed(world, partial(call, x, world), rounds)
+    return (counted.item() if counted is not None else 0.0), sent
 
-    def crossed(rounds: int) -> int:
+
+def _measure_steps(world: Group, make: Callable) -> float:
+    step = make(world)
+    step()
+    step()
+    return _crossed(world, step, 2)
+
+
+def _crossed(world: Group, call: Callable[[], object], rounds: int) -> float:
+    """Bytes on the wire in one call, over all ranks: the mean of `rounds` calls, less what reading itself costs."""
+
+    def counted(rounds: int) -> int:
         comm.barrier(world)
         before = int(COUNTER.read_text())
         comm.barrier(world)  # nobody sends before all have read, nor reads before all have sent
         for _ in range(rounds):
-            call(x, world)
+            call()
         comm.barrier(world)
         after = int(COUNTER.read_text())
         comm.barrier(world)
         return after - before
 
-    sent = (crossed(rounds) - crossed(0)) / rounds
-    return (counted.item() if counted is not None else 0.0), sent
+    return (counted(rounds) - counted(0)) / rounds

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from lib import comm, data
+from lib import comm, data, wire
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.verify import largest_difference, replicas_equal, weights
 
@@ -251,6 +251,30 @@ def save_and_go_on(world, wrap, dtype=None):
             assert torch.equal(a.exact, b.exact) and torch.equal(a.shard, b.shard)
         assert torch.equal(one.module.mean, model.module.mean)
     return full, saved
+
+
+WIRE_BYTES = 4 * 512 * 512 * 4  # four layers in float32
+
+
+def sent_as_promised(make, want):
+    """The kernel counts what 4 ranks send in a step of make(layers, group): within 1% of `want` bytes each."""
+
+    def a_step(group):
+        torch.manual_seed(0)
+        model = make(nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4))), group)
+
+        def step():
+            model(torch.ones(512)).sum().backward()
+            model.finish()
+            model.step()
+
+        return step
+
+    for _ in range(3):
+        ratio = wire.sent_in_a_step(a_step, 4) / want
+        if abs(ratio - 1) <= 0.01:
+            break
+    assert abs(ratio - 1) <= 0.01, ratio
 
 
 def said(fn, kind=RuntimeError):
