@@ -125,19 +125,9 @@ UNITS, FORWARD_S, BACKWARD_S, UNIT_PARAMETERS = 6, 0.05, 0.1, 10_000
 LINK = {"alpha_s": 2.5e-3, "bandwidth_Bps": 0.8e6}
 
 
-class _Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Pretend(UNIT_PARAMETERS, FORWARD_S, BACKWARD_S) for _ in range(UNITS))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 def _pretended(world, prefetch: bool, rounds: int) -> list[float]:
-    model = FSDP(_Layers(), world, partial(torch.optim.SGD, lr=0.1), prefetch=prefetch)
+    layers = [Pretend(UNIT_PARAMETERS, FORWARD_S, BACKWARD_S) for _ in range(UNITS)]
+    model = FSDP(nn.Sequential(*layers), world, partial(torch.optim.SGD, lr=0.1), layers, prefetch=prefetch)
     times_s = []
     for _ in range(rounds):
         comm.barrier(world)

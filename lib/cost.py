@@ -138,7 +138,8 @@ def sharded_step(
 
     def send(what: str, unit: int, lasts_s: float) -> float:
         nonlocal link_free_s
-        start_s, link_free_s = max(now_s, link_free_s), max(now_s, link_free_s) + lasts_s
+        start_s = max(now_s, link_free_s)
+        link_free_s = start_s + lasts_s
         times.append((what, unit, start_s, link_free_s))
         return link_free_s
 

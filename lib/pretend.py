@@ -27,10 +27,12 @@ class Pretend(nn.Module):
         self.forward_s, self.backward_s = forward_s, backward_s
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Sleeps.apply(x, self.weight, self.forward_s, self.backward_s)
+        return Sleep.apply(x, self.weight, self.forward_s, self.backward_s)
 
 
-class _Sleeps(torch.autograd.Function):
+class Sleep(torch.autograd.Function):
+    """x + weight[0], after a while; backward takes its time, too."""
+
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, forward_s: float, backward_s: float) -> Tensor:
         ctx.size, ctx.backward_s = weight.shape, backward_s

@@ -348,20 +348,11 @@ LAYERS, FORWARD_S, BACKWARD_S, NUMBERS = 4, 0.05, 0.1, 200_000
 LINK = {"alpha_s": 2e-3, "bandwidth_Bps": 12e6}
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Pretend(NUMBERS, FORWARD_S, BACKWARD_S) for _ in range(LAYERS))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 def step_s(world, prefetch):
     """Seconds of a step, the best of two, without and with a slow link."""
-    model, out = FSDP(Net(), world, partial(torch.optim.SGD, lr=0.1), prefetch=prefetch), []
+    layers = [Pretend(NUMBERS, FORWARD_S, BACKWARD_S) for _ in range(LAYERS)]
+    model = FSDP(nn.Sequential(*layers), world, partial(torch.optim.SGD, lr=0.1), layers, prefetch=prefetch)
+    out = []
     for link in (nullcontext, partial(comm.link, **LINK)):
         taken = []
         for _ in range(2):

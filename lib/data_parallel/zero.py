@@ -21,7 +21,6 @@ Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -71,7 +70,7 @@ class NaiveZeRO1(NaiveDDP):
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """As `ZeRO1.clip_gradients`."""
-        _check_averaged(self._ready and not self._own and not self._added, "clip_gradients()")
+        _check_averaged(self._may_step(), "clip_gradients()")
         return clip_shards([p.new_zeros(0) if p.grad is None else p.grad for p in self.trained], self.group, max_norm)
 
     @torch.no_grad()
@@ -81,7 +80,7 @@ class NaiveZeRO1(NaiveDDP):
         Raises:
             RuntimeError: there is no new gradient.
         """
-        _check_averaged(self._ready and not self._own and not self._added, "step()")
+        _check_averaged(self._may_step(), "step()")
         self._ready = False
         if self.optimizer is not None:
             self.optimizer.step()
@@ -89,6 +88,9 @@ class NaiveZeRO1(NaiveDDP):
             p.grad = None
             with comm.label("parameter"):
                 p.copy_(comm.broadcast(p, self.group, owner))
+
+    def _may_step(self) -> bool:
+        return self._ready and not self._added and not self._begun()
 
 
 def share_out(sizes: Sequence[int], n: int) -> list[int]:
@@ -176,6 +178,9 @@ class ZeRO1(Saves, BucketedDDP):
     def _send(self, flat: Flat) -> comm.Pending:
         if self._pending:  # memory to receive one bucket at a time
             self._pending[-1].wait()
+        return self._reduce(flat)
+
+    def _reduce(self, flat: Flat) -> comm.Pending:
         gradients, mine = flat.whole.grad, flat.whole.grad[flat.mine]
         return comm.reduce_scatter_start(gradients, self.group, out=mine)
 
@@ -241,7 +246,6 @@ class ZeRO2(ZeRO1):
     gradients_stay = False
 
     def _hooks(self) -> Iterator[tuple[nn.Parameter, Callable[[nn.Parameter], None]]]:
-        self._coming: deque[tuple[Flat, comm.Pending]] = deque()
         self._sent = False  # anything since the last finish()
         return super()._hooks()
 
@@ -250,24 +254,22 @@ class ZeRO2(ZeRO1):
             self._send_the_rest()  # of a microbatch that did not use all parameters
         return super().forward(*args, **kwargs)
 
-    def _send(self, flat: Flat) -> comm.Pending:
-        while self._coming:  # memory for one bucket on its way, and one that fills
-            self._collect()
-        pending = comm.reduce_scatter_start(flat.give_away(), self.group)
-        self._coming.append((flat, pending))
-        return pending
+    def _reduce(self, flat: Flat) -> comm.Pending:
+        reduced = comm.reduce_scatter_start(flat.give_away(), self.group)
+
+        def add() -> None:
+            part, so_far = reduced.wait(), flat.shard.grad
+            flat.shard.grad = part if so_far is None else so_far.add_(part)
+
+        return comm.Pending(add)
 
     def _send_full_buckets(self) -> None:
         super()._send_full_buckets()
         if self._next == len(self.buckets):  # ready for another microbatch
-            self._pending, self._next, self._sent, self._added = [], 0, True, False
+            self._next, self._sent, self._added = 0, True, False
+            del self._pending[:-1]  # the others have arrived
             for flat in self.buckets:
                 flat.missing.update(range(len(flat.params)))
-
-    def _collect(self) -> None:
-        flat, pending = self._coming.popleft()
-        part, so_far = pending.wait(), flat.shard.grad
-        flat.shard.grad = part if so_far is None else so_far.add_(part)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -275,6 +277,6 @@ class ZeRO2(ZeRO1):
         if self._next or self._begun() or self._added or not self._sent:
             self._send_the_rest()
         DataParallel.finish(self)
-        while self._coming:
-            self._collect()
-        self._sent, self._ready = False, True
+        for pending in self._pending:
+            pending.wait()
+        self._pending, self._sent, self._ready = [], False, True
