@@ -160,7 +160,18 @@ def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None =
     def finish() -> Tensor:
         return _join(whole, dim) if out is None else out
 
-    return collective(what, x, group, finish, _all_gather, whole, part, times=group.size)
+    if group.size > 1 and dist.get_backend(group.pg) == "nccl":
+        return collective(what, x, group, finish, _all_gather, whole, part, times=group.size)
+    return collective(what, x, group, finish, _broadcasts, whole, part, group, times=group.size)
+
+
+def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_op: bool) -> tuple[dist.Work, ...]:
+    """Each part straight to its place, on all ranks; gloo's own all-gather collects them elsewhere, and copies."""
+    places = whole.view(ranks.size, *part.shape)
+    if places[ranks.rank].data_ptr() != part.data_ptr():
+        places[ranks.rank].copy_(part)
+    each = zip(places, ranks.ranks, strict=True)
+    return tuple(_broadcast(place, src, group=group, async_op=async_op) for place, src in each)
 
 
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:

@@ -26,7 +26,7 @@ _work_wait = dist.Work.wait
 table: watch.CallTable | None = None  # shared by the ranks of one machine; set by lib.rank, absent under torchrun
 
 _label = ""
-_works: set[dist.Work] = set()  # under way; gloo forgets a message whose Work is gone
+_works: set[tuple[dist.Work, ...]] = set()  # under way; gloo forgets a message whose Work is gone
 
 
 class Pending:
@@ -102,8 +102,8 @@ def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable
     return _start(call, partial(function, body, other, group=group.pg), lambda: result)
 
 
-def _start(call: _Call, launch: Callable[[], dist.Work | None], finish: Callable) -> Pending:
-    """Make the call; `launch` gives its Work, or None if it has waited itself."""
+def _start(call: _Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | None], finish: Callable) -> Pending:
+    """Make the call; `launch` gives its Work, or several, or None if it has waited itself."""
     start_s, ended_s, text = time.perf_counter(), [], _label
     due_s, number, waiting = _book(call, start_s), 0, nullcontext
     if table is not None:
@@ -113,20 +113,21 @@ def _start(call: _Call, launch: Callable[[], dist.Work | None], finish: Callable
     if call.payload_bytes == 0:
         return Pending(finish)  # the call was compared, and there is nothing to move
     with waiting():
-        work = launch()
-    if work is not None:
-        _works.add(work)
-        if trace.recording() and call.kind not in ("send", "recv"):  # gloo has no future for those
+        launched = launch() or ()
+    works = launched if isinstance(launched, tuple) else (launched,)
+    _works.add(works)
+    if trace.recording() and call.kind not in ("send", "recv"):  # gloo has no future for those
+        for work in works:
             work.get_future().add_done_callback(lambda _: ended_s.append(time.perf_counter()))
 
     def wait() -> Tensor | None:
-        if work is not None:
-            with waiting():
+        with waiting():
+            for work in works:
                 _work_wait(work)
-            _works.discard(work)
+        _works.discard(works)
         late_s = _arrive(call, number, due_s)
         if trace.recording():
-            _count(call, text, start_s, max(ended_s[0] if ended_s else time.perf_counter(), late_s))
+            _count(call, text, start_s, max(ended_s[-1] if ended_s else time.perf_counter(), late_s))
         return finish()
 
     return Pending(wait)
