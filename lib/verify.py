@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.layout import Partial, Placement, Replicate, parts, shard, unshard
 from lib.mesh import Group
 
 TRIES = 3  # a measurement of time is taken again so often before its claim fails
 
+_WHOLE = Replicate()
 _RELATIONS = {
     "=": lambda predicted, measured, slack: abs(predicted - measured) <= slack,
     "<=": lambda predicted, measured, slack: measured <= predicted + slack,
@@ -222,3 +224,92 @@ def replicas_equal(model: nn.Module, group: Group) -> bool:
     mine = torch.tensor([int.from_bytes(digest.digest()[:7], "big")])
     device = next(model.parameters()).device
     return comm.all_gather(mine.to(device), group).unique().numel() == 1
+
+
+# ---- parallel layers ------------------------------------------------------------------------------------------------
+
+
+def assert_adjoint(
+    op: Callable[[Tensor], Tensor], x: Tensor, group: Group, of: Placement, to: Placement, rel: float = 1e-12
+) -> None:
+    """⟨op(x), y⟩ = ⟨x, op*(y)⟩ over all ranks together, where op* is what backward computes: the two are a pair.
+
+    Args:
+        op: linear, on all ranks at once.
+        x: what this rank has, for its shape and dtype; the numbers are drawn here.
+        of: how x lies on the ranks. What is whole on all of them counts once.
+        to: how the output lies: `Replicate()` if all ranks go on to do the same with it, `Partial()` if each does
+            something else with it.
+
+    Raises:
+        AssertionError: they are not each other's transpose.
+    """
+    x = _drawn(x, of, group, 1).requires_grad_()
+    out = op(x)
+    y = _drawn(out, to, group, 2)
+    (back,) = torch.autograd.grad(out, x, y)
+    forth, back_too = _inner(out, y, to, group), _inner(x, back, of, group)
+    scale = math.sqrt(_inner(out, out, to, group) * _inner(y, y, to, group))
+    if not abs(forth - back_too) <= rel * scale:
+        raise AssertionError(
+            f"forward and backward are no pair: ⟨op(x), y⟩ = {forth:.6g}, ⟨x, op*(y)⟩ = {back_too:.6g}"
+        )
+
+
+def _drawn(like: Tensor, placement: Placement, group: Group, seed: int) -> Tensor:
+    """Random numbers, the same on all ranks if the tensor is whole on all."""
+    place = 0 if placement == _WHOLE else group.rank
+    generator = torch.Generator().manual_seed(100 * seed + place)
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _inner(a: Tensor, b: Tensor, placement: Placement, group: Group) -> float:
+    """⟨a, b⟩ of the tensors that all ranks have together."""
+    total = comm.all_reduce((a.detach() * b.detach()).sum(), group).item()
+    return total / group.size if placement == _WHOLE else total
+
+
+def assert_matches_serial(
+    serial: nn.Module,
+    parallel: nn.Module,
+    inputs: Tensor,
+    group: Group,
+    rel: float = 1e-12,
+    of: Placement = _WHOLE,
+    to: Placement = _WHOLE,
+) -> None:
+    """Output, gradient of the input and of every parameter of a parallel module are those of its serial twin.
+
+    Args:
+        inputs: whole, the same on all ranks.
+        rel: how far each tensor may be from the serial one, measured by its norm.
+        of, to: how the parallel module's input and its output lie on the ranks.
+
+    Raises:
+        AssertionError: they are not, or the two have other parameters; it names the tensor that is farthest away.
+    """
+    x, part = inputs.clone(), shard(inputs, of, group)
+    if inputs.is_floating_point():
+        x.requires_grad_(), part.requires_grad_()
+    out, out_part = serial(x), parallel(part)
+    y = _drawn(out, _WHOLE, group, 3)
+    out.backward(y)
+    out_part.backward(shard(y, to, group))
+    wanted = {"output": out.detach()} | {f"gradient of {name}": g for name, g in gradients(serial).items()}
+    got = {"output": unshard(out_part, to, group)}
+    partial = {id(getattr(m, name)) for m in parallel.modules() for name in getattr(m, "partial_gradients", ())}
+    tied = set()
+    for name, (p, placement) in parts(parallel).items():
+        if p.grad is not None and id(p) not in tied:
+            tied.add(id(p))
+            got[f"gradient of {name}"] = unshard(p.grad, Partial() if id(p) in partial else placement, group)
+    if x.grad is not None:
+        wanted["gradient of the input"], got["gradient of the input"] = x.grad, unshard(part.grad, of, group)
+    apart = {
+        name: largest_difference({name: got[name]}, {name: want}) for name, want in wanted.items() if name in got
+    }
+    if got.keys() != wanted.keys():
+        raise AssertionError(f"in one of the two only: {', '.join(sorted(got.keys() ^ wanted.keys()))}")
+    worst = max(apart, key=apart.__getitem__)
+    if not apart[worst] <= rel:
+        raise AssertionError(f"{worst} is {apart[worst]:.2g} of its norm away from the serial one")

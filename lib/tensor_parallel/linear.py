@@ -1,0 +1,264 @@
+"""Two ways to cut a matrix, and why they come in a pair.
+
+The problem: a layer's weight does not fit one device, or takes too long there. Cut it. But a product with a part of a
+matrix is not yet the layer's output, and to communicate after every layer is slow.
+
+The idea: a layer x·Wᵀ can be cut in two directions.
+
+    column   each rank has some of the outputs.  x is needed whole, y comes in parts, and nothing is sent
+    row      each rank has some of the inputs.   x is needed in parts, y comes as terms of a sum: one all-reduce
+
+What comes out of the first is what goes into the second, and whatever treats each number by itself (GELU) or each head
+by itself (attention) fits between the two. So a pair of layers costs one all-reduce. Backward it costs another one, for
+the gradient of x: there it is the column layer whose result is a sum.
+
+(Columns and rows are those of Wᵀ, the matrix that x is multiplied with. `nn.Linear` stores W, where they change roles.)
+
+Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from lib import comm, trace
+from lib.conjugate import (
+    all_gather_reduce_scatter,
+    all_gather_split,
+    all_reduce_identity,
+    identity_all_reduce,
+    reduce_scatter_all_gather,
+    split_all_gather,
+)
+from lib.layout import Placement, Replicate, Shard, distribute, split_size
+from lib.mesh import Group
+
+_ROWS = Shard(0)
+
+
+class ParallelLinear(nn.Module):
+    """What both cuts share: a weight of which this rank has its part.
+
+    Args:
+        in_features, out_features: of the whole layer. Its weights are drawn whole, by the group's rank 0.
+        group: the tensor-parallel ranks.
+        bias: whether to add one.
+        sequence_dim: None where activations between the pairs are whole on every rank. Otherwise the dim along which
+            they are cut (`lib/tensor_parallel/sequence.py`).
+
+    Attributes:
+        placements: parameter → how it lies on the ranks.
+        partial_gradients: parameters that are whole on every rank, and whose gradients are terms of a sum.
+
+    Raises:
+        ValueError: a size that cannot be cut evenly, or a group along another axis.
+    """
+
+    placements: dict[str, Placement]
+    partial_gradients: tuple[str, ...] = ()
+
+    def __init__(
+        self, in_features: int, out_features: int, group: Group, bias: bool = True, sequence_dim: int | None = None
+    ) -> None:
+        super().__init__()
+        check_axis(group)
+        self.in_features, self.out_features = in_features, out_features
+        self.group, self.sequence_dim = group, sequence_dim
+        self._take(nn.Linear(in_features, out_features, bias))
+
+    @classmethod
+    def from_serial(cls, serial: nn.Linear, group: Group, **options) -> ParallelLinear:
+        """The same layer on the ranks of `group`, with the weights that its rank 0 has."""
+        with torch.device("meta"):
+            layer = cls(serial.in_features, serial.out_features, group, serial.bias is not None, **options)
+        layer._take(serial)
+        return layer
+
+    def _take(self, serial: nn.Linear) -> None:
+        for name, placement in self.placements.items():
+            setattr(self, name, distribute(getattr(serial, name), placement, self.group))
+
+    def _used(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias as forward takes them."""
+        return self.weight, self.bias
+
+    def extra_repr(self) -> str:
+        part = list(self.weight.shape)
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.group.axis}, part {part}"
+
+
+# ---- column ---------------------------------------------------------------------------------------------------------
+
+
+class NaiveColumnParallelLinear(ParallelLinear):
+    """x[…, D] · W[F/n, D]ᵀ → y[…, F/n]: some of the outputs, with their biases.
+
+    forward: no communication. backward: one all-reduce of x's gradient, 2(n−1)/n · x.
+    With `sequence_dim`: x[…, T/n, D] → y[…, T, F/n]. forward: one all-gather, (n−1)/n · x. backward: one
+    reduce-scatter, as much.
+
+    Args:
+        gather_output: put the outputs together, y[…, F]: one more all-gather, with nothing to send for it backward.
+        rows: how the rows of W lie on the ranks. `Fused` where several layers are one.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: Group,
+        bias: bool = True,
+        sequence_dim: int | None = None,
+        gather_output: bool = False,
+        rows: Placement = _ROWS,
+    ) -> None:
+        if rows == _ROWS:
+            split_size(out_features, group, "out_features")
+        self.placements = {"weight": rows, "bias": rows}
+        self.gather_output = gather_output
+        super().__init__(in_features, out_features, group, bias, sequence_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_whole(x, self.in_features, self.group)
+        y = self._multiply(x)
+        return all_gather_split(y, self.group, dim=-1) if self.gather_output else y
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        if self.sequence_dim is None:
+            x = identity_all_reduce(x, self.group)
+        else:
+            x = all_gather_reduce_scatter(x, self.group, self.sequence_dim)
+        return linear(x, *self._used())
+
+
+class ColumnParallelLinear(NaiveColumnParallelLinear):
+    """The same, but in backward the gradient of x is on its way while that of the weight is computed.
+
+    Args:
+        regather: with `sequence_dim`, keep only this rank's slice of x for backward and collect x once more there: one
+            more all-gather, also under way while something is computed. False keeps x whole.
+    """
+
+    def __init__(self, *args, regather: bool = True, **options) -> None:
+        self.regather = regather
+        super().__init__(*args, **options)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return _ColumnProduct.apply(x, *self._used(), self)
+
+
+class _ColumnProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, layer: ColumnParallelLinear) -> Tensor:
+        whole = x if layer.sequence_dim is None else comm.all_gather(x, layer.group, layer.sequence_dim)
+        ctx.layer = layer
+        ctx.save_for_backward(x if layer.regather else whole, weight)
+        return linear(whole, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple:
+        layer, (x, weight) = ctx.layer, ctx.saved_tensors
+        group, dim = layer.group, layer.sequence_dim
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        collects = of_weight and dim is not None and layer.regather
+        coming = comm.all_gather_start(x, group, dim) if collects else None
+        if of_x:
+            term = gradient @ weight
+            if dim is None:
+                summing = comm.all_reduce_start(term, group, out=term)
+            else:
+                summing = comm.reduce_scatter_start(term, group, dim)
+        if coming is not None:
+            x = coming.wait()
+        rows = gradient.flatten(0, -2)
+        with trace.span("weight gradient"):
+            weight_gradient = rows.T @ x.flatten(0, -2) if of_weight else None
+            bias_gradient = rows.sum(0) if of_bias else None
+        return summing.wait() if of_x else None, weight_gradient, bias_gradient, None
+
+
+# ---- row ------------------------------------------------------------------------------------------------------------
+
+
+class RowParallelLinear(ParallelLinear):
+    """x[…, D/n] · W[F, D/n]ᵀ → a term of y, summed over the ranks → y[…, F]. The bias is added once, to the sum.
+
+    forward: one all-reduce, 2(n−1)/n · y. backward: no communication.
+    With `sequence_dim`: → y[…, T/n, F]. forward: one reduce-scatter, (n−1)/n · y. backward: one all-gather, as much.
+
+    Args:
+        input_is_parallel: whether x is this rank's part already. False takes x[…, D] and cuts it: backward one
+            all-gather.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: Group,
+        bias: bool = True,
+        sequence_dim: int | None = None,
+        input_is_parallel: bool = True,
+    ) -> None:
+        split_size(in_features, group, "in_features")
+        self.placements = {"weight": Shard(1), "bias": Replicate()}
+        self.input_is_parallel = input_is_parallel
+        if sequence_dim is not None:
+            self.partial_gradients = ("bias",)  # each rank adds it to its tokens only
+        super().__init__(in_features, out_features, group, bias, sequence_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.input_is_parallel:
+            check_part(x, self.in_features, self.group)
+        else:
+            check_whole(x, self.in_features, self.group)
+            x = split_all_gather(x, self.group, dim=-1)
+        term = linear(x, self.weight)
+        if self.sequence_dim is None:
+            y = all_reduce_identity(term, self.group)
+        else:
+            split_size(term.shape[self.sequence_dim], self.group, "sequence")
+            y = reduce_scatter_all_gather(term, self.group, self.sequence_dim)
+        return y if self.bias is None else y + self.bias
+
+
+# ---- wrong use ------------------------------------------------------------------------------------------------------
+
+
+def check_axis(group: Group) -> None:
+    """Raises ValueError where a group is not one of tensor-parallel ranks."""
+    if group.axis not in ("tp", "world"):
+        raise ValueError(
+            f"this layer is cut over the tensor-parallel ranks, but got a group along {group.axis!r}: use "
+            'mesh.group("tp")'
+        )
+
+
+def check_whole(x: Tensor, features: int, group: Group) -> None:
+    """Raises ValueError where x[…, features] is expected and something else comes."""
+    if x.shape[-1] == features:
+        return
+    if x.shape[-1] * group.size == features:
+        raise ValueError(
+            f"x has {x.shape[-1]} features, one of {group.size} parts of {features}, but is needed whole here: take "
+            "gather_output=True in the layer before, or RowParallelLinear in the place of this one"
+        )
+    raise ValueError(f"x has shape {list(x.shape)}, but this layer takes {features} features")
+
+
+def check_part(x: Tensor, features: int, group: Group) -> None:
+    """Raises ValueError where this rank's part of x[…, features] is expected and something else comes."""
+    if x.shape[-1] * group.size == features:
+        return
+    if x.shape[-1] == features:
+        raise ValueError(
+            f"x has all {features} features, but this rank works on {features // group.size} of them: take a "
+            "ColumnParallelLinear before this layer, or input_is_parallel=False"
+        )
+    raise ValueError(
+        f"x has shape {list(x.shape)}, but this rank takes {features // group.size} of {features} features"
+    )

@@ -1,0 +1,146 @@
+"""The vocabulary cut over the ranks: embedding, and a loss that never sees all logits.
+
+The problem: the largest matrix of a small model, and the largest activation of every model, have the vocabulary in
+them: 128,000 words by 8192 tokens are 4 GB of logits in float32. To collect them on each rank, in order to take a
+softmax, would undo what the cut has saved.
+
+The idea: what the loss needs of the logits are three numbers for each token, and each is a maximum or a sum over the
+vocabulary: so over the ranks, too.
+
+    loss = log Σᵥ exp(zᵥ) − z_target        the largest logit (all-reduce max), so that exp cannot overflow;
+                                            then Σ exp and the target's logit (one all-reduce sum for both)
+
+The gradient, softmax(z) − onehot(target), is then known on each rank for its own words: backward sends nothing.
+
+Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding
+
+from lib import comm
+from lib.conjugate import all_reduce_identity, reduce_scatter_all_gather
+from lib.layout import Shard, distribute, split_size
+from lib.mesh import Group
+from lib.tensor_parallel.linear import check_axis
+
+
+class VocabParallelEmbedding(nn.Module):
+    """tokens[…] → x[…, D], from weight[V/n, D]: each rank looks up its own words, and gives 0 for the others.
+
+    forward: one all-reduce, 2(n−1)/n · x. backward: no communication.
+    With `sequence_dim`: x is cut along it. forward: one reduce-scatter, (n−1)/n · x. backward: one all-gather, as much.
+
+    Args:
+        num_embeddings, embedding_dim, group, sequence_dim: as for `ParallelLinear`.
+
+    Raises:
+        ValueError: the vocabulary cannot be cut evenly; a word that is not in it.
+    """
+
+    placements = {"weight": Shard(0)}
+    partial_gradients: tuple[str, ...] = ()
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, group: Group, sequence_dim: int | None = None
+    ) -> None:
+        super().__init__()
+        check_axis(group)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.group, self.sequence_dim = group, sequence_dim
+        self._take(nn.Embedding(num_embeddings, embedding_dim))
+
+    @classmethod
+    def from_serial(cls, serial: nn.Embedding, group: Group, **options) -> VocabParallelEmbedding:
+        """The same embedding on the ranks of `group`, with the weights that its rank 0 has."""
+        with torch.device("meta"):
+            layer = cls(serial.num_embeddings, serial.embedding_dim, group, **options)
+        layer._take(serial)
+        return layer
+
+    def _take(self, serial: nn.Embedding) -> None:
+        split_size(self.num_embeddings, self.group, "vocabulary")
+        self.weight = distribute(serial.weight, self.placements["weight"], self.group)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.num_embeddings:
+            raise ValueError(
+                f"tokens from {int(tokens.min())} to {int(tokens.max())}, but the vocabulary has the words 0 to "
+                f"{self.num_embeddings - 1}"
+            )
+        words, is_mine = _mine(tokens, len(self.weight), self.group)
+        term = embedding(words, self.weight).masked_fill(~is_mine.unsqueeze(-1), 0)
+        if self.sequence_dim is None:
+            return all_reduce_identity(term, self.group)
+        return reduce_scatter_all_gather(term, self.group, self.sequence_dim)
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor, targets: Tensor, group: Group, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Tensor:
+    """Cross-entropy of each token, from the logits of this rank's words. logits[…, V/n], targets[…] → loss[…], nats.
+
+    forward: one all-reduce (max) of a number for each token, one (sum) of two, or of three with label smoothing.
+    backward: no communication. The whole logits are on no rank, in neither direction.
+
+    Args:
+        targets: words, the same on all ranks; `ignore_index` marks tokens that do not count: their loss is 0.
+        label_smoothing: the part of the target's probability that is spread over all words evenly.
+
+    Raises:
+        ValueError: shapes that do not belong together, a target that is no word, a smoothing that is no part.
+    """
+    if logits.shape[:-1] != targets.shape:
+        raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must be […, V/n] and […]")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and below 1")
+    counts = targets != ignore_index
+    vocab_size = logits.shape[-1] * group.size
+    wrong = counts & ((targets < 0) | (targets >= vocab_size))
+    if wrong.any():
+        raise ValueError(
+            f"target {int(targets[wrong][0])} is no word of a vocabulary of {vocab_size}, {logits.shape[-1]} on each "
+            f"of {group.size} ranks"
+        )
+    return _CrossEntropy.apply(logits, targets, counts, group, label_smoothing)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor, counts: Tensor, group: Group, smoothing: float) -> Tensor:
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        largest = comm.all_reduce(logits.amax(-1).to(wide), group, "max")
+        shifted = logits.to(wide) - largest.unsqueeze(-1)
+        words, is_mine = _mine(targets, logits.shape[-1], group)
+        is_mine &= counts
+        of_target = shifted.gather(-1, words.unsqueeze(-1)).squeeze(-1).masked_fill(~is_mine, 0)  # 0 · inf is NaN
+        powers = shifted.exp()
+        sums = [powers.sum(-1), of_target] + ([shifted.sum(-1)] if smoothing else [])
+        total, of_target, *of_all = comm.all_reduce(torch.stack(sums), group)
+        ctx.save_for_backward(powers.div_(total.unsqueeze(-1)), words, is_mine, counts)
+        ctx.vocab_size, ctx.smoothing, ctx.dtype = logits.shape[-1] * group.size, smoothing, logits.dtype
+        expected = (1 - smoothing) * of_target
+        if smoothing:
+            expected += smoothing / ctx.vocab_size * of_all[0]
+        return (total.log() - expected) * counts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple:
+        softmax, words, is_mine, counts = ctx.saved_tensors
+        of_logits = softmax - ctx.smoothing / ctx.vocab_size
+        target = -(1 - ctx.smoothing) * is_mine.to(softmax.dtype)
+        of_logits.scatter_add_(-1, words.unsqueeze(-1), target.unsqueeze(-1))
+        of_logits *= (gradient * counts).unsqueeze(-1)
+        return of_logits.to(ctx.dtype), None, None, None, None
+
+
+def _mine(words: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
+    """Where each word stands among this rank's (0 if it is not one of them), and whether it is one."""
+    here = words - group.rank * size
+    is_mine = (0 <= here) & (here < size)
+    return here * is_mine, is_mine

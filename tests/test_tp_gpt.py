@@ -1,0 +1,303 @@
+"""The whole GPT in parts against the serial one: loss, gradients, steps, messages, what it stores, what it says."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from benchmarks.tensor_parallel import parallelized
+from lib import cost, run, trace
+from lib.layout import Replicate, Shard, parts, unshard
+from lib.mesh import Mesh, MeshShape
+from lib.model import GPT, Block, GPTConfig, mean_loss
+from lib.tensor_parallel.block import ParallelBlock
+from lib.tensor_parallel.gpt import TensorParallelGPT
+from lib.tensor_parallel.linear import ColumnParallelLinear
+from lib.verify import assert_matches_serial, largest_difference, replicas_equal
+
+SIZES = {"vocab_size": 24, "context": 12, "d_model": 24, "num_layers": 2, "num_heads": 12}
+FORMS = [(False, "none"), (False, "selective"), (False, "full"), (True, "none"), (True, "selective"), (True, "full")]
+
+
+def config_of(**more):
+    return GPTConfig(**{**SIZES, **more})
+
+
+def serial_gpt(config, seed=0):
+    """In float64, with biases and norms that are not all 0 and 1."""
+    torch.manual_seed(seed)
+    model = GPT(config).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.05 * torch.randn_like(p)
+    return model
+
+
+def batch(config, rows=2):
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randint(config.vocab_size, (2, rows, config.context), generator=generator)
+    y[0, :3] = -100
+    return x, y
+
+
+def one_step(world, config, sequence_parallel=False, recompute="none"):
+    """(loss and gradients of the parallel GPT, of the serial one), from another seed on each rank."""
+    drawn = serial_gpt(config, seed=world.rank)
+    model = TensorParallelGPT(drawn, world, sequence_parallel, recompute)
+    serial = GPT(config).double()
+    serial.load_state_dict(model.full_state_dict())
+    x, y = batch(config)
+    out = []
+    for one, loss in ((model, model.loss), (serial, mean_loss)):
+        loss = loss(one(x), y)
+        loss.backward()
+        out.append([loss.item()])
+    model.finish()
+    wanted = {name: p.grad for name, p in serial.named_parameters()}
+    whole = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model).items() if name in wanted}
+    return out[0] + [whole], out[1] + [wanted]
+
+
+@pytest.mark.parametrize(
+    ("n", "kv_heads", "tied"),
+    [
+        *((n, None, tied) for n in (1, 2, 3, 4) for tied in (True, False)),
+        *((n, kv_heads, True) for n, kv_heads in ((2, 4), (4, 4), (2, 2), (4, 2), (2, 1), (3, 1), (4, 1))),
+    ],
+)
+def test_loss_and_every_gradient_are_the_serial_ones(n, kv_heads, tied):
+    def apart(world):
+        config, out = config_of(num_kv_heads=kv_heads, tied=tied), []
+        for sequence_parallel, recompute in FORMS:
+            (loss, got), (wanted_loss, wanted) = one_step(world, config, sequence_parallel, recompute)
+            out.append(max(abs(loss - wanted_loss), largest_difference(got, wanted)))
+        return max(out)
+
+    assert max(run(apart, n)) < 1e-14
+
+
+def steps(world, config, n_steps=10, sequence_parallel=False):
+    serial = serial_gpt(config)
+    model = TensorParallelGPT(serial, world, sequence_parallel)
+    losses = []
+    for one, loss_of in ((model, model.loss), (serial, mean_loss)):
+        optimizer = torch.optim.AdamW(one.parameters(), lr=1e-2)
+        x, y = batch(config)
+        for _ in range(n_steps):
+            optimizer.zero_grad()
+            loss = loss_of(one(x), y)
+            loss.backward()
+            if one is model:
+                model.finish()
+            optimizer.step()
+            losses.append(loss.item())
+    apart = max(abs(a - b) for a, b in zip(losses[:n_steps], losses[n_steps:], strict=True))
+    whole = nn.ParameterDict(
+        {name.replace(".", "-"): p for name, (p, how) in parts(model).items() if how == Replicate()}
+    )
+    return apart, largest_difference(model.full_state_dict(), serial.state_dict()), replicas_equal(whole, world)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_ten_steps_are_the_serial_ones(n, sequence_parallel):
+    for loss, apart, equal in run(partial(steps, sequence_parallel=sequence_parallel), n, config_of()):
+        assert loss < 1e-12 and apart < 1e-8 and equal
+
+
+def test_a_block_alone_and_the_gradient_of_its_input():
+    def equal(world):
+        torch.manual_seed(0)
+        block = Block(config_of()).double()
+        x = torch.randn(2, 12, 24).double()
+        assert_matches_serial(block, ParallelBlock(block, world), x, world, 1e-13)
+        sliced = ParallelBlock(block, world, sequence_parallel=True)
+        block.zero_grad()
+        assert_matches_serial(block, sliced, x, world, 1e-13, Shard(1), Shard(1))
+
+    for n in (2, 3, 4):
+        run(equal, n)
+
+
+def test_the_whole_state_comes_back():
+    def there_and_back(world):
+        serial = serial_gpt(config_of(num_kv_heads=2))
+        model = TensorParallelGPT(serial, world)
+        state, wanted = model.full_state_dict(), serial.state_dict()
+        same = list(state) == list(wanted) and all(torch.equal(state[name], wanted[name]) for name in wanted)
+        local = sum(p.numel() for p in model.parameters())
+        return same, local, sum(p.numel() for p in serial.parameters())
+
+    (same, local, whole), *others = run(there_and_back, 4)
+    assert same and local < 0.3 * whole + 2000 and all(ok for ok, *_ in others)
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def block_messages(world, sequence_parallel=False, recompute=None, regather=True, early_stop=True, size=(2, 12, 24)):
+    """{kind: calls}, and elements sent, of one block forward and backward."""
+    rows, tokens, width = size
+    torch.manual_seed(0)
+    block = Block(config_of(d_model=width, context=tokens))
+    parallel = ParallelBlock(block, world, sequence_parallel, recompute == "selective")
+    for module in parallel.modules():
+        if isinstance(module, ColumnParallelLinear):
+            module.regather = regather
+    length = tokens // world.size if sequence_parallel else tokens
+    x = torch.randn(rows, length, width).requires_grad_()
+    with trace.record(world.rank) as seen, set_checkpoint_early_stop(early_stop):
+        if recompute == "full":
+            y = torch.utils.checkpoint.checkpoint(parallel, x, use_reentrant=False)
+        else:
+            y = parallel(x)
+        y.sum().backward()
+    return {kind: calls for (kind, _), (calls, _) in seen.traffic().items()}, seen.wire_bytes / 4
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_messages_of_a_block(n):
+    unit = (n - 1) / n * 2 * 12 * 24
+
+    def seen(world):
+        return [
+            block_messages(world),
+            block_messages(world, recompute="selective"),
+            block_messages(world, recompute="full", early_stop=False),
+            block_messages(world, recompute="full"),
+            block_messages(world, sequence_parallel=True, regather=False),
+            block_messages(world, sequence_parallel=True),
+            block_messages(world, sequence_parallel=True, recompute="full", early_stop=False),
+        ]
+
+    for rank in run(seen, n):
+        plain, selective, full, stops, kept, gathered, full_sliced = rank
+        assert plain == selective == ({"all_reduce": 4}, pytest.approx(8 * unit))
+        assert full == ({"all_reduce": 6}, pytest.approx(12 * unit))
+        assert stops == ({"all_reduce": 5}, pytest.approx(10 * unit)), "nobody needs the last sum a second time"
+        assert kept == ({"all_gather": 4, "reduce_scatter": 4}, pytest.approx(8 * unit))
+        assert gathered == ({"all_gather": 6, "reduce_scatter": 4}, pytest.approx(10 * unit))
+        assert full_sliced == ({"all_gather": 8, "reduce_scatter": 6}, pytest.approx(14 * unit))
+
+
+def test_bytes_grow_with_the_activation():
+    def seen(world):
+        sizes = [(2, 12, 24), (4, 12, 24), (2, 24, 24), (2, 12, 48)]
+        return [block_messages(world, size=size)[1] for size in sizes]
+
+    first, *others = run(seen, 4)[0]
+    assert others == [2 * first] * 3, "rows, tokens and width: each doubles it"
+
+
+def test_fewer_heads_of_keys_than_ranks_cost_one_sum_of_their_weight():
+    def seen(world):
+        block = Block(config_of(num_kv_heads=2))
+        x = torch.randn(2, 12, 24).requires_grad_()
+        parallel = ParallelBlock(block, world)
+        with trace.record(world.rank) as seen:
+            parallel(x).sum().backward()
+        return sorted(e.payload_bytes // 4 for e in seen.events)
+
+    weight, bias, x = 2 * 2 * 2 * 24, 2 * 2 * 2, 2 * 12 * 24  # heads, keys and values, d_head, d_model
+    assert run(seen, 4)[0] == sorted([weight, bias, x, x, x, x])
+    assert run(seen, 2)[0] == [x] * 4, "where each rank has its own, nothing"
+
+
+def test_whole_model():
+    """Embedding, blocks, head, loss: what a microbatch sends, and what a step adds with slices."""
+
+    def seen(world):
+        out = []
+        for sequence_parallel in (False, True):
+            config = config_of()
+            model = TensorParallelGPT(GPT(config), world, sequence_parallel)
+            x, y = batch(config)
+            with trace.record(world.rank) as microbatch:
+                model.loss(model(x), y).backward()
+            with trace.record(world.rank) as at_the_end:
+                model.finish()
+            out.append((microbatch.wire_bytes, [(e.kind, e.payload_bytes) for e in at_the_end.events]))
+        return out
+
+    n = 4
+    (plain, nothing), (sliced, once) = run(seen, n)[0]
+    config = config_of()
+    x, tokens = 4 * 2 * 12 * 24, 4 * 2 * 12
+    loss = cost.wire_bytes("all_reduce", tokens, n) + cost.wire_bytes("all_reduce", 2 * tokens, n)
+    whole = cost.wire_bytes("all_reduce", x, n)
+    assert plain == pytest.approx(loss + whole * (4 * config.num_layers + 2)) and nothing == []
+    assert sliced == pytest.approx(loss + whole * (5 * config.num_layers + 2 + 0.5))
+    norms, biases = 2 * (2 * config.num_layers + 1), 2 * config.num_layers
+    assert once == [("all_reduce", 4 * 24 * (norms + biases + config.context))]
+
+
+# ---- PyTorch's own --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_parallelize_module_agrees(n, sequence_parallel):
+    def apart(world):
+        config = config_of(tied=False)
+        serial, (x, y) = serial_gpt(config), batch(config)
+        ours = TensorParallelGPT(serial, world, sequence_parallel)
+        theirs = parallelized(serial, world, sequence_parallel)
+        for model, loss_of in ((ours, ours.loss), (theirs, mean_loss)):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss_of(model(x), y).backward()
+                if model is ours:
+                    model.finish()
+                optimizer.step()
+        return largest_difference(ours.full_state_dict(), theirs.full_state_dict())
+
+    assert max(run(apart, n)) < 1e-8
+
+
+# ---- wrong use ------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "heads": (config_of(num_heads=6), {}, "num_heads=6 cannot be split over world=4; use a multiple of 4, such as 8"),
+    "kv heads": (
+        config_of(num_kv_heads=6),
+        {},
+        "num_kv_heads=6 cannot be split over world=4, nor 4 ranks over 6",
+    ),
+    "vocabulary": (config_of(vocab_size=26), {}, "vocabulary=26 cannot be split over world=4"),
+    "recompute": (config_of(), {"recompute": "all"}, "recompute='all' must be one of none, selective, full"),
+    "sequence": (config_of(context=10), {"sequence_parallel": True}, "=10 cannot be split over world=4"),
+    "context": (config_of(), {}, "24 tokens do not fit context=12"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_use_is_named(case):
+    config, options, message = WRONG[case]
+
+    def wrong(world):
+        try:
+            length = 2 * config.context if case == "context" else config.context
+            TensorParallelGPT(GPT(config), world, **options)(torch.zeros(1, length).long())
+        except ValueError as error:
+            return str(error)
+
+    assert message in run(wrong, 4)[0]
+
+
+def test_beside_data_parallel_ranks():
+    """On a mesh of 2 by 2 each tensor-parallel group works for itself."""
+
+    def works(world):
+        group = Mesh(MeshShape(dp=2, tp=2), world).group("tp")
+        config = config_of()
+        model = TensorParallelGPT(serial_gpt(config, seed=world.rank // 2), group)
+        x, y = batch(config)
+        return model.loss(model(x), y).item(), mean_loss(serial_gpt(config, seed=world.rank // 2)(x), y).item()
+
+    results = run(works, 4)
+    for ours, serial in results:
+        assert ours == pytest.approx(serial, rel=1e-12)
+    assert results[0] == results[1] and results[0] != results[2]
