@@ -106,6 +106,20 @@ def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
             return torch.cat(wholes, dim)
 
 
+def once(part: Tensor, placement: Placement, group: Group) -> Tensor:
+    """Σ of this rank's numbers, [], with those that c ranks have divided by c: it adds up to that of the whole."""
+    match placement:
+        case Replicate():
+            return part.sum() / group.size
+        case Shard(_, copies):
+            return part.sum() / copies
+        case Fused(dim):
+            sections = placement.sections(group)
+            pieces = part.split([size for size, _ in sections], dim)
+            return sum(once(piece, one, group) for piece, (_, one) in zip(pieces, sections, strict=True))
+    return part.sum()
+
+
 def distribute(whole: nn.Parameter | None, placement: Placement, group: Group) -> nn.Parameter | None:
     """This rank's part, as a parameter, of what the group's rank 0 has; the others give the shape only.
 

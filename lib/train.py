@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -31,9 +31,9 @@ from lib.launch import MAX_RANKS, RunError, close, device, init, run
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, loss_sum_and_count
+from lib.tensor_parallel.gpt import TensorParallelGPT
+from lib.train_config import COMPUTE_DTYPES, DTYPES, STAGES, TrainConfig
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled
 BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
 
 
@@ -50,82 +50,20 @@ class DDP(BucketedDDP):
         self.optimizer.zero_grad()
 
 
-STAGES = {0: DDP, 1: ZeRO1, 2: ZeRO2, 3: FSDP}
+class TensorParallel(DDP):
+    """The same around a model in parts, of which each data-parallel group has one."""
+
+    module: TensorParallelGPT
+
+    def finish(self) -> None:
+        super().finish()
+        self.module.finish()
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        return self.module.clip_gradients(max_norm)
 
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """One training run.
-
-    Args:
-        model: sizes of the GPT.
-        dp: data-parallel ranks.
-        zero: what they share out: 0 is nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters, too.
-        steps: optimizer steps.
-        global_batch: sequences a step, over all ranks.
-        microbatches: pieces in which a rank works through its rows, adding up gradients. Stages 0 and 1 send the sum;
-            stages 2 and 3 send those of each piece, so that no rank ever holds all gradients.
-        lr, max_norm: of AdamW, and of gradient clipping.
-        seed: of the weights and the data, the same whatever the layout.
-        dtype: of the weights that the optimizer works on, `float32` or `float64`.
-        compute_dtype: `bfloat16` to compute and communicate in, with master weights in `dtype`, which ZeRO keeps;
-            None is `dtype` for all.
-        validate_every: steps between two measurements of the validation loss; 0 is never.
-        bucket_bytes: of stages 0 to 2; stage 3 sends a block at a time.
-
-    Raises:
-        ValueError: a number that makes no sense, or a batch that cannot be split over the ranks and microbatches.
-    """
-
-    model: GPTConfig = field(default_factory=GPTConfig)
-    dp: int = 1
-    zero: int = 0
-    steps: int = 100
-    global_batch: int = 16
-    microbatches: int = 1
-    lr: float = 3e-3
-    max_norm: float = 1.0
-    seed: int = 0
-    dtype: str = "float32"
-    compute_dtype: str | None = None
-    validate_every: int = 0
-    bucket_bytes: int = 4 * 2**20
-
-    def __post_init__(self) -> None:
-        MeshShape(dp=self.dp)
-        for name, least in (
-            ("steps", 1),
-            ("global_batch", 1),
-            ("microbatches", 1),
-            ("bucket_bytes", 1),
-            ("validate_every", 0),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
-        for name in ("lr", "max_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
-        if self.zero not in STAGES:
-            raise ValueError(f"zero={self.zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
-        if self.compute_dtype not in (None, *COMPUTE_DTYPES):
-            raise ValueError(f"compute_dtype={self.compute_dtype!r} must be None or {', '.join(COMPUTE_DTYPES)}")
-        if self.compute_dtype and self.zero == 0:
-            raise ValueError(
-                f"compute_dtype={self.compute_dtype} needs master weights in {self.dtype}, which plain data "
-                "parallelism does not keep; use zero=1, 2 or 3"
-            )
-        pieces = self.dp * self.microbatches
-        if self.global_batch % pieces:
-            each = f"dp={self.dp}" + (f" x microbatches={self.microbatches}" if self.microbatches > 1 else "")
-            raise ValueError(
-                f"global_batch={self.global_batch} cannot be split over {each}; use a multiple of {pieces}"
-            )
-
-    def tokens_per_step(self) -> int:
-        return self.global_batch * self.model.context
+WRAPPERS = dict(zip(STAGES, (DDP, ZeRO1, ZeRO2, FSDP), strict=True))
 
 
 def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
@@ -137,10 +75,14 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
         the highest of each kind and of the total in one step, which need not be at the same moment. `step_s`: seconds
         of each step; the second one is slow, as its memory is watched.
     """
-    group = Mesh(MeshShape(dp=config.dp), world).group("dp")
+    mesh = Mesh(MeshShape(dp=config.dp, tp=config.tp), world)
+    group = mesh.group("dp")
     torch.manual_seed(config.seed)
-    model = wrap(GPT(config.model).to(device(), DTYPES[config.dtype]), group, config)
-    torch.manual_seed(config.seed + world.rank)  # from here on chance is for dropout, which differs by rank
+    module = GPT(config.model).to(device(), DTYPES[config.dtype])
+    if config.tp > 1:
+        module = TensorParallelGPT(module, mesh.group("tp"), config.sequence_parallel)
+    model = wrap(module, group, config)
+    torch.manual_seed(config.seed + group.rank)  # from here on chance is for dropout, of other rows other masks
     corpus = data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
     traffic: dict = {}
@@ -172,12 +114,13 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
     return report | {"traffic": traffic, "config": asdict(config)}
 
 
-def wrap(module: GPT, group: Group, config: TrainConfig) -> DDP | ZeRO1:
-    """The model on its ranks, with an optimizer, in the stage of `config`."""
+def wrap(module: GPT | TensorParallelGPT, group: Group, config: TrainConfig) -> DDP | ZeRO1:
+    """The model on its data-parallel ranks, with an optimizer, in the stage of `config`."""
     more: dict = {"bucket_bytes": config.bucket_bytes} if config.zero < 3 else {}
     if config.compute_dtype:
         more["dtype"] = COMPUTE_DTYPES[config.compute_dtype]
-    return STAGES[config.zero](module, group, partial(torch.optim.AdamW, lr=config.lr), op="sum", **more)
+    stage = TensorParallel if config.tp > 1 else WRAPPERS[config.zero]
+    return stage(module, group, partial(torch.optim.AdamW, lr=config.lr), op="sum", **more)
 
 
 def train_step(model: DDP | ZeRO1, tokens: Tensor, step: int, config: TrainConfig, group: Group) -> float:
@@ -193,7 +136,7 @@ def train_step(model: DDP | ZeRO1, tokens: Tensor, step: int, config: TrainConfi
         adds_up = i < k - 1 and config.zero < 2
         with model.no_sync() if adds_up else nullcontext():
             with trace.span("forward"):
-                loss_sum, count = loss_sum_and_count(model(x), y)
+                loss_sum, count = _loss_of(model)(model(x), y)
                 loss = loss_sum / (count * k * group.size)  # rows are even: the count is known
             with trace.span("backward"):
                 loss.backward()
@@ -205,6 +148,10 @@ def train_step(model: DDP | ZeRO1, tokens: Tensor, step: int, config: TrainConfi
     return comm.all_reduce(total, group).item()
 
 
+def _loss_of(model: DDP | ZeRO1) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return getattr(model.module, "loss_sum_and_count", loss_sum_and_count)
+
+
 @torch.no_grad()
 def validate(model: nn.Module, tokens: Tensor, config: TrainConfig, group: Group, limit: int = 64) -> float:
     """Mean loss on `limit` sequences of the validation text, each rank its share.
@@ -213,7 +160,7 @@ def validate(model: nn.Module, tokens: Tensor, config: TrainConfig, group: Group
     """
     inputs, targets = data.windows(tokens, config.model.context, limit)
     mine, here = slice(group.rank, None, group.size), device()
-    loss_sum, count = loss_sum_and_count(model(inputs[mine].to(here)), targets[mine].to(here))
+    loss_sum, count = _loss_of(model)(model(inputs[mine].to(here)), targets[mine].to(here))
     part = global_mean(loss_sum, count, group)
     return comm.all_reduce(part, group).item()
 
@@ -222,10 +169,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on Python's help.")
     sizes = GPTConfig()
     parser.add_argument("--dp", type=int, default=None, help="data-parallel ranks (under torchrun: all of them)")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks: each has a part of every matrix")
+    parser.add_argument(
+        "--sequence-parallel", action="store_true", help="with --tp: slices of the sequence between parallel layers"
+    )
     parser.add_argument(
         "--zero",
         type=int,
-        choices=list(STAGES),
+        choices=STAGES,
         default=0,
         help="what ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters, too (FSDP)",
     )
@@ -257,7 +208,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = TrainConfig(
             model=GPTConfig(context=args.context, d_model=args.d_model, num_layers=args.layers, num_heads=args.heads),
-            dp=(size or 1) if args.dp is None else args.dp,
+            dp=max(1, size // max(1, args.tp)) if args.dp is None else args.dp,
+            tp=args.tp,
+            sequence_parallel=args.sequence_parallel,
             zero=args.zero,
             steps=args.steps,
             global_batch=args.global_batch,
@@ -268,22 +221,22 @@ def main(argv: list[str] | None = None) -> None:
             compute_dtype=args.compute_dtype,
             validate_every=args.validate_every,
         )
-        if size and config.dp != size:
-            raise ValueError(f"--dp {config.dp} needs {config.dp} ranks, but torchrun started {size}")
-        if not size and config.dp > MAX_RANKS:
-            raise ValueError(
-                f"--dp {config.dp} is more than {MAX_RANKS} ranks on one machine; use torchrun on several"
-            )
+        ranks = config.dp * config.tp
+        layout = f"--dp {config.dp}" + (f" --tp {config.tp}" if config.tp > 1 else "")
+        if size and ranks != size:
+            raise ValueError(f"{layout} needs {ranks} ranks, but torchrun started {size}")
+        if not size and ranks > MAX_RANKS:
+            raise ValueError(f"{layout} is more than {MAX_RANKS} ranks on one machine; use torchrun on several")
         if args.report and rank == 0:
             _check_writable(args.report)
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: {error}\n" if rank == 0 else None)
     try:
-        if size or config.dp == 1:
+        if size or ranks == 1:
             world = init()
             reports = close(world, train(world, config))
         else:
-            reports = list(run(train, config.dp, config, timeout_s=30 * 24 * 3600))
+            reports = list(run(train, ranks, config, timeout_s=30 * 24 * 3600))
     except RunError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:

@@ -20,7 +20,18 @@ FLOORS = {
     "B": ["launch", "processes", "server", "rank", "mesh", "transfer", "comm"],
     "C": ["wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory", "pretend"],
     "D": ["data_parallel", "tensor_parallel", "pipeline"],
-    "E": ["parallel3d", "train", "checkpoint", "verify", "plot", "plot_memory", "plot_moves", "plot_log", "check"],
+    "E": [
+        "parallel3d",
+        "train",
+        "train_config",
+        "checkpoint",
+        "verify",
+        "plot",
+        "plot_memory",
+        "plot_moves",
+        "plot_log",
+        "check",
+    ],
 }
 A_IN_PIPELINE = ["action", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "simulate", "lower", "check"]
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.transfer", "lib.comm", "lib.checkpoint"}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lib import comm, run
-from lib.layout import Fused, Partial, Replicate, Shard, distribute, parts, shard, unshard
+from lib.layout import Fused, Partial, Replicate, Shard, distribute, once, parts, shard, unshard
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,17 @@ def test_a_sum_is_put_together_by_adding():
         return unshard(torch.full((2,), float(world.rank + 1)), Partial(), world).tolist()
 
     assert run(works, 3) == [[6.0, 6.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("placement", "n"), [(Replicate(), 3), (Shard(0), 2), (Shard(1, 2), 4), (Fused(0, (12, 6, 6), (1, 2, 2)), 4)]
+)
+def test_what_several_ranks_have_counts_once(placement, n):
+    def works(world):
+        whole = torch.arange(24 * 24.0).reshape(24, 24)
+        return comm.all_reduce(once(shard(whole, placement, world), placement, world), world).item()
+
+    assert run(works, n) == [sum(range(24 * 24))] * n
 
 
 def test_distribute_takes_rank_0s_numbers():

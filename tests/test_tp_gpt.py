@@ -107,6 +107,27 @@ def test_ten_steps_are_the_serial_ones(n, sequence_parallel):
         assert loss < 1e-12 and apart < 1e-8 and equal
 
 
+@pytest.mark.parametrize(("n", "kv_heads"), [(2, None), (4, 2), (3, 1)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, sequence_parallel):
+    """Also where several ranks have the same: norms, biases, heads of keys and values."""
+
+    def works(world):
+        config = config_of(num_kv_heads=kv_heads)
+        serial, (x, y) = serial_gpt(config), batch(config)
+        model = TensorParallelGPT(serial, world, sequence_parallel)
+        mean_loss(serial(x), y).backward()
+        model.loss(model(x), y).backward()
+        model.finish()
+        norms = model.clip_gradients(0.01), nn.utils.clip_grad_norm_(serial.parameters(), 0.01)
+        wanted = {name: p.grad for name, p in serial.named_parameters()}
+        clipped = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model).items() if name in wanted}
+        return norms[0].item() / norms[1].item() - 1, largest_difference(clipped, wanted)
+
+    for norm, apart in run(works, n):
+        assert abs(norm) < 1e-13 and apart < 1e-13
+
+
 def test_a_block_alone_and_the_gradient_of_its_input():
     def equal(world):
         torch.manual_seed(0)

@@ -113,6 +113,23 @@ def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
     assert 0 <= held - copies * (2 * psi + 4 * len(tensors)) <= 4 * cuts
 
 
+@pytest.mark.parametrize("dp, tp, sequence_parallel", [(1, 2, False), (1, 2, True), (2, 2, False), (2, 2, True)])
+def test_the_same_losses_with_tensor_parallel_ranks(serial, dp, tp, sequence_parallel):
+    config = dataclasses.replace(CONFIG, dp=dp, tp=tp, sequence_parallel=sequence_parallel, microbatches=2)
+    reports = run(train, dp * tp, config, True)
+    layers, tokens = TINY.num_layers, 16 * 24 // dp  # of a step, on a rank
+    unit = cost.wire_bytes("all_reduce", 8 * tokens * TINY.d_model, tp)  # of one all-reduce of activations
+    times = (5 * layers + 2.5) if sequence_parallel else 4 * layers + 2
+    small = cost.wire_bytes("all_reduce", 8 * 3 * tokens, tp)  # the losses
+    small += cost.wire_bytes("all_reduce", 8, tp)  # the norm
+    norms = (2 * layers + 1) * 2 + layers * 2 + TINY.context
+    small += cost.wire_bytes("all_reduce", 8 * TINY.d_model * norms, tp) * sequence_parallel
+    for report in reports:
+        assert same(report, serial) and report["losses"] == reports[0]["losses"]
+        sent = sum(sent for kind, (_, sent) in report["traffic"].items() if kind.endswith(" tp"))
+        assert sent == pytest.approx(4 * (times * unit + small), rel=1e-12)
+
+
 @pytest.mark.parametrize("zero", [1, 3])
 def test_bfloat16_with_master_weights(serial, zero):
     config = dataclasses.replace(CONFIG, zero=zero, dp=2, dtype="float32", compute_dtype="bfloat16")
@@ -235,6 +252,11 @@ def nothing_is_trained(monkeypatch):
         ("--lr nan", "lr=nan must be"),
         ("--d-model 10 --heads 4", "d_model=10 cannot be split over num_heads=4"),
         ("--layers 0", "num_layers=0"),
+        ("--tp 3", "num_heads=4 cannot be split over tp=3; use a multiple of 3"),
+        ("--tp 4 --sequence-parallel --context 10", "context=10 cannot be split over tp=4"),
+        ("--tp 2 --zero 1", "zero=1 and tp=2: this program shards state where tp=1 only"),
+        ("--sequence-parallel", "sequence_parallel needs ranks to cut the sequence for"),
+        ("--dp 40 --tp 2 --global-batch 40", "--dp 40 --tp 2 is more than 64 ranks"),
         ("--report /no/such/folder/r.json", "--report /no/such/folder/r.json cannot be written"),
         ("--report /", "--report / cannot be written"),
     ],

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lib.layout import parts, unshard
+from lib import comm
+from lib.layout import once, parts, unshard
 from lib.mesh import Group
 from lib.model import GPT, Embed, Head
 from lib.tensor_parallel.block import SEQUENCE_DIM, ParallelBlock
@@ -99,14 +100,35 @@ class TensorParallelGPT(nn.Module):
                 x_BTD = block(x_BTD)
         return self.head(x_BTD)
 
+    def loss_sum_and_count(
+        self, logits_BTv: Tensor, targets_BT: Tensor, ignore_index: int = -100
+    ) -> tuple[Tensor, Tensor]:
+        """As `lib.model.loss_sum_and_count`, from logits in parts; equal on all ranks."""
+        losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, self.group, ignore_index)
+        return losses.sum(), (targets_BT != ignore_index).sum()
+
     def loss(self, logits_BTv: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """Mean cross-entropy in nats per counted token, shape [], equal on all ranks."""
-        losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, self.group, ignore_index)
-        return losses.sum() / (targets_BT != ignore_index).sum().clamp(min=1)
+        total, count = self.loss_sum_and_count(logits_BTv, targets_BT, ignore_index)
+        return total / count.clamp(min=1)
 
     def finish(self) -> None:
         """After the last backward of a step: every gradient becomes that of this rank's part of the serial model."""
         sum_partial_gradients(self, self.group)
+
+    @torch.no_grad()
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that the norm of the whole model's is at most `max_norm`; return the norm it was.
+
+        What several ranks have counts once. One all-reduce of a number.
+        """
+        own = {id(p): (p.grad, placement) for p, placement in parts(self).values() if p.grad is not None}
+        squares = [once(grad.square(), placement, self.group) for grad, placement in own.values()]
+        with comm.label("norm"):
+            norm = comm.all_reduce(torch.stack(squares).sum(), self.group).sqrt()
+        for grad, _ in own.values():
+            grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:

@@ -1,0 +1,103 @@
+"""What there is to say about a training run, before it starts: sizes, layout, numbers; and what makes no sense."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from lib.mesh import MeshShape
+from lib.model import GPTConfig
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled
+STAGES = (0, 1, 2, 3)  # of ZeRO; 0 is plain data parallelism
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run.
+
+    Args:
+        model: sizes of the GPT.
+        dp: data-parallel ranks.
+        tp: tensor-parallel ranks, neighbours that work on the same rows.
+        sequence_parallel: whether those have a slice of the sequence each between the parallel layers.
+        zero: what data-parallel ranks share out: 0 is nothing, 1 the optimizer's state, 2 gradients as well, 3
+            parameters, too.
+        steps: optimizer steps.
+        global_batch: sequences a step, over all ranks.
+        microbatches: pieces in which a rank works through its rows, adding up gradients. Stages 0 and 1 send the sum;
+            stages 2 and 3 send those of each piece, so that no rank ever holds all gradients.
+        lr, max_norm: of AdamW, and of gradient clipping.
+        seed: of the weights and the data, the same whatever the layout.
+        dtype: of the weights that the optimizer works on, `float32` or `float64`.
+        compute_dtype: `bfloat16` to compute and communicate in, with master weights in `dtype`, which ZeRO keeps;
+            None is `dtype` for all.
+        validate_every: steps between two measurements of the validation loss; 0 is never.
+        bucket_bytes: of stages 0 to 2; stage 3 sends a block at a time.
+
+    Raises:
+        ValueError: a number that makes no sense, or a batch that cannot be split over the ranks and microbatches.
+    """
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    dp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    zero: int = 0
+    steps: int = 100
+    global_batch: int = 16
+    microbatches: int = 1
+    lr: float = 3e-3
+    max_norm: float = 1.0
+    seed: int = 0
+    dtype: str = "float32"
+    compute_dtype: str | None = None
+    validate_every: int = 0
+    bucket_bytes: int = 4 * 2**20
+
+    def __post_init__(self) -> None:
+        MeshShape(dp=self.dp, tp=self.tp)
+        for name, least in (
+            ("steps", 1),
+            ("global_batch", 1),
+            ("microbatches", 1),
+            ("bucket_bytes", 1),
+            ("validate_every", 0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+        for name in ("lr", "max_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
+        if self.zero not in STAGES:
+            raise ValueError(f"zero={self.zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
+        if self.compute_dtype not in (None, *COMPUTE_DTYPES):
+            raise ValueError(f"compute_dtype={self.compute_dtype!r} must be None or {', '.join(COMPUTE_DTYPES)}")
+        if self.compute_dtype and self.zero == 0:
+            raise ValueError(
+                f"compute_dtype={self.compute_dtype} needs master weights in {self.dtype}, which plain data "
+                "parallelism does not keep; use zero=1, 2 or 3"
+            )
+        if self.zero and self.tp > 1:
+            raise ValueError(f"zero={self.zero} and tp={self.tp}: this program shards state where tp=1 only")
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel needs ranks to cut the sequence for: use tp=2 or more")
+        for name in ("num_heads", "vocab_size") + (("context",) if self.sequence_parallel else ()):
+            size = getattr(self.model, name)
+            if size % self.tp:
+                raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
+        pieces = self.dp * self.microbatches
+        if self.global_batch % pieces:
+            each = f"dp={self.dp}" + (f" x microbatches={self.microbatches}" if self.microbatches > 1 else "")
+            raise ValueError(
+                f"global_batch={self.global_batch} cannot be split over {each}; use a multiple of {pieces}"
+            )
+
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.model.context
