@@ -1,8 +1,13 @@
-"""A tensor-parallel step: ours against `parallelize_module`, from the same weights."""
+"""A tensor-parallel step: our blocks against those that `parallelize_module` cuts, embedding and head whole in both."""
 
 from __future__ import annotations
 
 import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +16,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from benchmarks.data_parallel import CONFIG, ROWS_PER_RANK
+from benchmarks.table import paired, ratio, show, three
+from lib import comm, data, run, wire
+from lib.conjugate import all_gather_split, split_all_gather
 from lib.mesh import Group
-from lib.model import GPT, Block
+from lib.model import GPT, Block, mean_loss
+from lib.tensor_parallel.block import SEQUENCE_DIM, ParallelBlock
+from lib.tensor_parallel.sequence import sum_partial_gradients
 
 # ---- theirs ---------------------------------------------------------------------------------------------------------
 
@@ -91,3 +102,96 @@ class _Parallelized(nn.Module):
 def parallelized(serial: GPT, world: Group, sequence_parallel: bool = False) -> _Parallelized:
     """The GPT as `parallelize_module` cuts it, with a plan as its documentation has it."""
     return _Parallelized(serial, init_device_mesh("cpu", (world.size,)), sequence_parallel)
+
+
+# ---- side by side ---------------------------------------------------------------------------------------------------
+
+Step = Callable[[], None]
+
+
+class _Ours(nn.Module):
+    """The GPT with our blocks; embedding and head are whole on each rank, as in `_Parallelized`."""
+
+    def __init__(self, serial: GPT, group: Group, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.embed, self.head = copy.deepcopy(serial.embed), copy.deepcopy(serial.head)
+        self.blocks = nn.ModuleList(ParallelBlock(block, group, sequence_parallel) for block in serial.blocks)
+        self.group, self.sequence_parallel = group, sequence_parallel
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if self.sequence_parallel:
+            x = split_all_gather(x, self.group, SEQUENCE_DIM)
+        for block in self.blocks:
+            x = block(x)
+        if self.sequence_parallel:
+            x = all_gather_split(x, self.group, SEQUENCE_DIM)
+        return self.head(x)
+
+
+def _ours(sequence_parallel: bool, world: Group) -> Step:
+    model = _Ours(GPT(CONFIG), world, sequence_parallel)
+    return partial(_step, model, partial(sum_partial_gradients, model, world))
+
+
+def _theirs(sequence_parallel: bool, world: Group) -> Step:
+    return partial(_step, parallelized(GPT(CONFIG), world, sequence_parallel), lambda: None)
+
+
+SIDES = {
+    "ours": partial(_ours, False),
+    "parallelize_module": partial(_theirs, False),
+    "ours, sequence parallel": partial(_ours, True),
+    "parallelize_module, sequence parallel": partial(_theirs, True),
+}
+PAIRS = [tuple(list(SIDES)[:2]), tuple(list(SIDES)[2:])]
+
+
+def _made(name: str, world: Group) -> Step:
+    torch.manual_seed(0)
+    step = SIDES[name](world)
+    model = step.args[0]
+    inputs, targets = data.batch(data.load().train, 0, global_batch=ROWS_PER_RANK, context=CONFIG.context)
+    return partial(step, torch.optim.AdamW(model.parameters(), lr=1e-3), inputs, targets)
+
+
+def _step(model, finish, optimizer, x, y) -> None:
+    optimizer.zero_grad()
+    mean_loss(model(x), y).backward()
+    finish()
+    optimizer.step()
+
+
+def _measure(world: Group, rounds: int, backwards: bool) -> dict[str, list[float]]:
+    def timed(step: Step) -> float:
+        comm.barrier(world)
+        began_s = time.perf_counter()
+        step()
+        comm.barrier(world)
+        return time.perf_counter() - began_s
+
+    sides = {name: partial(timed, _made(name, world)) for name in list(SIDES)[:: -1 if backwards else 1]}
+    paired(sides, 3)
+    return paired(sides, rounds)
+
+
+def main(fresh: int = 4, rounds: int = 9) -> None:
+    """`fresh` times new processes and models, as where they lie in memory moves a ratio by a few hundredths."""
+    rows = [("ranks", "ours", "ms", "ours / theirs, time", "MB sent", "ours / theirs, bytes")]
+    for n in (2, 4):
+        times: dict[str, list[float]] = {}
+        for i in range(fresh):
+            for side, values in run(_measure, n, rounds, i % 2 == 1, timeout_s=600)[0].items():
+                times.setdefault(side, []).extend(values)
+        sent = {name: wire.sent_in_a_step(partial(_made, name), n) if wire.available() else 0 for name in SIDES}
+        for ours, theirs in PAIRS:
+            sizes = ("Linux only",) * 2
+            if wire.available():
+                sizes = f"{sent[ours] / 1e6:.2f}", f"{sent[ours] / sent[theirs]:.2f}"
+            ms = f"{1e3 * statistics.median(times[ours]):.0f}"
+            rows.append((f"{n}", ours, ms, three(ratio(times[theirs], times[ours])), *sizes))
+    show(f"Tensor-parallel step ({fresh * rounds} pairs, reach 0.9 of the time and 0.67 of the bytes), AdamW", rows)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
