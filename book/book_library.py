@@ -61,12 +61,8 @@ def plain(lines: list[str]) -> list[str]:
         code = None
         result.append(MARKS.sub(lambda m: m.group(1) or "\\" + m.group(2), line))
         after = lines[i + 1 : i + 3]
-        if (
-            line.endswith(":")
-            and len(after) == 2
-            and not after[0].strip()
-            and after[1].startswith(" " * (indent + 1))
-        ):
+        if line.strip() and len(after) == 2 and not after[0].strip() and after[1].startswith(" " * (indent + 1)):
+            result += [] if line.endswith(":") else ["", " " * indent + ":"]
             result[-1] += ":"
             code = indent
     return result

@@ -37,6 +37,7 @@ def test_every_page_is_in_the_table_of_contents():
         ("the list_ and a_name", r"the list\_ and a_name"),
         ("Returns:\n    a sum", "Returns:\n    a sum"),
         ("Like:\n\n    f(*x)\n\nthen * this", "Like::\n\n    f(*x)\n\nthen \\* this"),
+        ("It is so.\n\n    a * b\n\nThen.", "It is so.\n\n::\n\n    a * b\n\nThen."),
     ],
 )
 def test_nothing_in_a_docstring_is_taken_for_markup_but_backticks_and_code(text, shown):
