@@ -126,15 +126,18 @@ WRONG = {
         lambda g: VocabParallelEmbedding(10, 4, g),
         "vocabulary=10 cannot be split over world=4; use a multiple",
     ),
-    "word": (lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([3, V])), "tokens from 3 to 24"),
-    "negative word": (lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([-1])), "tokens from -1 to -1"),
+    "word": (
+        lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([3, V])),
+        "token 24 is no word of a vocabulary of 24, 0 to 23",
+    ),
+    "negative word": (lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([-1])), "token -1 is no word"),
     "shapes": (
         lambda g: vocab_parallel_cross_entropy(torch.ones(2, 6), torch.zeros(3).long(), g),
         "logits [2, 6] and targets [3] must be",
     ),
     "target": (
         lambda g: vocab_parallel_cross_entropy(torch.ones(2, 6), torch.tensor([0, V]), g),
-        "target 24 is no word of a vocabulary of 24, 6 on each of 4 ranks",
+        "target 24 is no word of a vocabulary of 24",
     ),
     "smoothing": (
         lambda g: vocab_parallel_cross_entropy(torch.ones(2, 6), torch.tensor([0, 1]), g, label_smoothing=1.0),

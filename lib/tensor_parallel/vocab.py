@@ -67,11 +67,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = distribute(serial.weight, self.placements["weight"], self.group)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.num_embeddings:
-            raise ValueError(
-                f"tokens from {int(tokens.min())} to {int(tokens.max())}, but the vocabulary has the words 0 to "
-                f"{self.num_embeddings - 1}"
-            )
+        _check_words(tokens, self.num_embeddings, "token")
         words, is_mine = _mine(tokens, len(self.weight), self.group)
         term = embedding(words, self.weight).masked_fill(~is_mine.unsqueeze(-1), 0)
         if self.sequence_dim is None:
@@ -99,13 +95,7 @@ def vocab_parallel_cross_entropy(
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and below 1")
     counts = targets != ignore_index
-    vocab_size = logits.shape[-1] * group.size
-    wrong = counts & ((targets < 0) | (targets >= vocab_size))
-    if wrong.any():
-        raise ValueError(
-            f"target {int(targets[wrong][0])} is no word of a vocabulary of {vocab_size}, {logits.shape[-1]} on each "
-            f"of {group.size} ranks"
-        )
+    _check_words(targets[counts], logits.shape[-1] * group.size, "target")
     return _CrossEntropy.apply(logits, targets, counts, group, label_smoothing)
 
 
@@ -137,6 +127,15 @@ class _CrossEntropy(torch.autograd.Function):
         of_logits.scatter_add_(-1, words.unsqueeze(-1), target.unsqueeze(-1))
         of_logits *= (gradient * counts).unsqueeze(-1)
         return of_logits.to(ctx.dtype), None, None, None, None
+
+
+def _check_words(words: Tensor, vocab_size: int, what: str) -> None:
+    if words.device.type == "cpu" and words.numel():  # to look at numbers on a GPU is to wait for it
+        low, high = int(words.min()), int(words.max())
+        if low < 0 or high >= vocab_size:
+            raise ValueError(
+                f"{what} {low if low < 0 else high} is no word of a vocabulary of {vocab_size}, 0 to {vocab_size - 1}"
+            )
 
 
 def _mine(words: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
