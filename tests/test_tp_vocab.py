@@ -128,7 +128,7 @@ WRONG = {
     ),
     "word": (
         lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([3, V])),
-        "token 24 is no word of a vocabulary of 24, 0 to 23",
+        "token 24 is no word of a vocabulary of 24",
     ),
     "negative word": (lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([-1])), "token -1 is no word"),
     "shapes": (
