@@ -30,6 +30,7 @@ FLOORS = {
         "plot_memory",
         "plot_moves",
         "plot_log",
+        "plot_cut",
         "check",
     ],
 }

@@ -12,6 +12,8 @@ import answers_collectives
 import answers_fsdp
 import answers_memory
 import answers_overlap
+import answers_sequence_parallel
+import answers_tensor_parallel
 import answers_zero
 import pytest
 import torch
@@ -27,7 +29,10 @@ from lib.check.judge import judge
 from lib.check.source import NotebookError, read
 
 ROOT = Path(__file__).parent.parent
-ANSWERS = (answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero)
+ANSWERS = (
+    *(answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero),
+    *(answers_tensor_parallel, answers_sequence_parallel),
+)
 RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
 WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}
 

@@ -16,17 +16,25 @@ from pathlib import Path
 
 from lib.check import (
     averages,
+    block_sums,
+    heads,
     links,
+    masks,
     memory_live,
     memory_sums,
+    norms,
     overlap,
+    pairs,
     prefetch,
     resharding,
     rings,
     sharded_step,
     sharded_sums,
     shards,
+    slice_sums,
+    slices,
     units,
+    words,
 )
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, Verdict, judge, new_seed
@@ -34,6 +42,8 @@ from lib.check.judge import FAIL, PASS, TODO, Verdict, judge, new_seed
 _PARTS = (
     *(memory_sums, memory_live, rings, links, averages, overlap),
     *(shards, sharded_step, sharded_sums, units, prefetch, resharding),
+    *(pairs, heads, words, block_sums),
+    *(slices, norms, masks, slice_sums),
 )
 EXERCISES: dict[str, Exercise] = {
     e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)

@@ -34,7 +34,7 @@ from lib.mesh import Group
 
 @contextmanager
 def each_rank_its_own(group: Group) -> Iterator[None]:
-    """Inside, chance differs from rank to rank; outside, it goes on as if nothing had happened.
+    """Inside, chance differs from rank to rank; outside, all is as before.
 
     Outside, ranks that began with the same seed must draw the same, as they do the same work. Inside, the seed is drawn
     outside and the rank is added to it. So all randomness follows from torch's own state: what saves and restores that,
@@ -70,7 +70,7 @@ def replicated(serial: nn.Module, group: Group, sequence_parallel: bool) -> nn.M
 
     With `sequence_parallel` it sees some of the tokens, and its gradients are terms of a sum.
     """
-    made = copy.copy(serial)
+    made = copy.deepcopy(serial)
     made._parameters = {name: distribute(p, Replicate(), group) for name, p in serial.named_parameters(recurse=False)}
     if sequence_parallel:
         made.partial_gradients = tuple(made._parameters)
@@ -89,20 +89,24 @@ def slice_of_rank(length: int, group: Group) -> slice:
 
 @torch.no_grad()
 def sum_partial_gradients(module: nn.Module, group: Group) -> None:
-    """After backward: sum over the ranks what is a term of a sum on each. Once a step, whatever the microbatches.
+    """After backward: sum over the ranks what is a term of a sum on each.
 
-    One all-reduce for all of them together, as they are many and small. A module names them in `partial_gradients`.
+    Once a step, whatever the microbatches: one all-reduce for all of them together, as they are many and small. A
+    module names them in `partial_gradients`.
     """
     partial = [
-        parameter
+        p
         for one in module.modules()
         for name in getattr(one, "partial_gradients", ())
-        if (parameter := getattr(one, name)) is not None and parameter.requires_grad
+        if (p := getattr(one, name)) is not None and p.requires_grad
     ]
     if not partial:
         return
-    flat = torch.cat([p.grad.flatten() if p.grad is not None else p.new_zeros(p.numel()) for p in partial])
+    for p in partial:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    flat = torch.cat([p.grad.flatten() for p in partial])
     with comm.label("partial gradients"):
-        summed = comm.all_reduce(flat, group).split([p.numel() for p in partial])
-    for p, gradient in zip(partial, summed, strict=True):
+        summed = comm.all_reduce(flat, group)
+    sums = summed.split([p.numel() for p in partial])
+    for p, gradient in zip(partial, sums, strict=True):
         p.grad = gradient.view_as(p)

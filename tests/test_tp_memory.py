@@ -1,0 +1,110 @@
+"""What a block keeps for backward on a rank, to the byte, against the formula."""
+
+import time
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from lib import comm, cost, run
+from lib.memory import MemoryTracker
+from lib.model import Block, GPTConfig
+from lib.sizes import ModelShape
+from lib.tensor_parallel.block import ParallelBlock
+from lib.tensor_parallel.linear import ColumnParallelLinear
+
+ROWS, SIZES = 2, {"vocab_size": 8, "context": 12, "d_model": 24, "num_heads": 12}
+FEW = {**SIZES, "num_heads": 4}
+CASES = [
+    {"dropout": dropout, "sequence_parallel": sequence_parallel, "recompute": recompute}
+    for dropout in (False, True)
+    for sequence_parallel in (False, True)
+    for recompute in ("none", "selective", "full")
+] + [
+    {"fused": False},
+    {"sequence_parallel": True, "regather": False},
+    {"sequence_parallel": True, "regather": False, "dropout": True, "recompute": "selective"},
+]
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+
+
+def kept(
+    block, x, group, recompute="none", dropout=False, sequence_parallel=False, itemsize=4, fused=True, regather=True
+):
+    """Bytes alive after forward without its result, and with the input; counted on rank 0."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # cannot be sent to ranks
+
+    if group is not None:
+        block = ParallelBlock(block, group, sequence_parallel, recompute == "selective")
+        x = x.chunk(group.size, 1)[group.rank] if sequence_parallel else x
+    for module in block.modules():
+        if isinstance(module, ColumnParallelLinear):
+            module.regather = regather
+    block, x = block.to(DTYPES[itemsize]), x.to(DTYPES[itemsize]).clone().requires_grad_()
+    memory = MemoryTracker(block)
+    with nullcontext() if fused else sdpa_kernel(SDPBackend.MATH), nullcontext() if group and group.rank else memory:
+        y = checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
+    if group is not None:
+        comm.barrier(group)
+        time.sleep(0.05)  # gloo's threads let go of a message a moment after it has arrived
+    return memory.live["activation"] - y.nbytes
+
+
+def block_of(config):
+    torch.manual_seed(0)
+    return Block(config), torch.randn(ROWS, config.context, config.d_model)
+
+
+def on_ranks(world, itemsize, kv_heads, sizes=SIZES):
+    out = []
+    for case in CASES:
+        config = GPTConfig(**sizes, num_kv_heads=kv_heads, dropout=0.2 if case.get("dropout") else 0.0)
+        out.append(kept(*block_of(config), world, itemsize=itemsize, **case))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("n", "kv_heads", "itemsize"),
+    [
+        (1, None, 4),
+        (2, None, 4),
+        (3, None, 4),
+        (4, None, 4),
+        (2, 4, 4),
+        (4, 2, 4),
+        (2, None, 2),
+        (4, 2, 2),
+        (2, None, 8),
+    ],
+)
+def test_a_parallel_block_keeps_what_the_formula_says(n, kv_heads, itemsize):
+    shape = ModelShape.of(GPTConfig(**SIZES, num_kv_heads=kv_heads))
+    measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=kv_heads), n)[0]
+    predicted = [cost.block_saved_bytes(shape, ROWS, tp=n, itemsize=itemsize, **case) for case in CASES]
+    assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
+
+
+@pytest.mark.parametrize("kv_heads", [None, 4])
+@pytest.mark.parametrize("itemsize", DTYPES)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if not c.get("sequence_parallel") and c.get("recompute") != "selective"]
+)
+def test_the_serial_block_keeps_what_the_formula_says_for_one_rank(case, itemsize, kv_heads):
+    config = GPTConfig(**SIZES, num_kv_heads=kv_heads, dropout=0.2 if case.get("dropout") else 0.0)
+    measured = kept(*block_of(config), None, itemsize=itemsize, **case)
+    assert measured == cost.block_saved_bytes(ModelShape.of(config), ROWS, itemsize=itemsize, **case)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_one_head_on_a_rank(itemsize):
+    measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=2, sizes=FEW), 4)[0]
+    shape = ModelShape.of(GPTConfig(**FEW, num_kv_heads=2))
+    assert measured == [cost.block_saved_bytes(shape, ROWS, tp=4, itemsize=itemsize, **case) for case in CASES]
+
+
+def test_what_cannot_be_split():
+    shape = ModelShape.of(GPTConfig(**SIZES))
+    with pytest.raises(ValueError, match="12 heads and 12 tokens cannot be split over tp=8"):
+        cost.block_saved_bytes(shape, ROWS, tp=8)
