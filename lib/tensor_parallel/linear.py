@@ -175,7 +175,7 @@ class _ColumnProduct(torch.autograd.Function):
         if coming is not None:
             x = coming.wait()
         rows = gradient.flatten(0, -2)
-        with trace.span("weight gradient"):
+        with trace.span("weight"):
             weight_gradient = rows.T @ x.flatten(0, -2) if of_weight else None
             bias_gradient = rows.sum(0) if of_bias else None
         return summing.wait() if of_x else None, weight_gradient, bias_gradient, None
