@@ -107,6 +107,16 @@ def everywhere(data: Data, given: list[Data]) -> list[Data]:
     return [data] * len(given)
 
 
+def summed(x: Tensor) -> Tensor:
+    """What an all-reduce makes of all ranks' tensors, [n, …] → [n, …]."""
+    return x.sum(0, keepdim=True).expand_as(x)
+
+
+def but(**entries: Any) -> Callable:
+    """What ranks return when all is right but these entries: the right numbers, come by in another way."""
+    return lambda given, want: [w | entries for w in want]
+
+
 def scaled(factor: Callable[[int], float]) -> Callable:
     """What ranks return when all gradients are the right ones times `factor(n)`."""
     return lambda given, want: [{"gradients": [g * factor(len(given)) for g in w["gradients"]]} for w in want]

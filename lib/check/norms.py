@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from lib.check.exercise import Data, Exercise, Mistake, random
+from lib.check.exercise import Data, Exercise, Mistake, but, random
 from lib.check.listen import Heard, listen
 from lib.mesh import Group
 
@@ -121,12 +121,12 @@ NORM = Exercise(
         Mistake(
             "The gradients are right, but tokens have travelled. Let each rank sum over its own tokens first: then "
             "two rows of D numbers are all there is to send.",
-            lambda given, want: [w | {"what was sent": MORE} for w in want],
+            but(**{"what was sent": MORE}),
         ),
         Mistake(
             "The gradients are right, in more than one message. They are short, and each message has its latency: put "
             "both into one tensor and sum that.",
-            lambda given, want: [w | {"what was sent": SEVERAL} for w in want],
+            but(**{"what was sent": SEVERAL}),
         ),
     ),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from lib import cost
-from lib.check.exercise import Data, Exercise, Mistake, random
+from lib.check.exercise import Data, Exercise, Mistake, but, random, summed
 from lib.check.listen import Heard, listen
 from lib.check.units import AS_NEEDED, MORE, ROWS
 from lib.conjugate import identity, pair
@@ -108,7 +108,7 @@ MLP = Exercise(
         Mistake(
             "The output is right, but you send more than one all-reduce of it. Neither the hidden numbers nor the "
             "weights have to be whole anywhere.",
-            lambda given, want: [w | {"what was sent": MORE} for w in want],
+            but(**{"what was sent": MORE}),
         ),
     ),
 )
@@ -153,16 +153,12 @@ def _named(y: Tensor, x: Tensor, weights: list, gradient_of: Callable[[Tensor], 
 # What a communication does to all ranks' tensors, [n, …].
 
 
-def _sum(x: Tensor) -> Tensor:
-    return x.sum(0, keepdim=True).expand_as(x)
-
-
 def _mean(x: Tensor) -> Tensor:
     return x.mean(0, keepdim=True).expand_as(x)
 
 
-_IDENTITY_SUM, _SUM_IDENTITY = (identity, _sum), (_sum, identity)  # forward, backward
-_SUM_SUM, _NEITHER = (_sum, _sum), (identity, identity)
+_IDENTITY_SUM, _SUM_IDENTITY = (identity, summed), (summed, identity)  # forward, backward
+_SUM_SUM, _NEITHER = (summed, summed), (identity, identity)
 
 
 def _part(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -248,7 +244,7 @@ BLOCK = Exercise(
         Mistake(
             "The weights get no gradient. Nothing has to be sent in backward of AfterRow, but the gradient has to be "
             "returned as it came.",
-            _two_blocks(after=(_sum, torch.zeros_like)),
+            _two_blocks(after=(summed, torch.zeros_like)),
         ),
         Mistake(
             "Nothing is summed in forward: each rank goes on with its own term. AfterRow is an all-reduce.",
@@ -270,7 +266,7 @@ BLOCK = Exercise(
         ),
         Mistake(
             "All numbers are right, but you send more than one all-reduce forward and one backward for each block.",
-            lambda given, want: [w | {"what was sent": MORE} for w in want],
+            but(**{"what was sent": MORE}),
         ),
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lib.check.exercise import Data, Exercise, Mistake, pair, random, whole
+from lib.check.exercise import Data, Exercise, Mistake, but, pair, random, whole
 from lib.check.listen import listen
 from lib.mesh import Group
 
@@ -135,12 +135,12 @@ STEP = Exercise(
         Mistake(
             "The step is right, and you send half as much again as you need: an all-reduce gathers gradients that "
             "nobody uses. A reduce-scatter gives each rank what it steps with.",
-            lambda given, want: [w | {"what was sent": THREE_HALVES} for w in want],
+            but(**{"what was sent": THREE_HALVES}),
         ),
         Mistake(
             "The step is right, but you send more than a reduce-scatter of the gradient and an all-gather of the "
             "weights.",
-            lambda given, want: [w | {"what was sent": MORE} for w in want],
+            but(**{"what was sent": MORE}),
         ),
     ),
 )
@@ -228,10 +228,6 @@ def _mean(given: list[Data]) -> list[Data]:
     return [{"shard": shard, "what was sent": EACH} for shard in _sums(given, lambda one, k: _count(given))]
 
 
-def _as_sent(how: str) -> Callable:
-    return lambda given, want: [w | {"what was sent": how} for w in want]
-
-
 ACCUMULATE = Exercise(
     id="04.4",
     title="accumulate_shard",
@@ -284,17 +280,17 @@ ACCUMULATE = Exercise(
         Mistake(
             "The shard is right, but you keep full gradients until the last microbatch and reduce then. That is the "
             "other choice: it saves bytes on the wire, and takes the memory that ZeRO-2 is to save.",
-            _as_sent(AFTERWARDS),
+            but(**{"what was sent": AFTERWARDS}),
         ),
         Mistake(
             "The shard is right, but you send twice what you need: an all-reduce gives every rank the sum of all "
             "shards. A reduce-scatter gives each its own.",
-            _as_sent(ALL_REDUCED),
+            but(**{"what was sent": ALL_REDUCED}),
         ),
         Mistake(
             "The shard is right, but each gradient is still held when the next one is made. Start its reduce-scatter "
             "before you ask the iterator for more.",
-            _as_sent(LATE),
+            but(**{"what was sent": LATE}),
         ),
     ),
 )

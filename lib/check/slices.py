@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from lib.check.exercise import Data, Exercise, Mistake, random
+from lib.check.exercise import Data, Exercise, Mistake, but, random
 from lib.check.listen import Heard, listen
 from lib.mesh import Group
 
@@ -27,11 +27,6 @@ def _amount(heard: Heard, n: int, x: Tensor) -> str:
     """What was sent, where x is a rank's slice."""
     halves = heard.sent_bytes(n) / ((n - 1) * x.numel() * x.element_size())
     return TWO_HALVES if halves < 2.1 else THREE_HALVES if halves < 3.1 else MORE
-
-
-def _also(how: str) -> Callable:
-    """The right numbers, come by with more bytes."""
-    return lambda given, want: [w | {"what was sent": how} for w in want]
 
 
 # ---- 07.1 mlp_on_slices ---------------------------------------------------------------------------------------------
@@ -96,12 +91,12 @@ MLP = Exercise(
         Mistake(
             "The output is right, but you send half as much again: an all-reduce gives every rank all tokens, and you "
             "keep a slice. A reduce-scatter gives each rank just that.",
-            _also(THREE_HALVES),
+            but(**{"what was sent": THREE_HALVES}),
         ),
         Mistake(
             "The output is right, but you send more than the tokens: one all-gather and one reduce-scatter of them "
             "are enough, and the weights stay where they are.",
-            _also(MORE),
+            but(**{"what was sent": MORE}),
         ),
         Mistake(
             "down_bias is in it n times: each rank has added it to its term, and the reduce-scatter adds up the "
@@ -227,7 +222,7 @@ GATHER = Exercise(
         Mistake(
             "The gradients are right, but you send half as much again: an all-reduce gives every rank the gradient of "
             "all tokens. A reduce-scatter gives each its own.",
-            _also(THREE_HALVES),
+            but(**{"what was sent": THREE_HALVES}),
         ),
         Mistake(
             "Backward only cuts: the gradient of x is this rank's term. Every rank went on with your tokens, in its "

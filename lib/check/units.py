@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lib.check.exercise import Data, Exercise, Mistake, random
+from lib.check.exercise import Data, Exercise, Mistake, but, random
 from lib.check.listen import listen
 from lib.memory import MemoryTracker
 from lib.mesh import Group
@@ -74,11 +74,6 @@ def _outputs(
         return found
 
     return answers
-
-
-def _and_so(**entries: str) -> Callable:
-    """The right numbers, come by in another way."""
-    return lambda given, want: [w | entries for w in want]
 
 
 def _forward_reference(given: list[Data]) -> list[Data]:
@@ -226,12 +221,12 @@ LINEAR = Exercise(
         Mistake(
             "The gradients are right, but from forward to backward the whole weight stays in memory: you gather in "
             "forward only, and save what came. Save x and the shard, and gather again in backward.",
-            _and_so(**{"kept for backward": WHOLE}),
+            but(**{"kept for backward": WHOLE}),
         ),
         Mistake(
             "The gradients are right, but you send more than two gathers and a reduce-scatter: an all-reduce gives "
             "every rank the gradient of all shards. Each needs its own.",
-            _and_so(**{"what was sent": MORE}),
+            but(**{"what was sent": MORE}),
         ),
         Mistake(
             "The gradient of the shard is as many times too large as there are ranks: the ranks' sum, where the mean "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lib import cost
-from lib.check.exercise import Data, Exercise, Mistake, random, whole
+from lib.check.exercise import Data, Exercise, Mistake, but, random, summed, whole
 from lib.check.listen import listen
 from lib.mesh import Group
 
@@ -63,10 +63,6 @@ def _unmasked(place_of: Callable[[Tensor, int], Tensor]) -> Callable:
     return lambda targets, r: (place_of(targets, r), torch.ones_like(targets))
 
 
-def _summed(x: Tensor) -> Tensor:
-    return x.sum(0, keepdim=True).expand_as(x)
-
-
 def _not_summed(x: Tensor) -> Tensor:
     return x
 
@@ -74,8 +70,8 @@ def _not_summed(x: Tensor) -> Tensor:
 def _losses(
     largest: Callable[[Tensor], Tensor] = _common,
     look: Callable[[Tensor, int], tuple[Tensor, Tensor]] = _masked,
-    powers: Callable[[Tensor], Tensor] = _summed,
-    picked: Callable[[Tensor], Tensor] = _summed,
+    powers: Callable[[Tensor], Tensor] = summed,
+    picked: Callable[[Tensor], Tensor] = summed,
     pick_from: Callable[[Tensor, Tensor], Tensor] = lambda z, shifted: shifted,
     after: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> Callable:
@@ -114,7 +110,7 @@ CROSS_ENTROPY = Exercise(
         Mistake(
             "The losses are right, but you collect the logits: the largest tensor of the model, whole on each rank. "
             "Three numbers for each token are enough.",
-            lambda given, want: [w | {"what was sent": LOGITS} for w in want],
+            but(**{"what was sent": LOGITS}),
         ),
         Mistake(
             "The sum of the exponentials and the target's logit are those of this rank's words: nothing was summed "
