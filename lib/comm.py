@@ -121,7 +121,7 @@ def reduce_scatter_start(
             body.div_(n)
         return _join(body, dim) if out is None else out
 
-    if n > 1 and dist.get_backend(group.pg) == "nccl":
+    if _is_native(group):
         return collective(what, x, group, finish, _reduce_scatter, body, parts, reduce_op)
     got = torch.empty_like(parts) if n > 1 else parts
 
@@ -160,7 +160,7 @@ def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None =
     def finish() -> Tensor:
         return _join(whole, dim) if out is None else out
 
-    if group.size > 1 and dist.get_backend(group.pg) == "nccl":
+    if _is_native(group):
         return collective(what, x, group, finish, _all_gather, whole, part, times=group.size)
     return collective(what, x, group, finish, _broadcasts, whole, part, group, times=group.size)
 
@@ -214,7 +214,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
         return out.div_(group.size) if op == "mean" else out
 
     what = f"reduce {op}, dst={dst}"
-    if group.size > 1 and dist.get_backend(group.pg) == "nccl":
+    if _is_native(group):
         return collective(what, x, group, finish, _reduce, out, group.ranks[dst], reduce_op).wait()
     return collective(what, x, group, finish, _chain, out, group, dst, _TWO[op]).wait()
 
@@ -279,6 +279,11 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
         return {src: pending.wait() for src, pending in coming.items()}
 
     return Pending(finish)
+
+
+def _is_native(group: Group) -> bool:
+    """Whether the backend's own collectives are what we want; gloo's move or copy more than they must."""
+    return group.size > 1 and dist.get_backend(group.pg) == "nccl"
 
 
 # ---- shapes ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ heads of keys and values that are fewer than ranks.
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -92,14 +92,11 @@ class ParallelAttention(nn.Module):
         """[B, T, queries, keys and values of this rank's heads] → [B, T, D/n]."""
         parts = qkv.split(self.qkv.widths, dim=-1)
         q_BhTE, k_BkTE, v_BkTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)
-        attend = partial(
-            scaled_dot_product_attention, q_BhTE, k_BkTE, v_BkTE, is_causal=True, enable_gqa=self.qkv.grouped
-        )
-        if self.training and self.p:
-            with each_rank_its_own(self.group):
-                y_BhTE = attend(dropout_p=self.p)
-        else:
-            y_BhTE = attend()
+        drop = self.p if self.training else 0.0
+        with each_rank_its_own(self.group) if drop else nullcontext():
+            y_BhTE = scaled_dot_product_attention(
+                q_BhTE, k_BkTE, v_BkTE, dropout_p=drop, is_causal=True, enable_gqa=self.qkv.grouped
+            )
         return y_BhTE.transpose(1, 2).flatten(2)
 
 
@@ -115,13 +112,22 @@ class QKVParallelLinear(ColumnParallelLinear):
         d_head: width of each.
     """
 
-    def __init__(self, *args, heads: int, kv_heads: int, d_head: int, **options) -> None:
-        group = args[2]
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: Group,
+        *args,
+        heads: int,
+        kv_heads: int,
+        d_head: int,
+        **options,
+    ) -> None:
         self.copies = check_heads(heads, kv_heads, group)
         rows = Fused(0, (heads * d_head, kv_heads * d_head, kv_heads * d_head), (1, self.copies, self.copies))
         self.widths = [size for size, _ in rows.sections(group)]
         self.grouped, self.kv_heads = heads != kv_heads, kv_heads
-        super().__init__(*args, rows=rows, **options)
+        super().__init__(in_features, out_features, group, *args, rows=rows, **options)
 
     def _used(self) -> tuple[Tensor, Tensor | None]:
         if self.copies == 1:

@@ -95,7 +95,7 @@ def vocab_parallel_cross_entropy(
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and below 1")
     counts = targets != ignore_index
-    _check_words(targets[counts], logits.shape[-1] * group.size, "target")
+    _check_words(targets.masked_fill(~counts, 0), logits.shape[-1] * group.size, "target")
     return _CrossEntropy.apply(logits, targets, counts, group, label_smoothing)
 
 
