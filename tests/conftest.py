@@ -20,11 +20,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def left_behind() -> set:
-    """Processes below this one, beside the two servers, and everything in the folder for temporary files."""
+    """Processes below this one, beside the two servers, and every temporary file but torch's cache, for all to use."""
     servers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
     processes = {p for p in psutil.Process().children(recursive=True) if p.pid not in servers}
     return {f"process {p.pid}: {p.name()}" for p in processes} | {
-        f"file {f}" for f in os.listdir(tempfile.gettempdir())
+        f"file {f}" for f in os.listdir(tempfile.gettempdir()) if not f.startswith("torchinductor_")
     }
 
 

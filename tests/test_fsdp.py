@@ -367,6 +367,7 @@ def step_s(world, prefetch):
     return out
 
 
+@pytest.mark.flaky(reruns=2)
 def test_the_time_of_a_step_and_what_prefetch_hides():
     n = 4
     gather_s = cost.comm_s("all_gather", 4 * NUMBERS, n, **LINK)
@@ -386,12 +387,10 @@ def test_the_time_of_a_step_and_what_prefetch_hides():
 
     assert predicted_s(False) > 1.3 * predicted_s(True), "it must be worth predicting"
     for prefetch in (True, False):
-        for _ in range(3):
-            late, hidden, wanted = differs(prefetch)
-            good = abs(late) <= 0.15 and abs(hidden - wanted) <= 0.1 and (hidden >= 0.6) == prefetch
-            if good:
-                break
-        assert good, (prefetch, late, hidden, wanted)
+        late, hidden, wanted = differs(prefetch)
+        assert abs(late) <= 0.15, prefetch
+        assert hidden == pytest.approx(wanted, abs=0.1), prefetch
+        assert (hidden >= 0.6) == prefetch
 
 
 # ---- activation checkpointing ---------------------------------------------------------------------------------------

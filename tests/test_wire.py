@@ -13,24 +13,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
     pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(not wire.available(), reason="only Linux counts what its loopback interface carries"),
+    pytest.mark.flaky(reruns=2),  # another program may use the interface meanwhile
 ]
 MESSAGE_BYTES = 256 * 2**10
-
-
-def close(audit):
-    """Within 1%, of which TCP's headers are about 0.1%; others may use the interface too, and only add."""
-    return abs(audit.sent_bytes / audit.counted_bytes - 1) <= 0.01
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 @pytest.mark.parametrize("kind", wire.CALLS)
 def test_what_is_counted_is_what_is_sent(kind, n):
-    for _ in range(3):
-        audit = wire.audit(kind, n * MESSAGE_BYTES, n)
-        assert audit.counted_bytes == cost.wire_bytes(kind, n * MESSAGE_BYTES, n)
-        if close(audit):
-            break
-    assert close(audit), audit
+    audit = wire.audit(kind, n * MESSAGE_BYTES, n)
+    assert audit.counted_bytes == cost.wire_bytes(kind, n * MESSAGE_BYTES, n)
+    assert audit.sent_bytes == pytest.approx(audit.counted_bytes, rel=0.01)  # TCP's headers are about 0.1%
 
 
 @pytest.mark.parametrize("n", [2, 4])
