@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sharding import said
 from torch import nn
 
 from lib import comm, run
@@ -97,9 +98,6 @@ def test_parts_names_every_parameter():
 )
 def test_wrong_use_is_named(placement, message):
     def wrong(world):
-        try:
-            shard(torch.ones(5, 4), placement, world)
-        except ValueError as error:
-            return str(error)
+        return said(lambda: shard(torch.ones(5, 4), placement, world), ValueError)
 
     assert message in run(wrong, 2)[0]

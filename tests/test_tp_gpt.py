@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from sharding import said
 from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
@@ -299,13 +300,10 @@ def test_wrong_use_is_named(case):
     config, options, message = WRONG[case]
 
     def wrong(world):
-        try:
-            length = 2 * config.context if case == "context" else config.context
-            TensorParallelGPT(GPT(config), world, **options)(torch.zeros(1, length).long())
-        except ValueError as error:
-            return str(error)
+        length = 2 * config.context if case == "context" else config.context
+        TensorParallelGPT(GPT(config), world, **options)(torch.zeros(1, length).long())
 
-    assert message in run(wrong, 4)[0]
+    assert message in run(lambda world: said(lambda: wrong(world), ValueError), 4)[0]
 
 
 def test_beside_data_parallel_ranks():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sharding import said
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -150,13 +151,7 @@ WRONG = {
 def test_wrong_use_is_named(case):
     call, message = WRONG[case]
 
-    def wrong(world):
-        try:
-            call(world)
-        except ValueError as error:
-            return str(error)
-
-    assert message in run(wrong, 4)[0]
+    assert message in run(lambda world: said(lambda: call(world), ValueError), 4)[0]
 
 
 def test_no_tokens_at_all():
