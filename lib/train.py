@@ -82,7 +82,7 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
     if config.tp > 1:
         module = TensorParallelGPT(module, mesh.group("tp"), config.sequence_parallel)
     model = wrap(module, group, config)
-    torch.manual_seed(config.seed + group.rank)  # from here on chance is for dropout, of other rows other masks
+    torch.manual_seed(config.seed + group.rank)  # from here on randomness is for dropout: other rows, other masks
     corpus = data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
     traffic: dict = {}

@@ -1,4 +1,4 @@
-"""Chapter 07, chance that must agree between ranks, and chance that must not: exercise 07.4.
+"""Chapter 07, randomness that must agree between ranks, and randomness that must not: exercise 07.4.
 
 A mask may be drawn in many ways, so there is no right one to compare with. What is reported are properties.
 """
