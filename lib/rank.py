@@ -36,6 +36,10 @@ from lib.mesh import Group
 
 MOST_SAID = 20_000  # letters of a traceback
 
+# A function under torch.autograd.function.once_differentiable is pickled with the globals of torch's wrapper. This one
+# can be imported nowhere, but it is a module: known by its name, it is found again in a rank.
+sys.modules.setdefault("torch._C._functions", torch._C._functions)
+
 in_rank = False  # whether this process is a rank
 
 _MINE = tuple(f'File "{file}"' for file in (__file__, prints.__file__))
@@ -236,8 +240,14 @@ _SYMMETRIC = {  # function -> argument whose shape and dtype all ranks share
     "barrier": None,
     "new_group": None,
 }
+listeners: list[tuple[Callable, Callable]] = []  # told (name, arguments) of a call, and what it returned: lib.check
 _under_way: dict[int, tuple[dist.Work, Callable]] = {}  # id -> a Work that nobody has waited for, its waiting context
-_inside = threading.local()  # .call: whether this thread is inside a watched function, as send is made of isend
+_inside = threading.local()  # .call: a watched function may be made of others, as send is of isend
+
+
+def is_inside() -> bool:
+    """Whether this thread is in one of the functions below: what that calls is no call of the learner's."""
+    return getattr(_inside, "call", False)
 
 
 def _watch_torch_distributed(table: watch.CallTable) -> None:
@@ -267,7 +277,17 @@ def _watched(table: watch.CallTable, name: str, original: Callable) -> Callable:
     def call(*args, **kwargs):
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        described = None if getattr(_inside, "call", False) else _describe(name, given.arguments)
+        if is_inside():
+            return original(*args, **kwargs)
+        for before, _ in listeners:
+            before(name, given.arguments)
+        work = watched(given.arguments, args, kwargs)
+        for _, after in listeners:
+            after(work)
+        return work
+
+    def watched(given: dict, args: tuple, kwargs: dict) -> object:
+        described = _describe(name, given)
         if described is None:
             return original(*args, **kwargs)
         channel, members, what, peers, shown = described
@@ -292,6 +312,8 @@ def _watched(table: watch.CallTable, name: str, original: Callable) -> Callable:
 
 def _describe(name: str, given: dict) -> tuple | None:
     """A call's channel, its members, what they compare, whom it waits for, and how to say it; None if none compare."""
+    if isinstance(given.get("group"), Group):
+        raise TypeError(f"torch.distributed does not know {given['group']!r}: leave group= out, or give its .pg")
     group = given.get("group") or dist.group.WORLD
     if group is dist.GroupMember.NON_GROUP_MEMBER or given.get("use_local_synchronization"):
         return None

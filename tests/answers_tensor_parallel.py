@@ -309,6 +309,9 @@ WRONG = {  # in the order of the exercise's mistakes
         losses(largest=lambda logits, group: logits.amax(-1, keepdim=True)),
         losses(largest=lambda logits, group: 0),
         losses(largest=lambda logits, group: comm.all_reduce(logits.max(), group, "max")),
+        losses(
+            largest=lambda logits, group: comm.all_reduce(logits.amax(-1, keepdim=True), group, "max").clamp(min=0)
+        ),
         losses(pick_from="logits"),
         losses(places=lambda targets, group, size: (targets * (targets < size), targets < size)),
         unmasked(lambda targets, r, size: torch.where(targets // size == r, targets - r * size, 0)),

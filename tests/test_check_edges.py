@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -9,6 +10,10 @@ import torch
 import torch.distributed as dist
 from answers_averages import right_bytes
 from answers_overlap import fills_buckets_too_little, sends_one_flat_message_each_time
+from answers_sequence_parallel import mask, masks, norm
+from answers_tensor_parallel import block, function, losses, sent, total
+from torch.autograd.function import once_differentiable
+from torch.distributed import all_gather  # by its name: what it sends is heard all the same
 
 from lib import check as checks
 from lib import comm
@@ -84,8 +89,88 @@ def reduces_now_and_then(microbatches, group):
     return shard / comm.all_reduce(torch.tensor(tokens), group)
 
 
+def collects_the_weights(x, up, up_bias, down, down_bias, group):
+    weights = []
+    for part in (up, up_bias, down.T.contiguous()):
+        parts = [torch.empty_like(part) for _ in range(group.size)]
+        all_gather(parts, part)
+        weights.append(torch.cat(parts))
+    up, up_bias, down = weights
+    return torch.nn.functional.gelu(x @ up.T + up_bias) @ down + down_bias
+
+
+def names_our_group(x, up, up_bias, down, down_bias, group):
+    y = torch.nn.functional.gelu(x @ up.T + up_bias) @ down.T
+    dist.all_reduce(y, group=group)
+    return y
+
+
+def loses_the_graph(x, up, down, group):
+    with torch.no_grad():
+        return block()(x, up, down, group)
+
+
+class BeforeOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return comm.all_reduce(gradient, ctx.group), None
+
+
+def right_block_differentiable_once(x, up, down, group):
+    term = torch.nn.functional.gelu(BeforeOnce.apply(x, group) @ up.T) @ down.T
+    return x + function(total, lambda gradient, group: gradient).apply(term, group)
+
+
+for of_a_cell in (BeforeOnce, BeforeOnce.forward, BeforeOnce.backward, right_block_differentiable_once):
+    of_a_cell.__module__ = "a notebook"  # so that it travels by value, with what it uses
+
+
+def loses_the_first_word(targets, group, size):
+    here = targets - group.rank * size
+    mine = (here > 0) & (here < size)
+    return here * mine, mine
+
+
+def never_moves_the_generator(p, shape, group):
+    with torch.random.fork_rng():
+        return masks(p, shape, group)
+
+
+def shares_one_seed(p, shape, group):
+    seed = int(torch.randint(2**40, ()))
+    torch.manual_seed(seed)
+    first = mask(shape, p)
+    state = torch.get_rng_state()
+    torch.manual_seed(seed + group.rank)
+    second = mask((shape[0], shape[1] // group.size, shape[2]), p)
+    torch.set_rng_state(state)
+    return first, second
+
+
+def the_same_shifted(p, shape, group):
+    first = mask(shape, p)
+    with torch.random.fork_rng():
+        torch.rand(7 * group.rank)
+        second = mask((shape[0], shape[1] // group.size, shape[2]), p)
+    torch.rand(1000)
+    return first, second
+
+
+def one_waits_alone(p, shape, group):
+    both = masks(p, shape, group)
+    if group.rank == 0:
+        comm.barrier(group)
+    return both
+
+
 LOCK = __import__("threading").Lock()
-holds_a_lock.__module__ = "a notebook"  # so that it travels with what it uses, as a cell's function does
+holds_a_lock.__module__ = "a notebook"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +192,23 @@ holds_a_lock.__module__ = "a notebook"  # so that it travels with what it uses, 
         ("05.2", OnlyForward, "TODO", ["Replace"]),
         ("05.2", lambda x, shard, shape, group: x, "FAIL", ["has no attribute 'apply'"]),
         ("05.4", reads_too_far, "FAIL", ["there were 4 ranks, counted from 0", "in reads_too_far"]),
+        ("06.1", collects_the_weights, "FAIL", ["but you send more than one all-reduce"]),
+        ("06.1", names_our_group, "FAIL", ["leave group= out", "in names_our_group"]),
+        ("06.1", lambda *given: comm.all_reduce_start(given[0], given[-1]), "FAIL", ["nobody has waited for"]),
+        ("06.2", right_block_differentiable_once, "PASS", []),
+        ("06.2", loses_the_graph, "FAIL", ["gradient of x is not right", "does not know where it came from"]),
+        ("06.2", lambda x, *given: block()(x, *given).sum(0), "FAIL", ["Rank 0: y is not right"]),
+        ("06.4", losses(places=loses_the_first_word), "FAIL", ["loss for logits of about 1 is not right"]),
+        ("06.5", lambda *given: np.array(sent()(*given)), "PASS", []),
+        ("06.5", lambda *given: Decimal(sent()(*given)), "PASS", []),
+        ("07.3", lambda *given: norm(*given)[:2], "FAIL", ["what was returned is not right", "got '2 results'"]),
+        ("07.4", never_moves_the_generator, "FAIL", ["Two calls in a row"]),
+        ("07.4", shares_one_seed, "FAIL", ["is a part of the first"]),
+        ("07.4", the_same_shifted, "FAIL", ["or the same one shifted"]),
+        ("07.4", one_waits_alone, "FAIL", ["your function has returned"]),
+        ("07.4", lambda p, shape, group: mask(shape, p), "FAIL", ["wanted '2 results' got 'Tensor'"]),
+        ("07.4", lambda *given: [m * (1 - given[0]) / given[0] for m in masks(*given)], "FAIL", ["where p = 0."]),
+        ("07.4", lambda *given: [m.bfloat16() for m in masks(*given)], "PASS", []),
         ("03.5", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
         ("03.5", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),
         ("03.5", lambda p, b, n: float("nan"), "FAIL", ["bytes_sent(", ", 1) is not right"]),

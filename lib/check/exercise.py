@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
@@ -80,8 +79,11 @@ def _same(got: Any, want: Any, tolerance: float) -> bool:
         slack = tolerance * max(want.nan_to_num().abs().max().item() if want.numel() else 0.0, 1e-12)
         return torch.allclose(got, want, rtol=0, atol=slack, equal_nan=True)
     if isinstance(want, float):
-        number = isinstance(got, Real) or (isinstance(got, Tensor) and got.numel() == 1 and not got.is_complex())
-        return number and abs(float(got) - want) <= tolerance * max(abs(want), 1e-12)
+        try:  # a number, or a tensor or array of one
+            number = float("nan") if isinstance(got, str) else float(got)
+        except (TypeError, ValueError, RuntimeError):
+            return False
+        return abs(number - want) <= tolerance * max(abs(want), 1e-12)
     return bool(got == want)
 
 
@@ -122,10 +124,15 @@ def scaled(factor: Callable[[int], float]) -> Callable:
     return lambda given, want: [{"gradients": [g * factor(len(given)) for g in w["gradients"]]} for w in want]
 
 
-def pair(result: Any) -> tuple[Any, Any]:
-    """Two results; (None, None) if an answer has returned something else."""
-    both = isinstance(result, (tuple, list)) and len(result) == 2
-    return tuple(result) if both else (None, None)
+def several(result: Any, count: int) -> tuple:
+    """So many results; as many times None if an answer has returned something else."""
+    fits = isinstance(result, (tuple, list)) and len(result) == count
+    return tuple(result) if fits else (None,) * count
+
+
+def kind(result: Any) -> str:
+    """What an answer has returned, in words."""
+    return f"{len(result)} results" if isinstance(result, (tuple, list)) else type(result).__name__
 
 
 def call(name: str, arguments: Sequence) -> str:

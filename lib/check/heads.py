@@ -12,12 +12,12 @@ from lib.check.exercise import Data, Exercise, Mistake, random
 from lib.mesh import Group
 
 _E = 6  # width of a head: even where a learner cuts heads, on 4 ranks and on 6
-OWN, FEW = slice(0, 2), slice(2, 3)  # of the cases: each rank has heads of keys and values of its own; has not
+OWN, FEW = slice(0, 2), slice(2, 4)  # of the cases: each rank has heads of keys and values of its own; has not
 
 
 def _heads_inputs(generator: torch.Generator, n: int) -> list[Data]:
     cases = []
-    for heads, kv_heads in ((2 * n, 2 * n), (4 * n, 2 * n), (2 * n, 2)):
+    for heads, kv_heads in ((2 * n, 2 * n), (4 * n, n), (2 * n, 2), (4 * n, n // 2), (n, 1)):
         weight = random(generator, (heads + 2 * kv_heads) * _E, 2 * n)
         cases.append({"weight": weight, "heads": heads, "kv_heads": kv_heads})
     return [{"cases": cases}] * n

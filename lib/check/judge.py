@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from lib.check.exercise import Data, Exercise, same
+from lib.check.listen import is_handle
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
 
 PASS, FAIL, TODO = "PASS", "FAIL", "TODO"
+UNFINISHED = "a handle that nobody has waited for"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARY = ('  File "lib/', '  File "torch/')  # how a traceback's frame begins that is not the learner's
 
@@ -50,7 +52,8 @@ def new_seed() -> int:
 
 def _in_rank(world: Group, body: Callable, answer: Callable, inputs: list[Data], cells: dict) -> Data:
     linecache.cache.update(cells)
-    return body(answer, world, inputs[world.rank])
+    found = body(answer, world, inputs[world.rank])
+    return {name: UNFINISHED if is_handle(value) else value for name, value in found.items()}
 
 
 def _cells() -> dict:
@@ -67,13 +70,14 @@ def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) 
             return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
         return FAIL, _own_lines(str(error))
     except HangError as error:
-        return FAIL, f"{error}\n{_way_out(str(error))}"
+        return FAIL, f"{_of_the_learner(str(error))}\n{_way_out(str(error))}"
     except MismatchError as error:
-        return FAIL, str(error)
+        return FAIL, _of_the_learner(str(error))
     except RunTimeout as error:
         return (
             FAIL,
-            f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n{error}",
+            f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n"
+            f"{_of_the_learner(str(error))}",
         )
     except RunError as error:
         return FAIL, str(error)
@@ -100,13 +104,19 @@ def _own_lines(message: str) -> str:
     if "Traceback" not in message:  # it died, and perhaps Python's fault handler said where
         first, *rest = message.splitlines()
         return "\n".join([first[0].upper() + first[1:] + ".", *(line for line in rest if _HERE not in line)])
+    _, _, trace_back = message[message.index("Traceback") :].partition("\n")
+    return f"Your function raised an error:\n{_of_the_learner(trace_back)}"
+
+
+def _of_the_learner(text: str) -> str:
+    """What ranks say, without frames of the library; a call of the judge's own comes after the learner's function."""
     own, keep = [], True
-    for line in message[message.index("Traceback") :].splitlines()[1:]:
-        if not line.startswith("   "):  # a frame begins, or the error's own text
+    for line in text.splitlines():
+        if not line.startswith("   "):  # a frame begins, or a text of its own
             keep = not line.startswith(_LIBRARY)
         if keep:
-            own.append(line)
-    return "Your function raised an error:\n" + "\n".join(own)
+            own.append(re.sub(r"  lib/check/\S+, line .*", "  your function has returned", line))
+    return "\n".join(own)
 
 
 def _way_out(report: str) -> str:
@@ -124,27 +134,30 @@ def _difference(got: list[Data], wanted: list[Data]) -> str:
             if not same(mine, {name: value}):
                 place, value, found = _first_difference(name, mine.get(name), value)
                 who = f"Rank {rank}: " if len(got) > 1 else ""
-                return f"{who}{place} is not right.\n  wanted  {_short(value)}\n  got     {_short(found)}"
+                digits = 10 if _short(value) == _short(found) else 4
+                value, found = (_short(x, digits) for x in (value, found))
+                return f"{who}{place} is not right.\n  wanted  {value}\n  got     {found}"
     return "The result is not right."
 
 
 def _first_difference(name: str, got: Any, want: Any) -> tuple[str, Any, Any]:
-    """Down to the first item of a list, or row of a matrix, that differs: its name, wanted, got."""
+    """Down to the first item of a list, or row of a matrix, that is seen to differ: its name, wanted, got."""
     lists = isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)) and len(want) == len(got)
-    matrices = torch.is_tensor(want) and torch.is_tensor(got) and want.shape == got.shape and want.dim() > 1
-    if lists or matrices:
+    tensors = torch.is_tensor(want) and torch.is_tensor(got) and want.shape == got.shape
+    looks_right = tensors and want.dim() and _short(got) == _short(want)  # its first numbers are
+    if lists or (tensors and want.dim() > 1) or looks_right:
         for i, (g, w) in enumerate(zip(got, want, strict=True)):
             if not same({"": g}, {"": w}):
                 return _first_difference(f"{name}[{i}]", g, w)
     return name, want, got
 
 
-def _short(value: object) -> str:
+def _short(value: object, digits: int = 4) -> str:
     if value is None:
-        return "None: is a `return` missing?"
+        return "None: is a `return` missing? (Functions of torch.distributed work in place and return None.)"
     if isinstance(value, torch.Tensor):
-        numbers = ", ".join(f"{x:.4g}" for x in value.flatten()[:4].tolist())
+        numbers = ", ".join(f"{x:.{digits}g}" for x in value.flatten()[:4].tolist())
         return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}" if value.dim() else numbers
     if isinstance(value, (list, tuple)):
-        return f"{len(value)} of them: " + "; ".join(_short(v) for v in value[:3])
+        return f"{len(value)} of them: " + "; ".join(_short(v, digits) for v in value[:3])
     return repr(value)[:200]

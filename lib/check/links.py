@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lib.check.exercise import Data, Exercise, Mistake, pair, whole
+from lib.check.exercise import Data, Exercise, Mistake, several, whole
 from lib.mesh import Group
 from lib.steps import all_reduce_bytes
 
@@ -84,7 +84,7 @@ def _seconds(given: Data) -> list[float]:
 
 
 def _fit(answer: Callable, group: Group, given: Data) -> Data:
-    alpha_s, bandwidth_Bps = pair(answer(list(given["sizes"]), _seconds(given)))
+    alpha_s, bandwidth_Bps = several(answer(list(given["sizes"]), _seconds(given)), 2)
     return {"alpha_s": alpha_s, "bandwidth_Bps": bandwidth_Bps}
 
 

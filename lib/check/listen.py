@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch import distributed as dist
 
-from lib import comm, cost
+from lib import comm, cost, rank
 from lib.mesh import Group
 
 _SENDS = ("send", "isend")
@@ -30,6 +30,11 @@ class Heard:
     def collectives(self) -> int:
         """How many were called."""
         return len(self.calls)
+
+    def forget(self) -> None:
+        """From here on, count anew."""
+        self.sent.clear()
+        self.calls.clear()
 
     def sent_bytes(self, n: int) -> float:
         """All that this rank has sent, if the collectives of n ranks are rings."""
@@ -60,36 +65,20 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
         return collective(what, x, *args, times=times)
 
     comm.message, comm.collective = noted_message, noted_collective
-    inside: list[str] = []  # a call may be made of others: send of isend
 
-    def noted(name: str, original: Callable) -> Callable:
-        def call(*args, **kwargs):
-            if not inside and name in _SENDS:
-                given = dict(zip(("tensor", "dst"), args, strict=False)) | kwargs
-                dst = given["group_dst"] if given.get("dst") is None else given["dst"]
-                note(heard.sent, (dst, _bytes(given["tensor"])))
-            elif not inside:
-                kind = next((kind for kind in _KINDS if name.startswith(kind)), "broadcast")
-                whole_bytes = max(map(_bytes, (*args, *kwargs.values())))  # of a shard and the whole
-                note(heard.calls, (kind, whole_bytes))
-            inside.append(name)
-            try:
-                work = original(*args, **kwargs)
-            finally:
-                inside.pop()
-            if work is None and not inside:
-                on_wait()
-            return work
+    def before(name: str, given: dict) -> None:
+        if name in _SENDS:
+            dst = given["group_dst"] if given.get("dst") is None else given["dst"]
+            note(heard.sent, (dst, _bytes(given["tensor"])))
+        elif name in _COLLECTIVES:
+            kind = next((kind for kind in _KINDS if name.startswith(kind)), "broadcast")
+            note(heard.calls, (kind, max(map(_bytes, given.values()))))  # of a shard and the whole
 
-        return call
+    def after(work: object) -> None:
+        if work is None:
+            on_wait()
 
-    for name in (*_SENDS, *_COLLECTIVES):
-        if hasattr(dist, name):
-            # In both places: batch_isend_irecv compares with the one that it knows.
-            call = noted(name, getattr(dist, name))
-            setattr(dist, name, call)
-            setattr(dist.distributed_c10d, name, call)
-
+    rank.listeners.append((before, after))
     wait, work_wait = comm.Pending.wait, dist.Work.wait
 
     def noted_wait(pending: comm.Pending) -> object:
@@ -98,12 +87,17 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
         return wait(pending)
 
     def noted_work_wait(work: dist.Work, *args, **kwargs) -> bool:
-        if not inside:
+        if not rank.is_inside():
             on_wait()
         return work_wait(work, *args, **kwargs)
 
     comm.Pending.wait, dist.Work.wait = noted_wait, noted_work_wait
     return heard
+
+
+def is_handle(x: object) -> bool:
+    """Whether this is a communication under way, and not what comes of it."""
+    return isinstance(x, (comm.Pending, dist.Work))
 
 
 def _bytes(x: object) -> int:

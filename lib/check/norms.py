@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from lib.check.exercise import Data, Exercise, Mistake, but, random
+from lib.check.exercise import Data, Exercise, Mistake, but, kind, random, several
 from lib.check.listen import Heard, listen
 from lib.mesh import Group
 
 _B, _T, _D = 2, 8, 6  # of a slice; n times _T tokens in all
 _NAMES = ("gradient of x", "gradient of the weight", "gradient of the bias")
 OF_X, OF_WEIGHT, OF_BIAS = _NAMES
+RETURNED = "what was returned"
 ONE, SEVERAL, MORE = "one message, of two rows", "more than one message", "more bytes than the two need"
 
 
@@ -33,14 +34,16 @@ def _norm_inputs(generator: torch.Generator, n: int) -> list[Data]:
 def _norm_gradients(answer: Callable, group: Group, given: Data) -> Data:
     heard = listen()
     result = answer(*(given[name].clone() for name in ("x", "gradient", "weight", "bias")), group)
-    three = result if isinstance(result, (tuple, list)) and len(result) == 3 else (None,) * 3
-    found = {name: x.detach() if torch.is_tensor(x) else x for name, x in zip(_NAMES, three, strict=True)}
+    three = zip(_NAMES, several(result, 3), strict=True)
+    found = {RETURNED: kind(result)} | {name: x.detach() if torch.is_tensor(x) else x for name, x in three}
     return found | {"what was sent": _describe(heard, group.size)}
 
 
 def _describe(heard: Heard, n: int) -> str:
-    all_reduced_bytes = 2 * (n - 1) / n * 2 * _D * 8
-    if heard.sent_bytes(n) > 3 * all_reduced_bytes:  # gathered rows, instead of summed ones, are still few
+    rows_bytes = 2 * _D * 8
+    most = {"all_reduce": rows_bytes, "reduce": rows_bytes}  # gathered rows, instead of summed ones, are n times that
+    sent = heard.calls + [("message", n_bytes) for _, n_bytes in heard.sent]
+    if any(n_bytes > most.get(call, n * rows_bytes) for call, n_bytes in sent):
         return MORE
     return SEVERAL if heard.collectives > 1 else ONE
 
@@ -61,7 +64,8 @@ def _norm_reference(given: list[Data]) -> list[Data]:
     n = len(given)
     whole = {name: torch.cat([g[name] for g in given], 1) for name in ("x", "gradient")}
     serial = _backward(**given[0] | whole)
-    return [serial | {OF_X: of_x, "what was sent": ONE} for of_x in serial[OF_X].chunk(n, 1)]
+    right = {RETURNED: "3 results"} | serial | {"what was sent": ONE}
+    return [right | {OF_X: of_x} for of_x in serial[OF_X].chunk(n, 1)]
 
 
 def _numbers(of: Callable[[list[Data], list[Data], int], Data]) -> Callable:

@@ -133,6 +133,10 @@ def _blocks(answer: Callable, group: Group, given: Data) -> Data:
         if not torch.is_tensor(y):
             return {"y": y}
     result = y.detach().clone()
+    if y.shape != x.shape:
+        return {"y": result}
+    if not y.requires_grad:
+        return {"y": result, "gradient of x": "none: y does not know where it came from"}
     y.backward(given["gradient"])
     found = _named(result, x, weights, _gradient)
     return found | {"what was sent": _amount(heard, 2 * len(_BLOCKS), x, group.size)}
@@ -243,7 +247,8 @@ BLOCK = Exercise(
         ),
         Mistake(
             "The weights get no gradient. Nothing has to be sent in backward of AfterRow, but the gradient has to be "
-            "returned as it came.",
+            "returned as it came. (Or you called comm.all_reduce where AfterRow.apply belongs: autograd does not see "
+            "that one.)",
             _two_blocks(after=(summed, torch.zeros_like)),
         ),
         Mistake(

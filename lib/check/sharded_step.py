@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lib.check.exercise import Data, Exercise, Mistake, but, pair, random, whole
+from lib.check.exercise import Data, Exercise, Mistake, but, random, several, whole
 from lib.check.listen import listen
 from lib.mesh import Group
 
@@ -29,7 +29,7 @@ def _step_inputs(generator: torch.Generator, n: int) -> list[Data]:
 def _zero1_step(answer: Callable, group: Group, given: Data) -> Data:
     heard, n = listen(), group.size
     tensors = (given[name].clone() for name in ("weights", "gradient", "momentum"))
-    weights, momentum = pair(answer(*tensors, _LR, _BETA, group))
+    weights, momentum = several(answer(*tensors, _LR, _BETA, group), 2)
     half = (n - 1) / n * given["weights"].numel() * given["weights"].element_size()
     return {"weights": weights, "momentum": momentum, "what was sent": _amount(heard.sent_bytes(n) / half)}
 

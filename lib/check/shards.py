@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lib import comm
-from lib.check.exercise import Data, Exercise, Mistake, pair, random
+from lib.check.exercise import Data, Exercise, Mistake, random, several
 from lib.mesh import Group
 
 # ---- 04.1 shard -----------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def _numbers(x: Tensor, rank: int, n: int) -> int:
 def _shard(answer: Callable, group: Group, given: Data) -> Data:
     found: Data = {}
     for x in given["tensors"]:
-        part, unshard = pair(answer(x.clone(), group))
+        part, unshard = several(answer(x.clone(), group), 2)
         size, numbers = ceil(x.numel() / group.size), _numbers(x, group.rank, group.size)
         fits = torch.is_tensor(part) and part.shape == (size,)
         found[_name(x)] = part[:numbers] if fits else part

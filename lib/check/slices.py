@@ -14,8 +14,9 @@ from lib.check.listen import Heard, listen
 from lib.mesh import Group
 
 TOKENS = 1  # the dim of x[B, T, D] that is cut
-TWO_HALVES = "an all-gather and a reduce-scatter of x"
+HALF, TWO_HALVES = "as much as an all-gather of x", "as much as an all-gather and a reduce-scatter of x"
 THREE_HALVES, MORE = "half as much again", "more than that"
+FORWARD, BACKWARD = "sent in forward", "sent in backward"
 
 
 def _sizes(n: int) -> tuple[int, int, int, int]:
@@ -23,10 +24,10 @@ def _sizes(n: int) -> tuple[int, int, int, int]:
     return n, n, 2 * n, 32 * n
 
 
-def _amount(heard: Heard, n: int, x: Tensor) -> str:
-    """What was sent, where x is a rank's slice."""
+def _amount(heard: Heard, n: int, x: Tensor, of: dict[float, str]) -> str:
+    """What was sent, in words by the number of halves of an all-reduce, where x is a rank's slice."""
     halves = heard.sent_bytes(n) / ((n - 1) * x.numel() * x.element_size())
-    return TWO_HALVES if halves < 2.1 else THREE_HALVES if halves < 3.1 else MORE
+    return next((words for most, words in of.items() if halves < most + 0.1), MORE)
 
 
 # ---- 07.1 mlp_on_slices ---------------------------------------------------------------------------------------------
@@ -47,7 +48,8 @@ def _mlp_inputs(generator: torch.Generator, n: int) -> list[Data]:
 def _mlp_on_slices(answer: Callable, group: Group, given: Data) -> Data:
     heard = listen()
     y = answer(*(given[name].clone() for name in ("x", *_PARTS)), group)
-    return {"y": y, "what was sent": _amount(heard, group.size, given["x"])}
+    words = {2: TWO_HALVES, 3: THREE_HALVES}
+    return {"y": y, "what was sent": _amount(heard, group.size, given["x"], words)}
 
 
 def _term(g: Data, x: Tensor) -> Tensor:
@@ -179,11 +181,15 @@ def _gather_tokens(answer: Any, group: Group, given: Data) -> Data:
     result = y.detach().clone() if torch.is_tensor(y) else y
     if not torch.is_tensor(y) or y.shape != gradient.shape:
         return {"y": result}
+    words = {1: HALF, 2: TWO_HALVES}
+    in_forward = _amount(heard, group.size, x, words)
+    heard.forget()
     y.backward(gradient.clone())
     return {
         "y": result,
         "gradient of x": seen[0] if seen else x.grad,
-        "what was sent": _amount(heard, group.size, x),
+        FORWARD: in_forward,
+        BACKWARD: _amount(heard, group.size, x, words),
     }
 
 
@@ -217,12 +223,22 @@ GATHER = Exercise(
     points=2,
     body=_gather_tokens,
     inputs=_gather_inputs,
-    reference=lambda given: [found | {"what was sent": TWO_HALVES} for found in _right(given)],
+    reference=lambda given: [found | {FORWARD: HALF, BACKWARD: HALF} for found in _right(given)],
     mistakes=(
         Mistake(
-            "The gradients are right, but you send half as much again: an all-reduce gives every rank the gradient of "
-            "all tokens. A reduce-scatter gives each its own.",
-            but(**{"what was sent": THREE_HALVES}),
+            "The gradients are right, but backward sends twice as much as it must: an all-reduce gives every rank the "
+            "gradient of all tokens. A reduce-scatter gives each its own.",
+            but(**{BACKWARD: TWO_HALVES}),
+        ),
+        Mistake(
+            "The gradients are right, but backward sends every rank's gradient of all tokens to every rank. They are "
+            "terms of a sum, of which each rank needs its slice: reduce-scatter.",
+            but(**{BACKWARD: MORE}),
+        ),
+        Mistake(
+            "All numbers are right, but forward sends twice as much as it must: an all-reduce adds up what is zero on "
+            "all ranks but one. An all-gather sends each slice as it is.",
+            but(**{FORWARD: TWO_HALVES}),
         ),
         Mistake(
             "Backward only cuts: the gradient of x is this rank's term. Every rank went on with your tokens, in its "

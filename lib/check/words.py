@@ -14,17 +14,23 @@ from lib.check.listen import listen
 from lib.mesh import Group
 
 _WORDS = 20  # of each rank; so many that what a token needs is little beside its logits
-_CASES = {"loss for logits of about 1": 1.0, "loss for logits of about 10,000": 1e4}
+_CASES = {  # what logits are multiplied with, and what is added
+    "loss for logits of about 1": (1.0, 0.0),
+    "loss for logits of about 10,000": (1e4, 0.0),
+    "loss for logits of about -10,000": (1.0, -1e4),
+}
 FEW, LOGITS = "a few numbers for each token", "as much as all the logits"
 
 
 def _logits_inputs(generator: torch.Generator, n: int) -> list[Data]:
-    targets = [r * _WORDS + whole(generator, 0, _WORDS) for r in range(n)]  # each rank has one at least
+    targets = [r * _WORDS + word for r in range(n) for word in (0, _WORDS - 1)]  # each rank's first and last word
     targets = torch.tensor(targets + [whole(generator, 0, n * _WORDS) for _ in range(4)])
-    each = [
-        {name: scale * random(generator, len(targets), _WORDS) for name, scale in _CASES.items()} for _ in range(n)
-    ]
-    return [{"targets": targets} | logits for logits in each]
+
+    def logits() -> Data:
+        cases = _CASES.items()
+        return {name: scale * random(generator, len(targets), _WORDS) + shift for name, (scale, shift) in cases}
+
+    return [{"targets": targets} | logits() for _ in range(n)]
 
 
 def _cross_entropy(answer: Callable, group: Group, given: Data) -> Data:
@@ -140,6 +146,11 @@ CROSS_ENTROPY = Exercise(
             "Right for small logits; but you subtract one maximum for all tokens, and the exponentials of the others "
             "vanish. Each token has its own.",
             _losses(largest=torch.amax),
+        ),
+        Mistake(
+            "Your maximum is never below 0. Where all logits of a token are far below, every exponential vanishes: let "
+            "the maximum be one of the logits.",
+            _losses(largest=lambda z: _common(z).clamp(min=0)),
         ),
         Mistake(
             "You subtract the maximum in the exponentials, and not from the target's logit. It must go from both, or "
