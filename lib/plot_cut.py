@@ -153,9 +153,12 @@ def _matrix(
         shapes.append(_block(left + at, top + down, long, deep, ink, pale=not first))
         if matrix.cut == "whole" or matrix.cut == "terms":
             continue
-        label = f"{rank[0]}" if len(rank) == 1 else f"{rank[0]}–{rank[-1]}"
-        if svg.text_width(label, svg.SMALLEST_PX) <= long + 1 and deep >= 12:
-            word = svg.text(left + at + long / 2, top + down + deep / 2 + 4.5, label, "middle")
+        lines = [f"{r}" for r in rank] if len(rank) <= 3 else [f"{rank[0]}", "–", f"{rank[-1]}"]
+        if svg.text_width(lines[-1], svg.SMALLEST_PX) > long + 1 or deep < 12 * len(lines):
+            continue
+        for i, line in enumerate(lines):
+            y = top + down + deep / 2 + 4.5 + 16 * (i - (len(lines) - 1) / 2)
+            word = svg.text(left + at + long / 2, y, line, "middle")
             if first:
                 words.setdefault(ink, []).append(word)
             else:
