@@ -34,7 +34,17 @@ FLOORS = {
         "check",
     ],
 }
-A_IN_PIPELINE = ["action", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "simulate", "lower", "check"]
+A_IN_PIPELINE = [
+    "action",
+    "gpipe",
+    "one_f_one_b",
+    "interleaved",
+    "zero_bubble",
+    "simulate",
+    "lower",
+    "rendezvous",
+    "check",
+]
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.transfer", "lib.comm", "lib.checkpoint"}
 SPEAKS_DISTRIBUTED |= {"lib.check.listen"}  # it listens to what a learner calls
 SERIAL_TWIN = "lib.model"  # no witness if it were made of the same parts

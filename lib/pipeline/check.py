@@ -1,0 +1,141 @@
+"""Prove that a schedule is right before any process starts.
+
+A schedule that is wrong does not crash. It hangs, or it trains on half of the gradients. What has to hold:
+
+1. In each stage each microbatch goes forward once, and backward once: B, or I and then W.
+2. Nobody waits for what cannot come: F before B, stage before stage, and no circle of ranks that wait for each other.
+3. Each message between ranks is sent once, behind what it carries, and received once, in front of what needs it.
+4. Between two ranks messages are received in the order in which they are sent: they carry no names.
+5. No circle of waiting either where a send ends only when it is received (`lib.pipeline.rendezvous`).
+
+3 to 5 are about schedules with messages in them, as `lower` writes them. An error shows the schedule, with the guilty
+action between > and <.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from lib.pipeline.action import COMPUTE, RECVS, SENDS, Action, Op, Schedule, ScheduleError
+from lib.pipeline.lower import message_behind, other_end
+from lib.pipeline.rendezvous import rendezvous
+from lib.pipeline.simulate import simulate
+
+
+def check(schedule: Schedule) -> Schedule:
+    """The schedule itself, if it is right.
+
+    Raises:
+        ScheduleError: it is not; the message shows where.
+    """
+    _belongs(schedule)
+    _once(schedule)
+    _in_order(schedule)
+    if schedule.is_lowered:
+        _messages(schedule)
+        _channels(schedule)
+    simulate(schedule)
+    if schedule.is_lowered:
+        rendezvous(schedule)
+    return schedule
+
+
+def _fail(schedule: Schedule, what: str, marked: Action | None = None) -> None:
+    raise ScheduleError(f"{schedule.name}: {what}\n{schedule.grid(marked)}")
+
+
+def _belongs(schedule: Schedule) -> None:
+    """Each action is of a stage and a microbatch that there is, on the rank that has the stage."""
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            if not 0 <= action.stage < schedule.num_stages:
+                _fail(schedule, f"{action}: the stages are 0 to {schedule.num_stages - 1}", action)
+            if not 0 <= action.microbatch < schedule.num_microbatches:
+                _fail(schedule, f"{action}: the microbatches are 0 to {schedule.num_microbatches - 1}", action)
+            if schedule.rank_of[action.stage] != rank:
+                owner = schedule.rank_of[action.stage]
+                _fail(schedule, f"{action} is on rank {rank}, but rank {owner} has stage {action.stage}", action)
+
+
+def _once(schedule: Schedule) -> None:
+    """Each microbatch goes through each stage once, forward and back."""
+    counts = Counter(action for row in schedule.actions for action in row)
+    for action, count in counts.items():
+        if count > 1:
+            _fail(schedule, f"{action} is there {count} times", action)
+    for stage in range(schedule.num_stages):
+        for m in range(schedule.num_microbatches):
+            forward, whole, inputs, weights = (Action(stage, op, m) in counts for op in COMPUTE)
+            if not forward:
+                _fail(schedule, f"{stage}F{m} is missing")
+            if whole and (inputs or weights):
+                half = Action(stage, Op.I if inputs else Op.W, m)
+                _fail(schedule, f"{stage}B{m} is the whole backward, so {half} does a half of it again", half)
+            if inputs != weights:
+                there, lacks = (Op.I, Op.W) if inputs else (Op.W, Op.I)
+                _fail(schedule, f"{stage}{there}{m} is half a backward; {stage}{lacks}{m} is missing")
+            if not (whole or inputs or schedule.is_forward_only):
+                _fail(schedule, f"{stage}B{m} is missing, or {stage}I{m} and {stage}W{m}")
+
+
+def _in_order(schedule: Schedule) -> None:
+    """On a rank: forward, then backward; the gradient of the input, then those of the weights."""
+    for row in schedule.actions:
+        place = {action: i for i, action in enumerate(row)}
+        for action, i in place.items():
+            stage, op, m = action
+            before = {Op.B: Op.F, Op.I: Op.F, Op.W: Op.I}.get(op)
+            if before and place[Action(stage, before, m)] > i:
+                _fail(schedule, f"{action} comes before {stage}{before}{m}", action)
+
+
+def _messages(schedule: Schedule) -> None:
+    """What goes from rank to rank is sent behind what makes it, and received in front of what needs it."""
+    places = [{action: i for i, action in enumerate(row)} for row in schedule.actions]
+    wanted = set()
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            message = message_behind(action, schedule) if action.op in COMPUTE else None
+            if message is None:
+                continue
+            peer, send, receive = message
+            wanted |= {send, receive}
+            if send not in places[rank]:
+                _fail(schedule, f"{send} is missing: rank {peer} needs what {action} makes", action)
+            if receive not in places[peer]:
+                _fail(schedule, f"{receive} is missing on rank {peer}: nobody takes {send}", send)
+            if places[rank][send] < places[rank][action]:
+                _fail(schedule, f"{send} comes before {action}, which makes what it sends", send)
+            user = next(a for a in _users(receive) if a in places[peer])
+            if places[peer][user] < places[peer][receive]:
+                _fail(schedule, f"{receive} comes after {user}, which needs what it receives", receive)
+    for row in schedule.actions:
+        for action in row:
+            if action.op not in COMPUTE and action not in wanted:
+                _fail(schedule, f"{action} carries nothing that another rank needs", action)
+
+
+def _users(receive: Action) -> Iterable[Action]:
+    ops = (Op.F,) if receive.op == Op.RECV_F else (Op.B, Op.I)
+    return (Action(receive.stage, op, receive.microbatch) for op in ops)
+
+
+def _channels(schedule: Schedule) -> None:
+    """From one rank to another, messages are received in the order in which they are sent."""
+    sent, received = defaultdict(list), defaultdict(list)
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            if action.op in SENDS:
+                sent[rank, schedule.rank_of[other_end(action).stage]].append(other_end(action))
+            elif action.op in RECVS:
+                received[schedule.rank_of[other_end(action).stage], rank].append(action)
+    for (src, dst), order in sent.items():
+        for theirs, mine in zip(order, received[src, dst], strict=True):
+            if theirs != mine:
+                _fail(
+                    schedule,
+                    f"rank {src} sends {other_end(theirs)} next, but rank {dst} receives {mine}: messages between two "
+                    "ranks come in the order in which they are sent",
+                    mine,
+                )

@@ -1,0 +1,70 @@
+"""Put the messages into a schedule.
+
+The problem: a receive in front of what needs it and a send behind what made it look right on each rank, and hang. Rank
+0 sends forward while rank 1 sends back; where a send ends only when it is received, as on NCCL, neither ever does. gloo
+may get away with it, so a test on a laptop would not tell.
+The idea: one order for all. Simulate the schedule and go through its actions as they end. Behind each, at the same
+moment, goes the send on this rank and the receive on the other. So of all messages that are not through, the first in
+this order is the next one on both its ranks: somebody can always go on.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from lib.pipeline.action import Action, Op, Schedule
+from lib.pipeline.simulate import Costs, simulate
+
+
+def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
+    """The same schedule with SEND and RECV between ranks. One that has them already is returned as it is.
+
+    Args:
+        costs: the times by which actions are put in order; any will do, the true ones are best.
+
+    Raises:
+        ScheduleError: it cannot run.
+    """
+    if schedule.is_lowered:
+        return schedule
+    rows: list[list[Action]] = [[] for _ in schedule.actions]
+    slots = sorted(simulate(schedule, costs).slots, key=lambda slot: slot.end)
+    for _, together in groupby(slots, key=lambda slot: slot.end):
+        ending = list(together)
+        for slot in ending:  # all of them before any message, which could be one more thing to wait for
+            rows[slot.rank].append(slot.action)
+        for slot in ending:
+            if message := message_behind(slot.action, schedule):
+                peer, send, receive = message
+                rows[slot.rank].append(send)
+                rows[peer].append(receive)
+    return Schedule(
+        schedule.name,
+        schedule.num_stages,
+        schedule.num_microbatches,
+        schedule.rank_of,
+        tuple(map(tuple, rows)),
+    )
+
+
+def message_behind(action: Action, schedule: Schedule) -> tuple[int, Action, Action] | None:
+    """(the other rank, send, receive) of what an action makes for a stage on another rank; None if there is nothing."""
+    stage, op, m = action
+    if op == Op.W:
+        return None
+    send = Action(stage, Op.SEND_F if op == Op.F else Op.SEND_B, m)
+    receive = other_end(send)
+    if not 0 <= receive.stage < schedule.num_stages:
+        return None
+    peer = schedule.rank_of[receive.stage]
+    return None if peer == schedule.rank_of[stage] else (peer, send, receive)
+
+
+def other_end(action: Action) -> Action:
+    """The receive of a send, and the send of a receive."""
+    stage, op, m = action
+    step = 1 if op in (Op.SEND_F, Op.RECV_B) else -1
+    return Action(stage + step, _OTHER[op], m)
+
+
+_OTHER = {Op.SEND_F: Op.RECV_F, Op.RECV_F: Op.SEND_F, Op.SEND_B: Op.RECV_B, Op.RECV_B: Op.SEND_B}

@@ -1,0 +1,29 @@
+"""1F1B: as soon as a microbatch has gone forward through all stages, it goes back.
+
+GPipe keeps every microbatch until all have gone forward. But the last stage could send the first of them back at once.
+So after a warm-up each rank alternates, one forward, one backward, and never holds more than it must to keep the others
+busy: P - r on rank r, however many microbatches there are. The bubble is that of GPipe.
+
+This is the synchronous form, PipeDream-Flush: all of a step's microbatches use the same weights.
+Read before: `lib/pipeline/gpipe.py`. Chapter 9 · Narayanan et al. 2021, section 2.2.
+"""
+
+from __future__ import annotations
+
+from lib.pipeline.action import Action, Op, Schedule, check_sizes, one_stage_each
+
+
+def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
+    """P - r - 1 forwards, then one forward and one backward in turns. Alive on rank r: min(M, P - r)."""
+    check_sizes(num_ranks, num_microbatches)
+    rows = [[Action(s, op, m) for op, m in in_turns(num_microbatches, num_ranks - s - 1)] for s in range(num_ranks)]
+    return one_stage_each("1F1B", num_microbatches, rows)
+
+
+def in_turns(count: int, warm_up: int) -> list[tuple[Op, int]]:
+    """So many forwards and backwards, numbered: some forwards, then one of each in turns, then the backwards left."""
+    warm_up = min(warm_up, count)
+    out = [(Op.F, k) for k in range(warm_up)]
+    for k in range(warm_up, count):
+        out += [(Op.F, k), (Op.B, k - warm_up)]
+    return out + [(Op.B, k) for k in range(count - warm_up, count)]

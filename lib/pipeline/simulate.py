@@ -1,0 +1,234 @@
+"""When does each action run, if each takes its time? Simulated, before anything is run.
+
+Rules: a rank does its actions in order, one at a time, each as early as it can. A forward needs the output of the stage
+before, a backward the gradient from the stage behind and its own forward, a weight gradient its own I. What comes from
+another rank has travelled. From that follows everything that people want to know of a schedule: how long a step takes,
+who waits when, and how many microbatches a rank has to keep.
+
+Pure Python and O(number of actions): 64 ranks with 1024 microbatches take less than a second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from lib.pipeline.action import COMPUTE, SENDS, Action, Op, Schedule, ScheduleError
+
+FREED_BY = (Op.B, Op.W)  # activations are kept until the whole backward is done
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long things take, in any unit: the same for all stages, or one number for each.
+
+    Args:
+        F, I, W: of a stage and microbatch; a whole backward takes I + W.
+        latency: until a message that was sent arrives.
+        transfer: for so long a message has the link between two ranks for itself; the next one waits.
+
+    Raises:
+        ValueError: a time of compute that is not above 0, or one of a message below 0.
+    """
+
+    F: float | Sequence[float] = 1.0
+    I: float | Sequence[float] = 1.0  # noqa: E741
+    W: float | Sequence[float] = 1.0
+    latency: float = 0.0
+    transfer: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("F", "I", "W"):
+            value = getattr(self, name)
+            if min(value if isinstance(value, Sequence) else [value]) <= 0:
+                raise ValueError(f"{name}={value} must be above 0: the order of messages follows from the times")
+        if self.latency < 0 or self.transfer < 0:
+            raise ValueError(f"latency={self.latency} and transfer={self.transfer} must not be below 0")
+
+    def of_stages(self, num_stages: int) -> dict[Op, list[float]]:
+        """The times of each op in each stage.
+
+        Raises:
+            ValueError: as many numbers as there are no stages.
+        """
+        each = {}
+        for name in ("F", "I", "W"):
+            value = getattr(self, name)
+            if isinstance(value, Sequence) and len(value) != num_stages:
+                raise ValueError(f"{name} has {len(value)} numbers for {num_stages} stages")
+            each[Op(name)] = list(value) if isinstance(value, Sequence) else [value] * num_stages
+        return each | {Op.B: [i + w for i, w in zip(each[Op.I], each[Op.W], strict=True)]}
+
+
+class Slot(NamedTuple):
+    """An action and when it ran."""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A schedule in time, simulated or measured."""
+
+    schedule: Schedule
+    slots: tuple[Slot, ...]
+
+    @cached_property
+    def compute(self) -> tuple[Slot, ...]:
+        """Without messages."""
+        return tuple(slot for slot in self.slots if slot.action.op in COMPUTE)
+
+    @cached_property
+    def makespan(self) -> float:
+        """From the beginning of the first action to the end of the last."""
+        return max(slot.end for slot in self.slots) - min(slot.start for slot in self.slots)
+
+    def idle(self, rank: int) -> float:
+        """How long the rank did not compute."""
+        return self.makespan - sum(slot.end - slot.start for slot in self.compute if slot.rank == rank)
+
+    @property
+    def bubble(self) -> float:
+        """The part of all ranks' time in which they did not compute."""
+        ranks = self.schedule.num_ranks
+        return sum(map(self.idle, range(ranks))) / (ranks * self.makespan)
+
+    def alive(self, rank: int, freed_by: Iterable[Op] = FREED_BY) -> list[tuple[float, int]]:
+        """(time, microbatches kept from then on), one for each of the rank's stages: from F until one of `freed_by`."""
+        freed_by, steps = tuple(freed_by), []
+        for slot in self.compute:
+            if slot.rank == rank and slot.action.op == Op.F:
+                steps.append((slot.start, 1))
+            elif slot.rank == rank and slot.action.op in freed_by:
+                steps.append((slot.end, -1))
+        steps.sort()  # at one moment, what ends before what begins
+        curve, count = [], 0
+        for time, step in steps:
+            count += step
+            curve.append((time, count))
+        return curve
+
+    def peak(self, rank: int, freed_by: Iterable[Op] = FREED_BY) -> int:
+        """The most microbatches that the rank keeps at a time, one for each of its stages."""
+        return max((count for _, count in self.alive(rank, freed_by)), default=0)
+
+
+Key = tuple[int, str, int]  # a stage, what it needs or has done, a microbatch
+
+
+def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
+    """The schedule in time. Messages leave where they stand in it, or behind what they carry if they are not in it yet.
+
+    Raises:
+        ScheduleError: ranks wait for each other, or for something that nobody does.
+    """
+    costs = costs or Costs()
+    takes, rank_of, last = costs.of_stages(schedule.num_stages), schedule.rank_of, schedule.num_stages - 1
+    sends_itself = not schedule.is_lowered
+    there: dict[Key, float] = {}  # since when
+    link_free: dict[tuple[int, int], float] = defaultdict(float)
+    clock, place = [0.0] * schedule.num_ranks, [0] * schedule.num_ranks
+    waiting: dict[Key, int] = {}  # the rank that waits for it
+    slots: list[Slot] = []
+    awake = list(range(schedule.num_ranks))
+
+    def hand_on(key: Key, src: int, time: float) -> None:
+        dst = rank_of[key[0]]
+        if src != dst:
+            time = link_free[src, dst] = max(time, link_free[src, dst]) + costs.transfer
+            time += costs.latency
+        there[key] = time
+        if key in waiting:
+            awake.append(waiting.pop(key))
+
+    while awake:
+        rank = awake.pop()
+        row, now = schedule.actions[rank], clock[rank]
+        while place[rank] < len(row):
+            action = row[place[rank]]
+            stage, op, microbatch = action
+            start = now
+            for key in needs(action, last):
+                if key not in there:
+                    waiting[key] = rank
+                    break
+                start = max(start, there[key])
+            else:
+                now = start + (takes[op][stage] if op in takes else 0.0)
+                slots.append(Slot(rank, action, start, now))
+                place[rank] += 1
+                if op in DONE:
+                    there[stage, DONE[op], microbatch] = now
+                to = _receiver(action, last)
+                if to and (op in SENDS or sends_itself or rank_of[to[0]] == rank):
+                    hand_on(to, rank, now)
+                continue
+            break
+        clock[rank] = now
+    if waiting:
+        raise ScheduleError(stuck(schedule, {rank: (place[rank], producer(key)) for key, rank in waiting.items()}))
+    return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.start, slot.rank))))
+
+
+IN, BACK, FORWARD_DONE, BACKWARD_DONE = "input", "gradient", "forward done", "backward done"
+DONE = {Op.F: FORWARD_DONE, Op.B: BACKWARD_DONE, Op.I: BACKWARD_DONE}
+
+
+def needs(action: Action, last: int) -> list[Key]:
+    """What must be there before an action can begin. A receive is started at once; whoever computes with it waits."""
+    stage, op, m = action
+    if op == Op.F:
+        return [(stage, IN, m)] if stage else []
+    if op in (Op.B, Op.I):
+        return [(stage, FORWARD_DONE, m), *([(stage, BACK, m)] if stage < last else [])]
+    if op == Op.SEND_F:
+        return [(stage, FORWARD_DONE, m)]
+    return [(stage, BACKWARD_DONE, m)] if op in (Op.W, Op.SEND_B) else []
+
+
+def _receiver(action: Action, last: int) -> Key | None:
+    """What the next stage, or the one before, gets of an action."""
+    stage, op, m = action
+    if op in (Op.F, Op.SEND_F) and stage < last:
+        return stage + 1, IN, m
+    return (stage - 1, BACK, m) if op in (Op.B, Op.I, Op.SEND_B) and stage else None
+
+
+def producer(key: Key) -> tuple[int, tuple[Op, ...], int]:
+    """The stage, ops and microbatch of what makes it."""
+    stage, what, m = key
+    if what == IN:
+        return stage - 1, (Op.F, Op.SEND_F), m
+    if what == BACK:
+        return stage + 1, (Op.B, Op.I, Op.SEND_B), m
+    return stage, (Op.F,) if what == FORWARD_DONE else (Op.B, Op.I), m
+
+
+def stuck(schedule: Schedule, waits: dict[int, tuple[int, tuple[int, tuple[Op, ...], int]]]) -> str:
+    """Who waits for what, around the cycle where there is one, and the grid.
+
+    Args:
+        waits: rank → (place in its row, what it waits for there).
+    """
+    rank, path = next(iter(waits)), []
+    while rank in waits and rank not in path:
+        path.append(rank)
+        rank = schedule.rank_of[waits[rank][1][0]]
+    cycle = path[path.index(rank) :] if rank in path else path[-1:]
+    lines = []
+    for one in cycle:
+        place, (stage, ops, microbatch) = waits[one]
+        row = schedule.actions[schedule.rank_of[stage]]
+        made_by = [a for a in row if a.stage == stage and a.op in ops and a.microbatch == microbatch]
+        what = f"{made_by[-1] if made_by else f'{stage}{ops[0]}{microbatch}'}, which "
+        what += f"rank {schedule.rank_of[stage]} does later" if made_by else "nobody does"
+        lines.append(f"  rank {one} at {schedule.actions[one][place]} waits for {what}")
+    marked = schedule.actions[cycle[0]][waits[cycle[0]][0]]
+    first = "ranks wait for each other" if len(cycle) > 1 else f"rank {cycle[0]} waits for ever"
+    return "\n".join([f"{schedule.name}: {first}", *lines, schedule.grid(marked)])

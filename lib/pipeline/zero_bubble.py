@@ -1,0 +1,40 @@
+"""Zero bubble: the half of backward for which nobody waits fills the holes.
+
+Backward does two things. The gradient of the input, I, is what the stage before waits for. The gradients of the
+weights, W, are wanted only by the optimizer, so they may be computed at any time before it. ZB-H1 is 1F1B with W put
+off, on rank r by r microbatches: the cool-down's holes are filled with weight gradients, and two thirds of the bubble
+are gone. ZB-H2 starts so many microbatches that the warm-up has no holes either. Then nothing of the bubble is left
+between a rank's first action and its last, for up to twice the memory. (Papers write B for I, and some BW for B.)
+
+Read before: `lib/pipeline/one_f_one_b.py`. Chapter 10 · Qi et al. 2024.
+"""
+
+from __future__ import annotations
+
+from lib.pipeline.action import Action, Op, Schedule, check_sizes, one_stage_each
+from lib.pipeline.one_f_one_b import in_turns
+
+
+def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
+    """1F1B, but W of microbatch k comes after I of microbatch k + r. Bubble: (P-1)(F+I-W)."""
+    check_sizes(num_ranks, num_microbatches)
+    rows = [_split(rank, num_microbatches, num_ranks - rank - 1, put_off=rank) for rank in range(num_ranks)]
+    return one_stage_each("ZB-H1", num_microbatches, rows)
+
+
+def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
+    """2(P - r) - 1 microbatches start before the first comes back; W is put off by 2r. No bubble if F = I = W."""
+    check_sizes(num_ranks, num_microbatches)
+    rows = [_split(r, num_microbatches, 2 * (num_ranks - r - 1), put_off=2 * r) for r in range(num_ranks)]
+    return one_stage_each("ZB-H2", num_microbatches, rows)
+
+
+def _split(stage: int, num_microbatches: int, warm_up: int, put_off: int) -> list[Action]:
+    """Forwards and backwards in turns, each backward as I, and as W after so many others; the W left at the end."""
+    row, late = [], 0
+    for op, k in in_turns(num_microbatches, warm_up):
+        row.append(Action(stage, Op.I if op == Op.B else op, k))
+        if op == Op.B and k >= put_off:
+            row.append(Action(stage, Op.W, late))
+            late += 1
+    return row + [Action(stage, Op.W, k) for k in range(late, num_microbatches)]

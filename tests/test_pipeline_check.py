@@ -1,0 +1,132 @@
+"""What is proved of a schedule, and what is said of one that is wrong."""
+
+import pytest
+
+from lib.pipeline.action import Action, Op, Schedule, ScheduleError
+from lib.pipeline.check import check
+from lib.pipeline.gpipe import gpipe, naive
+from lib.pipeline.interleaved import interleaved
+from lib.pipeline.lower import lower
+from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.simulate import Costs, simulate
+from lib.pipeline.zero_bubble import zb_h1, zb_h2
+
+UNEQUAL = Costs(F=1.7, I=0.9, W=1.3, latency=0.4, transfer=0.2)
+
+
+def all_schedules(n, m):
+    yield from (naive(n, m), gpipe(n, m), gpipe(n, m, last_first=True), one_f_one_b(n, m), zb_h1(n, m), zb_h2(n, m))
+    yield from (interleaved(n, m, v) for v in (2, 3) if m % n == 0)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_every_schedule_is_proved_with_its_messages(n):
+    for m in range(1, 25):
+        for schedule in all_schedules(n, m):
+            check(lower(schedule))
+
+
+@pytest.mark.parametrize("costs", [Costs(), UNEQUAL, Costs(F=[1, 5, 2, 1], I=[3, 1, 1, 2], W=[1, 1, 4, 1])])
+def test_messages_in_the_order_of_any_times(costs):
+    for schedule in all_schedules(4, 8):
+        if schedule.num_stages == 4:
+            check(lower(schedule, costs))
+
+
+def test_a_receive_in_front_and_a_send_behind_hangs_where_a_send_waits():
+    """The order that looks right on each rank. GPipe gets away with it."""
+
+    def by_hand(schedule):
+        rows = []
+        for row in schedule.actions:
+            lines = []
+            for action in row:
+                stage, op, m = action
+                before, behind = (Op.RECV_F, Op.SEND_F) if op == Op.F else (Op.RECV_B, Op.SEND_B)
+                first, last = (0, schedule.num_stages - 1) if op == Op.F else (schedule.num_stages - 1, 0)
+                lines += [Action(stage, before, m)] * (stage != first) + [action]
+                lines += [Action(stage, behind, m)] * (stage != last)
+            rows.append(tuple(lines))
+        return Schedule(schedule.name, n, m_, schedule.rank_of, tuple(rows))
+
+    hangs = {}
+    for n in range(1, 9):
+        for m_ in range(1, 25):
+            for schedule in (gpipe(n, m_), one_f_one_b(n, m_)):
+                simulate(by_hand(schedule))  # as long as nobody waits for a send, all is well
+                try:
+                    check(by_hand(schedule))
+                except ScheduleError as error:
+                    assert "ranks wait for each other" in str(error)
+                    hangs[schedule.name] = hangs.get(schedule.name, 0) + 1
+    assert hangs == {"1F1B": 161}
+
+
+WRONG = {  # what somebody has typed, and what is said of it
+    "0B0 0F0\n1F0 1B0": "0B0 comes before 0F0\n  rank 0  >0B0< 0F0",
+    "0F0 0I0 0W0\n1F0 1W0 1I0": "1W0 comes before 1I0",
+    "0F0 0B0\n1F0 1B0 1B0": "1B0 is there 2 times",
+    "0F0 0F1 0B0 0B1\n1F0 1F1 1B1": "1B0 is missing, or 1I0 and 1W0",
+    "0F0 0B0 0B1\n1F0 1F1 1B0 1B1": "0F1 is missing",
+    "0F0 0I0\n1F0 1B0": "0I0 is half a backward; 0W0 is missing",
+    "0F0 0B0 0W0\n1F0 1B0": "0B0 is the whole backward, so 0W0 does a half of it again",
+    "0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1": (
+        "ranks wait for each other\n  rank 0 at 0B0 waits for 1B0, which rank 1 does later\n"
+        "  rank 1 at 1F1 waits for 0F1, which rank 0 does later\n  rank 0  0F0   >0B0<"
+    ),
+    "0F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0SEND_F0 is missing: rank 1 needs what 0F0 makes",
+    "0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0RECV_B0 is missing on rank 0: nobody takes 1SEND_B0",
+    "0SEND_F0 0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0SEND_F0 comes before 0F0, which makes what it sends",
+    "0F0 0SEND_F0 0B0 0RECV_B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0RECV_B0 comes after 0B0, which needs what it receives",
+    "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_F0 1B0 1SEND_B0": "1SEND_F0 carries nothing that another rank",
+    "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F1 1F1 1RECV_F0 1F0 1B0 1SEND_B0 1B1 1SEND_B1": (
+        "rank 0 sends 0SEND_F0 next, but rank 1 receives 1RECV_F1"
+    ),
+    "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1": (
+        "rank 0 at 0SEND_F1 waits for 1RECV_F1, which rank 1 does later\n"
+        "  rank 1 at 1SEND_B0 waits for 0RECV_B0, which rank 0 does later"
+    ),
+    "": "there is no action in it",
+    "0F0 0X1": "'0X1' is no action",
+    "0F0 0B0\n0F1 0B1": "0F1 is on rank 1, but rank 0 has stage 0",
+    "0F0 0B0\n2F0 2B0": "nobody has stage 1; the stages are 0 to 2",
+    "rank 0: 0F0\nrank 2: 1F0": "line 2 says rank 2; it is the line of rank 1",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_wrong_is_shown(text):
+    with pytest.raises(ScheduleError) as caught:
+        check(Schedule.from_text(text))
+    assert WRONG[text] in str(caught.value), caught.value
+
+
+def test_a_schedule_for_other_stages_or_microbatches():
+    right = one_f_one_b(2, 3)
+    with pytest.raises(ScheduleError, match="0F2: the microbatches are 0 to 1"):
+        check(Schedule("two", 2, 2, right.rank_of, right.actions))
+    with pytest.raises(ScheduleError, match="1F0: the stages are 0 to 0"):
+        check(Schedule("one", 1, 3, (0,), right.actions))
+    with pytest.raises(ScheduleError, match="0F0 is on rank 0, but rank 1 has stage 0"):
+        check(Schedule("turned round", 2, 3, (1, 0), right.actions))
+
+
+@pytest.mark.parametrize("schedule", list(all_schedules(3, 6)), ids=lambda schedule: schedule.name)
+def test_text_there_and_back(schedule):
+    for one in (schedule, lower(schedule)):
+        again = Schedule.from_text(one.to_text(), schedule.name)
+        assert again == one
+
+
+def test_what_a_person_may_type():
+    typed = """
+        # two ranks
+        rank 0: 0F0, 0F1  0B0 0B1   # first
+        1F0 1B0 1F1 1B1
+    """
+    assert check(Schedule.from_text(typed)).actions == one_f_one_b(2, 2).actions
+
+
+def test_an_evaluation_has_no_backward():
+    forward = Schedule.from_text("0F0 0F1\n1F0 1F1")
+    assert forward.is_forward_only and simulate(check(lower(forward))).makespan == 3

@@ -1,0 +1,195 @@
+"""Schedules in time: golden numbers, closed forms, and the orders of PyTorch and Megatron."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lib.pipeline.action import Op
+from lib.pipeline.gpipe import gpipe, naive
+from lib.pipeline.interleaved import interleaved, warm_up
+from lib.pipeline.lower import lower
+from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.rendezvous import rendezvous
+from lib.pipeline.simulate import Costs, simulate
+from lib.pipeline.zero_bubble import zb_h1, zb_h2
+
+TWICE = Costs(F=1, I=1, W=1)  # backward takes twice as long as forward
+
+
+def thirds(v):
+    """Times of a stage where a rank has v of them, and all of them take 1 forward and 2 backward."""
+    return Costs(1 / v, 1 / v, 1 / v)
+
+
+GOLDENS = [  # schedule, times, makespan, bubble of all, most microbatches alive on each rank
+    (naive(4), Costs(1, 0.5, 0.5), 8, 0.75, [1, 1, 1, 1]),
+    (gpipe(4, 8), Costs(1, 0.5, 0.5), 22, 3 / 11, [8] * 4),
+    (gpipe(4, 8, last_first=True), Costs(1, 0.5, 0.5), 22, 3 / 11, [8] * 4),
+    (one_f_one_b(4, 8), Costs(1, 0.5, 0.5), 22, 3 / 11, [4, 3, 2, 1]),
+    (one_f_one_b(4, 8), TWICE, 33, 3 / 11, [4, 3, 2, 1]),
+    (one_f_one_b(2, 8), Costs(120, 110, 110), 3060, 1 / 9, [2, 1]),
+    (interleaved(4, 8, 2), thirds(2), 28.5, 4.5 / 28.5, [11, 9, 7, 5]),
+    (interleaved(4, 8, 4), thirds(4), 26.25, 2.25 / 26.25, [19, 17, 15, 13]),
+    (zb_h1(4, 8), TWICE, 27, 3 / 27, [4, 4, 4, 4]),
+    (zb_h1(4, 8), Costs(2, 3, 2), 65, 9 / 65, [4, 4, 4, 4]),
+    (zb_h2(4, 8), TWICE, 27, 3 / 27, [7, 7, 7, 7]),
+]
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden[0].name)
+def test_golden_numbers(golden):
+    schedule, costs, makespan, bubble, peaks = golden
+    timeline = simulate(schedule, costs)
+    assert timeline.makespan == pytest.approx(makespan, rel=1e-12)
+    assert timeline.bubble == pytest.approx(bubble, rel=1e-12)
+    assert [timeline.peak(rank) for rank in range(schedule.num_ranks)] == peaks
+
+
+def test_activations_that_the_input_gradient_frees():
+    timeline = simulate(zb_h1(4, 8))
+    assert [timeline.peak(rank, freed_by=[Op.I]) for rank in range(4)] == [4, 3, 2, 1]
+
+
+def test_messages_take_their_time():
+    costs = Costs(120, 110, 110, latency=5)
+    assert simulate(gpipe(2, 8), costs).makespan == 3070
+    assert simulate(one_f_one_b(2, 8), costs).makespan == 3100
+    for n in (2, 4, 8):
+        for m in (n, 2 * n, 4 * n):
+            with_gpipe, with_1f1b = (
+                simulate(s(n, m), costs).makespan - simulate(s(n, m), Costs(120, 110, 110)).makespan
+                for s in (gpipe, one_f_one_b)
+            )
+            assert with_gpipe == 2 * (n - 1) * 5
+            assert with_1f1b == (2 * (n - 2) + 2 * m * (n - 1) / n) * 5
+
+
+def test_messages_queue_on_their_link():
+    """Microbatches are made faster than the link carries them: the last one arrives behind all others."""
+    timeline = simulate(gpipe(2, 4), Costs(1, 1, 1, transfer=3))
+    arrived = [slot.start for slot in timeline.slots if slot.rank == 1 and slot.action.op == Op.F]
+    assert arrived == [1 + 3, 1 + 6, 1 + 9, 1 + 12]
+
+
+@pytest.mark.parametrize("costs", [TWICE, Costs(1, 0.5, 0.5), Costs(2, 3, 2), Costs(3, 1, 2.5)])
+@pytest.mark.parametrize("n", range(1, 9))
+def test_closed_forms(n, costs):
+    forward, backward = costs.F, costs.I + costs.W
+    for m in (1, 2, 3, 5, 8, 24):
+        for schedule in (gpipe(n, m), one_f_one_b(n, m)):
+            timeline = simulate(schedule, costs)
+            assert timeline.makespan == pytest.approx((m + n - 1) * (forward + backward))
+            assert timeline.bubble == pytest.approx((n - 1) / (m + n - 1))
+        assert simulate(naive(n, m), costs).makespan == pytest.approx(m * n * (forward + backward))
+        assert [simulate(gpipe(n, m)).peak(r) for r in range(n)] == [m] * n
+        assert [simulate(one_f_one_b(n, m)).peak(r) for r in range(n)] == [min(m, n - r) for r in range(n)]
+        if m >= 2 * n:
+            timeline = simulate(zb_h1(n, m), costs)
+            if costs.F + costs.I >= costs.W and costs.F == costs.W:  # where W fits into the holes
+                assert timeline.idle(0) == pytest.approx((n - 1) * (costs.F + costs.I - costs.W))
+            assert [timeline.peak(r) for r in range(n)] == [n] * n
+        for v in (2, 3):
+            if m % n == 0:
+                split = Costs(costs.F / v, costs.I / v, costs.W / v)
+                assert simulate(interleaved(n, m, v), split).idle(0) == pytest.approx(
+                    (n - 1) * (forward + backward) / v
+                )
+
+
+def test_zb_h2_has_no_hole_between_a_ranks_first_and_last_action():
+    for n in (2, 4, 8):
+        timeline = simulate(zb_h2(n, 4 * n))
+        for rank in range(n):
+            mine = [slot for slot in timeline.compute if slot.rank == rank]
+            assert mine[-1].end - mine[0].start == sum(slot.end - slot.start for slot in mine)
+            assert timeline.peak(rank) == 2 * n - 1
+
+
+def test_stages_of_unequal_length():
+    """The slowest sets the pace: its own work, and the way of the first microbatch there and of the last one back."""
+    costs = Costs(F=[1, 3, 1], I=[1, 2, 1], W=[0.5, 2, 0.5])
+    assert simulate(gpipe(3, 5), costs).makespan == 1 + 5 * (3 + 4) + 1 + 1.5 + 1.5
+    with pytest.raises(ValueError, match="F has 3 numbers for 2 stages"):
+        simulate(gpipe(2, 5), costs)
+
+
+# ---- others' orders -------------------------------------------------------------------------------------------------
+
+
+def order_of(rows):
+    """Stage, op and microbatch of PyTorch's actions, without its holes and its sums of gradients."""
+    return [
+        (a.stage_index, a.computation_type.value, a.microbatch_index)
+        for a in rows
+        if a is not None and a.computation_type.value in tuple(Op)
+    ]
+
+
+def test_the_orders_are_pytorchs():
+    theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
+    names = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")
+    if not all(hasattr(theirs, name) for name in names):
+        pytest.skip("PyTorch has renamed its schedules")
+    for n in (1, 2, 3, 4, 8):
+        for m in (8, 12, 24):
+            fake = SimpleNamespace(_num_stages=n, _n_microbatches=m)
+            order = theirs.ScheduleGPipe._get_pipeline_order(fake)
+            assert [order_of(order[r]) for r in range(n)] == [list(row) for row in gpipe(n, m).actions]
+            order = theirs.Schedule1F1B._get_pipeline_order(fake)
+            *rows, last = (order_of(order[r]) for r in range(n))
+            *mine, my_last = map(list, one_f_one_b(n, m).actions)
+            assert rows == mine
+            if last != my_last:  # PyTorch 2.13 prints the last stage's forwards as 1, 2, 3 …, and runs 0, 1, 2 …
+                assert last == [(stage, op, k + (op == Op.F)) for stage, op, k in my_last]
+            for v in (2, 3):
+                if m % n == 0:
+                    fake = SimpleNamespace(
+                        n_local_stages=v, pp_group_size=n, _n_microbatches=m, microbatches_per_round=n
+                    )
+                    rank_of = theirs.ScheduleInterleaved1F1B._calculate_single_rank_operations
+                    order = [order_of(rank_of(fake, rank)) for rank in range(n)]
+                    assert order == [list(row) for row in interleaved(n, m, v).actions]
+
+
+def test_megatrons_warm_up():
+    """`get_pp_rank_microbatches`: (P-r-1)·2 + (V-1)·P forwards, of which the last pairs with the first backward."""
+    assert [warm_up(rank, 4, 2) for rank in range(4)] == [10, 8, 6, 4]
+    for rank, row in enumerate(interleaved(4, 8, 2).actions):
+        assert [a.op for a in row].index(Op.B) == warm_up(rank, 4, 2) + 1
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_good_order_blocking_messages_that_take_no_time_cost_nothing():
+    for schedule in (gpipe(4, 8), one_f_one_b(4, 8), zb_h1(4, 8)):
+        assert rendezvous(lower(schedule)).makespan == simulate(schedule).makespan
+        assert simulate(lower(schedule)).makespan == simulate(schedule).makespan
+
+
+def test_where_messages_take_time_blocking_ones_cost_it_twice_over():
+    costs = Costs(latency=0.5)
+    for schedule in (one_f_one_b(4, 8), interleaved(4, 8, 2), zb_h1(4, 8)):
+        assert rendezvous(schedule, costs).makespan > 1.1 * simulate(schedule, costs).makespan
+
+
+def test_one_rank_sends_nothing():
+    assert not lower(one_f_one_b(1, 3)).is_lowered
+    assert not lower(naive(1)).is_lowered
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gpipe(0, 4), "num_ranks=0 must be at least 1"),
+        (lambda: one_f_one_b(4, 0), "num_microbatches=0 must be at least 1"),
+        (lambda: interleaved(4, 6, 2), "num_microbatches=6 must be a multiple of the 4 ranks, such as 8"),
+        (lambda: interleaved(4, 8, 1), "stages_per_rank=1 must be at least 2"),
+        (lambda: Costs(F=0), "F=0 must be above 0"),
+        (lambda: Costs(W=[1, 0]), r"W=\[1, 0\] must be above 0"),
+        (lambda: Costs(latency=-1), "latency=-1"),
+    ],
+)
+def test_wrong_use_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
