@@ -31,6 +31,7 @@ FLOORS = {
         "plot_moves",
         "plot_log",
         "plot_cut",
+        "plot_schedule",
         "check",
     ],
 }

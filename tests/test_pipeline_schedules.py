@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lib.pipeline.action import Op
+from lib.pipeline.gantt import gantt
 from lib.pipeline.gpipe import gpipe, naive
 from lib.pipeline.interleaved import interleaved, warm_up
 from lib.pipeline.lower import lower
@@ -193,3 +194,21 @@ def test_one_rank_sends_nothing():
 def test_wrong_use_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# ---- in letters -----------------------------------------------------------------------------------------------------
+
+
+def test_a_gantt_in_letters():
+    assert gantt(simulate(one_f_one_b(3, 3))).splitlines() == [
+        "rank 0  F0 F1 F2 ·  ·  ·  ·  B0--- ·  B1--- ·  B2---",
+        "rank 1  ·  F0 F1 ·  ·  B0--- F2 B1--- ·  B2---",
+        "rank 2  ·  ·  F0 B0--- F1 B1--- F2 B2---",
+    ]
+    assert gantt(simulate(zb_h1(2, 3))).splitlines() == [
+        "rank 0  F0 F1 ·  I0 W0 F2 I1 W1 I2 W2",
+        "rank 1  ·  F0 I0 F1 I1 W0 F2 I2 W1 W2",
+    ]
+    assert gantt(simulate(interleaved(2, 2, 2))).splitlines()[1] == (
+        "rank 1  ·   1F0 1F1 3F0 3B0---- 3F1 3B1---- 1B0---- 1B1----"
+    )

@@ -119,7 +119,13 @@ class Timeline:
         return max((count for _, count in self.alive(rank, freed_by)), default=0)
 
 
-Key = tuple[int, str, int]  # a stage, what it needs or has done, a microbatch
+# What an action needs and gives, each of a stage and a microbatch.
+IN, BACK, FORWARD, BACKWARD = range(4)  # input; gradient of the output; this stage's forward is done, its backward is
+NEEDS = {Op.F: [IN], Op.B: [FORWARD, BACK], Op.I: [FORWARD, BACK], Op.W: [BACKWARD]}
+NEEDS |= {Op.SEND_F: [FORWARD], Op.SEND_B: [BACKWARD], Op.RECV_F: [], Op.RECV_B: []}  # who computes with it waits
+DONE = {Op.F: FORWARD, Op.B: BACKWARD, Op.I: BACKWARD}
+GIVES = {Op.F: (1, IN), Op.SEND_F: (1, IN)} | dict.fromkeys((Op.B, Op.I, Op.SEND_B), (-1, BACK))  # to which stage
+Key = tuple[int, int, int]  # stage, one of the four, microbatch
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
@@ -129,9 +135,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         ScheduleError: ranks wait for each other, or for something that nobody does.
     """
     costs = costs or Costs()
-    takes, rank_of, last = costs.of_stages(schedule.num_stages), schedule.rank_of, schedule.num_stages - 1
+    takes, rank_of = costs.of_stages(schedule.num_stages), schedule.rank_of
     sends_itself = not schedule.is_lowered
-    there: dict[Key, float] = {}  # since when
+    batch, stages = range(schedule.num_microbatches), range(schedule.num_stages)
+    there: dict[Key, float] = {(0, IN, m): 0.0 for m in batch} | {(stages[-1], BACK, m): 0.0 for m in batch}
     link_free: dict[tuple[int, int], float] = defaultdict(float)
     clock, place = [0.0] * schedule.num_ranks, [0] * schedule.num_ranks
     waiting: dict[Key, int] = {}  # the rank that waits for it
@@ -147,57 +154,35 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         if key in waiting:
             awake.append(waiting.pop(key))
 
+    def runs(rank: int, action: Action) -> bool:
+        """Whether all is there that the action needs; then it has run."""
+        stage, op, m = action
+        start = clock[rank]
+        for what in NEEDS[op]:
+            since = there.get((stage, what, m))
+            if since is None:
+                waiting[stage, what, m] = rank
+                return False
+            start = max(start, since)
+        clock[rank] = end = start + (takes[op][stage] if op in takes else 0.0)
+        slots.append(Slot(rank, action, start, end))
+        if op in DONE:
+            there[stage, DONE[op], m] = end
+        if op in GIVES:
+            step, what = GIVES[op]
+            to = stage + step
+            if to in stages and (sends_itself or op in SENDS or rank_of[to] == rank):
+                hand_on((to, what, m), rank, end)
+        return True
+
     while awake:
         rank = awake.pop()
-        row, now = schedule.actions[rank], clock[rank]
-        while place[rank] < len(row):
-            action = row[place[rank]]
-            stage, op, microbatch = action
-            start = now
-            for key in needs(action, last):
-                if key not in there:
-                    waiting[key] = rank
-                    break
-                start = max(start, there[key])
-            else:
-                now = start + (takes[op][stage] if op in takes else 0.0)
-                slots.append(Slot(rank, action, start, now))
-                place[rank] += 1
-                if op in DONE:
-                    there[stage, DONE[op], microbatch] = now
-                to = _receiver(action, last)
-                if to and (op in SENDS or sends_itself or rank_of[to[0]] == rank):
-                    hand_on(to, rank, now)
-                continue
-            break
-        clock[rank] = now
+        row = schedule.actions[rank]
+        while place[rank] < len(row) and runs(rank, row[place[rank]]):
+            place[rank] += 1
     if waiting:
         raise ScheduleError(stuck(schedule, {rank: (place[rank], producer(key)) for key, rank in waiting.items()}))
     return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.start, slot.rank))))
-
-
-IN, BACK, FORWARD_DONE, BACKWARD_DONE = "input", "gradient", "forward done", "backward done"
-DONE = {Op.F: FORWARD_DONE, Op.B: BACKWARD_DONE, Op.I: BACKWARD_DONE}
-
-
-def needs(action: Action, last: int) -> list[Key]:
-    """What must be there before an action can begin. A receive is started at once; whoever computes with it waits."""
-    stage, op, m = action
-    if op == Op.F:
-        return [(stage, IN, m)] if stage else []
-    if op in (Op.B, Op.I):
-        return [(stage, FORWARD_DONE, m), *([(stage, BACK, m)] if stage < last else [])]
-    if op == Op.SEND_F:
-        return [(stage, FORWARD_DONE, m)]
-    return [(stage, BACKWARD_DONE, m)] if op in (Op.W, Op.SEND_B) else []
-
-
-def _receiver(action: Action, last: int) -> Key | None:
-    """What the next stage, or the one before, gets of an action."""
-    stage, op, m = action
-    if op in (Op.F, Op.SEND_F) and stage < last:
-        return stage + 1, IN, m
-    return (stage - 1, BACK, m) if op in (Op.B, Op.I, Op.SEND_B) and stage else None
 
 
 def producer(key: Key) -> tuple[int, tuple[Op, ...], int]:
@@ -207,7 +192,7 @@ def producer(key: Key) -> tuple[int, tuple[Op, ...], int]:
         return stage - 1, (Op.F, Op.SEND_F), m
     if what == BACK:
         return stage + 1, (Op.B, Op.I, Op.SEND_B), m
-    return stage, (Op.F,) if what == FORWARD_DONE else (Op.B, Op.I), m
+    return stage, (Op.F,) if what == FORWARD else (Op.B, Op.I), m
 
 
 def stuck(schedule: Schedule, waits: dict[int, tuple[int, tuple[int, tuple[Op, ...], int]]]) -> str:

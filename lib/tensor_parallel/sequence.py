@@ -34,7 +34,7 @@ from lib.mesh import Group
 
 @contextmanager
 def each_rank_its_own(group: Group) -> Iterator[None]:
-    """Inside, randomness differs from rank to rank; outside, all is as before.
+    """Inside, random numbers differ among ranks; outside, all is as before.
 
     Outside, ranks that began with the same seed must draw the same, as they do the same work. Inside, the seed is drawn
     outside and the rank is added to it. So all randomness follows from torch's own state: what saves and restores that,

@@ -1,0 +1,171 @@
+"""Run a schedule: real tensors, real messages, the very actions that were simulated and proved.
+
+The problem: a loop for each schedule, with sends and receives between its lines, is where pipelines hang. The idea: an
+interpreter. It takes the rank's actions one by one and knows nothing of 1F1B. Each message starts when its action
+comes, and nobody waits for it there: a compute action waits for what it needs. A send that blocks would cost the
+overlap that the schedule was made for.
+
+Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 9.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lib import comm
+from lib.comm import Pending
+from lib.mesh import Group
+from lib.pipeline.action import RECVS, SENDS, Action, Op, Schedule, ScheduleError
+from lib.pipeline.lower import lower, other_end
+from lib.pipeline.simulate import Slot, Timeline
+from lib.pipeline.stage import Stage
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step came to on a rank.
+
+    Args:
+        losses: of each microbatch, shape [M], on all ranks.
+        slots: when this rank's actions ran, in seconds of `time.perf_counter`; `timeline` puts all ranks' together.
+    """
+
+    losses: Tensor
+    slots: tuple[Slot, ...]
+
+
+def timeline(schedule: Schedule, results: Iterable[StepResult]) -> Timeline:
+    """What was measured, in the form in which `simulate` predicts it; times count from the first action's begin."""
+    slots = [slot for result in results for slot in result.slots]
+    zero = min(slot.start for slot in slots)
+    moved = (slot._replace(start=slot.start - zero, end=slot.end - zero) for slot in slots)
+    return Timeline(schedule, tuple(sorted(moved, key=lambda slot: (slot.start, slot.rank))))
+
+
+def execute(
+    schedule: Schedule,
+    stages: Mapping[int, Stage],
+    group: Group,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> StepResult:
+    """One step on this rank: all of the batch forward, and back unless the schedule is of an evaluation.
+
+    Gradients are added to `.grad`: those of the mean over the batch's rows. Microbatches may differ by a row.
+
+    Args:
+        schedule: compute only, or with its messages.
+        stages: this rank's, by their number.
+        inputs: [B, …], the whole batch; the first stage takes it in `num_microbatches` pieces.
+        targets: [B, …], which the last stage compares with.
+        loss: (output, targets) of a microbatch to its mean loss.
+
+    Raises:
+        ScheduleError: stages, ranks or rows that do not fit to the schedule.
+    """
+    _check_fits(schedule, stages, group, inputs)
+    return _Step(lower(schedule), stages, group, inputs, targets, loss).run()
+
+
+def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
+    if schedule.num_ranks != group.size:
+        raise ScheduleError(f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}")
+    mine = [stage for stage, rank in enumerate(schedule.rank_of) if rank == group.rank]
+    if sorted(stages) != mine:
+        raise ScheduleError(f"rank {group.rank} has the stages {sorted(stages)}; {schedule.name} gives it {mine}")
+    if len(inputs) < schedule.num_microbatches:
+        raise ScheduleError(
+            f"{len(inputs)} rows cannot be cut into {schedule.num_microbatches} microbatches; use as many rows at least"
+        )
+
+
+class _Step:
+    def __init__(self, schedule, stages, group, inputs, targets, loss) -> None:
+        self.schedule, self.stages, self.group, self.loss = schedule, stages, group, loss
+        self.inputs, self.targets = (x.tensor_split(schedule.num_microbatches) for x in (inputs, targets))
+        self.rows = len(inputs)
+        self.here: dict[tuple[int, str, int], Tensor | Pending] = {}  # (stage, "F" or "B", m): what it works on
+        self.going: dict[Action, Pending] = {}  # sends; kept until what they carry is not needed any more
+        self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64)
+        self.split = {action[::2] for row in schedule.actions for action in row if action.op == Op.I}
+        self.last = schedule.num_stages - 1
+
+    def run(self) -> StepResult:
+        slots = []
+        with torch.no_grad() if self.schedule.is_forward_only else nullcontext():
+            for action in self.schedule.actions[self.group.rank]:
+                start_s = time.perf_counter()
+                with comm.label(str(action)):
+                    waited_s = self._do(action)
+                slots.append(Slot(self.group.rank, action, start_s + waited_s, time.perf_counter()))
+        for pending in self.going.values():
+            pending.wait()
+        with comm.label("losses"):
+            losses = comm.broadcast(self.losses, self.group, self.schedule.rank_of[self.last])
+        return StepResult(losses, tuple(slots))
+
+    def _do(self, action: Action) -> float:
+        """Do it; return how long it waited before it began."""
+        stage, op, m = action
+        if op in RECVS:
+            like = next(iter(self.stages.values())).travels(self.inputs[m])
+            self.here[stage, op[-1], m] = comm.recv(like, self.group, self._peer(action))
+        elif op in SENDS:
+            self.going[action] = comm.send(self.here.pop((stage, f"out {op[-1]}", m)), self.group, self._peer(action))
+        elif op == Op.W:
+            self.stages[stage].backward_weight(m)
+        else:
+            began_s = time.perf_counter()
+            x = self._what_came(stage, "F" if op == Op.F else "B", m)
+            waited_s = time.perf_counter() - began_s
+            if op == Op.F:
+                self._forward(stage, m, x)
+            else:
+                self._backward(stage, op, m, x)
+            return waited_s
+        return 0.0
+
+    def _peer(self, action: Action) -> int:
+        return self.schedule.rank_of[other_end(action).stage]
+
+    def _what_came(self, stage: int, way: str, m: int) -> Tensor | None:
+        """The input, or the gradient of the output; None where the loss begins."""
+        if (stage, way) == (0, "F"):
+            return self.inputs[m]
+        if (stage, way) == (self.last, "B"):
+            return None
+        came = self.here.pop((stage, way, m))
+        return came.wait() if isinstance(came, Pending) else came
+
+    def _forward(self, stage: int, m: int, x: Tensor) -> None:
+        loss = None
+        if stage == self.last:
+            share = len(self.inputs[m]) / self.rows  # of the batch: the mean over all rows is the sum of these
+            loss = lambda y: self.loss(y, self.targets[m]) * share  # noqa: E731
+        y = self.stages[stage].forward(m, x, loss, (stage, m) in self.split)
+        if loss:
+            self.losses[m] = y / share
+        else:
+            self._hand_on(stage, stage + 1, "F", m, y)
+
+    def _backward(self, stage: int, op: Op, m: int, gradient: Tensor | None) -> None:
+        if sent := self.going.pop(Action(stage, Op.SEND_F, m), None):
+            sent.wait()  # long ago: what it carried has come back
+        work = self.stages[stage].backward if op == Op.B else self.stages[stage].backward_input
+        of_x = work(m, gradient)
+        if stage:
+            self._hand_on(stage, stage - 1, "B", m, of_x)
+
+    def _hand_on(self, stage: int, to: int, way: str, m: int, x: Tensor) -> None:
+        """To another stage here, or to be sent."""
+        if self.schedule.rank_of[to] == self.group.rank:
+            self.here[to, way, m] = x
+        else:
+            self.here[stage, f"out {way}", m] = x

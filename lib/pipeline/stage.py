@@ -1,0 +1,139 @@
+"""A piece of the model on its rank, and what microbatches leave behind in it until they come back.
+
+The problem: autograd goes back through one graph, in one process. Here a microbatch's graph is in pieces, one in each
+stage, and several microbatches are under way at once. The idea: each stage cuts the graph at its own ends. Its input is
+a leaf, whose gradient is what the stage before wants; its backward begins with the gradient that the stage behind has
+sent.
+
+Read before: `lib/pipeline/action.py`. Chapter 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lib.deferred import PutOff, Queue
+from lib.model import GPT, GPTConfig
+
+
+class Stage:
+    """A module that works on microbatches one by one, forward and back.
+
+    Args:
+        module: from the output of the stage before to this one's, x[b, …, D] → y[b, …, D]. The first one's gets the
+            inputs, the last one's gives what `loss` takes.
+        width: D of what travels between stages: for inputs of shape [b, …] it is [b, …, D].
+        recompute: keep only the input of each microbatch, and compute forward again in backward.
+    """
+
+    def __init__(self, module: nn.Module, width: int, recompute: bool = False) -> None:
+        self.module, self.width, self.recompute = module, width, recompute
+        self._ends: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # microbatch -> input and output, with the graph between them
+        self._queues: dict[int, Queue] = {}  # microbatch -> weight gradients that were put off
+
+    def travels(self, inputs: Tensor) -> Tensor:
+        """An empty tensor like what goes to the next stage for these inputs of the first one, and back again."""
+        parameter = next(self.module.parameters())
+        return torch.empty(*inputs.shape, self.width, dtype=parameter.dtype, device=parameter.device)
+
+    def forward(
+        self, m: int, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None, split: bool = False
+    ) -> Tensor:
+        """y of microbatch m, or its loss. What backward needs is kept if gradients are on.
+
+        Args:
+            x: what came from the stage before; its gradient is what `backward` returns.
+            loss: of the last stage: from its output to a number.
+            split: backward will come in halves.
+        """
+        x = x.detach().requires_grad_(torch.is_grad_enabled() and x.is_floating_point())
+        queue = Queue()
+        off = PutOff(queue) if split else nullcontext()
+        with off:
+            y = self._compute(x, off)
+            y = loss(y) if loss else y
+        if torch.is_grad_enabled():
+            self._ends[m], self._queues[m] = (x, y), queue
+        return y.detach()
+
+    def _compute(self, x: Tensor, off: PutOff | nullcontext) -> Tensor:
+        if self.recompute:
+            return checkpoint(self.module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), off))
+        return self.module(x)
+
+    def backward(self, m: int, gradient: Tensor | None = None) -> Tensor | None:
+        """Both halves for microbatch m; the gradient of its input, None where that was no floating-point tensor."""
+        of_x = self.backward_input(m, gradient)
+        self.backward_weight(m)
+        return of_x
+
+    def backward_input(self, m: int, gradient: Tensor | None = None) -> Tensor | None:
+        """From the gradient of y, or from the loss, to that of x. What was split off for the weights is put off."""
+        x, y = self._ends.pop(m)
+        torch.autograd.backward(y, gradient)
+        return x.grad
+
+    def backward_weight(self, m: int) -> None:
+        """What was put off."""
+        self._queues.pop(m).run()
+
+    @property
+    def microbatches(self) -> int:
+        """How many are under way here: forward has been, and backward, or its second half, has not."""
+        return len(self._queues)
+
+
+def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
+    """Neighbours in so many parts that the most expensive one is as cheap as can be.
+
+    Raises:
+        ValueError: more parts than there are costs.
+    """
+    count = len(costs)
+    if not 1 <= num_parts <= count:
+        raise ValueError(f"{count} layers cannot be cut into {num_parts} stages; use {count} stages or fewer")
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    best: list[tuple[float, list[int]]] = [
+        (total, [0, i]) for i, total in enumerate(sums)
+    ]  # of the first i, in 1 part
+    for parts in range(2, num_parts + 1):
+        ways = []
+        for i in range(count + 1):
+            cuts = range(parts - 1, i)
+            found = min(((max(best[k][0], sums[i] - sums[k]), [*best[k][1], i]) for k in cuts), default=None)
+            ways.append(found or (float("inf"), []))
+        best = ways
+    edges = best[count][1]
+    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def layer_costs(config: GPTConfig) -> list[float]:
+    """Multiplications for one token of each block, those of the head with the last one; to look a word up is free."""
+    h, s = config.d_model, config.context
+    block = h * (config.d_qkv + h + 2 * config.d_mlp) + 2 * s * h
+    costs = [float(block)] * config.num_layers
+    costs[-1] += h * config.vocab_size
+    return costs
+
+
+def cut(model: GPT, num_stages: int) -> list[nn.Sequential]:
+    """A GPT in stages: the embedding with the first blocks, the head with the last, none much more expensive.
+
+    The stages' parameters are those of `model`. A tied weight is on two of them: see `sum_tied_gradients`.
+
+    Raises:
+        ValueError: more stages than blocks.
+    """
+    pieces = [[model.blocks[i] for i in part] for part in balanced(layer_costs(model.config), num_stages)]
+    pieces[0].insert(0, model.embed)
+    pieces[-1].append(model.head)
+    return [nn.Sequential(*piece) for piece in pieces]

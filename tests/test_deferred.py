@@ -1,0 +1,132 @@
+"""Backward in halves: the same gradients, the second half when it is asked for."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from lib import run
+from lib.deferred import PutOff, Queue, queue_here
+from lib.model import Block, GPTConfig
+from lib.tensor_parallel.block import ParallelBlock
+from lib.verify import gradients, largest_difference
+
+
+def block(dtype=torch.float32, **more):
+    torch.manual_seed(0)
+    return Block(GPTConfig(d_model=32, num_heads=4, context=8, **more)).to(dtype)
+
+
+def both_ways(model, x, forward=lambda model, x: model(x)):
+    """(output, gradient of x, weights' gradients) of autograd; and of halves: (output, of x, before, after)."""
+    twin, y_gradient = copy.deepcopy(model), torch.randn_like(model(x))
+    whole = x.clone().requires_grad_()
+    y = model(whole)
+    y.backward(y_gradient)
+    mine, queue = x.clone().requires_grad_(), Queue()
+    with PutOff(queue):
+        out = forward(twin, mine)
+    out.backward(y_gradient)
+    early = {name for name, p in twin.named_parameters() if p.grad is not None}
+    waiting = len(queue)
+    queue.run()
+    assert len(queue) == 0
+    return (y, whole.grad, gradients(model)), (out, mine.grad, gradients(twin)), early, waiting
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_halves_are_bitwise_the_whole(dtype):
+    right, halves, early, waiting = both_ways(block(dtype), torch.randn(2, 8, 32).to(dtype))
+    assert waiting == 4
+    assert early == {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}
+    assert torch.equal(halves[0], right[0]) and torch.equal(halves[1], right[1])
+    assert halves[2].keys() == right[2].keys()
+    for name, gradient in right[2].items():
+        assert torch.equal(halves[2][name], gradient), name
+
+
+def test_a_stage_that_is_computed_again():
+    queues = []
+
+    def forward(model, x):
+        queue = queue_here()
+        queues.append(queue)
+        modes = lambda: (PutOff(queue), PutOff(queue))  # noqa: E731
+        return checkpoint(model, x, use_reentrant=False, context_fn=modes)
+
+    right, halves, early, waiting = both_ways(block(torch.float64), torch.randn(2, 8, 32).double(), forward)
+    assert waiting == 4 and queues[0] is not None
+    for name, gradient in right[2].items():
+        torch.testing.assert_close(halves[2][name], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_of_microbatches_add_up_and_hooks_run_then():
+    layer, queue, ran = nn.Linear(3, 2), Queue(), []
+    layer.weight.register_post_accumulate_grad_hook(lambda p: ran.append(p))
+    x = torch.randn(4, 3)
+    for part in x.split(2):
+        with PutOff(queue):
+            y = layer(part)
+        y.sum().backward()
+    assert layer.weight.grad is None and not ran
+    queue.run()
+    assert len(ran) == 2
+    torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(2, 3))
+    torch.testing.assert_close(layer.bias.grad, torch.full((2,), 4.0))
+
+
+def test_frozen_weights_and_evaluation_put_nothing_off():
+    layer, queue = nn.Linear(3, 2).requires_grad_(False), Queue()
+    with PutOff(queue):
+        layer(torch.randn(1, 3, requires_grad=True)).sum().backward()
+        with torch.no_grad():
+            nn.Linear(3, 2)(torch.randn(1, 3))
+    assert len(queue) == 0
+
+
+def test_a_weight_that_is_made_of_another():
+    base, queue = torch.randn(2, 3, requires_grad=True), Queue()
+    with PutOff(queue):
+        y = linear(torch.ones(1, 3), 2 * base)
+    y.sum().backward()
+    assert base.grad is None
+    queue.run()
+    torch.testing.assert_close(base.grad, torch.full((2, 3), 2.0))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("kv_heads", [None, 1])
+def test_tensor_parallel_layers_put_off_theirs(sequence_parallel, kv_heads):
+    def both(world):
+        serial = block(torch.float64, num_kv_heads=kv_heads)
+        parallel, found = ParallelBlock(serial, world, sequence_parallel), []
+        x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1)).double()
+        x = x.chunk(2, 1)[world.rank] if sequence_parallel else x
+        for queue in (None, Queue()):
+            parallel.zero_grad()
+            mine = x.clone().requires_grad_()
+            with nullcontext() if queue is None else PutOff(queue):
+                y = parallel(mine)
+            y.square().sum().backward()
+            waiting = len(queue) if queue is not None else 4
+            if queue is not None:
+                queue.run()
+            found.append((mine.grad, gradients(parallel), waiting))
+        return found
+
+    for (of_x, wanted, _), (mine, got, waiting) in run(both, 2):
+        assert waiting == 4
+        torch.testing.assert_close(mine, of_x, rtol=1e-12, atol=1e-14)
+        assert largest_difference(got, wanted) < 1e-14
+
+
+def test_outside_there_is_no_queue():
+    assert queue_here() is None
+    with torch.device("cpu"):  # another mode of torch's
+        assert queue_here() is None
+        with PutOff(Queue()) as mode:
+            assert queue_here() is mode.queue

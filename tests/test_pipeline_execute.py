@@ -1,0 +1,170 @@
+"""Schedules that are really run: the one-process model's losses, gradients and weights, in the predicted order."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lib import run
+from lib.model import GPT, GPTConfig, mean_loss
+from lib.pipeline.action import Action, Op, Schedule, ScheduleError
+from lib.pipeline.execute import execute, timeline
+from lib.pipeline.gpipe import gpipe, naive
+from lib.pipeline.interleaved import interleaved
+from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.stage import Stage, cut
+from lib.pipeline.step import clip_gradients, sum_tied_gradients
+from lib.pipeline.zero_bubble import zb_h1, zb_h2
+from lib.verify import largest_difference
+
+CONFIG = GPTConfig(vocab_size=64, context=8, d_model=16, num_layers=8, num_heads=4, tied=False)
+ROWS = 10  # over 4 microbatches: 3, 3, 2, 2
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.context + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def model_of(config=CONFIG):
+    torch.manual_seed(0)
+    return GPT(config).double()
+
+
+def serial(steps=3):
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, targets = batch(step)
+        loss = mean_loss(model(inputs), targets)
+        loss.backward()
+        losses.append(loss.item())
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+    return losses, gradients, dict(model.named_parameters())
+
+
+def trains(world, schedule, recompute, steps=3):
+    """(losses, this rank's gradients of the last step, its weights after it)."""
+    model = model_of()
+    names = {id(p): name for name, p in model.named_parameters()}
+    pieces = cut(model, schedule.num_stages)
+    stages = {
+        s: Stage(piece, CONFIG.d_model, recompute)
+        for s, piece in enumerate(pieces)
+        if schedule.rank_of[s] == world.rank
+    }
+    mine = [p for stage in stages.values() for p in stage.module.parameters()]
+    optimizer = torch.optim.AdamW(mine, lr=1e-2)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, targets = batch(step)
+        result = execute(schedule, stages, world, inputs, targets, mean_loss)
+        sizes = torch.tensor([len(part) for part in inputs.tensor_split(schedule.num_microbatches)])
+        losses.append((result.losses * sizes).sum().item() / ROWS)
+        gradients = {names[id(p)]: p.grad.clone() for p in mine}
+        optimizer.step()
+        assert all(stage.microbatches == 0 for stage in stages.values())
+    return losses, gradients, {names[id(p)]: p.detach() for p in mine}
+
+
+def schedules(n):
+    yield from (naive(n, 2), gpipe(n, 4), gpipe(n, 4, last_first=True), one_f_one_b(n, 4), zb_h1(n, 4), zb_h2(n, 4))
+    if n < 8:
+        yield interleaved(n, 4, 2)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_losses_gradients_and_weights_are_the_serial_ones(n, recompute):
+    wanted_losses, wanted_gradients, wanted = serial()
+    for schedule in schedules(n):
+        ranks = run(trains, n, schedule, recompute)
+        gradients = {name: g for _, part, _ in ranks for name, g in part.items()}
+        weights = {name: p for _, _, part in ranks for name, p in part.items()}
+        for losses, *_ in ranks:
+            assert losses == pytest.approx(wanted_losses, rel=1e-12), schedule.name
+        assert largest_difference(gradients, wanted_gradients) < 1e-12, schedule.name
+        assert largest_difference(weights, wanted) < 1e-8, schedule.name
+
+
+def test_a_schedule_that_somebody_typed():
+    typed = Schedule.from_text("0F0 0F1 0I0 0W0 0B1\n1F0 1B0 1F1 1I1 1W1")
+    ranks = run(trains, 2, typed, False, 1)
+    assert ranks[0][0] == pytest.approx(serial(1)[0], rel=1e-12)
+
+
+def test_halves_give_the_same_bits():
+    whole, halves = (run(trains, 2, schedule, False, 1) for schedule in (one_f_one_b(2, 4), zb_h1(2, 4)))
+    for (_, one, _), (_, other, _) in zip(whole, halves, strict=True):
+        for name, gradient in one.items():
+            assert torch.equal(other[name], gradient), name
+
+
+def clips(world, schedule, config, max_norm):
+    """The norm before, and this rank's gradients after a step with a tied weight."""
+    model = model_of(config)
+    names = {id(p): name for name, p in model.named_parameters()}
+    pieces = cut(model, schedule.num_stages)
+    stages = {s: Stage(pieces[s], config.d_model) for s, rank in enumerate(schedule.rank_of) if rank == world.rank}
+    execute(schedule, stages, world, *batch(0), mean_loss)
+    sum_tied_gradients(stages, schedule, world)
+    norm = clip_gradients(stages, schedule, world, max_norm, tied=True)
+    mine = [p for stage in stages.values() for p in stage.module.parameters()]
+    return norm, {names[id(p)]: p.grad for p in mine}
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(1, 4), zb_h1(2, 4), interleaved(2, 4, 2)], ids=lambda s: s.name)
+def test_a_tied_weight_and_the_norm_of_all_stages(schedule):
+    config = replace(CONFIG, tied=True)
+    model = model_of(config)
+    mean_loss(model(batch(0)[0]), batch(0)[1]).backward()
+    wanted = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    right = {name: p.grad for name, p in model.named_parameters()}
+    ranks = run(clips, schedule.num_ranks, schedule, config, 0.1)
+    for norm, gradients in ranks:
+        assert norm.item() == pytest.approx(wanted.item(), rel=1e-12)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, right[name], rtol=1e-10, atol=1e-14)
+    tied = [gradients["embed.token.weight"] for _, gradients in ranks]
+    assert all(torch.equal(tied[0], other) for other in tied)
+
+
+def evaluates(world, schedule):
+    model = model_of()
+    stage = Stage(cut(model, 2)[world.rank], CONFIG.d_model)
+    result = execute(schedule, {world.rank: stage}, world, *batch(0), mean_loss)
+    return result, stage.microbatches
+
+
+def test_an_evaluation():
+    forward = Schedule.from_text("0F0 0F1\n1F0 1F1")
+    ranks = run(evaluates, 2, forward)
+    assert ranks[0][0].losses.mean().item() == pytest.approx(serial(1)[0][0], rel=1e-12)
+    seen = timeline(forward, [result for result, _ in ranks])
+    assert [kept for _, kept in ranks] == [0, 0]
+    assert sorted(slot.action for slot in seen.compute) == [Action(s, Op.F, m) for s in (0, 1) for m in (0, 1)]
+
+
+def misfit(world, schedule, rows, stages):
+    stage = Stage(torch.nn.Linear(4, 4), 4)
+    try:
+        execute(schedule, dict.fromkeys(stages, stage), world, torch.randn(rows, 4), torch.randn(rows, 4), mean_loss)
+    except ScheduleError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rows", "stages", "message"),
+    [
+        (gpipe(3, 2), 4, [0], "GPipe is for 3 ranks; world has 2"),
+        (gpipe(2, 2), 4, [5], "has the stages [5]; GPipe gives it [0]"),
+        (gpipe(2, 8), 4, [0], "4 rows cannot be cut into 8 microbatches"),
+    ],
+)
+def test_what_does_not_fit_is_named(schedule, rows, stages, message):
+    assert message in run(misfit, 2, schedule, rows, stages)[0]

@@ -1,0 +1,68 @@
+"""A stage's two ends, and where a model is cut."""
+
+import pytest
+import torch
+from torch import nn
+
+from lib.model import GPT, GPTConfig
+from lib.pipeline.stage import Stage, balanced, cut, layer_costs
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+def test_two_stages_are_one_model(split, recompute):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6).double() for _ in range(2)]
+    whole = nn.Sequential(*layers)
+    x = torch.randn(3, 6).double()
+    wanted = torch.autograd.grad(whole(x).square().mean(), list(whole.parameters()))
+    first, second = (Stage(layer, 6, recompute) for layer in layers)
+    y = first.forward(0, x, split=split)
+    loss = second.forward(0, y, lambda z: z.square().mean(), split)
+    assert loss.dim() == 0 and not loss.requires_grad and second.microbatches == 1
+    back = second.backward_input(0) if split else second.backward(0)
+    (first.backward_input if split else first.backward)(0, back)
+    if split:
+        assert all(p.grad is None for p in whole.parameters())
+        second.backward_weight(0)
+        first.backward_weight(0)
+    assert first.microbatches == second.microbatches == 0
+    for p, gradient in zip(whole.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-12, atol=1e-15)
+
+
+def test_an_evaluation_keeps_nothing():
+    stage = Stage(nn.Linear(4, 4), 4)
+    with torch.no_grad():
+        stage.forward(0, torch.randn(2, 4))
+    assert stage.microbatches == 0
+
+
+def cheapest(costs, parts):
+    """By trying all."""
+    from itertools import combinations
+
+    ways = combinations(range(1, len(costs)), parts - 1)
+    return min(max(sum(costs[a:b]) for a, b in zip((0, *w), (*w, len(costs)), strict=True)) for w in ways)
+
+
+def test_parts_are_as_equal_as_can_be():
+    generator = torch.Generator().manual_seed(0)
+    for count in range(1, 9):
+        costs = torch.randint(1, 9, (count,), generator=generator).tolist()
+        for parts in range(1, count + 1):
+            found = balanced(costs, parts)
+            assert [i for part in found for i in part] == list(range(count)) and all(found)
+            assert max(sum(costs[i] for i in part) for part in found) == cheapest(costs, parts)
+
+
+def test_a_gpt_is_cut_by_cost():
+    config = GPTConfig(vocab_size=4096, d_model=32, num_layers=8, num_heads=4)
+    assert layer_costs(config)[-1] > 5 * layer_costs(config)[0], "a head of so many words weighs more than blocks"
+    model = GPT(config)
+    pieces = cut(model, 3)
+    assert [len(piece) for piece in pieces] == [4, 4, 2]  # with embedding and head
+    tokens = torch.randint(4096, (2, 8))
+    torch.testing.assert_close(nn.Sequential(*pieces)(tokens), model(tokens), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="8 layers cannot be cut into 9 stages; use 8 stages or fewer"):
+        cut(model, 9)
