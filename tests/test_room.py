@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -290,9 +291,17 @@ def fill(folder):
 
 def fills_and_prints(world, folder):
     if world.rank == 1:
+        time.sleep(0.3)  # the other rank's result is written
         fill(folder)
         for _ in range(10_000):
             print("x" * 100)
+
+
+def returns_when_it_is_full(world, folder):
+    if world.rank == 1:
+        fill(folder)
+    while shutil.disk_usage(folder).free:
+        time.sleep(0.01)
 
 
 def fills_and_calls(world, folder):
@@ -323,6 +332,13 @@ def test_a_rank_fills_the_disk(fault, argument, what, tiny_disk, capsys):
     (tiny_disk / "mine").unlink(missing_ok=True)
     assert not os.listdir(tiny_disk)
     assert run(lambda world: world.rank, 2) == [0, 1]
+
+
+@pytest.mark.usefixtures("machine")
+def test_not_a_byte_of_a_result_fits(tiny_disk, capsys):
+    with pytest.raises(RankError, match=SAYS.format(tiny_disk, r"the result takes [\d.]+ (bytes|kB)")) as caught:
+        run(returns_when_it_is_full, 2, str(tiny_disk))
+    assert re.match(r"rank \d of 2 returned a NoneType that cannot be sent: ", str(caught.value))
 
 
 @pytest.mark.usefixtures("machine")
