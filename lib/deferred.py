@@ -43,13 +43,16 @@ class Queue:
 
 
 class PutOff(TorchFunctionMode):
-    """Inside, linear layers are computed so that their backward puts the gradients of weight and bias into `queue`.
+    """Inside, linear layers are computed so that their backward puts off the gradients of weight and bias. For example:
 
-    queue = Queue()
-    with PutOff(queue):
-        y = stage(x)
-    y.backward(gradient)  # x.grad is there, weights have none yet
-    queue.run()           # now they have
+        queue = Queue()
+        with PutOff(queue):
+            y = stage(x)
+        y.backward(gradient)  # x.grad is there, weights have none yet
+        queue.run()  # now they have
+
+    Args:
+        queue: where they are put.
     """
 
     def __init__(self, queue: Queue) -> None:
