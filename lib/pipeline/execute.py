@@ -45,7 +45,7 @@ def timeline(schedule: Schedule, results: Iterable[StepResult]) -> Timeline:
     slots = [slot for result in results for slot in result.slots]
     zero = min(slot.start for slot in slots)
     moved = (slot._replace(start=slot.start - zero, end=slot.end - zero) for slot in slots)
-    return Timeline(schedule, tuple(sorted(moved, key=lambda slot: (slot.start, slot.rank))))
+    return Timeline.of(schedule, moved)
 
 
 def execute(

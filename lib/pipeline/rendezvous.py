@@ -52,4 +52,4 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
             stage, op, m = other_end(action)
             waits[rank] = place[rank], (stage, (op,), m)
         raise ScheduleError(stuck(schedule, waits))
-    return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.start, slot.rank))))
+    return Timeline.of(schedule, slots)

@@ -5,7 +5,7 @@ before, a backward the gradient from the stage behind and its own forward, a wei
 another rank has travelled. From that follows everything that people want to know of a schedule: how long a step takes,
 who waits when, and how many microbatches a rank has to keep.
 
-Pure Python and O(number of actions): 64 ranks with 1024 microbatches take less than a second.
+Pure Python and O(number of actions): 64 ranks with 1024 microbatches, 131,072 actions, take about a second.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ class Timeline:
 
     schedule: Schedule
     slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule, slots: Iterable[Slot]) -> Timeline:
+        """Of slots in any order."""
+        return cls(schedule, tuple(sorted(slots, key=lambda slot: (slot.start, slot.rank))))
 
     @cached_property
     def compute(self) -> tuple[Slot, ...]:
@@ -182,7 +187,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
             place[rank] += 1
     if waiting:
         raise ScheduleError(stuck(schedule, {rank: (place[rank], producer(key)) for key, rank in waiting.items()}))
-    return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.start, slot.rank))))
+    return Timeline.of(schedule, slots)
 
 
 def producer(key: Key) -> tuple[int, tuple[Op, ...], int]:

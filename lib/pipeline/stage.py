@@ -33,10 +33,9 @@ class Stage:
 
     def __init__(self, module: nn.Module, width: int, recompute: bool = False) -> None:
         self.module, self.width, self.recompute = module, width, recompute
-        self._ends: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # microbatch -> input and output, with the graph between them
-        self._queues: dict[int, Queue] = {}  # microbatch -> weight gradients that were put off
+        # By microbatch: input and output, with the graph between them; weight gradients that were put off.
+        self._ends: dict[int, tuple[Tensor, Tensor]] = {}
+        self._queues: dict[int, Queue] = {}
 
     def travels(self, inputs: Tensor) -> Tensor:
         """An empty tensor like what goes to the next stage for these inputs of the first one, and back again."""
