@@ -18,7 +18,7 @@ FLOORS = {
         *("link", "hardware", "planner", "svg", "explorer", "show"),
     ],
     "B": ["launch", "processes", "server", "rank", "mesh", "transfer", "comm"],
-    "C": ["wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory", "pretend"],
+    "C": ["clip", "wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory", "pretend"],
     "D": ["data_parallel", "tensor_parallel", "pipeline"],
     "E": [
         "parallel3d",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lib import comm
+from lib.clip import scale_to_norm
 from lib.mesh import Group
 
 Shards = Sequence[Tensor]
@@ -183,11 +183,7 @@ def clip_shards(shards: Shards, group: Group, max_norm: float) -> Tensor:
         The norm that it was, [].
     """
     mine = torch.stack([_square_of_norm(shard) for shard in shards]).sum()
-    with comm.label("norm"):
-        norm = comm.all_reduce(mine, group).sqrt()
-    for shard in shards:
-        shard.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    return scale_to_norm(shards, mine, group, max_norm)
 
 
 def _square_of_norm(x: Tensor) -> Tensor:

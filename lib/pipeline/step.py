@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lib import comm
+from lib.clip import scale_to_norm
 from lib.mesh import Group
 from lib.model import Embed, Head
 from lib.pipeline.action import Schedule
@@ -52,11 +53,7 @@ def clip_gradients(
     gradients = {id(p): p.grad for p in _parameters(stages) if p.grad is not None}
     squares = [g.square().sum() for key, g in gradients.items() if again is None or key != id(again)]
     total = torch.stack(squares).sum() if squares else torch.zeros(())
-    with comm.label("norm"):
-        norm = comm.all_reduce(total, group).sqrt()
-    for gradient in gradients.values():
-        gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    return scale_to_norm(gradients.values(), total, group, max_norm)
 
 
 def _ends(schedule: Schedule, group: Group) -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lib import comm
+from lib.clip import scale_to_norm
 from lib.layout import once, parts, unshard
 from lib.mesh import Group
 from lib.model import GPT, Embed, Head
@@ -124,11 +124,7 @@ class TensorParallelGPT(nn.Module):
         """
         own = {id(p): (p.grad, placement) for p, placement in parts(self).values() if p.grad is not None}
         squares = [once(grad.square(), placement, self.group) for grad, placement in own.values()]
-        with comm.label("norm"):
-            norm = comm.all_reduce(torch.stack(squares).sum(), self.group).sqrt()
-        for grad, _ in own.values():
-            grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+        return scale_to_norm((grad for grad, _ in own.values()), torch.stack(squares).sum(), self.group, max_norm)
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
