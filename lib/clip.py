@@ -10,13 +10,24 @@ from lib import comm
 from lib.mesh import Group
 
 
-def scale_to_norm(gradients: Iterable[Tensor], square: Tensor, group: Group, max_norm: float) -> Tensor:
-    """Scale gradients in place so that the norm over all ranks is at most `max_norm`; return the norm that it was, [].
+def scale_to_norm(
+    gradients: Iterable[Tensor],
+    square: Tensor,
+    group: Group,
+    max_norm: float,
+) -> Tensor:
+    """Scale gradients so that the norm over all ranks is at most `max_norm`.
 
-    One all-reduce of a single number. Without it each rank would have a norm of its own, and scale by another factor.
+    One all-reduce of a number. Without it each rank would have a norm of its
+    own, and scale by another factor.
 
     Args:
-        square: of the norm of what counts on this rank: what several ranks have counts on one of them.
+        gradients: scaled in place.
+        square: of the norm of what counts on this rank; what several ranks
+            have counts on one of them.
+
+    Returns:
+        The norm that it was, [].
     """
     with comm.label("norm"):
         norm = comm.all_reduce(square, group).sqrt()
