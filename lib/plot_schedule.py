@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from lib import plot
-from lib.pipeline.action import Op
+from lib.pipeline.gantt import KIND
 from lib.pipeline.simulate import Timeline
 from lib.svg import Figure
-
-KIND = {Op.F: "forward", Op.B: "backward", Op.I: "backward", Op.W: "weight"}
 
 
 def bars_of(timeline: Timeline, scale: float = 1.0) -> list[plot.Bar]:

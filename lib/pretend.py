@@ -8,9 +8,13 @@ gradients are real tensors, so that all hooks, schedules and messages around it 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from lib.deferred import queue_here
 
 
 class Pretend(nn.Module):
@@ -19,27 +23,39 @@ class Pretend(nn.Module):
     Args:
         num_parameters: of its only weight, [num_parameters].
         forward_s, backward_s: how long it sleeps.
+        weight_s: how much longer for the gradient of its weight, which can be put off (`lib.deferred`).
     """
 
-    def __init__(self, num_parameters: int, forward_s: float, backward_s: float) -> None:
+    def __init__(self, num_parameters: int, forward_s: float, backward_s: float, weight_s: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(num_parameters))
-        self.forward_s, self.backward_s = forward_s, backward_s
+        self.forward_s, self.backward_s, self.weight_s = forward_s, backward_s, weight_s
 
     def forward(self, x: Tensor) -> Tensor:
-        return Sleep.apply(x, self.weight, self.forward_s, self.backward_s)
+        queue = queue_here()
+        if queue is None:
+            return Sleep.apply(x, self.weight, self.forward_s, self.backward_s + self.weight_s, None)
+        return Sleep.apply(x, self.weight.detach(), self.forward_s, self.backward_s, partial(queue.put, self._later))
+
+    def _later(self) -> None:
+        time.sleep(self.weight_s)
+        self.weight.backward(torch.ones_like(self.weight))
 
 
 class Sleep(torch.autograd.Function):
-    """x + weight[0], after a while; backward takes its time, too."""
+    """x + weight[0], after a while; backward takes its time, too, and then calls `done` if it is given."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, forward_s: float, backward_s: float) -> Tensor:
-        ctx.size, ctx.backward_s = weight.shape, backward_s
+    def forward(
+        ctx, x: Tensor, weight: Tensor, forward_s: float, backward_s: float, done: Callable[[], None] | None
+    ) -> Tensor:
+        ctx.size, ctx.backward_s, ctx.done = weight.shape, backward_s, done
         time.sleep(forward_s)
         return x + weight[0]
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
         time.sleep(ctx.backward_s)
-        return gradient, torch.ones(ctx.size), None, None
+        if ctx.done:
+            ctx.done()
+        return gradient, torch.ones(ctx.size) if ctx.needs_input_grad[1] else None, None, None, None

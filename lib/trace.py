@@ -49,13 +49,22 @@ class CommEvent:
 
 @dataclass(frozen=True)
 class Span:
-    """Something else that a rank did: `kind` is one of `forward`, `backward`, `weight`, `optimizer`, `compute`."""
+    """Something else that a rank did, or should have.
+
+    Args:
+        rank: global rank that did it.
+        kind: `forward`, `backward`, `weight`, `optimizer` or `compute`.
+        label: what it was, for people.
+        start_s, end_s: when.
+        lane: the row of the rank in which Perfetto shows it: `compute`, or `predicted`.
+    """
 
     rank: int
     kind: str
     label: str
     start_s: float
     end_s: float
+    lane: str = "compute"
 
 
 @dataclass
@@ -120,12 +129,13 @@ class Trace:
             ]
         lanes: dict[tuple[int, str], list[Span | CommEvent]] = defaultdict(list)
         for item in [*self.spans, *self.events]:
-            lanes[item.rank, f"network {item.axis}" if isinstance(item, CommEvent) else "compute"].append(item)
+            lanes[item.rank, f"network {item.axis}" if isinstance(item, CommEvent) else item.lane].append(item)
         threads: dict[tuple[int, str], int] = {}
         place: dict[int, int] = {}  # id of an item -> its thread
         for (rank, lane), items in sorted(lanes.items()):
             # Slices of a thread may hold each other but not overlap: calls that do get threads side by side.
-            rows = [0] * len(items) if lane == "compute" else stack([(x.start_s, x.end_s) for x in items])
+            nested = isinstance(items[0], Span)
+            rows = [0] * len(items) if nested else stack([(x.start_s, x.end_s) for x in items])
             for item, row in zip(items, rows, strict=True):
                 name = f"{lane} {row + 1}" if row else lane
                 place[id(item)] = threads.setdefault((rank, name), len(threads))

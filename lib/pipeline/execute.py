@@ -3,7 +3,8 @@
 The problem: a loop for each schedule, with sends and receives between its lines, is where pipelines hang. The idea: an
 interpreter. It takes the rank's actions one by one and knows nothing of 1F1B. Each message starts when its action
 comes, and nobody waits for it there: a compute action waits for what it needs. A send that blocks would cost the
-overlap that the schedule was made for.
+overlap that the schedule was made for. What a send carries is kept until a message from its receiver tells that it has
+been used.
 
 Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 9.
 """
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lib import comm
+from lib import comm, trace
 from lib.comm import Pending
 from lib.mesh import Group
 from lib.pipeline.action import RECVS, SENDS, Action, Op, Schedule, ScheduleError
-from lib.pipeline.lower import lower, other_end
+from lib.pipeline.gantt import KIND
+from lib.pipeline.lower import lower, other_end, proves
 from lib.pipeline.simulate import Slot, Timeline
 from lib.pipeline.stage import Stage
 
@@ -91,8 +93,10 @@ class _Step:
         self.schedule, self.stages, self.group, self.loss = schedule, stages, group, loss
         self.inputs, self.targets = (x.tensor_split(schedule.num_microbatches) for x in (inputs, targets))
         self.rows = len(inputs)
-        self.here: dict[tuple[int, str, int], Tensor | Pending] = {}  # (stage, "F" or "B", m): what it works on
-        self.going: dict[Action, Pending] = {}  # sends; kept until what they carry is not needed any more
+        # What there is to compute with, by the receive that would bring it, and to send, by its send.
+        self.here: dict[Action, Tensor | Pending] = {}
+        self.going: dict[Action, Pending] = {}  # sends that may still be on their way
+        self.through = proves(schedule, group.rank)
         self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64)
         self.split = {action[::2] for row in schedule.actions for action in row if action.op == Op.I}
         self.last = schedule.num_stages - 1
@@ -101,10 +105,9 @@ class _Step:
         slots = []
         with torch.no_grad() if self.schedule.is_forward_only else nullcontext():
             for action in self.schedule.actions[self.group.rank]:
-                start_s = time.perf_counter()
                 with comm.label(str(action)):
-                    waited_s = self._do(action)
-                slots.append(Slot(self.group.rank, action, start_s + waited_s, time.perf_counter()))
+                    start_s = self._do(action)
+                slots.append(Slot(self.group.rank, action, start_s, time.perf_counter()))
         for pending in self.going.values():
             pending.wait()
         with comm.label("losses"):
@@ -112,37 +115,42 @@ class _Step:
         return StepResult(losses, tuple(slots))
 
     def _do(self, action: Action) -> float:
-        """Do it; return how long it waited before it began."""
+        """Do it; return when it began, which is when it had waited for what it needs."""
         stage, op, m = action
+        start_s = time.perf_counter()
         if op in RECVS:
             like = next(iter(self.stages.values())).travels(self.inputs[m])
-            self.here[stage, op[-1], m] = comm.recv(like, self.group, self._peer(action))
+            self.here[action] = comm.recv(like, self.group, self._peer(action))
         elif op in SENDS:
-            self.going[action] = comm.send(self.here.pop((stage, f"out {op[-1]}", m)), self.group, self._peer(action))
-        elif op == Op.W:
-            self.stages[stage].backward_weight(m)
+            self.going[action] = comm.send(self.here.pop(action), self.group, self._peer(action))
         else:
-            began_s = time.perf_counter()
-            x = self._what_came(stage, "F" if op == Op.F else "B", m)
-            waited_s = time.perf_counter() - began_s
-            if op == Op.F:
-                self._forward(stage, m, x)
-            else:
-                self._backward(stage, op, m, x)
-            return waited_s
-        return 0.0
+            x = None if op == Op.W else self._what_came(Action(stage, Op.RECV_F if op == Op.F else Op.RECV_B, m))
+            start_s = time.perf_counter()
+            with trace.span(KIND[op], str(action)):
+                if op == Op.F:
+                    self._forward(stage, m, x)
+                elif op == Op.W:
+                    self.stages[stage].backward_weight(m)
+                else:
+                    self._backward(stage, op, m, x)
+        return start_s
 
     def _peer(self, action: Action) -> int:
         return self.schedule.rank_of[other_end(action).stage]
 
-    def _what_came(self, stage: int, way: str, m: int) -> Tensor | None:
+    def _what_came(self, receive: Action) -> Tensor | None:
         """The input, or the gradient of the output; None where the loss begins."""
-        if (stage, way) == (0, "F"):
+        stage, op, m = receive
+        if (stage, op) == (0, Op.RECV_F):
             return self.inputs[m]
-        if (stage, way) == (self.last, "B"):
+        if (stage, op) == (self.last, Op.RECV_B):
             return None
-        came = self.here.pop((stage, way, m))
-        return came.wait() if isinstance(came, Pending) else came
+        came = self.here.pop(receive)
+        if isinstance(came, Pending):
+            came = came.wait()
+            for send in self.through[receive]:
+                self.going.pop(send).wait()
+        return came
 
     def _forward(self, stage: int, m: int, x: Tensor) -> None:
         loss = None
@@ -153,19 +161,16 @@ class _Step:
         if loss:
             self.losses[m] = y / share
         else:
-            self._hand_on(stage, stage + 1, "F", m, y)
+            self._hand_on(Action(stage, Op.SEND_F, m), y)
 
     def _backward(self, stage: int, op: Op, m: int, gradient: Tensor | None) -> None:
-        if sent := self.going.pop(Action(stage, Op.SEND_F, m), None):
-            sent.wait()  # long ago: what it carried has come back
         work = self.stages[stage].backward if op == Op.B else self.stages[stage].backward_input
         of_x = work(m, gradient)
         if stage:
-            self._hand_on(stage, stage - 1, "B", m, of_x)
+            self._hand_on(Action(stage, Op.SEND_B, m), of_x)
 
-    def _hand_on(self, stage: int, to: int, way: str, m: int, x: Tensor) -> None:
+    def _hand_on(self, send: Action, x: Tensor) -> None:
         """To another stage here, or to be sent."""
-        if self.schedule.rank_of[to] == self.group.rank:
-            self.here[to, way, m] = x
-        else:
-            self.here[stage, f"out {way}", m] = x
+        receive = other_end(send)
+        is_here = self.schedule.rank_of[receive.stage] == self.group.rank
+        self.here[receive if is_here else send] = x

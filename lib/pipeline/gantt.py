@@ -1,10 +1,13 @@
-"""A timeline in letters, for a terminal, a test and an error."""
+"""A timeline in letters, for a terminal, a test and an error; and as a trace, for Perfetto."""
 
 from __future__ import annotations
 
+from lib.pipeline.action import Op
 from lib.pipeline.simulate import Timeline
+from lib.trace import Span, Trace
 
 IDLE, GOES_ON = "·", "-"
+KIND = {Op.F: "forward", Op.B: "backward", Op.I: "backward", Op.W: "weight"}  # as traces and pictures call them
 
 
 def gantt(timeline: Timeline, unit: float | None = None) -> str:
@@ -30,3 +33,20 @@ def gantt(timeline: Timeline, unit: float | None = None) -> str:
             line += f"{name}{GOES_ON * (max(end - len(line), wide) - len(name) - 1)} "
         lines.append(f"rank {rank}  {line.rstrip()}")
     return "\n".join(lines)
+
+
+def to_trace(timeline: Timeline, unit_s: float = 1.0, lane: str = "compute") -> Trace:
+    """The timeline as spans, without messages. For example, measured and predicted in one file:
+
+        both = [to_trace(measured), to_trace(predicted, unit_s=0.01, lane="predicted")]
+        Trace.merge(both).save("pipeline.json")
+
+    Args:
+        unit_s: seconds of the timeline's unit; 1 for what `execute` has measured.
+        lane: the row of each rank that they are shown in.
+    """
+    spans = [
+        Span(rank, KIND[action.op], str(action), unit_s * start, unit_s * end, lane)
+        for rank, action, start, end in timeline.compute
+    ]
+    return Trace(spans=spans)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from lib.pipeline.action import Action, Op, Schedule
+from lib.pipeline.action import SENDS, Action, Op, Schedule
 from lib.pipeline.simulate import Costs, simulate
 
 
@@ -58,6 +58,43 @@ def message_behind(action: Action, schedule: Schedule) -> tuple[int, Action, Act
         return None
     peer = schedule.rank_of[receive.stage]
     return None if peer == schedule.rank_of[stage] else (peer, send, receive)
+
+
+def message_before(action: Action, schedule: Schedule) -> tuple[int, Action] | None:
+    """(the other rank, its send) of what an action needs from another rank; None if there is nothing."""
+    stage, op, m = action
+    if op not in (Op.F, Op.B, Op.I):
+        return None
+    send = other_end(Action(stage, Op.RECV_F if op == Op.F else Op.RECV_B, m))
+    if not 0 <= send.stage < schedule.num_stages:
+        return None
+    peer = schedule.rank_of[send.stage]
+    return None if peer == schedule.rank_of[stage] else (peer, send)
+
+
+def proves(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
+    """What a receive on this rank tells of its sends: what the peer had used before it sent this.
+
+    A send may end long after it was begun, and what it carries must be kept until then. To ask takes time, and gloo
+    does not know before it is waited for. But a peer that answers has had the question.
+
+    Args:
+        schedule: with its messages.
+
+    Returns:
+        Receive → sends to the same peer that are through when it is. The last messages of a step nobody answers.
+    """
+    through: dict[Action, list[Action]] = {}
+    for peer in {*range(schedule.num_ranks)} - {rank}:
+        used: list[Action] = []
+        for action in schedule.actions[peer]:
+            if action.op in SENDS and schedule.rank_of[other_end(action).stage] == rank:
+                through[other_end(action)], used = used, []
+            elif message := message_before(action, schedule):
+                src, send = message
+                if src == rank:
+                    used.append(send)
+    return through
 
 
 def other_end(action: Action) -> Action:

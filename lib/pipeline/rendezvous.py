@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from lib.pipeline.action import Action, Schedule, ScheduleError
 from lib.pipeline.lower import lower, other_end
-from lib.pipeline.simulate import Costs, Slot, Timeline, stuck
+from lib.pipeline.simulate import Costs, Slot, Timeline, Wait, stuck
 
 
 def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
@@ -50,6 +50,6 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         waits = {}
         for action, rank in at.items():
             stage, op, m = other_end(action)
-            waits[rank] = place[rank], (stage, (op,), m)
+            waits[rank] = Wait(place[rank], stage, (op,), m)
         raise ScheduleError(stuck(schedule, waits))
     return Timeline.of(schedule, slots)

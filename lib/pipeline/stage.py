@@ -27,11 +27,12 @@ class Stage:
     Args:
         module: from the output of the stage before to this one's, x[b, …, D] → y[b, …, D]. The first one's gets the
             inputs, the last one's gives what `loss` takes.
-        width: D of what travels between stages: for inputs of shape [b, …] it is [b, …, D].
+        width: D of what travels between stages: for inputs of shape [b, …] it is [b, …, D]. None: what travels is like
+            the inputs.
         recompute: keep only the input of each microbatch, and compute forward again in backward.
     """
 
-    def __init__(self, module: nn.Module, width: int, recompute: bool = False) -> None:
+    def __init__(self, module: nn.Module, width: int | None = None, recompute: bool = False) -> None:
         self.module, self.width, self.recompute = module, width, recompute
         # By microbatch: input and output, with the graph between them; weight gradients that were put off.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}
@@ -39,6 +40,8 @@ class Stage:
 
     def travels(self, inputs: Tensor) -> Tensor:
         """An empty tensor like what goes to the next stage for these inputs of the first one, and back again."""
+        if self.width is None:
+            return torch.empty_like(inputs)
         parameter = next(self.module.parameters())
         return torch.empty(*inputs.shape, self.width, dtype=parameter.dtype, device=parameter.device)
 

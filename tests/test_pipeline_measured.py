@@ -1,0 +1,141 @@
+"""Schedules that are run, beside what was predicted: the bubble, who keeps how much, and its bytes."""
+
+import json
+
+import pytest
+import torch
+
+from lib import comm, run
+from lib.memory import MemoryTracker
+from lib.model import Block, GPTConfig
+from lib.pipeline.action import Op, Schedule
+from lib.pipeline.execute import execute, timeline
+from lib.pipeline.gantt import to_trace
+from lib.pipeline.gpipe import gpipe, naive
+from lib.pipeline.interleaved import interleaved
+from lib.pipeline.lower import lower, other_end, proves
+from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.simulate import simulate
+from lib.pipeline.stage import Stage
+from lib.pipeline.zero_bubble import zb_h1, zb_h2
+from lib.pretend import Pretend
+from lib.trace import Trace
+
+UNIT_S = (
+    0.06  # of a forward: long enough that two cores have eight ranks' processes going again in a small part of it
+)
+
+
+def sleeps(world, schedule):
+    """A step with short sleeps, which opens the connections, and one to be measured."""
+    x = torch.zeros(schedule.num_microbatches, 64)
+    for unit_s in (0.001, UNIT_S):
+        stages = {
+            s: Stage(Pretend(4, unit_s, unit_s, unit_s)) for s, r in enumerate(schedule.rank_of) if r == world.rank
+        }
+        comm.barrier(world)
+        result = execute(schedule, stages, world, x, x, lambda y, _: y.sum())
+    return result, [stage.module.weight.grad for stage in stages.values()]
+
+
+@pytest.mark.flaky(reruns=3)
+@pytest.mark.parametrize(
+    "schedule",
+    [naive(8, 2), gpipe(8, 8), one_f_one_b(8, 8), interleaved(8, 8, 2), zb_h1(8, 8), zb_h2(8, 8)],
+    ids=lambda s: s.name,
+)
+def test_the_bubble_is_the_predicted_one(schedule):
+    ranks = run(sleeps, 8, schedule)
+    seen, predicted = timeline(schedule, [result for result, _ in ranks]), simulate(schedule)
+    for rank in range(8):
+        assert seen.peak(rank) == predicted.peak(rank)
+    assert abs(seen.bubble - predicted.bubble) < 0.03
+    for _, gradients in ranks:
+        for gradient in gradients:  # a pretended layer's is 1 for each microbatch, also if it was put off
+            assert torch.equal(gradient, torch.full((4,), float(schedule.num_microbatches)))
+
+
+CONFIG, ROWS = GPTConfig(d_model=32, num_heads=4, context=16), 2
+MESSAGE = ROWS * CONFIG.context * CONFIG.d_model * 4
+
+
+def peak(world, schedule):
+    """The most bytes of activations and messages in a step, on this rank."""
+    torch.manual_seed(0)
+    stage = Stage(Block(CONFIG))
+    x = torch.randn(ROWS * schedule.num_microbatches, CONFIG.context, CONFIG.d_model)
+    step = lambda: execute(schedule, {world.rank: stage}, world, x, x, lambda y, t: (y - t).square().mean())  # noqa: E731
+    step()
+    comm.barrier(world)
+    with MemoryTracker(stage.module) as memory:
+        memory.count_as("activation", x)  # the batch is there before and after
+        before = memory.live["activation"]
+        step()
+    return memory.peak_by_kind["activation"] - before
+
+
+def kept_by_a_microbatch():
+    """Bytes between forward and backward: with a message that brought the input, and without."""
+    stage = Stage(Block(CONFIG))
+    with MemoryTracker(stage.module) as memory:
+        stage.forward(0, torch.randn(ROWS, CONFIG.context, CONFIG.d_model))
+        before = memory.live["activation"]
+        stage.forward(1, torch.randn(ROWS, CONFIG.context, CONFIG.d_model))
+        after = memory.live["activation"]
+    return after - before
+
+
+def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
+    losses, its_graph = 8, 4  # bytes of each microbatch's loss: as a result, and on the last stage in the graph
+    kept = kept_by_a_microbatch()
+    four, eight = (run(peak, 4, gpipe(4, m)) for m in (4, 8))
+    for rank in range(4):
+        per_microbatch = kept - (MESSAGE if rank == 0 else 0)  # the first stage's input is a part of the batch
+        per_microbatch += its_graph if rank == 3 else 0
+        assert eight[rank] - four[rank] == 4 * (per_microbatch + losses)
+    alike, sixteen = (run(peak, 4, one_f_one_b(4, m)) for m in (8, 16))
+    for rank in range(4):
+        assert sixteen[rank] - alike[rank] == 8 * losses
+        fewer = (4 - simulate(one_f_one_b(4, 8)).peak(rank)) * kept  # than GPipe with 4
+        assert alike[rank] == pytest.approx(four[rank] - fewer, abs=2 * MESSAGE)
+
+
+def test_a_receive_proves_that_its_sender_has_used_what_it_was_sent():
+    """By the definition: in the peer's row, what it computes with ours comes before what it sends."""
+    for schedule in (lower(one_f_one_b(4, 6)), lower(interleaved(3, 6, 2)), lower(zb_h2(4, 6)), lower(gpipe(2, 3))):
+        for rank, row in enumerate(schedule.actions):
+            known = [(receive, send) for receive, sends in proves(schedule, rank).items() for send in sends]
+            assert len({send for _, send in known}) == len(known)
+            for receive, send in known:
+                assert receive in row and row.index(send) < row.index(receive)
+                theirs = schedule.actions[schedule.rank_of[other_end(send).stage]]
+                stage, op, m = other_end(send)
+                uses = {Op.RECV_F: (Op.F,), Op.RECV_B: (Op.B, Op.I)}[op]
+                used = next(
+                    i for i, a in enumerate(theirs) if a.stage == stage and a.microbatch == m and a.op in uses
+                )
+                assert used < theirs.index(other_end(receive))
+
+
+def test_few_sends_are_left_without_an_answer():
+    """However many microbatches there are: what grew with them would be memory."""
+    for make in (one_f_one_b, zb_h1):
+        for m in (8, 32):
+            schedule = lower(make(4, m))
+            for rank, row in enumerate(schedule.actions):
+                told = {send for sends in proves(schedule, rank).values() for send in sends}
+                assert len([a for a in row if a.op in (Op.SEND_F, Op.SEND_B) and a not in told]) <= 4
+
+
+def test_measured_and_predicted_in_one_file(tmp_path):
+    schedule = Schedule.from_text("0F0 0I0 0W0\n1F0 1B0")
+    predicted = simulate(schedule)
+    both = Trace.merge([to_trace(predicted, 0.5), to_trace(predicted, 2.0, "predicted")])
+    both.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(set(lanes.values())) == ["compute", "predicted"]
+    assert len(lanes) == 4
+    slices = {(lanes[e["pid"], e["tid"]], e["name"]): e for e in events if e["ph"] == "X"}
+    assert slices["compute", "1B0"]["ts"] == 1e6 and slices["predicted", "1B0"]["ts"] == 4e6
+    assert slices["compute", "0W0"]["cat"] == "weight"
