@@ -1,4 +1,4 @@
-"""A pipeline step: our interpreter against `torch.distributed.pipelining`, on the same stages. And how schedules grow."""
+"""A pipeline step beside `torch.distributed.pipelining`, on the same stages. And how schedules grow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Backward in halves: the same gradients, the second half when it is asked for."""
 
 import copy
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lib import run
 from lib.deferred import PutOff, Queue, queue_here
 from lib.model import Block, GPTConfig
+from lib.pretend import Pretend
 from lib.tensor_parallel.block import ParallelBlock
 from lib.verify import gradients, largest_difference
 
@@ -130,3 +132,18 @@ def test_outside_there_is_no_queue():
         assert queue_here() is None
         with PutOff(Queue()) as mode:
             assert queue_here() is mode.queue
+
+
+def test_a_pretended_layer_puts_off_what_its_weight_takes():
+    layer, queue = Pretend(3, 0, 0.01, weight_s=0.05), Queue()
+    x = torch.zeros(2, requires_grad=True)
+    with PutOff(queue):
+        y = layer(x)
+    times = []
+    for part in (y.sum().backward, queue.run):
+        began_s = time.perf_counter()
+        part()
+        times.append(time.perf_counter() - began_s)
+        times.append(layer.weight.grad)
+    assert times[0] < 0.04 < times[2] and times[1] is None
+    assert torch.equal(times[3], torch.ones(3)) and torch.equal(x.grad, torch.ones(2))

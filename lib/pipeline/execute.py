@@ -70,7 +70,7 @@ def execute(
         loss: (output, targets) of a microbatch to its mean loss.
 
     Raises:
-        ScheduleError: stages, ranks or rows that do not fit to the schedule.
+        ScheduleError: stages, ranks or rows that do not fit to the schedule; a stage whose output is not what travels.
     """
     _check_fits(schedule, stages, group, inputs)
     return _Step(lower(schedule), stages, group, inputs, targets, loss).run()
@@ -78,7 +78,9 @@ def execute(
 
 def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
     if schedule.num_ranks != group.size:
-        raise ScheduleError(f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}")
+        raise ScheduleError(
+            f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for {group.size}"
+        )
     mine = [stage for stage, rank in enumerate(schedule.rank_of) if rank == group.rank]
     if sorted(stages) != mine:
         raise ScheduleError(f"rank {group.rank} has the stages {sorted(stages)}; {schedule.name} gives it {mine}")
@@ -97,7 +99,7 @@ class _Step:
         self.here: dict[Action, Tensor | Pending] = {}
         self.going: dict[Action, Pending] = {}  # sends that may still be on their way
         self.through = proves(schedule, group.rank)
-        self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64)
+        self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64, device=inputs.device)
         self.split = {action[::2] for row in schedule.actions for action in row if action.op == Op.I}
         self.last = schedule.num_stages - 1
 
@@ -161,6 +163,7 @@ class _Step:
         if loss:
             self.losses[m] = y / share
         else:
+            self.stages[stage].check_output(stage, y, self.inputs[m])
             self._hand_on(Action(stage, Op.SEND_F, m), y)
 
     def _backward(self, stage: int, op: Op, m: int, gradient: Tensor | None) -> None:

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from lib import comm
 from lib.deferred import PutOff, Queue
 from lib.model import GPT, GPTConfig
+from lib.pipeline.action import ScheduleError
 
 
 class Stage:
@@ -40,10 +44,29 @@ class Stage:
 
     def travels(self, inputs: Tensor) -> Tensor:
         """An empty tensor like what goes to the next stage for these inputs of the first one, and back again."""
+        shape, dtype = self._form(inputs)
+        return torch.empty(shape, dtype=dtype, device=next(self.module.parameters(), inputs).device)
+
+    def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> None:
+        """Whether y, made by a stage of that number from these inputs of the first one, is what travels.
+
+        Raises:
+            ScheduleError: it has another shape or dtype, so that whoever receives it would wait for something else.
+        """
+        shape, dtype = self._form(inputs)
+        if y.shape != shape or y.dtype != dtype:
+            right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
+            raise ScheduleError(
+                f"stage {stage} gives {comm.spec(y)}, but what travels from stage to stage is {right}; cut the model "
+                f"where it gives that, or change the stages' width={self.width}"
+            )
+
+    def _form(self, inputs: Tensor) -> tuple[Sequence[int], torch.dtype]:
+        """Shape and dtype of what travels for these inputs."""
         if self.width is None:
-            return torch.empty_like(inputs)
-        parameter = next(self.module.parameters())
-        return torch.empty(*inputs.shape, self.width, dtype=parameter.dtype, device=parameter.device)
+            return inputs.shape, inputs.dtype
+        dtypes = (p.dtype for p in self.module.parameters())
+        return (*inputs.shape, self.width), next(dtypes, torch.get_default_dtype())
 
     def forward(
         self, m: int, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None, split: bool = False
@@ -90,6 +113,27 @@ class Stage:
     def microbatches(self) -> int:
         """How many are under way here: forward has been, and backward, or its second half, has not."""
         return len(self._queues)
+
+
+@torch.no_grad()
+def check_shapes(pieces: Sequence[nn.Module], inputs: Tensor, width: int | None = None) -> None:
+    """Whether a model can be cut so: each stage but the last must give what the next one takes.
+
+    The pieces run one after the other on the meta device: nothing is allocated, computed or changed.
+
+    Args:
+        pieces: of all stages, in order.
+        inputs: of the first one, [b, …], such as one microbatch; only shape and dtype count.
+        width: as in `Stage`.
+
+    Raises:
+        ScheduleError: the first stage that gives another shape or dtype.
+    """
+    x = inputs = torch.empty_like(inputs, device="meta")
+    for stage, (piece, taker) in enumerate(pairwise(pieces)):
+        tensors = chain(piece.named_parameters(), piece.named_buffers())
+        x = functional_call(piece, {name: t.to("meta") for name, t in tensors}, (x,))
+        Stage(taker, width).check_output(stage, x, inputs)
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
