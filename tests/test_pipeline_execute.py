@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lib import run
+from lib.launch import RankError
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.pipeline.action import Action, Op, Schedule, ScheduleError
 from lib.pipeline.execute import execute, timeline
@@ -161,10 +162,32 @@ def misfit(world, schedule, rows, stages):
 @pytest.mark.parametrize(
     ("schedule", "rows", "stages", "message"),
     [
-        (gpipe(3, 2), 4, [0], "GPipe is for 3 ranks; world has 2"),
+        (gpipe(3, 2), 4, [0], "GPipe is for 3 ranks; world has 2: make it for 2"),
         (gpipe(2, 2), 4, [5], "has the stages [5]; GPipe gives it [0]"),
         (gpipe(2, 8), 4, [0], "4 rows cannot be cut into 8 microbatches"),
     ],
 )
 def test_what_does_not_fit_is_named(schedule, rows, stages, message):
     assert message in run(misfit, 2, schedule, rows, stages)[0]
+
+
+def hands_on(world, layers):
+    stage = Stage(torch.nn.Sequential(*layers[world.rank]), 4)
+    execute(gpipe(2, 2), {world.rank: stage}, world, torch.randn(4, 3), torch.zeros(4), lambda y, _: y.sum())
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ([torch.nn.Unflatten(1, (3, 1)), torch.nn.Linear(1, 5)], "stage 0 gives float32[2, 3, 5], but what travels"),
+        (
+            [torch.nn.Linear(3, 4)],
+            "stage 0 gives float32[2, 4], but what travels from stage to stage is float32[2, 3, 4]",
+        ),
+    ],
+)
+def test_what_does_not_travel_is_named_before_it_is_sent(first, message):
+    """On the rank that made it, while the other waits for something else."""
+    with pytest.raises(RankError, match="rank 0 of 2 raised ScheduleError") as failed:
+        run(hands_on, 2, (first, [torch.nn.Linear(4, 4)]))
+    assert message in str(failed.value)

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from lib.memory import MemoryTracker
 from lib.model import GPT, GPTConfig
-from lib.pipeline.stage import Stage, balanced, cut, layer_costs
+from lib.pipeline.action import ScheduleError
+from lib.pipeline.stage import Stage, balanced, check_shapes, cut, layer_costs
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -66,3 +68,54 @@ def test_a_gpt_is_cut_by_cost():
     torch.testing.assert_close(nn.Sequential(*pieces)(tokens), model(tokens), rtol=0, atol=0)
     with pytest.raises(ValueError, match="8 layers cannot be cut into 9 stages; use 8 stages or fewer"):
         cut(model, 9)
+
+
+class To(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+WIDE = [nn.Embedding(9, 6), nn.Linear(6, 8), nn.Linear(8, 6)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        (
+            WIDE,
+            "stage 1 gives float32[2, 5, 8], but what travels from stage to stage is float32[2, 5, 6]; cut the model",
+        ),
+        ([*WIDE[:1], nn.Flatten(), nn.Linear(30, 6)], "stage 1 gives float32[2, 30], but what travels"),
+        ([nn.Sequential(WIDE[0], To(torch.float64)), WIDE[1]], "stage 0 gives float64[2, 5, 6], but what travels"),
+        ([WIDE[0], nn.Linear(6, 6).double()], "but what travels from stage to stage is float64[2, 5, 6]"),
+    ],
+)
+def test_a_stage_that_changes_the_shape_is_named(pieces, says):
+    with pytest.raises(ScheduleError) as error:
+        check_shapes(pieces, torch.zeros(2, 5, dtype=torch.long), width=6)
+    assert says in str(error.value)
+
+
+def test_inputs_that_are_not_like_what_travels():
+    with pytest.raises(ScheduleError, match=r"gives float32\[2, 5, 6\], but .* is int64\[2, 5\]; .* width=None"):
+        check_shapes([WIDE[0], nn.Linear(6, 9)], torch.zeros(2, 5, dtype=torch.long))
+    check_shapes([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1)], torch.zeros(2, 5, 6))  # the loss takes the last
+
+
+def test_shapes_are_checked_without_a_byte_or_a_number():
+    """Of a model with a tied weight, a norm with running means and random numbers; none of it changes."""
+    model = GPT(GPTConfig(num_layers=3, dropout=0.5))
+    norm = nn.BatchNorm1d(64)
+    pieces = cut(model, 2)
+    pieces.insert(1, norm)
+    before = torch.get_rng_state()
+    with MemoryTracker() as memory:
+        check_shapes(pieces, torch.empty(2, 64, dtype=torch.long, device="meta"), 64)
+    its_own = {id(x): x.nbytes for piece in pieces[:2] for x in (*piece.parameters(), *piece.buffers())}
+    assert memory.peak["total"] == sum(its_own.values())
+    assert norm.num_batches_tracked == 0 and torch.equal(torch.get_rng_state(), before)
+    assert all(p.device.type == "cpu" and p.grad is None for p in model.parameters())

@@ -79,7 +79,8 @@ def execute(
 def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
     if schedule.num_ranks != group.size:
         raise ScheduleError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for {group.size}"
+            f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for "
+            f"{group.size}"
         )
     mine = [stage for stage, rank in enumerate(schedule.rank_of) if rank == group.rank]
     if sorted(stages) != mine:
