@@ -3,12 +3,12 @@
 import pytest
 
 from lib.pipeline.action import Action, Op, Schedule, ScheduleError
-from lib.pipeline.check import check
+from lib.pipeline.check import check, check_times
 from lib.pipeline.gpipe import gpipe, naive
 from lib.pipeline.interleaved import interleaved
 from lib.pipeline.lower import lower
 from lib.pipeline.one_f_one_b import one_f_one_b
-from lib.pipeline.simulate import Costs, simulate
+from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
 from lib.pipeline.zero_bubble import zb_h1, zb_h2
 
 UNEQUAL = Costs(F=1.7, I=0.9, W=1.3, latency=0.4, transfer=0.2)
@@ -130,3 +130,31 @@ def test_what_a_person_may_type():
 def test_an_evaluation_has_no_backward():
     forward = Schedule.from_text("0F0 0F1\n1F0 1F1")
     assert forward.is_forward_only and simulate(check(lower(forward))).makespan == 3
+
+
+def test_simulated_times_can_be():
+    for schedule in all_schedules(4, 8):
+        check_times(simulate(schedule, UNEQUAL if schedule.num_stages == 4 else None))
+
+
+def drawn(text, *times):
+    """A drawing: each rank's actions, and when they begin; each takes 1."""
+    schedule = Schedule.from_text(text)
+    cells = [(rank, *cell) for rank, row in enumerate(schedule.actions) for cell in zip(row, times[rank], strict=True)]
+    return Timeline.of(schedule, (Slot(rank, action, start, start + 1) for rank, action, start in cells))
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "message"),
+    [
+        ("0F0 0B0\n1F0 1B0", ([0, 2], [0, 1]), "1F0 begins at 0, but 0F0, which has to come before, ends at 1"),
+        ("0F0 0B0\n1F0 1B0", ([0, 2], [1, 2]), "0B0 begins at 2, but 1B0, which has to come before, ends at 3"),
+        ("0F0 0I0 0W0\n1F0 1I0 1W0", ([0, 3, 3.5], [1, 2, 3]), "0W0 begins at 3.5, but 0I0"),
+        ("0F0 0I0 0W0\n1F0 1I0 1W0", ([0, 2.5, 4], [1, 2, 3]), "0I0 begins at 2.5, but 1I0"),
+        ("0F0 0F1\n1F0 1F1", ([0, 0.5], [1, 2]), "0F1 begins at 0.5, but 0F0"),
+    ],
+)
+def test_times_that_cannot_be(text, times, message):
+    with pytest.raises(ScheduleError) as error:
+        check_times(drawn(text, *times))
+    assert message in str(error.value)

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from lib.pipeline.action import COMPUTE, RECVS, SENDS, Action, Op, Schedule, ScheduleError
 from lib.pipeline.lower import message_behind, other_end
 from lib.pipeline.rendezvous import rendezvous
-from lib.pipeline.simulate import simulate
+from lib.pipeline.simulate import Slot, Timeline, simulate
 
 
 def check(schedule: Schedule) -> Schedule:
@@ -39,6 +39,31 @@ def check(schedule: Schedule) -> Schedule:
     if schedule.is_lowered:
         rendezvous(schedule)
     return schedule
+
+
+def check_times(timeline: Timeline) -> Timeline:
+    """The timeline itself, if it can be: nothing begins before what it needs, and a rank does one thing at a time.
+
+    For what did not come out of `simulate`: a drawing, or a measurement.
+
+    Raises:
+        ScheduleError: it cannot; the message names two actions and their times.
+    """
+    ends = {slot.action: slot.end for slot in timeline.compute}
+    busy: dict[int, Slot] = {}
+    for slot in timeline.compute:
+        stage, op, m = slot.action
+        before = [Action(stage - 1, Op.F, m)] if op == Op.F else [Action(stage, Op.I if op == Op.W else Op.F, m)]
+        if op in (Op.B, Op.I):
+            before += [Action(stage + 1, Op.B, m), Action(stage + 1, Op.I, m)]
+        known = [(action, ends[action]) for action in before if action in ends]
+        known += [(busy[slot.rank].action, busy[slot.rank].end)] if slot.rank in busy else []
+        for action, end in known:
+            if end > slot.start + 1e-9:
+                said = f"{slot.action} begins at {slot.start:g}, but {action}, which has to come before, ends at {end:g}"
+                _fail(timeline.schedule, said, slot.action)
+        busy[slot.rank] = slot
+    return timeline
 
 
 def _fail(schedule: Schedule, what: str, marked: Action | None = None) -> None:
