@@ -9,10 +9,24 @@ import torch
 
 from lib.mesh import MeshShape
 from lib.model import GPTConfig
+from lib.pipeline.action import Schedule
+from lib.pipeline.gpipe import gpipe, naive
+from lib.pipeline.interleaved import interleaved
+from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.stage import balanced, layer_costs
+from lib.pipeline.zero_bubble import zb_h1, zb_h2
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled
 STAGES = (0, 1, 2, 3)  # of ZeRO; 0 is plain data parallelism
+SCHEDULES = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +36,9 @@ class TrainConfig:
     Args:
         model: sizes of the GPT.
         dp: data-parallel ranks.
+        pp: ranks of a pipeline, each with some of the layers.
+        schedule: of a pipeline: `naive`, `gpipe`, `1f1b`, `interleaved`, `zb-h1` or `zb-h2`.
+        stages_per_rank: of a pipeline: 1, or with `interleaved` 2 or more.
         tp: tensor-parallel ranks, neighbours that work on the same rows.
         sequence_parallel: whether those have a slice of the sequence each between the parallel layers.
         zero: what data-parallel ranks share out: 0 is nothing, 1 the optimizer's state, 2 gradients as well, 3
@@ -29,7 +46,8 @@ class TrainConfig:
         steps: optimizer steps.
         global_batch: sequences a step, over all ranks.
         microbatches: pieces in which a rank works through its rows, adding up gradients. Stages 0 and 1 send the sum;
-            stages 2 and 3 send those of each piece, so that no rank ever holds all gradients.
+            stages 2 and 3 send those of each piece, so that no rank ever holds all gradients. In a pipeline, what
+            passes through the layers one behind the other.
         lr, max_norm: of AdamW, and of gradient clipping.
         seed: of the weights and the data, the same whatever the layout.
         dtype: of the weights that the optimizer works on, `float32` or `float64`.
@@ -44,6 +62,9 @@ class TrainConfig:
 
     model: GPTConfig = field(default_factory=GPTConfig)
     dp: int = 1
+    pp: int = 1
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
     tp: int = 1
     sequence_parallel: bool = False
     zero: int = 0
@@ -59,12 +80,13 @@ class TrainConfig:
     bucket_bytes: int = 4 * 2**20
 
     def __post_init__(self) -> None:
-        MeshShape(dp=self.dp, tp=self.tp)
+        MeshShape(dp=self.dp, pp=self.pp, tp=self.tp)
         for name, least in (
             ("steps", 1),
             ("global_batch", 1),
             ("microbatches", 1),
             ("bucket_bytes", 1),
+            ("stages_per_rank", 1),
             ("validate_every", 0),
         ):
             value = getattr(self, name)
@@ -86,18 +108,46 @@ class TrainConfig:
             )
         if self.zero and self.tp > 1:
             raise ValueError(f"zero={self.zero} and tp={self.tp}: this program shards state where tp=1 only")
+        if self.pp > 1 and (self.zero or self.tp > 1):
+            other = f"zero={self.zero}" if self.zero else f"tp={self.tp}"
+            raise ValueError(
+                f"{other} and pp={self.pp}: this program puts a pipeline together with data parallelism only; use "
+                f"pp=1, or {'zero=0' if self.zero else 'tp=1'}"
+            )
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel needs ranks to cut the sequence for: use tp=2 or more")
         for name in ("num_heads", "vocab_size") + (("context",) if self.sequence_parallel else ()):
             size = getattr(self.model, name)
             if size % self.tp:
                 raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
+        self._check_pipeline()
         pieces = self.dp * self.microbatches
         if self.global_batch % pieces:
             each = f"dp={self.dp}" + (f" x microbatches={self.microbatches}" if self.microbatches > 1 else "")
             raise ValueError(
                 f"global_batch={self.global_batch} cannot be split over {each}; use a multiple of {pieces}"
             )
+
+    def _check_pipeline(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule={self.schedule!r} must be one of {', '.join(SCHEDULES)}")
+        if self.pp == 1 and (self.schedule != "1f1b" or self.stages_per_rank > 1):
+            raise ValueError(
+                f"schedule={self.schedule} with stages_per_rank={self.stages_per_rank} needs ranks to cut the layers "
+                "for: use pp=2 or more"
+            )
+        if (self.schedule == "interleaved") != (self.stages_per_rank > 1):
+            raise ValueError(
+                f"schedule={self.schedule} and stages_per_rank={self.stages_per_rank}: use interleaved with 2 or more, "
+                "and all others with 1"
+            )
+        balanced(layer_costs(self.model), self.pp * self.stages_per_rank)
+        self.make_schedule()
+
+    def make_schedule(self) -> Schedule:
+        """What each rank of the pipeline does, in order."""
+        more = (self.stages_per_rank,) if self.schedule == "interleaved" else ()
+        return SCHEDULES[self.schedule](self.pp, self.microbatches, *more)
 
     def tokens_per_step(self) -> int:
         return self.global_batch * self.model.context

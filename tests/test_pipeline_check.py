@@ -140,15 +140,17 @@ def test_simulated_times_can_be():
 def drawn(text, *times):
     """A drawing: each rank's actions, and when they begin; each takes 1."""
     schedule = Schedule.from_text(text)
-    cells = [(rank, *cell) for rank, row in enumerate(schedule.actions) for cell in zip(row, times[rank], strict=True)]
+    cells = [
+        (rank, *cell) for rank, row in enumerate(schedule.actions) for cell in zip(row, times[rank], strict=True)
+    ]
     return Timeline.of(schedule, (Slot(rank, action, start, start + 1) for rank, action, start in cells))
 
 
 @pytest.mark.parametrize(
     ("text", "times", "message"),
     [
-        ("0F0 0B0\n1F0 1B0", ([0, 2], [0, 1]), "1F0 begins at 0, but 0F0, which has to come before, ends at 1"),
-        ("0F0 0B0\n1F0 1B0", ([0, 2], [1, 2]), "0B0 begins at 2, but 1B0, which has to come before, ends at 3"),
+        ("0F0 0B0\n1F0 1B0", ([0, 2], [0, 1]), "1F0 begins at 0, but 0F0, which comes before it, ends at 1"),
+        ("0F0 0B0\n1F0 1B0", ([0, 2], [1, 2]), "0B0 begins at 2, but 1B0, which comes before it, ends at 3"),
         ("0F0 0I0 0W0\n1F0 1I0 1W0", ([0, 3, 3.5], [1, 2, 3]), "0W0 begins at 3.5, but 0I0"),
         ("0F0 0I0 0W0\n1F0 1I0 1W0", ([0, 2.5, 4], [1, 2, 3]), "0I0 begins at 2.5, but 1I0"),
         ("0F0 0F1\n1F0 1F1", ([0, 0.5], [1, 2]), "0F1 begins at 0.5, but 0F0"),

@@ -12,7 +12,7 @@ Words: a *stage* is a piece of the model, a *rank* is a process; a rank may have
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -97,6 +97,16 @@ class Schedule:
         """Whether nothing goes backward, as in an evaluation."""
         forward = (Op.F, Op.SEND_F, Op.RECV_F)
         return all(action.op in forward for row in self.actions for action in row)
+
+    def forward_only(self, num_microbatches: int | None = None) -> Schedule:
+        """Its forwards in their order, without messages: an evaluation.
+
+        Args:
+            num_microbatches: only those of so many, where there are fewer rows than in training.
+        """
+        count = self.num_microbatches if num_microbatches is None else num_microbatches
+        rows = (tuple(a for a in row if a.op == Op.F and a.microbatch < count) for row in self.actions)
+        return replace(self, num_microbatches=count, actions=tuple(rows))
 
     def to_text(self) -> str:
         """A line for each rank, as `from_text` reads it."""

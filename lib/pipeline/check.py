@@ -60,7 +60,7 @@ def check_times(timeline: Timeline) -> Timeline:
         known += [(busy[slot.rank].action, busy[slot.rank].end)] if slot.rank in busy else []
         for action, end in known:
             if end > slot.start + 1e-9:
-                said = f"{slot.action} begins at {slot.start:g}, but {action}, which has to come before, ends at {end:g}"
+                said = f"{slot.action} begins at {slot.start:g}, but {action}, which comes before it, ends at {end:g}"
                 _fail(timeline.schedule, said, slot.action)
         busy[slot.rank] = slot
     return timeline
