@@ -45,6 +45,8 @@ A_IN_PIPELINE = [
     "lower",
     "rendezvous",
     "check",
+    "gantt",
+    "workshop",
 ]
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.transfer", "lib.comm", "lib.checkpoint"}
 SPEAKS_DISTRIBUTED |= {"lib.check.listen"}  # it listens to what a learner calls
