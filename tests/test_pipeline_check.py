@@ -26,6 +26,15 @@ def test_every_schedule_is_proved_with_its_messages(n):
             check(lower(schedule))
 
 
+def test_an_evaluation_is_what_goes_forward():
+    for schedule in all_schedules(4, 8):
+        for count in (1, 3, 8):
+            forward = check(lower(lower(schedule).forward_only(count)))
+            assert forward.is_forward_only and forward.num_microbatches == count
+            assert sum(a.op == Op.F for row in forward.actions for a in row) == forward.num_stages * count
+    assert zb_h1(2, 3).forward_only().to_text() == "rank 0: 0F0 0F1 0F2\nrank 1: 1F0 1F1 1F2\n"
+
+
 @pytest.mark.parametrize("costs", [Costs(), UNEQUAL, Costs(F=[1, 5, 2, 1], I=[3, 1, 1, 2], W=[1, 1, 4, 1])])
 def test_messages_in_the_order_of_any_times(costs):
     for schedule in all_schedules(4, 8):
