@@ -1,9 +1,9 @@
 """Train the GPT, in one process or in many: `python -m lib.train --dp 2 --zero 1`.
 
 The loop is the one of the book: rows of this rank, forward, backward, finish, clip, step. It is the same for each stage
-of ZeRO, and it runs in three ways, which is nobody's business but this file's: alone, through `run` on this machine, or
-under `torchrun`. The same seed gives the same losses in each, to rounding: that is what layouts are compared with
-(`--report`).
+of ZeRO, for matrices in parts and for a pipeline. It runs in three ways, which is nobody's business but this file's:
+alone, through `run` on this machine, or under `torchrun`. The same seed gives the same losses in each, to rounding:
+that is what layouts are compared with (`--report`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.launch import MAX_RANKS, RunError, close, device, init, run
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
-from lib.model import GPT, GPTConfig, loss_sum_and_count
+from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
+from lib.pipeline.gpt import PipelineGPT
 from lib.tensor_parallel.gpt import TensorParallelGPT
-from lib.train_config import COMPUTE_DTYPES, DTYPES, STAGES, TrainConfig
+from lib.train_config import COMPUTE_DTYPES, DTYPES, SCHEDULES, STAGES, TrainConfig
 
 BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
 
@@ -50,10 +51,10 @@ class DDP(BucketedDDP):
         self.optimizer.zero_grad()
 
 
-class TensorParallel(DDP):
-    """The same around a model in parts, of which each data-parallel group has one."""
+class InParts(DDP):
+    """The same around a model in parts, matrices or stages, of which each data-parallel group has one."""
 
-    module: TensorParallelGPT
+    module: TensorParallelGPT | PipelineGPT
 
     def finish(self) -> None:
         super().finish()
@@ -75,14 +76,17 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
         the highest of each kind and of the total in one step, which need not be at the same moment. `step_s`: seconds
         of each step; the second one is slow, as its memory is watched.
     """
-    mesh = Mesh(MeshShape(dp=config.dp, tp=config.tp), world)
+    mesh = Mesh(MeshShape(dp=config.dp, pp=config.pp, tp=config.tp), world)
     group = mesh.group("dp")
     torch.manual_seed(config.seed)
     module = GPT(config.model).to(device(), DTYPES[config.dtype])
     if config.tp > 1:
         module = TensorParallelGPT(module, mesh.group("tp"), config.sequence_parallel)
+    elif config.pp > 1:
+        module = PipelineGPT(module, config.make_schedule(), mesh.group("pp"))
     model = wrap(module, group, config)
-    torch.manual_seed(config.seed + group.rank)  # from here on randomness is for dropout: other rows, other masks
+    # From here on randomness is for dropout: other rows or layers, other masks.
+    torch.manual_seed(config.seed + world.rank // config.tp)
     corpus = data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
     traffic: dict = {}
@@ -114,13 +118,13 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
     return report | {"traffic": traffic, "config": asdict(config)}
 
 
-def wrap(module: GPT | TensorParallelGPT, group: Group, config: TrainConfig) -> DDP | ZeRO1:
+def wrap(module: GPT | TensorParallelGPT | PipelineGPT, group: Group, config: TrainConfig) -> DDP | ZeRO1:
     """The model on its data-parallel ranks, with an optimizer, in the stage of `config`."""
     more: dict = {"bucket_bytes": config.bucket_bytes} if config.zero < 3 else {}
     if config.compute_dtype:
         more["dtype"] = COMPUTE_DTYPES[config.compute_dtype]
-    stage = TensorParallel if config.tp > 1 else WRAPPERS[config.zero]
-    return stage(module, group, partial(torch.optim.AdamW, lr=config.lr), op="sum", **more)
+    wrapper = WRAPPERS[config.zero] if isinstance(module, GPT) else InParts
+    return wrapper(module, group, partial(torch.optim.AdamW, lr=config.lr), op="sum", **more)
 
 
 def train_step(model: DDP | ZeRO1, tokens: Tensor, step: int, config: TrainConfig, group: Group) -> float:
@@ -128,11 +132,21 @@ def train_step(model: DDP | ZeRO1, tokens: Tensor, step: int, config: TrainConfi
     inputs, targets = data.batch(
         tokens, step, global_batch=config.global_batch, context=config.model.context, seed=config.seed
     )
-    mine = data.rows_of_rank(config.global_batch, group.rank, group.size)
-    here, k = device(), config.microbatches
-    pieces = zip(inputs[mine].to(here).chunk(k), targets[mine].to(here).chunk(k), strict=True)
-    total = torch.zeros((), dtype=DTYPES[config.dtype], device=here)
-    for i, (x, y) in enumerate(pieces):
+    mine, here = data.rows_of_rank(config.global_batch, group.rank, group.size), device()
+    forward_backward = _scheduled if config.pp > 1 else _one_by_one
+    loss = forward_backward(model, inputs[mine].to(here), targets[mine].to(here), config, group)
+    model.finish()
+    with trace.span("optimizer"):
+        model.clip_gradients(config.max_norm)
+        model.step()
+    return comm.all_reduce(loss, group).item()
+
+
+def _one_by_one(model: DDP | ZeRO1, inputs: Tensor, targets: Tensor, config: TrainConfig, group: Group) -> Tensor:
+    """Forward and backward of each microbatch; this rank's part of the mean loss."""
+    k = config.microbatches
+    total = torch.zeros((), dtype=DTYPES[config.dtype], device=inputs.device)
+    for i, (x, y) in enumerate(zip(inputs.chunk(k), targets.chunk(k), strict=True)):
         adds_up = i < k - 1 and config.zero < 2
         with model.no_sync() if adds_up else nullcontext():
             with trace.span("forward"):
@@ -141,11 +155,14 @@ def train_step(model: DDP | ZeRO1, tokens: Tensor, step: int, config: TrainConfi
             with trace.span("backward"):
                 loss.backward()
         total += loss.detach()
-    model.finish()
-    with trace.span("optimizer"):
-        model.clip_gradients(config.max_norm)
-        model.step()
-    return comm.all_reduce(total, group).item()
+    return total
+
+
+def _scheduled(model: InParts, inputs: Tensor, targets: Tensor, config: TrainConfig, group: Group) -> Tensor:
+    """The same in the order of the pipeline's schedule; on each of its ranks."""
+    with model.no_sync():  # only the schedule knows which backward of a stage is its last: finish() sends all
+        losses = model.module.forward_backward(inputs, targets, lambda y, t: mean_loss(y, t) / group.size)
+    return losses.mean()
 
 
 def _loss_of(model: DDP | ZeRO1) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -160,7 +177,8 @@ def validate(model: nn.Module, tokens: Tensor, config: TrainConfig, group: Group
     """
     inputs, targets = data.windows(tokens, config.model.context, limit)
     mine, here = slice(group.rank, None, group.size), device()
-    loss_sum, count = _loss_of(model)(model(inputs[mine].to(here)), targets[mine].to(here))
+    x, y = inputs[mine].to(here), targets[mine].to(here)
+    loss_sum, count = model.module.evaluate(x, y) if config.pp > 1 else _loss_of(model)(model(x), y)
     part = global_mean(loss_sum, count, group)
     return comm.all_reduce(part, group).item()
 
@@ -169,6 +187,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on Python's help.")
     sizes = GPTConfig()
     parser.add_argument("--dp", type=int, default=None, help="data-parallel ranks (under torchrun: all of them)")
+    parser.add_argument("--pp", type=int, default=1, help="ranks of a pipeline: each has some of the layers")
+    parser.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="of a pipeline")
+    parser.add_argument(
+        "--stages-per-rank", type=int, default=1, help="of a pipeline: 2 or more with --schedule interleaved"
+    )
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks: each has a part of every matrix")
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="with --tp: slices of the sequence between parallel layers"
@@ -187,7 +210,7 @@ def main(argv: list[str] | None = None) -> None:
         type=int,
         default=1,
         help="pieces of a rank's rows, gradients added up; --zero 2 and 3 send those of each piece: more bytes, "
-        "less memory",
+        "less memory; with --pp, what passes through the pipeline",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=list(DTYPES), default="float32", help="of the weights")
@@ -208,7 +231,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = TrainConfig(
             model=GPTConfig(context=args.context, d_model=args.d_model, num_layers=args.layers, num_heads=args.heads),
-            dp=max(1, size // max(1, args.tp)) if args.dp is None else args.dp,
+            dp=max(1, size // max(1, args.pp * args.tp)) if args.dp is None else args.dp,
+            pp=args.pp,
+            schedule=args.schedule,
+            stages_per_rank=args.stages_per_rank,
             tp=args.tp,
             sequence_parallel=args.sequence_parallel,
             zero=args.zero,
@@ -221,8 +247,9 @@ def main(argv: list[str] | None = None) -> None:
             compute_dtype=args.compute_dtype,
             validate_every=args.validate_every,
         )
-        ranks = config.dp * config.tp
-        layout = f"--dp {config.dp}" + (f" --tp {config.tp}" if config.tp > 1 else "")
+        ranks = config.dp * config.pp * config.tp
+        layout = f"--dp {config.dp}"
+        layout += "".join(f" --{axis} {n}" for axis, n in (("pp", config.pp), ("tp", config.tp)) if n > 1)
         if size and ranks != size:
             raise ValueError(f"{layout} needs {ranks} ranks, but torchrun started {size}")
         if not size and ranks > MAX_RANKS:

@@ -141,6 +141,7 @@ class TrainConfig:
                 f"schedule={self.schedule} and stages_per_rank={self.stages_per_rank}: use interleaved with 2 or more, "
                 "and all others with 1"
             )
+        # What is made here is made again on each rank: now it says what cannot be done.
         balanced(layer_costs(self.model), self.pp * self.stages_per_rank)
         self.make_schedule()
 

@@ -17,9 +17,11 @@ from lib import cost, data, run
 from lib import train as train_module
 from lib.data_parallel.ddp import fill_buckets
 from lib.launch import RankError
-from lib.mesh import Group
+from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig
+from lib.pipeline.gpt import PipelineGPT
 from lib.train import TrainConfig, main, train
+from lib.verify import largest_difference
 
 TINY = GPTConfig(context=16, d_model=24, num_layers=3, num_heads=2)
 CONFIG = TrainConfig(model=TINY, steps=4, global_batch=24, dtype="float64", validate_every=2, bucket_bytes=20_000)
@@ -130,6 +132,111 @@ def test_the_same_losses_with_tensor_parallel_ranks(serial, dp, tp, sequence_par
         assert sent == pytest.approx(4 * (times * unit + small), rel=1e-12)
 
 
+FOUR = dataclasses.replace(TINY, num_layers=4)
+PIPED = dataclasses.replace(CONFIG, model=FOUR, steps=3, max_norm=0.5)
+
+
+@pytest.fixture(scope="module")
+def serial_of_four():
+    return train(Group(), PIPED, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "dp, pp, schedule, per_rank, microbatches",
+    [
+        (1, 2, "naive", 1, 1),
+        (1, 3, "gpipe", 1, 4),
+        (1, 4, "1f1b", 1, 6),
+        (1, 2, "zb-h1", 1, 3),
+        (1, 2, "interleaved", 2, 4),
+        (2, 2, "gpipe", 1, 4),
+        (2, 2, "zb-h2", 1, 3),
+        (2, 2, "interleaved", 2, 2),
+    ],
+)
+def test_the_same_losses_in_a_pipeline(serial_of_four, dp, pp, schedule, per_rank, microbatches):
+    config = dataclasses.replace(
+        PIPED, dp=dp, pp=pp, schedule=schedule, stages_per_rank=per_rank, microbatches=microbatches
+    )
+    reports = run(train, dp * pp, config, True)
+    stages, width, words = pp * per_rank, FOUR.d_model, 256
+    for rank, report in enumerate(reports):
+        assert same(report, serial_of_four) and report["losses"] == reports[0]["losses"]
+
+        # What each rank sends in a step: each microbatch's activations forward, their gradients back; one copy's
+        # gradient of the tied weight; who has the loss tells it; the norm; and the gradients of its own stages.
+        place, mine = rank % pp, range(rank % pp, stages, pp)
+        out = sum(s < stages - 1 for s in mine) + sum(s > 0 for s in mine)
+        is_end = place in (0, pp - 1)
+        psi = report["peak_bytes"]["parameter"]
+        calls = {"send pp": out * microbatches + is_end, "broadcast pp": 1, "all_reduce pp": 1}
+        sent = {"send pp": 8 * (out * (24 // dp) * 16 * width + is_end * words * width)}
+        sent["broadcast pp"] = cost.wire_bytes("broadcast", 8 * microbatches, pp)
+        sent["all_reduce pp"] = cost.wire_bytes("all_reduce", 8, pp)
+        if dp > 1:
+            sent["all_reduce dp"] = cost.wire_bytes("all_reduce", psi + 8, dp)
+        traffic = report["traffic"]
+        assert {kind: n / 3 for kind, (n, _) in traffic.items() if kind in calls} == calls
+        assert {kind: n / 3 for kind, (_, n) in traffic.items() if n} == pytest.approx(sent, rel=1e-12)
+
+        # And holds: what belongs to its stages, and nothing of the others.
+        peak = report["peak_bytes"]
+        assert psi < peak["gradient"] <= psi + 8 * words * width  # and one on its way into its bucket
+        assert 2 * psi < peak["optimizer"] < 2.02 * psi  # step counts
+        assert len(report["step_s"]) == 3 and report["config"]["schedule"] == schedule
+    whole = sum(report["peak_bytes"]["parameter"] for report in reports)
+    assert whole == dp * 8 * (FOUR.num_parameters + words * width)  # both ends have the tied weight
+
+
+def steps(world, config):
+    """Losses, this rank's clipped gradients of each step, and its weights at the end, by their serial names."""
+    mesh = Mesh(MeshShape(dp=config.dp, pp=config.pp), world)
+    torch.manual_seed(config.seed)
+    module = serial = GPT(config.model).double()
+    names = {id(p): name for name, p in serial.named_parameters()}
+    if config.pp > 1:
+        module = PipelineGPT(serial, config.make_schedule(), mesh.group("pp"))
+    model = train_module.wrap(module, mesh.group("dp"), config)
+    gradients, step = [], model.step
+
+    def keep_and_step():
+        gradients.append({names[id(p)]: p.grad.clone() for p in module.parameters()})
+        step()
+
+    model.step = keep_and_step
+    tokens = data.load().train
+    losses = [train_module.train_step(model, tokens, i, config, mesh.group("dp")) for i in range(config.steps)]
+    return losses, gradients, {names[id(p)]: p.detach() for p in module.parameters()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dp, schedule, per_rank", [(1, "zb-h2", 1), (2, "1f1b", 1), (2, "interleaved", 2)])
+def test_clipped_gradients_and_weights_of_a_pipeline(dp, schedule, per_rank, tied):
+    config = dataclasses.replace(PIPED, model=dataclasses.replace(FOUR, tied=tied))
+    losses, gradients, weights = steps(Group(), config)
+    for of_step in gradients:
+        norm = torch.stack([g.square().sum() for g in of_step.values()]).sum().sqrt()
+        assert norm.item() == pytest.approx(0.5, rel=1e-5), "so it was clipped"
+    config = dataclasses.replace(config, dp=dp, pp=2, schedule=schedule, stages_per_rank=per_rank, microbatches=4)
+    ranks = run(steps, 2 * dp, config)
+    for its_losses, its_gradients, its_weights in ranks:
+        assert its_losses == pytest.approx(losses, rel=1e-12)
+        for mine, right in zip(its_gradients, gradients, strict=True):
+            assert largest_difference(mine, {name: right[name] for name in mine}) < 1e-12
+        assert largest_difference(its_weights, {name: weights[name] for name in its_weights}) < 1e-8
+    assert {name for *_, its in ranks for name in its} == set(weights)
+    held = [its["embed.token.weight"] for *_, its in ranks if "embed.token.weight" in its]
+    assert len(held) == (2 * dp if tied else dp) and all(torch.equal(one, held[0]) for one in held)
+
+
+def test_1f1b_holds_fewer_microbatches_than_gpipe():
+    last = []
+    for schedule in ("gpipe", "1f1b"):
+        config = dataclasses.replace(PIPED, pp=2, microbatches=6, schedule=schedule, steps=2, validate_every=0)
+        last.append(run(train, 2, config, True)[1]["peak_bytes"]["activation"])
+    assert last[1] < 0.5 * last[0]
+
+
 @pytest.mark.parametrize("zero", [1, 3])
 def test_bfloat16_with_master_weights(serial, zero):
     config = dataclasses.replace(CONFIG, zero=zero, dp=2, dtype="float32", compute_dtype="bfloat16")
@@ -145,17 +252,21 @@ def test_bfloat16_with_master_weights(serial, zero):
             assert report["peak_bytes"]["parameter"] == 2 * psi
 
 
-@pytest.mark.parametrize("zero", [0, 3])
-def test_validation_where_a_rank_has_no_rows(zero):
+@pytest.mark.parametrize("zero, pp", [(0, 1), (3, 1), (0, 2)])
+def test_validation_where_a_rank_has_no_rows(zero, pp):
     def losses(world):
-        config = dataclasses.replace(CONFIG, zero=zero, dp=world.size)
-        group = Group("dp", world.ranks, world.rank, world.pg)
+        config = dataclasses.replace(CONFIG, zero=zero, dp=max(1, world.size // pp), microbatches=2)
+        mesh = Mesh(MeshShape(dp=config.dp, pp=world.size // config.dp), world)
+        config = dataclasses.replace(config, pp=mesh.shape.pp)
         torch.manual_seed(0)
-        model = train_module.wrap(GPT(TINY).double(), group, config)
-        return train_module.validate(model, data.load().validation, config, group, limit=2)
+        module = GPT(TINY).double()
+        if config.pp > 1:
+            module = PipelineGPT(module, config.make_schedule(), mesh.group("pp"))
+        model = train_module.wrap(module, mesh.group("dp"), config)
+        return train_module.validate(model, data.load().validation, config, mesh.group("dp"), limit=2)
 
     (alone,) = run(losses, 1)
-    assert list(run(losses, 3)) == pytest.approx([alone] * 3, rel=1e-12)
+    assert list(run(losses, 3 * pp)) == pytest.approx([alone] * 3 * pp, rel=1e-12)
 
 
 def test_fewer_rows_at_once_hold_fewer_activations(serial):
@@ -168,18 +279,21 @@ def test_another_seed_another_run(serial):
     assert abs(other["losses"][0] - serial["losses"][0]) > 1e-4
 
 
-def test_dropout_differs_by_rank():
+@pytest.mark.parametrize("axis, count", [("dp", 2), ("pp", 2), ("tp", 1)])
+def test_dropout_differs_where_rows_or_layers_do(axis, count):
     def seeds(world):
-        train(world, TrainConfig(model=TINY, dp=2, steps=1, global_batch=2), quiet=True)
+        train(world, TrainConfig(model=TINY, steps=1, global_batch=2, **{axis: 2}), quiet=True)
         return torch.initial_seed()
 
-    assert len(set(run(seeds, 2))) == 2
+    assert len(set(run(seeds, 2))) == count
 
 
-@pytest.mark.parametrize("zero", [0, 3])
-def test_under_torchrun(serial, zero, tmp_path):
+@pytest.mark.parametrize(
+    "flags, sends", [("", "all_reduce dp"), ("--zero 3", "reduce_scatter dp"), ("--pp 2 --microbatches 4", "send pp")]
+)
+def test_under_torchrun(serial, flags, sends, tmp_path):
     report = tmp_path / "report.json"
-    command = f"-m torch.distributed.run --standalone --nproc-per-node 2 -m lib.train {FLAGS} --zero {zero}"
+    command = f"-m torch.distributed.run --standalone --nproc-per-node 2 -m lib.train {FLAGS} {flags}"
     command += f" --report {report}"
     done = subprocess.run(
         [sys.executable, *command.split()],
@@ -192,7 +306,7 @@ def test_under_torchrun(serial, zero, tmp_path):
     assert done.returncode == 0, done.stderr
     written = json.loads(report.read_text(encoding="utf-8"))
     assert len(written["ranks"]) == 2 and all(same(rank, serial) for rank in written["ranks"])
-    assert ("reduce_scatter dp" in written["ranks"][0]["traffic"]) == (zero > 0)
+    assert sends in written["ranks"][0]["traffic"]
     assert done.stdout.count("validation:") == 1 and "step 4/4" in done.stdout
 
 
@@ -255,6 +369,26 @@ def nothing_is_trained(monkeypatch):
         ("--tp 3", "num_heads=4 cannot be split over tp=3; use a multiple of 3"),
         ("--tp 4 --sequence-parallel --context 10", "context=10 cannot be split over tp=4"),
         ("--tp 2 --zero 1", "zero=1 and tp=2: this program shards state where tp=1 only"),
+        ("--pp 0", "pp=0 must be a whole number of at least 1"),
+        ("--pp 3", "2 layers cannot be cut into 3 stages; use 2 stages or fewer"),
+        ("--pp 2 --schedule interleaved --stages-per-rank 2", "2 layers cannot be cut into 4 stages"),
+        (
+            "--pp 2 --schedule interleaved",
+            "schedule=interleaved and stages_per_rank=1: use interleaved with 2 or more",
+        ),
+        ("--pp 2 --stages-per-rank 2", "schedule=1f1b and stages_per_rank=2: use interleaved with 2 or more"),
+        (
+            "--pp 2 --schedule interleaved --stages-per-rank 2 --layers 4 --microbatches 3 --global-batch 3",
+            "num_microbatches=3 must be a multiple of the 2 ranks, such as 4",
+        ),
+        ("--schedule gpipe", "schedule=gpipe with stages_per_rank=1 needs ranks to cut the layers for: use pp=2"),
+        ("--pp 2 --global-batch 4 --microbatches 8", "global_batch=4 cannot be split over dp=1 x microbatches=8"),
+        ("--pp 2 --zero 1", "zero=1 and pp=2: this program puts a pipeline together with data parallelism only; use"),
+        (
+            "--pp 2 --tp 2",
+            "tp=2 and pp=2: this program puts a pipeline together with data parallelism only; use pp=1",
+        ),
+        ("--dp 40 --pp 2 --global-batch 40", "--dp 40 --pp 2 is more than 64 ranks"),
         ("--sequence-parallel", "sequence_parallel needs ranks to cut the sequence for"),
         ("--dp 40 --tp 2 --global-batch 40", "--dp 40 --tp 2 is more than 64 ranks"),
         ("--report /no/such/folder/r.json", "--report /no/such/folder/r.json cannot be written"),
@@ -272,7 +406,16 @@ def test_one_clear_sentence_and_exit_2(flags, says, capsys, nothing_is_trained):
 
 @pytest.mark.parametrize(
     "flags",
-    ["--dtype float16", "--zero 4", "--zero two", "--compute-dtype float32", "--dp two", "--steps 1.5", "--nonsense"],
+    [
+        "--dtype float16",
+        "--schedule afab",
+        "--zero 4",
+        "--zero two",
+        "--compute-dtype float32",
+        "--dp two",
+        "--steps 1.5",
+        "--nonsense",
+    ],
 )
 def test_what_argparse_refuses(flags, capsys, nothing_is_trained):
     with pytest.raises(SystemExit) as left:
@@ -348,7 +491,8 @@ def test_ctrl_c_ends_it_quietly(tmp_path):
         {"dp": 1.0}, {"lr": -1.0}, {"lr": float("nan")}, {"max_norm": 0.0}, {"validate_every": -1},
         {"zero": 4}, {"zero": -1}, {"zero": "1"}, {"compute_dtype": "float32", "zero": 1},
         {"compute_dtype": "bfloat16"}, {"dp": 3, "global_batch": 4}, {"global_batch": 6, "microbatches": 4},
-        {"bucket_bytes": 0},
+        {"bucket_bytes": 0}, {"pp": 0}, {"schedule": "dualpipe"}, {"schedule": "gpipe"}, {"stages_per_rank": 0},
+        {"stages_per_rank": 2, "pp": 2}, {"zero": 1, "pp": 2}, {"tp": 2, "pp": 2},
     ],
 )  # fmt: skip
 def test_configurations_that_make_no_sense(wrong):
