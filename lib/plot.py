@@ -281,6 +281,8 @@ def bars(
     left = 12 + max(svg.text_width(name) for name in rows)
     scale = (width - left - 12 - max(svg.text_width(words) for words in beside.values())) / high
     out, y = svg.head(title, _legend(kinds, bool(outline)), left, width)
+    if "idle" in kinds:
+        out.insert(0, svg.hatch())
     words: dict[str, list[str]] = {}
     for name, parts in rows.items():
         out.append(svg.text(left - 10, y + 17.5, name, "end"))
@@ -291,7 +293,8 @@ def bars(
             if fits:
                 words.setdefault(ink, []).append(svg.text(at + long / 2, y + 17.5, inside))
             tip = "" if fits else f"{KINDS[kind][1]}: {inside} {unit}"
-            out.append(svg.rect(at, y, long - 1, 26, color(ink, True), tip))
+            fill = svg.HATCHED if kind == "idle" else color(ink, True)
+            out.append(svg.rect(at, y, long - 1, 26, fill, tip))
             at += long
         if name in (outline or {}):
             frame = svg.rect(left - 3, y - 3, outline[name] * scale + 5, 32, "none", radius=4)

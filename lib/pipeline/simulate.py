@@ -23,7 +23,7 @@ FREED_BY = (Op.B, Op.W)  # activations are kept until the whole backward is done
 
 @dataclass(frozen=True)
 class Costs:
-    """How long things take, in any unit: the same for all stages, or one number for each.
+    """How long things take, in any unit: the same for all stages, or one number for each. Fractions stay exact.
 
     Args:
         F, I, W: of a stage and microbatch; a whole backward takes I + W.
@@ -37,8 +37,8 @@ class Costs:
     F: float | Sequence[float] = 1.0
     I: float | Sequence[float] = 1.0  # noqa: E741
     W: float | Sequence[float] = 1.0
-    latency: float = 0.0
-    transfer: float = 0.0
+    latency: float = 0
+    transfer: float = 0
 
     def __post_init__(self) -> None:
         for name in ("F", "I", "W"):
@@ -155,9 +155,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     # Since when there is what a stage needs for a microbatch: there[what][stage][microbatch]. Lists, as a dict of
     # 400,000 tuples costs twice the time.
     there: list[list[list[float | None]]] = [[[None for _ in batch] for _ in stages] for _ in range(4)]
-    there[IN][0], there[BACK][-1] = [0.0 for _ in batch], [0.0 for _ in batch]
-    link_free: dict[tuple[int, int], float] = defaultdict(float)
-    clock, place = [0.0] * schedule.num_ranks, [0] * schedule.num_ranks
+    there[IN][0], there[BACK][-1] = [0 for _ in batch], [0 for _ in batch]
+    link_free: dict[tuple[int, int], float] = defaultdict(int)
+    clock, place = [0] * schedule.num_ranks, [0] * schedule.num_ranks
     waiting: dict[Key, int] = {}  # the rank that waits for it
     slots: list[Slot] = []
     awake = list(range(schedule.num_ranks))
@@ -182,7 +182,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
                 return False
             if since > start:
                 start = since
-        clock[rank] = end = start + (takes[op][stage] if op in takes else 0.0)
+        clock[rank] = end = start + (takes[op][stage] if op in takes else 0)
         slots.append(Slot(rank, action, start, end))
         if op in DONE:
             there[DONE[op]][stage][m] = end
