@@ -17,7 +17,7 @@ from docutils.parsers.rst.directives import unchanged
 from sphinx.addnodes import pending_xref
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("cost", "sizes", "hardware")  # what a call may name
+MODULES = ("cost", "bubble", "sizes", "hardware")  # what a call may name
 PREFIXES = {
     "B": [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0, "")],
     "s": [(1, ""), (1e-3, "m"), (1e-6, "µ"), (0, "n")],

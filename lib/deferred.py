@@ -26,7 +26,10 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 
 class Queue:
-    """Weight gradients that have been put off. `run()` computes them and adds them to `.grad`, once."""
+    """Weight gradients that have been put off.
+
+    `run()` computes them and adds them to `.grad`, once.
+    """
 
     def __init__(self) -> None:
         self._jobs: list[Callable[[], None]] = []
@@ -43,7 +46,9 @@ class Queue:
 
 
 class PutOff(TorchFunctionMode):
-    """Inside, linear layers are computed so that their backward puts off the gradients of weight and bias. For example:
+    """Inside, linear layers put off the gradients of weight and bias.
+
+    For example:
 
         queue = Queue()
         with PutOff(queue):
@@ -60,7 +65,11 @@ class PutOff(TorchFunctionMode):
         self.queue = queue
 
     def __torch_function__(
-        self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         if func is queue_here:
             return self.queue
@@ -74,20 +83,40 @@ def queue_here() -> Queue | None:
     return handle_torch_function(queue_here, ()) if has_torch_function((None,)) else None
 
 
-def _linear_later(queue: Queue, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear layer; with weights that want a gradient, one that puts it off."""
+def _linear_later(
+    queue: Queue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """A linear layer; with weights that want a gradient, it puts that off."""
     if weight.requires_grad or (bias is not None and bias.requires_grad):
-        # Autograd is given stand-ins, so that it goes past the weights and what they may be made of.
-        stand_ins = (None if w is None else w.detach().requires_grad_(w.requires_grad) for w in (weight, bias))
+        # Stand-ins, so that autograd goes past the weights and their makers.
+        stand_ins = [w if w is None else _copy(w) for w in (weight, bias)]
         return _Linear.apply(x, *stand_ins, (weight, bias), queue)
     return linear(x, weight, bias)
 
 
+def _copy(weight: Tensor) -> Tensor:
+    """The same numbers, as a leaf of its own."""
+    return weight.detach().requires_grad_(weight.requires_grad)
+
+
 class _Linear(torch.autograd.Function):
-    """x[…, D] · W[F, D]ᵀ + b[F] → y[…, F]; `weights` are W and b themselves, hidden from autograd in a tuple."""
+    """x[…, D] · W[F, D]ᵀ + b[F] → y[…, F].
+
+    `weights` are W and b themselves, hidden from autograd in a tuple.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, weights: tuple, queue: Queue) -> Tensor:
+    def forward(
+        ctx,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weights: tuple,
+        queue: Queue,
+    ) -> Tensor:
         ctx.weights, ctx.queue = weights, queue
         ctx.save_for_backward(x, weight)
         return linear(x, weight, bias)
@@ -97,11 +126,20 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
         ctx.queue.put(partial(_go_back, *ctx.weights, gradient, x))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        return of_x, None, None, None, None
 
 
-def _go_back(weight: Tensor, bias: Tensor | None, gradient: Tensor, x: Tensor) -> None:
-    """∂W = ∂yᵀ · x and ∂b, and on from there: hooks run, and what a weight was made of gets its part."""
+def _go_back(
+    weight: Tensor,
+    bias: Tensor | None,
+    gradient: Tensor,
+    x: Tensor,
+) -> None:
+    """∂W = ∂yᵀ · x and ∂b, and on from there.
+
+    Hooks run, and what a weight was made of gets its part.
+    """
     rows = gradient.flatten(0, -2)
     if weight.requires_grad:
         weight.backward(rows.T @ x.flatten(0, -2))

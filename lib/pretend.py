@@ -43,11 +43,19 @@ class Pretend(nn.Module):
 
 
 class Sleep(torch.autograd.Function):
-    """x + weight[0], after a while; backward takes its time, too, and then calls `done` if it is given."""
+    """x + weight[0], after a while; backward takes its time, too.
+
+    Then it calls `done`, if that is given.
+    """
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, forward_s: float, backward_s: float, done: Callable[[], None] | None
+        ctx,
+        x: Tensor,
+        weight: Tensor,
+        forward_s: float,
+        backward_s: float,
+        done: Callable[[], None] | None,
     ) -> Tensor:
         ctx.size, ctx.backward_s, ctx.done = weight.shape, backward_s, done
         time.sleep(forward_s)
@@ -58,4 +66,5 @@ class Sleep(torch.autograd.Function):
         time.sleep(ctx.backward_s)
         if ctx.done:
             ctx.done()
-        return gradient, torch.ones(ctx.size) if ctx.needs_input_grad[1] else None, None, None, None
+        of_weight = torch.ones(ctx.size) if ctx.needs_input_grad[1] else None
+        return gradient, of_weight, None, None, None

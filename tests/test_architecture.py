@@ -15,7 +15,7 @@ MAX_LINES, BUDGET_LINES = 350, 7000  # a file, whole; and the code of all, witho
 FLOORS = {
     "A": [
         *("trace", "sizes", "cost", "speed", "steps", "watch", "room", "prints"),
-        *("link", "hardware", "planner", "svg", "explorer", "show"),
+        *("link", "hardware", "bubble", "planner", "svg", "explorer", "show"),
     ],
     "B": ["launch", "processes", "server", "rank", "mesh", "transfer", "comm"],
     "C": ["clip", "wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory", "pretend"],

@@ -1,4 +1,4 @@
-"""The formula sheet: every function of lib/cost.py is on it, with the number that the function gives."""
+"""The formula sheet: every function of lib/cost.py and lib/bubble.py is on it, with the number that it gives."""
 
 import ast
 import re
@@ -13,10 +13,11 @@ formulas = load("book_formulas")
 SHEET = (formulas.ROOT / "book" / "formulas.md").read_text(encoding="utf-8")
 
 
-def test_every_formula_of_the_library_is_on_the_sheet():
-    tree = ast.parse((formulas.ROOT / "lib" / "cost.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("module", ["cost", "bubble"])
+def test_every_formula_of_the_library_is_on_the_sheet(module):
+    tree = ast.parse((formulas.ROOT / "lib" / f"{module}.py").read_text(encoding="utf-8"))
     public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
-    assert public - set(re.findall(r"\{computed\} cost\.(\w+)\(", SHEET)) == set()
+    assert public - set(re.findall(rf"\{{computed\}} {module}\.(\w+)\(", SHEET)) == set()
 
 
 def test_every_formula_has_its_mathematics_and_a_number():

@@ -110,24 +110,27 @@ class _Step:
             for action in self.schedule.actions[self.group.rank]:
                 with comm.label(str(action)):
                     start_s = self._do(action)
-                slots.append(Slot(self.group.rank, action, start_s, time.perf_counter()))
+                end_s = time.perf_counter()
+                slots.append(Slot(self.group.rank, action, start_s, end_s))
         for pending in self.going.values():
             pending.wait()
         with comm.label("losses"):
-            losses = comm.broadcast(self.losses, self.group, self.schedule.rank_of[self.last])
+            knows = self.schedule.rank_of[self.last]
+            losses = comm.broadcast(self.losses, self.group, src=knows)
         return StepResult(losses, tuple(slots))
 
     def _do(self, action: Action) -> float:
-        """Do it; return when it began, which is when it had waited for what it needs."""
+        """Do it; return when it began, having waited for what it needs."""
         stage, op, m = action
         start_s = time.perf_counter()
         if op in RECVS:
             like = next(iter(self.stages.values())).travels(self.inputs[m])
             self.here[action] = comm.recv(like, self.group, self._peer(action))
         elif op in SENDS:
-            self.going[action] = comm.send(self.here.pop(action), self.group, self._peer(action))
+            x = self.here.pop(action)
+            self.going[action] = comm.send(x, self.group, self._peer(action))
         else:
-            x = None if op == Op.W else self._what_came(Action(stage, Op.RECV_F if op == Op.F else Op.RECV_B, m))
+            x = None if op == Op.W else self._what_came(action)
             start_s = time.perf_counter()
             with trace.span(KIND[op], str(action)):
                 if op == Op.F:
@@ -141,13 +144,14 @@ class _Step:
     def _peer(self, action: Action) -> int:
         return self.schedule.rank_of[other_end(action).stage]
 
-    def _what_came(self, receive: Action) -> Tensor | None:
-        """The input, or the gradient of the output; None where the loss begins."""
-        stage, op, m = receive
-        if (stage, op) == (0, Op.RECV_F):
+    def _what_came(self, action: Action) -> Tensor | None:
+        """Input, or gradient of the output; None where the loss begins."""
+        stage, op, m = action
+        if op == Op.F and stage == 0:
             return self.inputs[m]
-        if (stage, op) == (self.last, Op.RECV_B):
+        if op != Op.F and stage == self.last:
             return None
+        receive = Action(stage, Op.RECV_F if op == Op.F else Op.RECV_B, m)
         came = self.here.pop(receive)
         if isinstance(came, Pending):
             came = came.wait()

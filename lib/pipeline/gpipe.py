@@ -13,14 +13,24 @@ from lib.pipeline.action import Action, Op, Schedule, check_sizes, one_stage_eac
 
 
 def naive(num_ranks: int, num_microbatches: int = 1) -> Schedule:
-    """A microbatch goes forward through all stages and back before the next one starts. Bubble: (P-1)/P of the step."""
+    """A microbatch goes all the way forward and back before the next one.
+
+    Bubble: (P-1)/P of the step.
+    """
     check_sizes(num_ranks, num_microbatches)
-    rows = [[Action(s, op, m) for m in range(num_microbatches) for op in (Op.F, Op.B)] for s in range(num_ranks)]
+    ops = [(op, m) for m in range(num_microbatches) for op in (Op.F, Op.B)]
+    rows = [[Action(s, op, m) for op, m in ops] for s in range(num_ranks)]
     return one_stage_each("naive", num_microbatches, rows)
 
 
-def gpipe(num_ranks: int, num_microbatches: int, last_first: bool = False) -> Schedule:
-    """All forwards, then all backwards. Bubble: (P-1)/(M+P-1) of the step; alive on each rank: M.
+def gpipe(
+    num_ranks: int,
+    num_microbatches: int,
+    last_first: bool = False,
+) -> Schedule:
+    """All forwards, then all backwards.
+
+    Bubble: (P-1)/(M+P-1) of the step; alive on each rank: M.
 
     Args:
         last_first: begin backward with the microbatch that came last, as GPipe does; it takes as long.

@@ -13,8 +13,12 @@ from lib.pipeline.action import Action, Op, Schedule, check_sizes
 from lib.pipeline.one_f_one_b import in_turns
 
 
-def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Schedule:
-    """Rank r has the stages r, r + P, r + 2P …; forwards of a warm-up, then one forward and one backward in turns.
+def interleaved(
+    num_ranks: int,
+    num_microbatches: int,
+    stages_per_rank: int,
+) -> Schedule:
+    """Rank r has stages r, r + P, r + 2P …, and takes turns as in 1F1B.
 
     Bubble: (P-1)(F+B)/V, where F and B are times of all that a rank has.
 
@@ -25,28 +29,34 @@ def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> 
         ValueError: microbatches that are no multiple of the ranks, which this order, Megatron's, cannot fill.
     """
     check_sizes(num_ranks, num_microbatches)
-    n, v = num_ranks, stages_per_rank
+    n, m, v = num_ranks, num_microbatches, stages_per_rank
     if v < 2:
-        raise ValueError(f"stages_per_rank={v} must be at least 2; with one stage on each rank take one_f_one_b")
-    if num_microbatches % n:
+        way_out = "with one stage on each rank take one_f_one_b"
+        raise ValueError(f"stages_per_rank={v} must be at least 2; {way_out}")
+    if m % n:
         raise ValueError(
-            f"num_microbatches={num_microbatches} must be a multiple of the {n} ranks, such as "
-            f"{-(-num_microbatches // n) * n}: they go around in groups of {n}"
+            f"num_microbatches={m} must be a multiple of the {n} ranks, such "
+            f"as {-(-m // n) * n}: they go around in groups of {n}"
         )
 
     def action(rank: int, op: Op, k: int) -> Action:
-        """The k-th forward or backward of a rank: a group of P goes through all its stages before the next comes."""
+        """The k-th of a rank: P go through all its stages, then P more."""
         group, k = divmod(k, n * v)
         turn, place = divmod(k, n)
-        return Action(rank + n * (turn if op == Op.F else v - 1 - turn), op, n * group + place)
+        turn = turn if op == Op.F else v - 1 - turn
+        return Action(rank + n * turn, op, n * group + place)
 
-    rows = (
-        tuple(action(rank, op, k) for op, k in in_turns(v * num_microbatches, warm_up(rank, n, v)))
-        for rank in range(n)
-    )
-    return Schedule(f"interleaved, {v} stages each", n * v, num_microbatches, tuple(range(n)) * v, tuple(rows))
+    rows = []
+    for rank in range(n):
+        turns = in_turns(v * m, warm_up(rank, n, v))
+        rows.append(tuple(action(rank, op, k) for op, k in turns))
+    name, rank_of = f"interleaved, {v} stages each", tuple(range(n)) * v
+    return Schedule(name, n * v, m, rank_of, tuple(rows))
 
 
 def warm_up(rank: int, num_ranks: int, stages_per_rank: int) -> int:
-    """Forwards before the first backward: a whole round through all stages but the last, and the way there and back."""
+    """Forwards before the first backward, as in Megatron.
+
+    A whole round through all stages but the last, and the way there and back.
+    """
     return 2 * (num_ranks - rank - 1) + (stages_per_rank - 1) * num_ranks

@@ -17,7 +17,9 @@ from lib.pipeline.simulate import Costs, simulate
 
 
 def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
-    """The same schedule with SEND and RECV between ranks. One that has them already is returned as it is.
+    """The same schedule with SEND and RECV between ranks.
+
+    One that has them already is returned as it is.
 
     Args:
         costs: the times by which actions are put in order; any will do, the true ones are best.
@@ -31,7 +33,7 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     slots = sorted(simulate(schedule, costs).slots, key=lambda slot: slot.end)
     for _, together in groupby(slots, key=lambda slot: slot.end):
         ending = list(together)
-        for slot in ending:  # all of them before any message, which could be one more thing to wait for
+        for slot in ending:  # before any message, which could mean to wait
             rows[slot.rank].append(slot.action)
         for slot in ending:
             if message := message_behind(slot.action, schedule):
@@ -73,7 +75,7 @@ def message_before(action: Action, schedule: Schedule) -> tuple[int, Action] | N
 
 
 def proves(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
-    """What a receive on this rank tells of its sends: what the peer had used before it sent this.
+    """What a receive tells of this rank's sends: which the peer had used.
 
     A send may end long after it was begun, and what it carries must be kept until then. To ask takes time, and gloo
     does not know before it is waited for. But a peer that answers has had the question.
@@ -88,8 +90,9 @@ def proves(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
     for peer in {*range(schedule.num_ranks)} - {rank}:
         used: list[Action] = []
         for action in schedule.actions[peer]:
-            if action.op in SENDS and schedule.rank_of[other_end(action).stage] == rank:
-                through[other_end(action)], used = used, []
+            receive = other_end(action) if action.op in SENDS else None
+            if receive and schedule.rank_of[receive.stage] == rank:
+                through[receive], used = used, []
             elif message := message_before(action, schedule):
                 src, send = message
                 if src == rank:

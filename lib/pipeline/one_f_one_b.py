@@ -14,14 +14,25 @@ from lib.pipeline.action import Action, Op, Schedule, check_sizes, one_stage_eac
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
-    """P - r - 1 forwards, then one forward and one backward in turns. Alive on rank r: min(M, P - r)."""
+    """P - r - 1 forwards, then one forward and one backward in turns.
+
+    Alive on rank r: min(M, P - r).
+    """
     check_sizes(num_ranks, num_microbatches)
-    rows = [[Action(s, op, m) for op, m in in_turns(num_microbatches, num_ranks - s - 1)] for s in range(num_ranks)]
+    rows = []
+    for s in range(num_ranks):
+        turns = in_turns(num_microbatches, warm_up=num_ranks - s - 1)
+        rows.append([Action(s, op, m) for op, m in turns])
     return one_stage_each("1F1B", num_microbatches, rows)
 
 
 def in_turns(count: int, warm_up: int) -> list[tuple[Op, int]]:
-    """So many forwards and backwards, numbered: some forwards, then one of each in turns, then the backwards left."""
+    """Some forwards, then one of each in turns, then the backwards left.
+
+    Args:
+        count: of forwards, and of backwards; they are numbered.
+        warm_up: forwards before the first pair.
+    """
     warm_up = min(warm_up, count)
     out = [(Op.F, k) for k in range(warm_up)]
     for k in range(warm_up, count):

@@ -69,16 +69,23 @@ class Stage:
         return (*inputs.shape, self.width), next(dtypes, torch.get_default_dtype())
 
     def forward(
-        self, m: int, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None, split: bool = False
+        self,
+        m: int,
+        x: Tensor,
+        loss: Callable[[Tensor], Tensor] | None = None,
+        split: bool = False,
     ) -> Tensor:
-        """y of microbatch m, or its loss. What backward needs is kept if gradients are on.
+        """y of microbatch m, or its loss.
+
+        What backward needs is kept if gradients are on.
 
         Args:
             x: what came from the stage before; its gradient is what `backward` returns.
             loss: of the last stage: from its output to a number.
             split: backward will come in halves.
         """
-        x = x.detach().requires_grad_(torch.is_grad_enabled() and x.is_floating_point())
+        wants_gradient = torch.is_grad_enabled() and x.is_floating_point()
+        x = x.detach().requires_grad_(wants_gradient)  # a leaf
         queue = Queue()
         off = PutOff(queue) if split else nullcontext()
         with off:
@@ -99,8 +106,15 @@ class Stage:
         self.backward_weight(m)
         return of_x
 
-    def backward_input(self, m: int, gradient: Tensor | None = None) -> Tensor | None:
-        """From the gradient of y, or from the loss, to that of x. What was split off for the weights is put off."""
+    def backward_input(
+        self,
+        m: int,
+        gradient: Tensor | None = None,
+    ) -> Tensor | None:
+        """From the gradient of y, or from the loss, to that of x.
+
+        What was split off for the weights is put off.
+        """
         x, y = self._ends.pop(m)
         torch.autograd.backward(y, gradient)
         return x.grad
@@ -137,14 +151,15 @@ def check_shapes(pieces: Sequence[nn.Module], inputs: Tensor, width: int | None 
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
-    """Neighbours in so many parts that the most expensive one is as cheap as can be.
+    """Neighbours in parts, the most expensive as cheap as can be.
 
     Raises:
         ValueError: more parts than there are costs.
     """
     count = len(costs)
     if not 1 <= num_parts <= count:
-        raise ValueError(f"{count} layers cannot be cut into {num_parts} stages; use {count} stages or fewer")
+        problem = f"{count} layers cannot be cut into {num_parts} stages"
+        raise ValueError(f"{problem}; use {count} stages or fewer")
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
@@ -154,9 +169,11 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
     for parts in range(2, num_parts + 1):
         ways = []
         for i in range(count + 1):
-            cuts = range(parts - 1, i)
-            found = min(((max(best[k][0], sums[i] - sums[k]), [*best[k][1], i]) for k in cuts), default=None)
-            ways.append(found or (float("inf"), []))
+            found = [(float("inf"), [])]
+            for k in range(parts - 1, i):  # where the last part begins
+                most = max(best[k][0], sums[i] - sums[k])
+                found.append((most, [*best[k][1], i]))
+            ways.append(min(found))
         best = ways
     edges = best[count][1]
     return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
@@ -172,14 +189,17 @@ def layer_costs(config: GPTConfig) -> list[float]:
 
 
 def cut(model: GPT, num_stages: int) -> list[nn.Sequential]:
-    """A GPT in stages: the embedding with the first blocks, the head with the last, none much more expensive.
+    """A GPT in stages of about equal cost.
+
+    The embedding is with the first blocks, the head with the last.
 
     The stages' parameters are those of `model`. A tied weight is on two of them: see `sum_tied_gradients`.
 
     Raises:
         ValueError: more stages than blocks.
     """
-    pieces = [[model.blocks[i] for i in part] for part in balanced(layer_costs(model.config), num_stages)]
+    parts = balanced(layer_costs(model.config), num_stages)
+    pieces = [[model.blocks[i] for i in part] for part in parts]
     pieces[0].insert(0, model.embed)
     pieces[-1].append(model.head)
     return [nn.Sequential(*piece) for piece in pieces]

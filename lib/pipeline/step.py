@@ -22,8 +22,12 @@ from lib.pipeline.action import Schedule
 from lib.pipeline.stage import Stage
 
 
-def sum_tied_gradients(stages: Mapping[int, Stage], schedule: Schedule, group: Group) -> None:
-    """Give the first and the last rank of a GPT with a tied weight the sum of its two gradients.
+def sum_tied_gradients(
+    stages: Mapping[int, Stage],
+    schedule: Schedule,
+    group: Group,
+) -> None:
+    """Give first and last rank the sum of a tied weight's gradients.
 
     One message each way between the two. Both add the same two numbers, so their weights stay equal bit by bit. Where
     one rank has both stages, autograd has added them already.
@@ -32,17 +36,22 @@ def sum_tied_gradients(stages: Mapping[int, Stage], schedule: Schedule, group: G
         peer = ends[1 - ends.index(group.rank)]
         gradient = _tied(stages).grad
         with comm.label("tied weight"):
-            other = comm.exchange({peer: gradient}, {peer: gradient}, group).wait()[peer]
+            both = comm.exchange({peer: gradient}, {peer: gradient}, group)
+            other = both.wait()[peer]
         gradient.add_(other)
 
 
 @torch.no_grad()
 def clip_gradients(
-    stages: Mapping[int, Stage], schedule: Schedule, group: Group, max_norm: float, tied: bool = False
+    stages: Mapping[int, Stage],
+    schedule: Schedule,
+    group: Group,
+    max_norm: float,
+    tied: bool = False,
 ) -> Tensor:
-    """Scale all gradients so that the norm of the whole model's is at most `max_norm`; return the norm it was.
+    """Scale gradients so that the model's norm is at most `max_norm`.
 
-    One all-reduce of a number.
+    Returns the norm it was. One all-reduce of a number.
 
     Args:
         tied: the model's head is its embedding, and after `sum_tied_gradients` two ranks have the gradient: it counts
@@ -50,8 +59,10 @@ def clip_gradients(
     """
     ends = _ends(schedule, group) if tied else None
     again = _tied(stages) if ends and group.rank == ends[1] else None
-    gradients = {id(p): p.grad for p in _parameters(stages) if p.grad is not None}
-    squares = [g.square().sum() for key, g in gradients.items() if again is None or key != id(again)]
+    own = [p for p in _parameters(stages) if p.grad is not None]
+    gradients = {id(p): p.grad for p in own}
+    counted = [g for key, g in gradients.items() if key != id(again)]
+    squares = [g.square().sum() for g in counted]
     total = torch.stack(squares).sum() if squares else torch.zeros(())
     return scale_to_norm(gradients.values(), total, group, max_norm)
 

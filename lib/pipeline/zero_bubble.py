@@ -16,25 +16,33 @@ from lib.pipeline.one_f_one_b import in_turns
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
-    """1F1B, but W of microbatch k comes after I of microbatch k + r. Bubble: (P-1)(F+I-W)."""
+    """1F1B, but W of microbatch k comes after I of microbatch k + r.
+
+    Bubble: (P-1)(F+I-W), from 2P microbatches on.
+    """
     check_sizes(num_ranks, num_microbatches)
-    rows = [_split(rank, num_microbatches, num_ranks - rank - 1, put_off=rank) for rank in range(num_ranks)]
+    n, m = num_ranks, num_microbatches
+    rows = [_split(r, m, n - r - 1, put_off=r) for r in range(n)]
     return one_stage_each("ZB-H1", num_microbatches, rows)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
-    """2(P - r) - 1 microbatches start before the first comes back; W is put off by 2r. No bubble if F = I = W."""
+    """2(P - r) - 1 forwards before the first I; W is put off by 2r.
+
+    If F = I = W, and with 2P - 1 microbatches or more, no rank waits between its first action and its last.
+    """
     check_sizes(num_ranks, num_microbatches)
-    rows = [_split(r, num_microbatches, 2 * (num_ranks - r - 1), put_off=2 * r) for r in range(num_ranks)]
+    n, m = num_ranks, num_microbatches
+    rows = [_split(r, m, 2 * (n - r - 1), put_off=2 * r) for r in range(n)]
     return one_stage_each("ZB-H2", num_microbatches, rows)
 
 
-def _split(stage: int, num_microbatches: int, warm_up: int, put_off: int) -> list[Action]:
-    """Forwards and backwards in turns, each backward as I, and as W after so many others; the W left at the end."""
+def _split(stage: int, count: int, warm_up: int, put_off: int) -> list[Action]:
+    """In turns; a backward is I, and W after so many others; the rest at the end."""
     row, late = [], 0
-    for op, k in in_turns(num_microbatches, warm_up):
+    for op, k in in_turns(count, warm_up):
         row.append(Action(stage, Op.I if op == Op.B else op, k))
         if op == Op.B and k >= put_off:
             row.append(Action(stage, Op.W, late))
             late += 1
-    return row + [Action(stage, Op.W, k) for k in range(late, num_microbatches)]
+    return row + [Action(stage, Op.W, k) for k in range(late, count)]
