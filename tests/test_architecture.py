@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIB = ROOT / "lib"
-MAX_LINES, BUDGET_LINES = 350, 7000  # a file, whole; and the code of all, without what grades
+# A file, whole; and the code of all that one has to read to know how a model is trained on many ranks: what a diligent
+# reader gets through in a week. Who only turns the pages needs no line of what grades and what draws.
+MAX_LINES, BUDGET_LINES = 350, 7000
+APART = ("lib.check", "lib.plot", "lib.svg", "lib.explorer", "lib.show")
 
 # A: pure Python, no torch. B: the machine. C: building blocks. D: the techniques. E: put together, looked at.
 FLOORS = {
@@ -182,7 +185,7 @@ def lines_of_code(path):
 def test_no_file_is_long_and_the_whole_is_small(capsys):
     lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in MODULES.items()}
     assert {module: n for module, n in lines.items() if n > MAX_LINES} == {}
-    total = sum(lines_of_code(path) for module, path in MODULES.items() if not module.startswith("lib.check"))
+    total = sum(lines_of_code(path) for module, path in MODULES.items() if not module.startswith(APART))
     with capsys.disabled():
         print(f"\nlib has {total} lines of code of {BUDGET_LINES}; longest file: {max(lines, key=lines.get)}")
     assert total <= BUDGET_LINES
