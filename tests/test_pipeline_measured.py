@@ -88,7 +88,8 @@ def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
     alike, sixteen = (run(peak, 4, one_f_one_b(4, m)) for m in (8, 16))
     for rank in range(4):
         assert sixteen[rank] - alike[rank] == 8 * losses
-        fewer = (4 - simulate(one_f_one_b(4, 8)).peak(rank)) * kept  # than GPipe with 4
+        predicted = [simulate(make(4, m)).peak(rank, kept=[kept] * 4) for make, m in ((gpipe, 4), (one_f_one_b, 8))]
+        fewer = predicted[0] - predicted[1]
         assert alike[rank] == pytest.approx(four[rank] - fewer, abs=2 * MESSAGE)
 
 

@@ -212,3 +212,10 @@ def test_a_gantt_in_letters():
     assert gantt(simulate(interleaved(2, 2, 2))).splitlines()[1] == (
         "rank 1  ·   1F0 1F1 3F0 3B0---- 3F1 3B1---- 1B0---- 1B1----"
     )
+
+
+def test_what_is_kept_may_differ_from_stage_to_stage():
+    seen = simulate(interleaved(2, 2, 2))  # rank 0 has stages 0 and 2
+    assert seen.peak(0) == 4
+    assert seen.peak(0, kept=[100, 0, 1, 0]) == 202
+    assert seen.alive(1, kept=[0, 5, 0, 7])[-1][1] == 0

@@ -104,14 +104,21 @@ class Timeline:
         ranks = self.schedule.num_ranks
         return sum(map(self.idle, range(ranks))) / (ranks * self.makespan)
 
-    def alive(self, rank: int, freed_by: Iterable[Op] = FREED_BY) -> list[tuple[float, int]]:
-        """(time, microbatches kept from then on), one for each of the rank's stages: from F until one of `freed_by`."""
+    def alive(
+        self, rank: int, freed_by: Iterable[Op] = FREED_BY, kept: Sequence[float] | None = None
+    ) -> list[tuple[float, float]]:
+        """(time, what the rank keeps from then on): of each microbatch and stage, from F until one of `freed_by`.
+
+        Args:
+            kept: what a microbatch leaves in each stage: its bytes, say. Default: 1, so that microbatches are counted.
+        """
         freed_by, steps = tuple(freed_by), []
+        kept = kept or [1] * self.schedule.num_stages
         for slot in self.compute:
             if slot.rank == rank and slot.action.op == Op.F:
-                steps.append((slot.start, 1))
+                steps.append((slot.start, kept[slot.action.stage]))
             elif slot.rank == rank and slot.action.op in freed_by:
-                steps.append((slot.end, -1))
+                steps.append((slot.end, -kept[slot.action.stage]))
         steps.sort()  # at one moment, what ends before what begins
         curve, count = [], 0
         for time, step in steps:
@@ -119,9 +126,9 @@ class Timeline:
             curve.append((time, count))
         return curve
 
-    def peak(self, rank: int, freed_by: Iterable[Op] = FREED_BY) -> int:
-        """The most microbatches that the rank keeps at a time, one for each of its stages."""
-        return max((count for _, count in self.alive(rank, freed_by)), default=0)
+    def peak(self, rank: int, freed_by: Iterable[Op] = FREED_BY, kept: Sequence[float] | None = None) -> float:
+        """The most that the rank keeps at a time; arguments as for `alive`."""
+        return max((count for _, count in self.alive(rank, freed_by, kept)), default=0)
 
 
 # What an action needs and gives, each of a stage and a microbatch.
