@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from lib.check.exercise import DTYPE, Data, Exercise, Mistake, but, random, whole
+from lib.check.exercise import DTYPE, Data, Exercise, Mistake, random, whole
 from lib.mesh import Group
-from lib.model import loss_sum_and_count
+from lib.model import mean_loss
 
 _TOKENS, _D, _WORDS = 6, 4, 7  # tokens of a row, width of x, words
 _IGNORED = -100
-ONE, SEVERAL = "one at a time", "several at once"
+_KEPT, ONE, SEVERAL = "microbatches that wait for backward", "one at a time", "several at once"
 
 Piece = tuple[Tensor, Tensor]  # x[b, T, D] and targets[b, T] of a microbatch
 
@@ -46,7 +46,7 @@ def _accumulate(answer: Callable, group: Group, given: Data) -> Data:
         loss = answer(model, [(x.clone(), targets.clone()) for x, targets in pieces])
         several = kept.most > max(len(x) for x, _ in pieces)
         found |= _named(pieces, loss, [p.grad for p in model.parameters()])
-        found[_name(pieces, "microbatches kept for backward")] = SEVERAL if several else ONE
+        found[_name(pieces, _KEPT)] = SEVERAL if several else ONE
     return found
 
 
@@ -75,3 +75,109 @@ class _Kept:
 
     def _backward(self, rows: float) -> None:
         self.now -= rows
+
+
+# ---- weighed means of the microbatches ------------------------------------------------------------------------------
+
+Weigh = Callable[[list[int], list[int]], list[float]]  # from each one's tokens that count, and rows, to its weight
+
+
+def _by_tokens(tokens: list[int], rows: list[int]) -> list[float]:
+    return [count / sum(tokens) for count in tokens]
+
+
+def _last(weigh: Weigh) -> Weigh:
+    """Nothing but the last one."""
+    return lambda tokens, rows: [0] * (len(tokens) - 1) + weigh(tokens, rows)[-1:]
+
+
+def _as_they_come(tokens: list[int], rows: list[int]) -> list[float]:
+    return [1] * len(tokens)
+
+
+def _alike(tokens: list[int], rows: list[int]) -> list[float]:
+    return [1 / len(tokens)] * len(tokens)
+
+
+def _weighed(weigh: Weigh = _by_tokens, weigh_loss: Weigh | None = None, kept: str | None = None) -> Callable:
+    """Gradients of the mean losses, added up so; a loss only if it is said how, and what is kept."""
+
+    def answers(given: list[Data], want: Any = None) -> list[Data]:
+        found: Data = {}
+        for pieces in given[0]["batches"]:
+            tokens = [int((targets != _IGNORED).sum()) for _, targets in pieces]
+            rows = [len(x) for x, _ in pieces]
+            total, loss, model = 0.0, 0.0, _model(given[0])
+            for i, (x, targets) in enumerate(pieces):
+                of_piece = mean_loss(model(x), targets)
+                total = total + weigh(tokens, rows)[i] * of_piece
+                loss += (weigh_loss or weigh)(tokens, rows)[i] * of_piece.item()
+            named = _named(pieces, loss, grad(total, [*model.parameters()]))
+            if weigh_loss is None:
+                del named[_name(pieces, "the loss")]
+            found |= named | ({} if kept is None else {_name(pieces, _KEPT): kept})
+        return [found]
+
+    return answers
+
+
+_EMPTIED = (
+    "Only the last microbatch is in the gradient: it is emptied between them. Backward adds to .grad, and that is what "
+    "you want here; the optimizer empties it after the step."
+)
+
+ACCUMULATE = Exercise(
+    id="08.4",
+    title="accumulate",
+    points=2,
+    body=_accumulate,
+    inputs=_batches_inputs,
+    reference=_weighed(weigh_loss=_by_tokens, kept=ONE),
+    ranks=(1,),
+    mistakes=(
+        Mistake(
+            "You add the gradients up as they come: the sum of M means, about M times too large. Each microbatch has "
+            "to count with its share.",
+            _weighed(_as_they_come),
+        ),
+        Mistake(
+            "You divide by M. That is the mean of the means, right only if each microbatch has as many tokens that "
+            "count as any other. Here a token of a small one weighs more.",
+            _weighed(_alike),
+        ),
+        Mistake(
+            "You weigh by rows. The mean is over tokens that count, and a row may have few of them: count the targets "
+            "that are not -100.",
+            _weighed(lambda tokens, rows: [count / sum(rows) for count in rows]),
+        ),
+        Mistake(
+            "You divide twice. The shares add up to 1 already: what is the 1/M for?",
+            _weighed(lambda tokens, rows: [share / len(rows) for share in _by_tokens(tokens, rows)]),
+        ),
+        Mistake(
+            "That is the gradient of the sum over all tokens, not of their mean. Divide by how many count in the whole "
+            "batch.",
+            _weighed(lambda tokens, rows: [float(count) for count in tokens]),
+        ),
+        Mistake(_EMPTIED, _weighed(_last(_by_tokens))),
+        Mistake(_EMPTIED, _weighed(_last(_as_they_come))),
+        Mistake(_EMPTIED, _weighed(_last(_alike))),
+        Mistake(
+            "The gradient is right, and the loss is that of the last microbatch. Add the losses up with the same "
+            "shares.",
+            _weighed(weigh_loss=_last(_as_they_come)),
+        ),
+        Mistake(
+            "The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same "
+            "shares as the gradients.",
+            _weighed(weigh_loss=_alike),
+        ),
+        Mistake(
+            "All numbers are right, but several microbatches wait at once for their backward. Then memory is that of "
+            "the whole batch: go back with each before the next one goes forward.",
+            _weighed(weigh_loss=_by_tokens, kept=SEVERAL),
+        ),
+    ),
+)
+
+EXERCISES = (ACCUMULATE,)
