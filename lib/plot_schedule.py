@@ -1,10 +1,12 @@
-"""A schedule in time as a picture: simulated, measured, or both on one axis."""
+"""A schedule in time as a picture: simulated, measured, or both on one axis; and the order of its messages."""
 
 from __future__ import annotations
 
-from lib import plot
+from lib import plot, svg
+from lib.pipeline.action import Schedule
 from lib.pipeline.gantt import KIND
-from lib.pipeline.simulate import Timeline
+from lib.pipeline.lower import message_behind
+from lib.pipeline.simulate import Timeline, simulate
 from lib.svg import Figure
 
 
@@ -57,3 +59,43 @@ def gantt(
         end=end,
         width=width,
     )
+
+
+_PITCH, _TALL, _TOP = 62, 26, 62  # of rows with room for arrows in between
+
+
+def messages(schedule: Schedule, *, title: str, alt: str, caption: str = "", width: float = 680) -> Figure:
+    """The simulated schedule, with an arrow for each message, numbered in the order in which `lower` writes them."""
+    seen, left = simulate(schedule), 62
+    unit = (width - left - 12) / seen.makespan
+    kinds = dict.fromkeys(KIND[slot.action.op] for slot in seen.slots)
+    legend = [(svg.color(kind, True), kind) for kind in kinds] + [(svg.color("comm", True), "message")]
+    out = [svg.hatch(), *svg.head(title, legend, left, width)[0]]
+    shapes: dict[str, list[str]] = {kind: [] for kind in kinds}
+    words: dict[str, list[str]] = {kind: [] for kind in kinds}
+    arrows, numbers = [], []
+    for rank in range(schedule.num_ranks):
+        y = _TOP + rank * _PITCH
+        out.append(svg.text(left - 9, y + 18, f"rank {rank}", "end"))
+        out.append(svg.rect(left, y, width - left - 12, _TALL, svg.HATCHED, radius=3))
+    for slot in sorted(seen.slots, key=lambda slot: slot.end):
+        kind, x, y = KIND[slot.action.op], left + slot.start * unit, _TOP + slot.rank * _PITCH
+        long = (slot.end - slot.start) * unit
+        shapes[kind].append(svg.rect(x, y, long - 1, _TALL))
+        words[kind].append(svg.text(x + long / 2, y + 17.5, str(slot.action.microbatch)))
+        if message := message_behind(slot.action, schedule):
+            down = message[0] > slot.rank
+            at = x + long - 0.5 + (4 if down else -4)  # beside the other direction's
+            near = y + _TALL + 3 if down else y - 3
+            far = _TOP + message[0] * _PITCH + (-3 if down else _TALL + 3)
+            tip = -5 if down else 5
+            arrows.append(f"M{svg.num(at)} {svg.num(near)}V{svg.num(far)}m-4 {tip}l4 {-tip}l4 {tip}")
+            beside, anchor = (at + 6, "") if down else (at - 6, "end")
+            numbers.append(svg.text(beside, (near + far) / 2 + 4.5, str(len(arrows)), anchor))
+    for kind, group in shapes.items():
+        out += [f'<g fill="{svg.color(kind, True)}">{"".join(group)}</g>', svg.words_on(kind, words[kind])]
+    out.append(f'<path d="{"".join(arrows)}" fill="none" stroke-width="2" stroke="{svg.color("comm")}"/>')
+    out.append(f'<g font-size="{svg.SMALLEST_PX}">{"".join(numbers)}</g>')
+    bottom = _TOP + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
+    marks, below = svg.axis(left, width - 12, bottom, 0, seen.makespan, "units")
+    return Figure(svg.document(out + marks, width, bottom + below, alt), alt, caption)

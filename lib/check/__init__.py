@@ -17,17 +17,22 @@ from pathlib import Path
 from lib.check import (
     averages,
     block_sums,
+    bubbles,
+    chains,
+    cuts,
     heads,
     links,
     masks,
     memory_live,
     memory_sums,
+    microbatches,
     norms,
     overlap,
     pairs,
     prefetch,
     resharding,
     rings,
+    schedules,
     sharded_step,
     sharded_sums,
     shards,
@@ -44,6 +49,7 @@ _PARTS = (
     *(shards, sharded_step, sharded_sums, units, prefetch, resharding),
     *(pairs, heads, words, block_sums),
     *(slices, norms, masks, slice_sums),
+    *(cuts, chains, schedules, microbatches, bubbles),
 )
 EXERCISES: dict[str, Exercise] = {
     e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)

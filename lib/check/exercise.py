@@ -17,6 +17,7 @@ from torch import Tensor
 
 DTYPE = torch.float64
 Data = dict[str, Any]  # tensors, numbers and strings by name: what one rank gets, or gives back
+SEEN = "what was seen"  # in what a rank gives back: a text to be shown below the verdict, such as a picture
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lib.check.exercise import Data, Exercise, same
+from lib.check.exercise import SEEN, Data, Exercise, same
 from lib.check.listen import is_handle
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
@@ -89,8 +89,13 @@ def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) 
     for mistake in exercise.mistakes:
         looks_like = mistake.answers(inputs, wanted)
         if all(same(g, m) for g, m in zip(got, looks_like, strict=True)):
-            return FAIL, textwrap.fill(mistake.hint, 96, break_on_hyphens=False)
-    return FAIL, _difference(got, wanted)
+            return FAIL, textwrap.fill(mistake.hint, 96, break_on_hyphens=False) + _seen(got)
+    return FAIL, _difference(got, wanted) + _seen(got)
+
+
+def _seen(got: list[Data]) -> str:
+    """What a rank wants to be shown."""
+    return next((f"\n{found[SEEN]}" for found in got if found.get(SEEN)), "")
 
 
 def _raised_by_learner(message: str) -> bool:

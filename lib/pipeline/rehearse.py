@@ -21,7 +21,7 @@ from lib.pipeline.simulate import Costs, Timeline
 from lib.pipeline.stage import Stage
 from lib.pretend import Pretend
 
-OPENING_S = 0.001  # a unit of the step before, which opens the connections
+OPENING_S = 0.001  # the longest action of the step before, which opens the connections
 FAST_BPS = 1e15  # a link that only has latency
 
 
@@ -44,7 +44,7 @@ def _step(world: Group, schedule: Schedule, costs: Costs, unit_s: float) -> Step
     x = torch.zeros(schedule.num_microbatches, 64)
     message_s = unit_s * (costs.latency + costs.transfer)
     link = comm.link(alpha_s=message_s, bandwidth_Bps=FAST_BPS) if message_s and world.size > 1 else nullcontext()
-    for one_s, slow in ((OPENING_S, nullcontext()), (unit_s, link)):
+    for one_s, slow in ((OPENING_S / max(map(max, takes.values())), nullcontext()), (unit_s, link)):
         stages = {
             s: Stage(Pretend(1, *(one_s * takes[op][s] for op in (Op.F, Op.I, Op.W))))
             for s, rank in enumerate(schedule.rank_of)

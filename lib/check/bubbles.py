@@ -1,0 +1,131 @@
+"""Chapter 08, how long a step of a pipeline takes, and how much of it is bubble: exercise 08.5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+import torch
+
+from lib.check.exercise import Data, Exercise, Mistake, call, kind, several, whole
+from lib.mesh import Group
+
+_NAME = "plan"
+_STEP, _BUBBLE, _ENOUGH = "the step's time", "the bubble", "microbatches that are enough"
+
+Case = tuple[int, int, int, int, Fraction]  # t_F, t_B, P, M, and the part of the step below which a bubble should be
+
+
+def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
+    def case(num_stages: int, part: Fraction) -> Case:
+        t_F = whole(generator, 50, 200)
+        return t_F, t_F + whole(generator, 20, 250), num_stages, whole(generator, 3, 40), part
+
+    # A tenth and a twentieth are met by some number of microbatches, the last part is not.
+    cases = [case(whole(generator, 3, 17), part) for part in (Fraction(1, 10), Fraction(1, 20))]
+    cases += [case(3 * whole(generator, 1, 6), Fraction(3, 3 * whole(generator, 6, 13) + 1))]
+    return [{"cases": [case(1, Fraction(1, 4)), *cases]}]
+
+
+def _plan(answer: Callable, group: Group, given: Data) -> Data:
+    found: Data = {}
+    for case in given["cases"]:
+        result = answer(*case)
+        found[_name(case, "what was returned")] = kind(result)
+        names = (_name(case, what) for what in (_STEP, _BUBBLE, _ENOUGH))
+        found |= dict(zip(names, several(result, 3), strict=True))
+    return found
+
+
+def _name(case: Case, what: str) -> str:
+    return f"{call(_NAME, case)}: {what}"
+
+
+def _by(what: str, of: Callable[[int, int, int, int, Fraction], float]) -> Callable:
+    """One of the three numbers, computed so; the others may be anything, and so may all where there is one stage."""
+
+    def answers(given: list[Data], want: Any = None) -> list[Data]:
+        return [{_name(case, what): float(of(*case)) for case in given[0]["cases"] if case[2] > 1}]
+
+    return answers
+
+
+def _reference(given: list[Data]) -> list[Data]:
+    found: Data = {}
+    for case in given[0]["cases"]:
+        t_F, t_B, P, M, part = case
+        enough = (P - 1) * (1 - part) / part  # for a bubble of just that part
+        values = float((M + P - 1) * (t_F + t_B)), (P - 1) / (M + P - 1), int(enough) + 1.0
+        found |= {_name(case, what): v for what, v in zip((_STEP, _BUBBLE, _ENOUGH), values, strict=True)}
+        found[_name(case, "what was returned")] = "3 results"
+    return [found]
+
+
+PLAN = Exercise(
+    id="08.5",
+    title=_NAME,
+    points=1,
+    body=_plan,
+    inputs=_cases_inputs,
+    reference=_reference,
+    ranks=(1,),
+    mistakes=(
+        Mistake(
+            "Your step counts the longer of the two times for each microbatch. A rank does a forward *and* a backward "
+            "of each, one after the other: such a step would be shorter than a rank's own work.",
+            _by(_STEP, lambda t_F, t_B, P, M, part: (M + P - 1) * max(t_F, t_B)),
+        ),
+        Mistake(
+            "Your step has a rank's work and no waiting. The last rank begins P-1 forwards later, and behind its last "
+            "backward the first rank still has P-1 to go.",
+            _by(_STEP, lambda t_F, t_B, P, M, part: M * (t_F + t_B)),
+        ),
+        Mistake(
+            "Your step waits once too often. The first microbatch passes P-1 stages before the last one begins, not P.",
+            _by(_STEP, lambda t_F, t_B, P, M, part: (M + P) * (t_F + t_B)),
+        ),
+        Mistake(
+            "Your step is that of the naive pipeline, in which a microbatch has come back before the next one starts.",
+            _by(_STEP, lambda t_F, t_B, P, M, part: M * P * (t_F + t_B)),
+        ),
+        Mistake(
+            "Your bubble is waiting against *work*, (P-1)/M. Here it is a part of the whole step, which is work and "
+            "waiting.",
+            _by(_BUBBLE, lambda t_F, t_B, P, M, part: (P - 1) / M),
+        ),
+        Mistake(
+            "You share the waiting out among the ranks. Each of them waits all of it: P-1 forwards and P-1 backwards.",
+            _by(_BUBBLE, lambda t_F, t_B, P, M, part: (P - 1) / (M + P - 1) / P),
+        ),
+        Mistake(
+            "Your bubble has P where P-1 belongs. Look at one stage, which never waits.",
+            _by(_BUBBLE, lambda t_F, t_B, P, M, part: P / (M + P)),
+        ),
+        Mistake(
+            "Your bubble is a time. Asked for is which part of the step it is.",
+            _by(_BUBBLE, lambda t_F, t_B, P, M, part: (P - 1) * (t_F + t_B)),
+        ),
+        Mistake(
+            "Your bubble is in percent. Give it as a part, from 0 to 1.",
+            _by(_BUBBLE, lambda t_F, t_B, P, M, part: 100 * (P - 1) / (M + P - 1)),
+        ),
+        Mistake(
+            "One microbatch too few, where some number gives just that part: you take `at most`. The bubble should be "
+            "*below* it.",
+            _by(_ENOUGH, lambda t_F, t_B, P, M, part: ceil((P - 1) * (1 - part) / part)),
+        ),
+        Mistake(
+            "You have put waiting against work, (P-1)/M, below that part. That takes P-1 microbatches more than the "
+            "bubble does.",
+            _by(_ENOUGH, lambda t_F, t_B, P, M, part: int((P - 1) / part) + 1),
+        ),
+        Mistake(
+            "4P is a rule of thumb, for a bubble below a fifth. Solve for the part that was given.",
+            _by(_ENOUGH, lambda t_F, t_B, P, M, part: 4 * P),
+        ),
+    ),
+)
+
+EXERCISES = (PLAN,)

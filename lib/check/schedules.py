@@ -1,0 +1,199 @@
+"""Chapter 08, a schedule that somebody writes: exercise 08.3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lib.check.exercise import SEEN, Data, Exercise, Mistake, call, kind, same, whole
+from lib.mesh import Group
+from lib.pipeline.action import Op, Schedule, ScheduleError
+from lib.pipeline.check import check
+from lib.pipeline.gantt import gantt
+from lib.pipeline.gpipe import gpipe, naive
+from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.simulate import Costs, simulate
+
+Case = tuple[int, int]  # ranks, microbatches
+Make = Callable[[int, int], Schedule]
+
+# What there is to say about a schedule.
+COMPLAINT, KIND, NOTHING = "what is wrong", "the kind of what is wrong", "nothing"
+SIZES, STAGES, TIME, KEPT = "ranks, microbatches", "stages of the ranks", "units of time", "microbatches kept"
+ORDERS, ALIKE, UNLIKE = "orders of backward", "alike", "not alike"
+JUDGED = (COMPLAINT, SIZES, STAGES, TIME, KEPT)
+
+
+def cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
+    """Small ones first, as they are shown when they are wrong."""
+    several = [(ranks, whole(generator, *range_)) for ranks, range_ in ((2, (2, 5)), (3, (4, 7)), (4, (6, 10)))]
+    return [{"cases": [*several, (1, 3)], "backward": whole(generator, 2, 5)}]
+
+
+def read(written: Any, name: str) -> Schedule:
+    """The schedule in what an answer has returned: a text, lines, lists of actions, or a schedule.
+
+    Raises:
+        ScheduleError: there is none.
+    """
+    if isinstance(written, Schedule):
+        return replace(written, name=name)
+    if isinstance(written, (list, tuple)):
+        rows = (" ".join(map(str, row)) if isinstance(row, (list, tuple)) else str(row) for row in written)
+        written = "\n".join(rows)
+    if not isinstance(written, str):
+        raise ScheduleError(f"{kind(written)} is no schedule; return a text with a line for each rank")
+    return Schedule.from_text(written, name)
+
+
+def facts(written: Any, name: str, backward: int) -> Data:
+    """What there is to say of what somebody wrote; a forward takes 1, a backward takes `backward`."""
+    try:
+        schedule = check(read(written, name))
+    except ScheduleError as error:
+        said = str(error).removeprefix(f"{name}: ")
+        first = said.partition("\n")[0]
+        return {COMPLAINT: first, KIND: re.sub(r"\d+", "_", first), SEEN: f"{name}: {said}"}
+    timeline = simulate(schedule, Costs(1, backward / 2, backward / 2))
+    back = {tuple(a.microbatch for a in row if a.op == Op.B) for row in schedule.actions}
+    return {
+        COMPLAINT: NOTHING,
+        SIZES: [schedule.num_ranks, schedule.num_microbatches],
+        STAGES: list(schedule.rank_of),
+        TIME: float(timeline.makespan),
+        KEPT: [timeline.peak(rank) for rank in range(schedule.num_ranks)],
+        ORDERS: ALIKE if len(back) == 1 else UNLIKE,
+        SEEN: f"{name}, where a backward takes {backward} units:\n{gantt(timeline, unit=1)}",
+    }
+
+
+def writes(name: str, make: Make) -> Callable:
+    """A body: the answer writes schedules; the first that is not as good as what `make` makes is shown."""
+
+    def body(answer: Callable, group: Group, given: Data) -> Data:
+        found: Data = {}
+        for case in given["cases"]:
+            title = call(name, case)
+            mine, right = (facts(written, title, given["backward"]) for written in (answer(*case), make(*case)))
+            shown = mine.pop(SEEN)
+            if not same(mine, {what: right[what] for what in JUDGED}):
+                found.setdefault(SEEN, shown)
+            found |= {f"{title}: {what}": value for what, value in mine.items()}
+        return found
+
+    return body
+
+
+def made_by(name: str, make: Make) -> Callable:
+    """What is judged, of a schedule that is made so; used as reference and as mistake."""
+
+    def answers(given: list[Data], want: Any = None) -> list[Data]:
+        found: Data = {}
+        for case in given[0]["cases"]:
+            title = call(name, case)
+            made = facts(make(*case), title, given[0]["backward"])
+            found |= {f"{title}: {what}": made[what] for what in JUDGED}
+        return [found]
+
+    return answers
+
+
+def says(name: str, what: str, value: Any) -> Callable:
+    """This fact of all cases with several ranks."""
+    return lambda given, want: [{f"{call(name, case)}: {what}": value for case in given[0]["cases"] if case[0] > 1}]
+
+
+# ---- 08.3 gpipe -----------------------------------------------------------------------------------------------------
+
+_NAME = "gpipe"
+
+
+def _other_way_round(num_ranks: int, num_microbatches: int) -> Schedule:
+    right = gpipe(num_ranks, num_microbatches)
+    return replace(right, rank_of=right.rank_of[::-1], actions=right.actions[::-1])
+
+
+def _in_one_line(num_ranks: int, num_microbatches: int) -> Schedule:
+    right = gpipe(num_ranks, num_microbatches)
+    return replace(right, rank_of=(0,) * num_ranks, actions=(sum(right.actions, ()),))
+
+
+def _complains(kind_of: str) -> Callable:
+    return says(_NAME, KIND, kind_of)
+
+
+def _made(make: Make) -> Callable:
+    return made_by(_NAME, make)
+
+
+GPIPE = Exercise(
+    id="08.3",
+    title=_NAME,
+    points=2,
+    body=writes(_NAME, gpipe),
+    inputs=cases_inputs,
+    reference=_made(gpipe),
+    ranks=(1,),
+    mistakes=(
+        Mistake(
+            "A rank lacks a backward. Each stage has weights that want a gradient, so each microbatch goes back "
+            "through all of them.",
+            _complains("_B_ is missing, or _I_ and _W_"),
+        ),
+        Mistake(
+            "Nothing goes backward: that is an evaluation. Behind its forwards each rank has as many backwards.",
+            _made(lambda *case: gpipe(*case).forward_only()),
+        ),
+        Mistake(
+            "All ranks work on the same stage. The first number of an action is the stage, and rank r has stage r: a "
+            "pipeline is made of different pieces.",
+            _complains("_F_ is on rank _, but rank _ has stage _"),
+        ),
+        Mistake(
+            "That is 1F1B: right, as fast, and it keeps less. GPipe begins to go back only when all microbatches have "
+            "gone forward. It is what you are asked to write here; 1F1B is chapter 9.",
+            _made(one_f_one_b),
+        ),
+        Mistake(
+            "A microbatch comes back before the next one goes forward. That is right and slow: look how the ranks wait "
+            "for each other. Let all go forward first.",
+            _made(naive),
+        ),
+        Mistake(
+            "Ranks go back in different orders. Nothing is wrong with any of the orders, but a rank can only go back "
+            "with what the rank behind it has done: one and the same order makes nobody wait.",
+            says(_NAME, ORDERS, UNLIKE),
+        ),
+        Mistake(
+            "One microbatch is missing. There are M of them, and the last one is number M - 1.",
+            _made(lambda ranks, microbatches: gpipe(ranks, microbatches - 1)),
+        ),
+        Mistake(
+            "There is one microbatch too many. There are M of them, and the first one is number 0.",
+            _made(lambda ranks, microbatches: gpipe(ranks, microbatches + 1)),
+        ),
+        Mistake("You number the microbatches from 1. The first one is number 0.", _complains("_F_ is missing")),
+        Mistake(
+            "You number the stages from 1. The first one is number 0, as is its rank.",
+            _complains("nobody has stage _; the stages are _ to _"),
+        ),
+        Mistake(
+            "A backward comes before its own forward. It uses what forward has left behind.",
+            _complains("_B_ comes before _F_"),
+        ),
+        Mistake(
+            "The stages are the other way round. Rank 0 has the first one, where the rows come in.",
+            _made(_other_way_round),
+        ),
+        Mistake(
+            "All is in one line, so one rank does everything. Each rank has a line of its own.",
+            _made(_in_one_line),
+        ),
+    ),
+)
+
+EXERCISES = (GPIPE,)

@@ -1,0 +1,28 @@
+"""Pictures of schedules: a bar for each action, an arrow for each message."""
+
+import re
+
+import pytest
+
+from lib.pipeline.interleaved import interleaved
+from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.simulate import simulate
+from lib.pipeline.zero_bubble import zb_h1
+from lib.plot_schedule import bars_of, messages
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(3, 3), zb_h1(4, 2), interleaved(2, 2, 2)], ids=lambda s: s.name)
+def test_an_arrow_for_each_message_from_row_to_row(schedule):
+    svg = messages(schedule, title="t", alt="a").svg
+    (path,) = re.findall(r'<path d="([^"]*)" fill="none" stroke-width="2"', svg)
+    arrows = re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", path)
+    assert len(arrows) == 2 * schedule.num_microbatches * (schedule.num_stages - 1)
+    down = sum(float(near) < float(far) for near, far in arrows)
+    assert down == len(arrows) // 2 if schedule.num_stages == schedule.num_ranks else 0 < down < len(arrows)
+    numbers = re.findall(r">(\d+)</text>", svg)
+    assert {str(k + 1) for k in range(len(arrows))} <= set(numbers)
+
+
+def test_a_bar_says_its_stage_where_a_rank_has_several():
+    assert bars_of(simulate(one_f_one_b(2, 2)))[0].label == "0"
+    assert bars_of(simulate(interleaved(2, 2, 2)), 10)[0][3:] == ("stage 0, 0", 0, 10)
