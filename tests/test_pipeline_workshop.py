@@ -204,7 +204,7 @@ def test_fifteen_is_the_least_that_par_can_be_played_with():
 
     kept = workshop(FIFTEEN).score.kept
     assert kept == (4, 4, 3, 4) and exists(kept)
-    less = [limit for limit in product(range(1, 5), repeat=4) if sum(limit) == 14]
+    less = [limit for limit in product(range(1, 7), repeat=4) if sum(limit) == 14]
     assert not any(map(exists, less))
 
 
