@@ -125,7 +125,8 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        ctx.queue.put(partial(_go_back, *ctx.weights, gradient, x))
+        # Detached, as x would hold what it was made of until the queue is run.
+        ctx.queue.put(partial(_go_back, *ctx.weights, gradient, x.detach()))
         of_x = gradient @ weight if ctx.needs_input_grad[0] else None
         return of_x, None, None, None, None
 
