@@ -2,6 +2,7 @@
 
 import copy
 import time
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -147,3 +148,14 @@ def test_a_pretended_layer_puts_off_what_its_weight_takes():
         times.append(layer.weight.grad)
     assert times[0] < 0.04 < times[2] and times[1] is None
     assert torch.equal(times[3], torch.ones(3)) and torch.equal(x.grad, torch.ones(2))
+
+
+def test_what_waits_lets_go_of_where_its_input_came_from():
+    """Else a stage's input would be kept until W, for nothing."""
+    queue, leaf = Queue(), torch.randn(2, 4, requires_grad=True)
+    with PutOff(queue):
+        y = linear(leaf * 2, torch.nn.Parameter(torch.randn(3, 4)))
+    gone = weakref.ref(leaf)
+    y.sum().backward()
+    del y, leaf
+    assert len(queue) == 1 and gone() is None
