@@ -12,6 +12,7 @@ import answers_collectives
 import answers_fsdp
 import answers_memory
 import answers_overlap
+import answers_pipelines
 import answers_sequence_parallel
 import answers_tensor_parallel
 import answers_zero
@@ -31,7 +32,7 @@ from lib.check.source import NotebookError, read
 ROOT = Path(__file__).parent.parent
 ANSWERS = (
     *(answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero),
-    *(answers_tensor_parallel, answers_sequence_parallel),
+    *(answers_tensor_parallel, answers_sequence_parallel, answers_pipelines),
 )
 RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
 WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}
@@ -60,7 +61,7 @@ def test_each_mistake_is_named(exercise_id):
     assert len(mistakes) >= 3 and len(WRONG[exercise_id]) == len(mistakes)
     for answer, mistake in zip(WRONG[exercise_id], mistakes, strict=True):
         cases = judge(exercise, answer, seed=3)
-        hints = [" ".join(case.hint.split()) for case in cases]
+        hints = [" ".join(case.hint.partition("\n\n")[0].split()) for case in cases]  # what was seen comes behind
         assert [case.status for case in cases] == ["FAIL"] * len(cases)
         # A mistake that takes a rank without samples is another mistake where all have some.
         assert set(hints) <= {m.hint for m in mistakes} and hints[-1] == mistake.hint, hints

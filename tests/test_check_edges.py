@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from answers_averages import right_bytes
 from answers_overlap import fills_buckets_too_little, sends_one_flat_message_each_time
+from answers_pipelines import plan, right_step_by_torch_distributed, step, written
 from answers_sequence_parallel import mask, masks, norm
 from answers_tensor_parallel import block, function, losses, sent, total
 from torch.autograd.function import once_differentiable
@@ -169,6 +170,20 @@ def one_waits_alone(p, shape, group):
     return both
 
 
+def receives_no_leaf(stage, x, wanted, group):
+    if group.rank == 0:
+        return step(stage, x, wanted, group)
+    came = comm.recv(x, group, group.rank - 1).wait()
+    if group.rank < group.size - 1:
+        comm.send(stage(came), group, group.rank + 1).wait()
+        comm.recv(x, group, group.rank + 1).wait()
+    comm.send(came.grad, group, group.rank - 1).wait()
+
+
+def forgets_to_send_back(stage, x, wanted, group):
+    return step(stage, x, wanted, group, comes_back=group.rank != group.size - 1)
+
+
 LOCK = __import__("threading").Lock()
 holds_a_lock.__module__ = "a notebook"
 
@@ -209,6 +224,20 @@ holds_a_lock.__module__ = "a notebook"
         ("07.4", lambda p, shape, group: mask(shape, p), "FAIL", ["wanted '2 results' got 'Tensor'"]),
         ("07.4", lambda *given: [m * (1 - given[0]) / given[0] for m in masks(*given)], "FAIL", ["where p = 0."]),
         ("07.4", lambda *given: [m.bfloat16() for m in masks(*given)], "PASS", []),
+        ("08.1", lambda costs, head, stages: [2, 2], "FAIL", ["got '2 stages with 4 layers'", "gave [2, 2]"]),
+        ("08.1", lambda costs, head, stages: None, "FAIL", ["the most expensive stage", "got 'NoneType'"]),
+        ("08.2", receives_no_leaf, "FAIL", ["in receives_no_leaf", "Declare it a leaf before your stage"]),
+        ("08.2", forgets_to_send_back, "FAIL", ["rank 1 waits in recv from 2", "rank 2 has finished"]),
+        ("08.2", lambda *given: step(*given)[0], "FAIL", ["wanted '2 results'"]),
+        ("08.2", lambda *given: tuple(right_step_by_torch_distributed(*given)), "PASS", []),
+        ("08.3", lambda *case: None, "FAIL", ["NoneType is no schedule; return a text"]),
+        ("08.3", lambda *case: [[(0, "F", 0)]], "FAIL", ["'(0' is no action"]),
+        ("08.3", lambda *case: written(*case) + " 0F0", "FAIL", ["0F0 is on rank 1, but rank 0 has stage 0"]),
+        ("08.3", lambda *case: written(*case).lower(), "FAIL", ["'0f0' is no action"]),
+        ("08.3", lambda ranks, m: written(ranks, m) if ranks < 4 else "0F0 0B0", "FAIL", ["gpipe(4, ", "rank 0  F0"]),
+        ("08.4", lambda model, microbatches: 0.0, "FAIL", ["3 microbatches: gradient of the weight", "got None"]),
+        ("08.5", lambda *given: plan(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
+        ("08.5", lambda *given: np.array([float(x) for x in plan(*given)]), "FAIL", ["got 'ndarray'"]),
         ("03.5", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
         ("03.5", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),
         ("03.5", lambda p, b, n: float("nan"), "FAIL", ["bytes_sent(", ", 1) is not right"]),

@@ -58,8 +58,8 @@ def _reference(given: list[Data]) -> list[Data]:
         t_F, t_B, P, M, part = case
         enough = (P - 1) * (1 - part) / part  # for a bubble of just that part
         values = float((M + P - 1) * (t_F + t_B)), (P - 1) / (M + P - 1), int(enough) + 1.0
-        found |= {_name(case, what): v for what, v in zip((_STEP, _BUBBLE, _ENOUGH), values, strict=True)}
         found[_name(case, "what was returned")] = "3 results"
+        found |= {_name(case, what): v for what, v in zip((_STEP, _BUBBLE, _ENOUGH), values, strict=True)}
     return [found]
 
 

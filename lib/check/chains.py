@@ -16,10 +16,8 @@ from lib.mesh import Group
 
 _D = 5  # width of what travels
 _PARAMETERS = ("weight", "bias")
-_LEAF = (
-    "If it was x.grad that is None: what comm.recv returns has no history and asks for no gradient. Declare it a leaf "
-    "before your stage computes with it."
-)
+_LEAF = """If it was x.grad that is None: what comm.recv returns has no history and asks for no gradient.
+Declare it a leaf before your stage computes with it."""
 
 
 def _chain_inputs(generator: torch.Generator, n: int) -> list[Data]:
@@ -131,7 +129,7 @@ STEP = Exercise(
     body=_step,
     inputs=_chain_inputs,
     reference=lambda given: [
-        found | {"what was returned": "2 results", "what was sent": AS_NEEDED} for found in _stepped()(given)
+        {"what was returned": "2 results"} | found | {"what was sent": AS_NEEDED} for found in _stepped()(given)
     ],
     mistakes=(
         Mistake(

@@ -81,6 +81,7 @@ def _same(got: Any, want: Any, tolerance: float) -> bool:
         return torch.allclose(got, want, rtol=0, atol=slack, equal_nan=True)
     if isinstance(want, float):
         try:  # a number, or a tensor or array of one
+            got = got.detach() if isinstance(got, Tensor) else got
             number = float("nan") if isinstance(got, str) else float(got)
         except (TypeError, ValueError, RuntimeError):
             return False

@@ -95,7 +95,7 @@ def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) 
 
 def _seen(got: list[Data]) -> str:
     """What a rank wants to be shown."""
-    return next((f"\n{found[SEEN]}" for found in got if found.get(SEEN)), "")
+    return next((f"\n\n{found[SEEN]}" for found in got if found.get(SEEN)), "")
 
 
 def _raised_by_learner(message: str) -> bool:

@@ -22,10 +22,10 @@ Case = tuple[int, int]  # ranks, microbatches
 Make = Callable[[int, int], Schedule]
 
 # What there is to say about a schedule.
-COMPLAINT, KIND, NOTHING = "what is wrong", "the kind of what is wrong", "nothing"
+WORKS, YES, NO, KIND = "whether it can work", "yes", "no", "the kind of what is wrong"
 SIZES, STAGES, TIME, KEPT = "ranks, microbatches", "stages of the ranks", "units of time", "microbatches kept"
 ORDERS, ALIKE, UNLIKE = "orders of backward", "alike", "not alike"
-JUDGED = (COMPLAINT, SIZES, STAGES, TIME, KEPT)
+JUDGED = (WORKS, SIZES, STAGES, TIME, KEPT)
 
 
 def cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
@@ -56,12 +56,11 @@ def facts(written: Any, name: str, backward: int) -> Data:
         schedule = check(read(written, name))
     except ScheduleError as error:
         said = str(error).removeprefix(f"{name}: ")
-        first = said.partition("\n")[0]
-        return {COMPLAINT: first, KIND: re.sub(r"\d+", "_", first), SEEN: f"{name}: {said}"}
+        return {WORKS: NO, KIND: re.sub(r"\d+", "_", said.partition("\n")[0]), SEEN: f"{name}: {said}"}
     timeline = simulate(schedule, Costs(1, backward / 2, backward / 2))
     back = {tuple(a.microbatch for a in row if a.op == Op.B) for row in schedule.actions}
     return {
-        COMPLAINT: NOTHING,
+        WORKS: YES,
         SIZES: [schedule.num_ranks, schedule.num_microbatches],
         STAGES: list(schedule.rank_of),
         TIME: float(timeline.makespan),
@@ -115,11 +114,6 @@ _NAME = "gpipe"
 def _other_way_round(num_ranks: int, num_microbatches: int) -> Schedule:
     right = gpipe(num_ranks, num_microbatches)
     return replace(right, rank_of=right.rank_of[::-1], actions=right.actions[::-1])
-
-
-def _in_one_line(num_ranks: int, num_microbatches: int) -> Schedule:
-    right = gpipe(num_ranks, num_microbatches)
-    return replace(right, rank_of=(0,) * num_ranks, actions=(sum(right.actions, ()),))
 
 
 def _complains(kind_of: str) -> Callable:
@@ -191,7 +185,7 @@ GPIPE = Exercise(
         ),
         Mistake(
             "All is in one line, so one rank does everything. Each rank has a line of its own.",
-            _made(_in_one_line),
+            _complains("rank _ waits for ever"),
         ),
     ),
 )
