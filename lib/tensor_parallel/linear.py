@@ -148,9 +148,7 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
         super().__init__(*args, **options)
 
     def _multiply(self, x: Tensor) -> Tensor:
-        if (
-            queue_here() is not None
-        ):  # the weight's gradient is put off: nothing is left for the message to hide behind
+        if queue_here() is not None:  # put off: then nothing is left for the message to hide behind
             return super()._multiply(x)
         return _ColumnProduct.apply(x, *self._used(), self)
 
