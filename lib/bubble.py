@@ -52,7 +52,7 @@ def kept_by(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: i
 
 
 def zero_bubble_wait_s(num_ranks: int, forward_s: float, input_s: float, weight_s: float) -> float:
-    """(P-1)·(t_F + t_I - t_W): how long a rank waits in a step under ZB-H1, from 2P microbatches on.
+    """(P-1)·(t_F + t_I - t_W): how long a rank waits in a step under ZB-H1, if M ≥ P and t_W ≤ t_F, t_I.
 
     Args:
         input_s, weight_s: the two halves of backward, for the gradients of the input and of the weights.

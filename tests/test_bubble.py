@@ -45,7 +45,8 @@ def test_microbatches_for_a_bubble():
 
 def test_zero_bubble():
     for p in range(1, 9):
-        for costs in (Costs(1, 1, 1), Costs(2, 3, 2)):
-            seen = simulate(zb_h1(p, 2 * p + 3), costs)
-            wait = bubble.zero_bubble_wait_s(p, costs.F, costs.I, costs.W)
-            assert seen.makespan - (2 * p + 3) * (costs.F + costs.I + costs.W) == pytest.approx(wait)
+        for m in (p, p + 1, 2 * p + 3):
+            for costs in (Costs(1, 1, 1), Costs(2, 3, 2), Costs(2, 3, 1), Costs(3, 4, 3)):
+                seen = simulate(zb_h1(p, m), costs)
+                wait = bubble.zero_bubble_wait_s(p, costs.F, costs.I, costs.W)
+                assert seen.makespan - m * (costs.F + costs.I + costs.W) == pytest.approx(wait), (p, m, costs)

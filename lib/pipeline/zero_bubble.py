@@ -18,7 +18,7 @@ from lib.pipeline.one_f_one_b import in_turns
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     """1F1B, but W of microbatch k comes after I of microbatch k + r.
 
-    Bubble: (P-1)(F+I-W), from 2P microbatches on.
+    Bubble: (P-1)(F+I-W), for M ≥ P and W of min(F, I) at most.
     """
     check_sizes(num_ranks, num_microbatches)
     n, m = num_ranks, num_microbatches
