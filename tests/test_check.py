@@ -11,6 +11,7 @@ import answers_averages
 import answers_collectives
 import answers_fsdp
 import answers_memory
+import answers_one_f_one_b
 import answers_overlap
 import answers_pipelines
 import answers_sequence_parallel
@@ -32,7 +33,7 @@ from lib.check.source import NotebookError, read
 ROOT = Path(__file__).parent.parent
 ANSWERS = (
     *(answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero),
-    *(answers_tensor_parallel, answers_sequence_parallel, answers_pipelines),
+    *(answers_tensor_parallel, answers_sequence_parallel, answers_pipelines, answers_one_f_one_b),
 )
 RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
 WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from answers_averages import right_bytes
+from answers_one_f_one_b import both_ends, kept, one_more, sum_and_clip, turns, with_messages
 from answers_overlap import fills_buckets_too_little, sends_one_flat_message_each_time
 from answers_pipelines import plan, right_step_by_torch_distributed, step, written
 from answers_sequence_parallel import mask, masks, norm
@@ -21,6 +22,7 @@ from lib import comm
 from lib.check import check, missing, progress, verdict
 from lib.check.__main__ import main
 from lib.check.source import read
+from lib.pipeline.action import Op
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +182,21 @@ def receives_no_leaf(stage, x, wanted, group):
     comm.send(came.grad, group, group.rank - 1).wait()
 
 
+def sends_first_on_both_ends(gradients, tied, max_norm, group):
+    def together(gradients, tied, group):
+        if tied is not None:
+            peer = group.size - 1 - group.rank
+            comm.send(tied, group, peer).wait()
+            tied.add_(comm.recv(tied, group, peer).wait())
+
+    return sum_and_clip(gradients, tied, max_norm, group, together)
+
+
+def clips_on_the_ends_only(gradients, tied, max_norm, group):
+    both_ends(gradients, tied, group)
+    return None if tied is None else sum_and_clip(gradients, tied, max_norm, group, lambda *given: None)
+
+
 def forgets_to_send_back(stage, x, wanted, group):
     return step(stage, x, wanted, group, comes_back=group.rank != group.size - 1)
 
@@ -238,6 +255,22 @@ holds_a_lock.__module__ = "a notebook"
         ("08.4", lambda model, microbatches: 0.0, "FAIL", ["3 microbatches: gradient of the weight", "got None"]),
         ("08.5", lambda *given: plan(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
         ("08.5", lambda *given: np.array([float(x) for x in plan(*given)]), "FAIL", ["got 'ndarray'"]),
+        ("09.1", lambda *case: turns(*case).replace("B", "X"), "FAIL", ["X0' is no action"]),
+        (
+            "09.1",
+            lambda n, m: turns(n, m + (n == 1)),
+            "FAIL",
+            ["its size is not right", "got '1 rank, 4 microbatches'"],
+        ),
+        ("09.2", lambda schedule: with_messages(schedule)[1:], "FAIL", ["whether it can work", "wanted 'yes'"]),
+        ("09.2", lambda schedule: None, "FAIL", ["NoneType is no schedule"]),
+        ("09.2", lambda s: with_messages(s) if s.num_ranks < 4 else [], "FAIL", ["for 4 ranks", "no action in it"]),
+        ("09.2", one_more(lambda s: (0, Op.RECV_F)), "FAIL", ["0RECV_F0 carries nothing that another rank needs"]),
+        ("09.3", lambda *given: kept(*given)[0], "FAIL", ["wanted '2 results' got 'int'"]),
+        ("09.3", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
+        ("09.4", sends_first_on_both_ends, "FAIL", ["0 waits in send to 2", "the circle sends first"]),
+        ("09.4", clips_on_the_ends_only, "FAIL", ["did not call it"]),
+        ("09.4", lambda *given: float(sum_and_clip(*given)), "PASS", []),
         ("03.5", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
         ("03.5", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),
         ("03.5", lambda p, b, n: float("nan"), "FAIL", ["bytes_sent(", ", 1) is not right"]),

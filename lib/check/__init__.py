@@ -25,10 +25,12 @@ from lib.check import (
     masks,
     memory_live,
     memory_sums,
+    messages,
     microbatches,
     norms,
     overlap,
     pairs,
+    peaks,
     prefetch,
     resharding,
     rings,
@@ -38,6 +40,7 @@ from lib.check import (
     shards,
     slice_sums,
     slices,
+    ties,
     units,
     words,
 )
@@ -50,6 +53,7 @@ _PARTS = (
     *(pairs, heads, words, block_sums),
     *(slices, norms, masks, slice_sums),
     *(cuts, chains, schedules, microbatches, bubbles),
+    *(messages, peaks, ties),
 )
 EXERCISES: dict[str, Exercise] = {
     e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)

@@ -125,10 +125,13 @@ def _of_the_learner(text: str) -> str:
 
 
 def _way_out(report: str) -> str:
+    circle = re.findall(r"(\d+) waits for", report.partition("the circle:")[2])
+    waits = dict(re.findall(r"rank (\d+) +(waits in .*)", report))
+    if circle and all(waits.get(rank, "").startswith("waits in send to") for rank in circle):
+        who = "Every rank" if len(circle) == len(waits) else "Every rank of the circle"
+        return f"{who} sends first, and a send ends only when it is received: start the receives too, then wait."
     if "did not call it" in report:
         return "Every rank of a group must make the same collective calls, in the same order."
-    if "send to" in report and "recv from" not in report:
-        return "Every rank sends first, and a send ends only when it is received: start the receives too, then wait."
     return "Look at what each rank waits for: somebody must do the opposite."
 
 

@@ -1,4 +1,4 @@
-"""Chapter 08, a schedule that somebody writes: exercise 08.3."""
+"""Chapters 08 and 09, a schedule that somebody writes: exercises 08.3 and 09.1."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from lib.check.exercise import SEEN, Data, Exercise, Mistake, call, kind, same, whole
 from lib.mesh import Group
-from lib.pipeline.action import Op, Schedule, ScheduleError
+from lib.pipeline.action import Action, Op, Schedule, ScheduleError, one_stage_each
 from lib.pipeline.check import check
 from lib.pipeline.gantt import gantt
 from lib.pipeline.gpipe import gpipe, naive
-from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.one_f_one_b import in_turns, one_f_one_b
 from lib.pipeline.simulate import Costs, simulate
 
 Case = tuple[int, int]  # ranks, microbatches
@@ -23,7 +23,7 @@ Make = Callable[[int, int], Schedule]
 
 # What there is to say about a schedule.
 WORKS, YES, NO, KIND = "whether it can work", "yes", "no", "the kind of what is wrong"
-SIZES, STAGES, TIME, KEPT = "ranks, microbatches", "stages of the ranks", "units of time", "microbatches kept"
+SIZES, STAGES, TIME, KEPT = "its size", "stage of rank", "units of time", "microbatches kept on rank"
 ORDERS, ALIKE, UNLIKE = "orders of backward", "alike", "not alike"
 JUDGED = (WORKS, SIZES, STAGES, TIME, KEPT)
 
@@ -50,18 +50,29 @@ def read(written: Any, name: str) -> Schedule:
     return Schedule.from_text(written, name)
 
 
+def size(num_ranks: int, num_microbatches: int) -> str:
+    return f"{num_ranks} rank{'s' * (num_ranks > 1)}, {num_microbatches} microbatches"
+
+
+def complaint(error: ScheduleError, name: str) -> Data:
+    """Why it cannot work."""
+    said = str(error).removeprefix(f"{name}: ")
+    return {WORKS: NO, KIND: re.sub(r"\d+", "_", said.partition("\n")[0]), SEEN: f"{name}: {said}"}
+
+
 def facts(written: Any, name: str, backward: int) -> Data:
     """What there is to say of what somebody wrote; a forward takes 1, a backward takes `backward`."""
+    found: Data = {}
     try:
-        schedule = check(read(written, name))
+        schedule = read(written, name)
+        found[SIZES] = size(schedule.num_ranks, schedule.num_microbatches)
+        check(schedule)
     except ScheduleError as error:
-        said = str(error).removeprefix(f"{name}: ")
-        return {WORKS: NO, KIND: re.sub(r"\d+", "_", said.partition("\n")[0]), SEEN: f"{name}: {said}"}
+        return found | complaint(error, name)
     timeline = simulate(schedule, Costs(1, backward / 2, backward / 2))
     back = {tuple(a.microbatch for a in row if a.op == Op.B) for row in schedule.actions}
-    return {
+    return found | {
         WORKS: YES,
-        SIZES: [schedule.num_ranks, schedule.num_microbatches],
         STAGES: list(schedule.rank_of),
         TIME: float(timeline.makespan),
         KEPT: [timeline.peak(rank) for rank in range(schedule.num_ranks)],
@@ -106,6 +117,11 @@ def says(name: str, what: str, value: Any) -> Callable:
     return lambda given, want: [{f"{call(name, case)}: {what}": value for case in given[0]["cases"] if case[0] > 1}]
 
 
+def lacks(op: str) -> str:
+    """The kind of complaint about an action that is not there."""
+    return {"F": "_F_ is missing", "B": "_B_ is missing, or _I_ and _W_"}[op]
+
+
 # ---- 08.3 gpipe -----------------------------------------------------------------------------------------------------
 
 _NAME = "gpipe"
@@ -136,7 +152,7 @@ GPIPE = Exercise(
         Mistake(
             "A rank lacks a backward. Each stage has weights that want a gradient, so each microbatch goes back "
             "through all of them.",
-            _complains("_B_ is missing, or _I_ and _W_"),
+            _complains(lacks("B")),
         ),
         Mistake(
             "Nothing goes backward: that is an evaluation. Behind its forwards each rank has as many backwards.",
@@ -170,7 +186,7 @@ GPIPE = Exercise(
             "There is one microbatch too many. There are M of them, and the first one is number 0.",
             _made(lambda ranks, microbatches: gpipe(ranks, microbatches + 1)),
         ),
-        Mistake("You number the microbatches from 1. The first one is number 0.", _complains("_F_ is missing")),
+        Mistake("You number the microbatches from 1. The first one is number 0.", _complains(lacks("F"))),
         Mistake(
             "You number the stages from 1. The first one is number 0, as is its rank.",
             _complains("nobody has stage _; the stages are _ to _"),
@@ -189,5 +205,106 @@ GPIPE = Exercise(
         ),
     ),
 )
+# ---- 09.1 one_f_one_b -----------------------------------------------------------------------------------------------
 
-EXERCISES = (GPIPE,)
+_TURNS = "one_f_one_b"
+
+
+def _turns_inputs(generator: torch.Generator, n: int) -> list[Data]:
+    """And some in which there are fewer microbatches than a warm-up would like."""
+    (given,) = cases_inputs(generator, n)
+    return [given | {"cases": [*given["cases"], (5, 2), (6, 3)]}]
+
+
+def _warmed_up(forwards: Callable[[int, int], int]) -> Callable:
+    """1F1B with so many forwards first, of the number of ranks and of this rank."""
+
+    def make(num_ranks: int, num_microbatches: int) -> Schedule:
+        ranks = range(num_ranks)
+        orders = [in_turns(num_microbatches, forwards(num_ranks, rank)) for rank in ranks]
+        rows = [[Action(rank, op, m) for op, m in orders[rank]] for rank in ranks]
+        return one_stage_each(_TURNS, num_microbatches, rows)
+
+    return made_by(_TURNS, make)
+
+
+def _not_limited(what: str, value: Callable[[int], Any]) -> Callable:
+    """A fact, by the number of ranks, where they warm up with P-1 microbatches though there are fewer."""
+
+    def answers(given: list[Data], want: list[Data]) -> list[Data]:
+        small = [case for case in given[0]["cases"] if case[1] < case[0] - 1]
+        return [{f"{call(_TURNS, case)}: {what}": value(case[0]) for case in small}]
+
+    return answers
+
+
+_NOT_LIMITED = (
+    "Where there are few microbatches, the warm-up takes some that do not exist. It ends when there are none left."
+)
+
+_NEGATIVE = (
+    "'_B-_' is no action; write stage, one of F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, and microbatch, such as _F_"
+)
+_TOO_MANY = (
+    "One forward too many before the first backward. It is as fast, and each rank keeps one microbatch more than it "
+    "must. How long does it take until the first gradient reaches rank r, in forwards and in ranks behind it?"
+)
+
+TURNS = Exercise(
+    id="09.1",
+    title=_TURNS,
+    points=3,
+    body=writes(_TURNS, one_f_one_b),
+    inputs=_turns_inputs,
+    reference=made_by(_TURNS, one_f_one_b),
+    ranks=(1,),
+    mistakes=(
+        Mistake(_TOO_MANY, _warmed_up(lambda n, rank: n - rank)),
+        Mistake(_TOO_MANY, _warmed_up(lambda n, rank: n - rank if rank < n - 1 else 0)),
+        Mistake(
+            "One forward too few before the first backward. Nothing hangs, but it is slower: a rank stands still until "
+            "the first gradient is there, and then again and again. There is one forward for each rank behind it.",
+            _warmed_up(lambda n, rank: max(n - rank - 2, 0)),
+        ),
+        Mistake(
+            "There is no warm-up: each rank turns round after one forward, so all wait for each other's. That is the "
+            "naive pipeline.",
+            _warmed_up(lambda n, rank: 0),
+        ),
+        Mistake(
+            "Every rank has the warm-up of rank 0. The nearer a rank is to the loss, the sooner the first gradient is "
+            "there, and the last rank has it at once.",
+            _warmed_up(lambda n, rank: n - 1),
+        ),
+        Mistake(
+            "Twice the forwards before the first backward: that is eager 1F1B, which keeps more so that late messages "
+            "cost nothing. What is asked for here is the smallest warm-up that makes nobody wait.",
+            _warmed_up(lambda n, rank: 2 * (n - rank - 1)),
+        ),
+        Mistake(
+            "That is GPipe: right and as fast, but each rank keeps all microbatches. Let a rank go back with the first "
+            "as soon as it can.",
+            made_by(_TURNS, gpipe),
+        ),
+        Mistake(
+            "The warm-up grows with the rank, and ranks wait for each other. It is the first rank that has the longest "
+            "way to the loss and back.",
+            says(_TURNS, KIND, "ranks wait for each other"),
+        ),
+        Mistake(_NOT_LIMITED, _not_limited(SIZES, lambda n: size(n, n - 1))),
+        Mistake(_NOT_LIMITED, _not_limited(KIND, lambda n: _NEGATIVE)),
+        Mistake(
+            "Backwards are missing: the cool-down. A rank that was ahead by some forwards is behind by as many "
+            "backwards when the forwards are through.",
+            says(_TURNS, KIND, lacks("B")),
+        ),
+        Mistake(
+            "A backward comes before its own forward. The last rank has no warm-up, so its first pair begins with the "
+            "forward.",
+            says(_TURNS, KIND, "_B_ comes before _F_"),
+        ),
+        Mistake("You number the microbatches from 1. The first one is number 0.", says(_TURNS, KIND, lacks("F"))),
+    ),
+)
+
+EXERCISES = (GPIPE, TURNS)

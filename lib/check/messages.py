@@ -1,0 +1,179 @@
+"""Chapter 09, messages put into a schedule: exercise 09.2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lib.check.exercise import SEEN, Data, Exercise, Mistake, same, whole
+from lib.check.schedules import KIND, WORKS, YES, complaint, read
+from lib.mesh import Group
+from lib.pipeline.action import COMPUTE, RECVS, SENDS, Action, Schedule, ScheduleError, one_stage_each
+from lib.pipeline.check import check
+from lib.pipeline.gpipe import gpipe
+from lib.pipeline.one_f_one_b import in_turns, one_f_one_b
+from lib.pipeline.simulate import simulate
+
+_NAME = "with_messages"
+_COMPUTE, _SAME, _OTHER = "what is computed, in which order", "as given", "something else"
+_MESSAGES, _TIME = "sends, receives", "units of time"
+_LEAVE, _AT_ONCE, _LATE = "when messages leave", "as soon as they can", "later"
+_ORDER = "messages between two ranks come in the order in which they are sent"
+
+Case = tuple[str, int, int]  # schedule, ranks, microbatches
+
+
+def _eager(num_ranks: int, num_microbatches: int) -> Schedule:
+    """1F1B with a longer warm-up: microbatches cross on several links at once."""
+    ranks = range(num_ranks)
+    orders = [in_turns(num_microbatches, 2 * (num_ranks - rank - 1)) for rank in ranks]
+    rows = [[Action(rank, op, m) for op, m in orders[rank]] for rank in ranks]
+    return one_stage_each("eager 1F1B", num_microbatches, rows)
+
+
+_MAKE = {"1F1B": one_f_one_b, "eager 1F1B": _eager, "GPipe": gpipe}
+
+
+def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
+    """Small ones first, as they are shown when they are wrong; GPipe last, which hardly anything makes hang."""
+    cases = [("1F1B", 2, whole(generator, 2, 4)), ("1F1B", 3, whole(generator, 3, 6))]
+    cases += [("1F1B", 4, whole(generator, 4, 9)), ("eager 1F1B", 4, whole(generator, 7, 10))]
+    return [{"cases": [*cases, ("GPipe", 3, whole(generator, 2, 5)), ("1F1B", 1, 2)]}]
+
+
+def _title(case: Case) -> str:
+    name, ranks, microbatches = case
+    return f"{name} for {ranks} rank{'s' * (ranks > 1)} and {microbatches} microbatches"
+
+
+def _with_messages(answer: Callable, group: Group, given: Data) -> Data:
+    found: Data = {}
+    for case in given["cases"]:
+        schedule = _MAKE[case[0]](*case[1:])
+        mine = _facts(answer(schedule), schedule, _title(case))
+        if not same(mine, _right(schedule)):
+            found.setdefault(SEEN, mine[SEEN])
+        found |= {f"{_title(case)}: {what}": value for what, value in mine.items() if what != SEEN}
+    return found
+
+
+def _facts(written: Any, given: Schedule, title: str) -> Data:
+    try:
+        schedule = check(read(written, title))
+    except ScheduleError as error:
+        return complaint(error, title)
+    computed = tuple(tuple(a for a in row if a.op in COMPUTE) for row in schedule.actions)
+    return {
+        WORKS: YES,
+        _COMPUTE: _SAME if computed == given.actions else _OTHER,
+        _MESSAGES: [sum(a.op in ops for row in schedule.actions for a in row) for ops in (SENDS, RECVS)],
+        _TIME: simulate(schedule).makespan,
+        _LEAVE: _LATE if simulate(schedule).makespan > simulate(given).makespan else _AT_ONCE,
+        SEEN: f"{title}:\n{schedule.grid()}",
+    }
+
+
+def _right(schedule: Schedule) -> Data:
+    """A message for each microbatch, boundary and direction; and none of them late."""
+    messages = 2 * schedule.num_microbatches * (schedule.num_stages - 1)
+    return {WORKS: YES, _COMPUTE: _SAME, _MESSAGES: [messages] * 2, _TIME: simulate(schedule).makespan}
+
+
+def _reference(given: list[Data]) -> list[Data]:
+    found: Data = {}
+    for case in given[0]["cases"]:
+        found |= {f"{_title(case)}: {what}": value for what, value in _right(_MAKE[case[0]](*case[1:])).items()}
+    return [found]
+
+
+def _says(what: str, value: Any, names: Sequence[str] = (*_MAKE,)) -> Callable:
+    """This fact of all cases of these schedules with several ranks."""
+
+    def answers(given: list[Data], want: list[Data]) -> list[Data]:
+        cases = [case for case in given[0]["cases"] if case[0] in names and case[1] > 1]
+        return [{f"{_title(case)}: {what}": value for case in cases}]
+
+    return answers
+
+
+def _complaints(hint: str, *kinds: str) -> list[Mistake]:
+    return [Mistake(hint, _says(KIND, kind)) for kind in kinds]
+
+
+WITH_MESSAGES = Exercise(
+    id="09.2",
+    title=_NAME,
+    points=3,
+    body=_with_messages,
+    inputs=_cases_inputs,
+    reference=_reference,
+    ranks=(1,),
+    mistakes=(
+        Mistake(
+            "Ranks wait for each other. Each list looks right for itself, but on one rank a send stands where the "
+            "other has planned to send, too. Do not write the lists one by one: put both ends of a message down at the "
+            "same moment of one order.",
+            _says(KIND, "ranks wait for each other", ("1F1B", "eager 1F1B")),
+        ),
+        Mistake(
+            "There is no message in it. What a stage makes for one on another rank has to be sent there, and received.",
+            _says(_MESSAGES, [0, 0]),
+        ),
+        *_complaints(
+            "Something is not sent. Each forward but the last stage's makes an output that the next stage needs, each "
+            "backward but the first stage's a gradient that the stage before needs.",
+            "_SEND_F_ is missing: rank _ needs what _F_ makes",
+            "_SEND_B_ is missing: rank _ needs what _B_ makes",
+        ),
+        *_complaints(
+            "Something is sent that nobody receives. A message has two ends, on two ranks.",
+            "_RECV_F_ is missing on rank _: nobody takes _SEND_F_",
+            "_RECV_B_ is missing on rank _: nobody takes _SEND_B_",
+        ),
+        *_complaints(
+            "A message is there more than once: each is sent once and received once.",
+            *(f"_{op}_ is there _ times" for op in (*SENDS, *RECVS)),
+        ),
+        *_complaints(
+            "Messages between two ranks are received in another order than they are sent. They carry no names: the "
+            "second would be taken for the first.",
+            f"rank _ sends _SEND_F_ next, but rank _ receives _RECV_F_: {_ORDER}",
+            f"rank _ sends _SEND_B_ next, but rank _ receives _RECV_B_: {_ORDER}",
+        ),
+        *_complaints(
+            "Something is received behind what computes with it.",
+            "_RECV_F_ comes after _F_, which needs what it receives",
+            "_RECV_B_ comes after _B_, which needs what it receives",
+        ),
+        *_complaints(
+            "Something is sent before it is made.",
+            "_SEND_F_ comes before _F_, which makes what it sends",
+            "_SEND_B_ comes before _B_, which makes what it sends",
+        ),
+        *_complaints(
+            "A message carries nothing that anybody needs. Behind the last stage comes the loss, and before the first "
+            "one there are only the rows.",
+            "_SEND_F_ carries nothing that another rank needs",
+            "_SEND_B_ carries nothing that another rank needs",
+        ),
+        *_complaints(
+            "A receive bears the number of the sender's stage. Each action belongs to the stage that does it: what "
+            "stage 0 sends by 0SEND_F0, stage 1 receives by 1RECV_F0.",
+            "_RECV_F_ is on rank _, but rank _ has stage _",
+            "_RECV_B_ is on rank _, but rank _ has stage _",
+        ),
+        Mistake(
+            "What is computed, or in which order, is not as it was given. Only put messages between.",
+            _says(_COMPUTE, _OTHER),
+        ),
+        Mistake(
+            "Nothing hangs, but messages leave later than they could, and others wait for them. What an action has "
+            "made can be sent right behind it, before its rank computes anything else.",
+            _says(_LEAVE, _LATE),
+        ),
+    ),
+)
+
+EXERCISES = (WITH_MESSAGES,)
