@@ -22,7 +22,7 @@ from lib.pipeline.stage import Stage
 from lib.pipeline.zero_bubble import zb_h1, zb_h2
 from lib.trace import Trace
 
-UNIT_S = 0.06  # long enough that to wake eight ranks on two cores takes a small part of it
+UNIT_S = 0.1  # long enough that to wake eight ranks on two cores takes a small part of it
 
 
 @pytest.mark.flaky(reruns=3)
