@@ -201,7 +201,7 @@ class Verdict:
         if self.score is None:
             parts.append(_letters(self.problem))
         else:
-            names = ("schedule", "time", "bubble", "kept by each rank", "")
+            names = ("schedule", "time", "bubble", "kept by each rank", "limit")
             head = "".join(f'<th scope="col">{name}</th>' for name in names)
             body = ""
             for score in self.rows():
