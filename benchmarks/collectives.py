@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.table import paired, ratio, show, three
+from benchmarks.table import between_barriers, paired, ratio, show, three
 from lib import collectives, comm, run, wire
 
 SIZES = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)
@@ -21,16 +20,9 @@ def _sides(world, size_bytes: int):
     """Both sides on the same tensor, timed from barrier to barrier, since a collective is done when all are."""
     x = torch.ones(size_bytes // 4 // world.size * world.size)
 
-    def timed(call) -> float:
-        comm.barrier(world)
-        began_s = time.perf_counter()
-        call()
-        comm.barrier(world)
-        return time.perf_counter() - began_s
-
     return {
-        "ours": lambda: timed(lambda: comm.reduce_scatter(x, world)),
-        "gloo": lambda: timed(lambda: _gloo(x, world)),
+        "ours": partial(between_barriers, world, comm.reduce_scatter, x, world),
+        "gloo": partial(between_barriers, world, _gloo, x, world),
     }
 
 
@@ -58,16 +50,9 @@ def _share(size_bytes: int, n: int, call: Callable | None) -> str:
 def _all_reduce_sides(world, size_bytes: int, rounds: int) -> dict:
     x = torch.ones(size_bytes // 4)
 
-    def timed(call) -> float:
-        comm.barrier(world)
-        began_s = time.perf_counter()
-        call(x, world)
-        comm.barrier(world)
-        return time.perf_counter() - began_s
-
     names = ("ring", "tree", "naive")
-    sides = {name: partial(timed, getattr(collectives, f"{name}_all_reduce")) for name in names}
-    sides["gloo"] = partial(timed, comm.all_reduce)
+    calls = {name: getattr(collectives, f"{name}_all_reduce") for name in names} | {"gloo": comm.all_reduce}
+    sides = {name: partial(between_barriers, world, call, x, world) for name, call in calls.items()}
     paired(sides, 2)
     return paired(sides, rounds)
 

@@ -14,8 +14,8 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from benchmarks.data_parallel import CONFIG
-from benchmarks.table import paired, ratio, show, three
-from lib import comm, data, run
+from benchmarks.table import between_barriers, paired, ratio, show, three
+from lib import data, run
 from lib.mesh import Group
 from lib.model import GPT, mean_loss
 from lib.pipeline.action import Schedule
@@ -67,14 +67,7 @@ def _made(name: str, side: str, world: Group) -> Step:
 
 
 def _measure(world: Group, name: str, rounds: int) -> dict[str, list[float]]:
-    def timed(step: Step) -> float:
-        comm.barrier(world)
-        began_s = time.perf_counter()
-        step()
-        comm.barrier(world)
-        return time.perf_counter() - began_s
-
-    sides = {side: partial(timed, _made(name, side, world)) for side in ("ours", "theirs")}
+    sides = {side: partial(between_barriers, world, _made(name, side, world)) for side in ("ours", "theirs")}
     paired(sides, 3)
     return paired(sides, rounds)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
+
+from lib import comm
+from lib.mesh import Group
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
@@ -19,6 +23,15 @@ def paired(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, l
         for name in list(sides)[:: 1 if i % 2 else -1]:
             times[name].append(sides[name]())
     return times
+
+
+def between_barriers(world: Group, call: Callable[..., object], *args: object) -> float:
+    """Seconds of a call from the moment when all ranks are there until all are done."""
+    comm.barrier(world)
+    began_s = time.perf_counter()
+    call(*args)
+    comm.barrier(world)
+    return time.perf_counter() - began_s
 
 
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,8 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from benchmarks.data_parallel import CONFIG, ROWS_PER_RANK
-from benchmarks.table import paired, ratio, show, three
-from lib import comm, data, run, wire
+from benchmarks.table import between_barriers, paired, ratio, show, three
+from lib import data, run, wire
 from lib.conjugate import all_gather_split, split_all_gather
 from lib.mesh import Group
 from lib.model import GPT, Block, mean_loss
@@ -163,14 +162,8 @@ def _step(model, finish, optimizer, x, y) -> None:
 
 
 def _measure(world: Group, rounds: int, backwards: bool) -> dict[str, list[float]]:
-    def timed(step: Step) -> float:
-        comm.barrier(world)
-        began_s = time.perf_counter()
-        step()
-        comm.barrier(world)
-        return time.perf_counter() - began_s
-
-    sides = {name: partial(timed, _made(name, world)) for name in list(SIDES)[:: -1 if backwards else 1]}
+    names = list(SIDES)[:: -1 if backwards else 1]
+    sides = {name: partial(between_barriers, world, _made(name, world)) for name in names}
     paired(sides, 3)
     return paired(sides, rounds)
 

@@ -16,7 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.data_parallel import BUCKET_MB, CONFIG, ROWS_PER_RANK
-from benchmarks.table import paired, quartiles, ratio, show, three
+from benchmarks.table import between_barriers, paired, quartiles, ratio, show, three
 from lib import comm, cost, data, run, wire
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import ZeRO1, ZeRO2
@@ -92,17 +92,10 @@ def _rows(world) -> tuple[torch.Tensor, torch.Tensor]:
 def _measure(world, rounds: int, backwards: bool) -> dict[str, list[float]]:
     x, y = _rows(world)
 
-    def timed(step: Step) -> float:
-        comm.barrier(world)
-        began_s = time.perf_counter()
-        step(x, y)
-        comm.barrier(world)
-        return time.perf_counter() - began_s
-
     sides = {}
     for name, make in list(SIDES.items())[:: -1 if backwards else 1]:
         torch.manual_seed(0)
-        sides[name] = partial(timed, make(world))
+        sides[name] = partial(between_barriers, world, make(world), x, y)
     paired(sides, 3)
     return paired(sides, rounds)
 

@@ -141,6 +141,14 @@ SHARD = Exercise(
 
 # ---- 04.3 clip ------------------------------------------------------------------------------------------------------
 
+SCALED_UP = (
+    "You scale small gradients up. Clipping shortens what is longer than max_norm and leaves the rest alone: "
+    "the factor is at most 1."
+)
+NOT_IN_PLACE = (
+    "The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * "
+    "factor makes a new one that nobody sees."
+)
 _MAX_NORM = 1.5
 _CASES = ("a large gradient", "a small one")
 
@@ -243,13 +251,11 @@ CLIP = Exercise(
             _clipped(lambda squares, alike, rank: torch.stack(squares).sum() + alike),
         ),
         Mistake(
-            "You scale small gradients up. Clipping shortens what is longer than max_norm and leaves the rest alone: "
-            "the factor is at most 1.",
+            SCALED_UP,
             _clipped(scale=lambda norm: _MAX_NORM / norm),
         ),
         Mistake(
-            "The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * "
-            "factor makes a new one that nobody sees.",
+            NOT_IN_PLACE,
             _clipped(scale=1.0),
         ),
         Mistake(

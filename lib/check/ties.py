@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lib.check.exercise import Data, Exercise, Mistake, random
 from lib.check.listen import listen
+from lib.check.shards import NOT_IN_PLACE, SCALED_UP
 from lib.check.units import AS_NEEDED, MORE
 from lib.mesh import Group
 
@@ -174,13 +175,11 @@ SUM_AND_CLIP = Exercise(
             _clipped(tied_too=False),
         ),
         Mistake(
-            "You scale small gradients up. Clipping shortens what is longer than max_norm and leaves the rest alone: "
-            "the factor is at most 1.",
+            SCALED_UP,
             _clipped(scale=lambda norm: _MAX_NORM / norm),
         ),
         Mistake(
-            "The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * "
-            "factor makes a new one that nobody sees.",
+            NOT_IN_PLACE,
             _clipped(scale=lambda norm: 1.0),
         ),
         Mistake(
