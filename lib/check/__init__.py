@@ -20,7 +20,10 @@ from lib.check import (
     bubbles,
     chains,
     cuts,
+    halves,
     heads,
+    interleaving,
+    interleaving_sums,
     links,
     masks,
     memory_live,
@@ -30,6 +33,7 @@ from lib.check import (
     norms,
     overlap,
     pairs,
+    par,
     peaks,
     prefetch,
     resharding,
@@ -54,6 +58,7 @@ _PARTS = (
     *(slices, norms, masks, slice_sums),
     *(cuts, chains, schedules, microbatches, bubbles),
     *(messages, peaks, ties),
+    *(interleaving, halves, par, interleaving_sums),
 )
 EXERCISES: dict[str, Exercise] = {
     e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)

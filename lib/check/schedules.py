@@ -1,4 +1,4 @@
-"""Chapters 08 and 09, a schedule that somebody writes: exercises 08.3 and 09.1."""
+"""Chapters 08 to 10, a schedule that somebody writes; exercises 08.3 and 09.1."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lib.pipeline.gpipe import gpipe, naive
 from lib.pipeline.one_f_one_b import in_turns, one_f_one_b
 from lib.pipeline.simulate import Costs, simulate
 
-Case = tuple[int, int]  # ranks, microbatches
-Make = Callable[[int, int], Schedule]
+Case = tuple[int, ...]  # ranks, microbatches; and stages on each rank, if there are several
+Make = Callable[..., Schedule]
 
 # What there is to say about a schedule.
 WORKS, YES, NO, KIND = "whether it can work", "yes", "no", "the kind of what is wrong"
-SIZES, STAGES, TIME, KEPT = "its size", "stage of rank", "units of time", "microbatches kept on rank"
+SIZES, STAGES, TIME, KEPT = "its size", "ranks of its stages", "units of time", "microbatches kept on rank"
 ORDERS, ALIKE, UNLIKE = "orders of backward", "alike", "not alike"
 JUDGED = (WORKS, SIZES, STAGES, TIME, KEPT)
 
@@ -31,7 +31,8 @@ JUDGED = (WORKS, SIZES, STAGES, TIME, KEPT)
 def cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
     """Small ones first, as they are shown when they are wrong."""
     several = [(ranks, whole(generator, *range_)) for ranks, range_ in ((2, (2, 5)), (3, (4, 7)), (4, (6, 10)))]
-    return [{"cases": [*several, (1, 3)], "backward": whole(generator, 2, 5)}]
+    half = whole(generator, 2, 5) / 2
+    return [{"cases": [*several, (1, 3)], "costs": Costs(1, half, half)}]
 
 
 def read(written: Any, name: str) -> Schedule:
@@ -60,24 +61,24 @@ def complaint(error: ScheduleError, name: str) -> Data:
     return {WORKS: NO, KIND: re.sub(r"\d+", "_", said.partition("\n")[0]), SEEN: f"{name}: {said}"}
 
 
-def facts(written: Any, name: str, backward: int) -> Data:
-    """What there is to say of what somebody wrote; a forward takes 1, a backward takes `backward`."""
+def facts(written: Any, name: str, costs: Costs) -> Data:
+    """What there is to say of what somebody wrote."""
     found: Data = {}
     try:
         schedule = read(written, name)
-        found[SIZES] = size(schedule.num_ranks, schedule.num_microbatches)
+        found |= {SIZES: size(schedule.num_ranks, schedule.num_microbatches), STAGES: list(schedule.rank_of)}
         check(schedule)
     except ScheduleError as error:
         return found | complaint(error, name)
-    timeline = simulate(schedule, Costs(1, backward / 2, backward / 2))
+    timeline = simulate(schedule, costs)
+    times = f"a backward takes {costs.I + costs.W:g} units" + f", a message {costs.latency:g}" * bool(costs.latency)
     back = {tuple(a.microbatch for a in row if a.op == Op.B) for row in schedule.actions}
     return found | {
         WORKS: YES,
-        STAGES: list(schedule.rank_of),
         TIME: float(timeline.makespan),
         KEPT: [timeline.peak(rank) for rank in range(schedule.num_ranks)],
         ORDERS: ALIKE if len(back) == 1 else UNLIKE,
-        SEEN: f"{name}, where a backward takes {backward} units:\n{gantt(timeline, unit=1)}",
+        SEEN: f"{name}, where {times}:\n{gantt(timeline, unit=1)}",
     }
 
 
@@ -88,7 +89,7 @@ def writes(name: str, make: Make) -> Callable:
         found: Data = {}
         for case in given["cases"]:
             title = call(name, case)
-            mine, right = (facts(written, title, given["backward"]) for written in (answer(*case), make(*case)))
+            mine, right = (facts(written, title, given["costs"]) for written in (answer(*case), make(*case)))
             shown = mine.pop(SEEN)
             if not same(mine, {what: right[what] for what in JUDGED}):
                 found.setdefault(SEEN, shown)
@@ -105,8 +106,8 @@ def made_by(name: str, make: Make) -> Callable:
         found: Data = {}
         for case in given[0]["cases"]:
             title = call(name, case)
-            made = facts(make(*case), title, given[0]["backward"])
-            found |= {f"{title}: {what}": made[what] for what in JUDGED}
+            made = facts(make(*case), title, given[0]["costs"])
+            found |= {f"{title}: {what}": value for what, value in made.items() if what in (*JUDGED, KIND)}
         return [found]
 
     return answers

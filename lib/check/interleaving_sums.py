@@ -1,0 +1,143 @@
+"""Chapter 10, what several stages on a rank win and cost: exercise 10.4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lib.bubble import kept_by, pipeline_s
+from lib.check.exercise import Data, Exercise, Mistake, call, kind, several, whole
+from lib.mesh import Group
+
+_NAME = "interleaving"
+_STEP, _SENT, _KEPT = "the step's time", "bytes that are sent", "microbatches that rank 0 keeps"
+
+Case = tuple[int, int, int, int, int, int]  # P, M, V, t_F and t_B of a rank's whole share, bytes of a message
+
+
+def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
+    def case(groups: int, stages_per_rank: int) -> Case:
+        ranks, t_F = whole(generator, 3, 9), whole(generator, 50, 200)
+        n_bytes = 1024 * whole(generator, 8, 100)
+        return ranks, groups * ranks, stages_per_rank, t_F, t_F + whole(generator, 20, 250), n_bytes
+
+    return [
+        {"cases": [case(whole(generator, 2, 6), 2), case(whole(generator, 2, 6), whole(generator, 3, 6)), case(1, 2)]}
+    ]
+
+
+def _interleaving(answer: Callable, group: Group, given: Data) -> Data:
+    found: Data = {}
+    for case in given["cases"]:
+        result = answer(*case)
+        found[_name(case, "what was returned")] = kind(result)
+        names = (_name(case, what) for what in (_STEP, _SENT, _KEPT))
+        found |= dict(zip(names, several(result, 3), strict=True))
+    return found
+
+
+def _name(case: Case, what: str) -> str:
+    return f"{call(_NAME, case)}: {what}"
+
+
+def _by(what: str, of: Callable[[int, int, int, int, int, int], float]) -> Callable:
+    """One of the three numbers, computed so; the others may be anything."""
+
+    def answers(given: list[Data], want: Any = None) -> list[Data]:
+        return [{_name(case, what): float(of(*case)) for case in given[0]["cases"]}]
+
+    return answers
+
+
+def _reference(given: list[Data]) -> list[Data]:
+    found: Data = {}
+    for case in given[0]["cases"]:
+        P, M, V, t_F, t_B, n_bytes = case
+        values = pipeline_s(P, M, t_F, t_B, V), 2.0 * M * (P * V - 1) * n_bytes, float(kept_by(0, P, M, V))
+        found[_name(case, "what was returned")] = "3 results"
+        found |= {_name(case, what): value for what, value in zip((_STEP, _SENT, _KEPT), values, strict=True)}
+    return [found]
+
+
+SUMS = Exercise(
+    id="10.4",
+    title=_NAME,
+    points=1,
+    body=_interleaving,
+    inputs=_cases_inputs,
+    reference=_reference,
+    ranks=(1,),
+    mistakes=(
+        Mistake(
+            "Your step waits as long as that of 1F1B. The wait is P-1 times what a *stage* takes, a V-th "
+            "of what a rank has.",
+            _by(_STEP, lambda P, M, V, t_F, t_B, n_bytes: (M + P - 1) * (t_F + t_B)),
+        ),
+        Mistake(
+            "You divide the whole step by V. A rank has as much work as before; only the wait gets shorter.",
+            _by(_STEP, lambda P, M, V, t_F, t_B, n_bytes: (M + P - 1) * (t_F + t_B) / V),
+        ),
+        Mistake(
+            "You took the times for those of a stage. They are of all that a rank has.",
+            _by(_STEP, lambda P, M, V, t_F, t_B, n_bytes: (M * V + P - 1) * (t_F + t_B)),
+        ),
+        Mistake(
+            "Your step has a rank's work and no waiting. A V-th of the wait is left.",
+            _by(_STEP, lambda P, M, V, t_F, t_B, n_bytes: M * (t_F + t_B)),
+        ),
+        Mistake(
+            "Your step waits as long as a pipeline of P times V ranks would. There are P of them: each stands in the "
+            "way of a microbatch only for the time until it reaches the last rank.",
+            _by(_STEP, lambda P, M, V, t_F, t_B, n_bytes: (M + (P * V - 1) / V) * (t_F + t_B)),
+        ),
+        Mistake(
+            "V times the messages of 1F1B, but there is a new way, too: from the last rank back to the first. Count "
+            "the borders between all stages.",
+            _by(_SENT, lambda P, M, V, t_F, t_B, n_bytes: 2 * M * V * (P - 1) * n_bytes),
+        ),
+        Mistake(
+            "These are the bytes of 1F1B. With more stages there are more borders.",
+            _by(_SENT, lambda P, M, V, t_F, t_B, n_bytes: 2 * M * (P - 1) * n_bytes),
+        ),
+        Mistake(
+            "That is one direction. Each border is crossed forward by activations, and back by their gradients.",
+            _by(_SENT, lambda P, M, V, t_F, t_B, n_bytes: M * (P * V - 1) * n_bytes),
+        ),
+        Mistake(
+            "One border too many. The last stage sends nothing forward, and the first one nothing back.",
+            _by(_SENT, lambda P, M, V, t_F, t_B, n_bytes: 2 * M * P * V * n_bytes),
+        ),
+        Mistake(
+            "That is one microbatch. Each of them crosses every border.",
+            _by(_SENT, lambda P, M, V, t_F, t_B, n_bytes: 2 * (P * V - 1) * n_bytes),
+        ),
+        Mistake(
+            "That is what a rank in the middle sends. Asked for is what all send together.",
+            _by(_SENT, lambda P, M, V, t_F, t_B, n_bytes: 2 * M * V * n_bytes),
+        ),
+        Mistake(
+            "Rank 0 keeps P microbatches in 1F1B, or with a warm-up of half the way. Megatron's is longer.",
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: P),
+        ),
+        Mistake(
+            "That is how many short stages are kept. A microbatch in the whole share of a rank is V of them.",
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: min(2 * (P - 1) + (V - 1) * P + 1, M * V)),
+        ),
+        Mistake(
+            "Those are the forwards of the warm-up. With the one of the first turn it is one short stage more.",
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: min(2 * (P - 1) + (V - 1) * P, M * V) / V),
+        ),
+        Mistake(
+            "Right for many microbatches. In one group there are fewer, and nobody keeps more than there are.",
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: P + (P - 1) / V),
+        ),
+        Mistake(
+            "That is the factor beside 1F1B. Asked for are microbatches.",
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: kept_by(0, P, M, V) / P),
+        ),
+    ),
+)
+
+EXERCISES = (SUMS,)

@@ -1,0 +1,120 @@
+"""Chapter 10, a schedule that is faster than those of the book: exercise 10.3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+
+from lib.check.exercise import SEEN, Data, Exercise, Mistake
+from lib.check.schedules import KIND, NO, WORKS, YES, lacks, read
+from lib.mesh import Group
+from lib.pipeline.action import Op, ScheduleError
+from lib.pipeline.workshop import SLACK, Par, workshop
+
+_NAME = "beats_par"
+_PAR = Par(num_ranks=4, num_microbatches=6, limit=4)
+_KEPT, _MAY, _MORE = "what a rank keeps", "four microbatches at most", "more than four"
+_TIME, _UNDER, _EQUAL, _OVER = "its time", "under par", "just par", "over par"
+_SIZES = "this is for _ ranks and _ microbatches, par is for _ and _; write all of them, or compare with Par(_, _)"
+_BACKWARD, _HALVES, _WHOLE = "its backwards", "in two halves", "in one piece"
+
+
+def _inputs(generator: torch.Generator, n: int) -> list[Data]:
+    return [{}]
+
+
+def _beats_par(answer: Callable, group: Group, given: Data) -> Data:
+    try:
+        written = read(answer(), _NAME).to_text()
+    except ScheduleError as error:
+        return {WORKS: NO, KIND: _kind(str(error)), SEEN: str(error)}
+    verdict = workshop(written, _PAR)
+    seen = {SEEN: repr(verdict)}
+    if verdict.score is None:
+        return seen | {WORKS: NO, KIND: _kind(verdict.problem)}
+    over = verdict.score.time - _PAR.time
+    is_whole = any(slot.action.op == Op.B for slot in verdict.timeline.compute)
+    return seen | {
+        WORKS: YES,
+        _KEPT: _MAY if verdict.score.in_limit else _MORE,
+        _TIME: _EQUAL if abs(over) < SLACK else _OVER if over > 0 else _UNDER,
+        _BACKWARD: _WHOLE if is_whole else _HALVES,
+    }
+
+
+def _kind(problem: str) -> str:
+    return re.sub(r"\d+", "_", problem.partition("\n")[0].removeprefix("yours: "))
+
+
+def _reference(given: list[Data]) -> list[Data]:
+    return [{WORKS: YES, _KEPT: _MAY, _TIME: _UNDER}]
+
+
+def _is(entries: Data) -> Callable:
+    return lambda given, want: [entries]
+
+
+_HALF = (
+    "A W is missing, or an I. Each is done once for each microbatch and stage. Nobody waits for a W, so it is easily "
+    "forgotten."
+)
+
+
+BEATS_PAR = Exercise(
+    id="10.3",
+    title=_NAME,
+    points=3,
+    body=_beats_par,
+    inputs=_inputs,
+    reference=_reference,
+    ranks=(1,),
+    mistakes=(
+        Mistake(
+            "It works, but a rank keeps more than four microbatches. With more room ZB-H2 has no holes either: the "
+            "game is to be fast in little room. Start fewer forwards before the first I, or do a W sooner.",
+            _is({WORKS: YES, _KEPT: _MORE}),
+        ),
+        Mistake(
+            "That is par, and with one stage on each rank nothing is faster: the last rank does nothing until a "
+            "microbatch has passed three whole stages. Which other idea of the chapter makes that shorter?",
+            _is({WORKS: YES, _TIME: _EQUAL}),
+        ),
+        Mistake(
+            "It works, and takes longer than par. Your backwards are in one piece, so each rank waits for weight "
+            "gradients that it does not need. Write I and W.",
+            _is({WORKS: YES, _TIME: _OVER, _BACKWARD: _WHOLE}),
+        ),
+        Mistake(
+            "It works, and takes longer than par. Look where a rank waits, and what it could do there: the last line "
+            "below names one thing.",
+            _is({WORKS: YES, _TIME: _OVER, _BACKWARD: _HALVES}),
+        ),
+        Mistake(
+            "Nothing goes backward. Each microbatch also wants an I and a W, or a B, on each stage.",
+            _is({KIND: "nothing goes backward, so nothing is learned: add B, or I and W"}),
+        ),
+        Mistake(_HALF, _is({KIND: "_I_ is half a backward; _W_ is missing"})),
+        Mistake(_HALF, _is({KIND: "_W_ is half a backward; _I_ is missing"})),
+        Mistake(
+            "A microbatch does not come back through one of the stages. Each wants a backward there, or I and W.",
+            _is({KIND: lacks("B")}),
+        ),
+        Mistake(
+            "A stage lacks a microbatch. There are six of them, numbered from 0, and each goes through all stages.",
+            _is({KIND: lacks("F")}),
+        ),
+        Mistake(
+            "Ranks wait for each other. Put what is waited for in front of the wait.",
+            _is({KIND: "ranks wait for each other"}),
+        ),
+        Mistake(
+            "It is for other sizes: four lines are asked for, one for each rank, and six microbatches, 0 to 5.",
+            _is({KIND: _SIZES}),
+        ),
+        Mistake("It cannot work. Below stands why.", _is({WORKS: NO})),
+    ),
+)
+
+EXERCISES = (BEATS_PAR,)

@@ -1,0 +1,334 @@
+"""Answers to the exercises of chapter 10: right ones, and one for each mistake that has a name."""
+
+import re
+from functools import partial
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from lib.pipeline import interleaved as interleaving
+from lib.pipeline import one_f_one_b, zero_bubble
+from lib.pipeline.action import SENDS, Action, Op, Schedule
+from lib.pipeline.lower import lower
+from lib.pipeline.simulate import Costs, simulate
+
+# ---- 10.1
+
+
+def megatron(rank, n, v):
+    return 2 * (n - rank - 1) + (v - 1) * n
+
+
+def interleaved(
+    n,
+    M,
+    v,
+    warm_up=megatron,
+    group=lambda n, M: n,
+    stage=lambda rank, turn, n, v: rank + n * turn,
+    back=lambda turn, v: v - 1 - turn,
+    limit=min,
+    first=0,
+    cool_down=True,
+):
+    """The answer to 10.1, with a place for each mistake."""
+
+    def action(rank, op, k):
+        round_, k = divmod(k, group(n, M) * v)
+        turn, place = divmod(k, group(n, M))
+        turn = turn if op == "F" else back(turn, v)
+        return f"{stage(rank, turn, n, v)}{op}{first + group(n, M) * round_ + place}"
+
+    lines = []
+    for rank in range(n):
+        warm = limit(warm_up(rank, n, v), M * v)
+        line = [action(rank, "F", k) for k in range(warm)]
+        for k in range(warm, M * v):
+            line += [action(rank, "F", k), action(rank, "B", k - warm)]
+        if cool_down:
+            line += [action(rank, "B", k) for k in range(max(M * v - warm, 0), M * v)]
+        lines.append(" ".join(line))
+    return "\n".join(lines)
+
+
+def interleaving_with(**wrong):
+    return lambda *case: interleaved(*case, **wrong)
+
+
+def right_interleaved_by_groups(n, M, v):
+    """All of a rank's forwards and backwards, group by group; then in turns."""
+    rows = []
+    for rank in range(n):
+        groups = [range(k, k + n) for k in range(0, M, n)]
+        stages = range(rank, n * v, n)
+        forth = [Action(s, Op.F, m) for group in groups for s in stages for m in group]
+        back = [Action(s, Op.B, m) for group in groups for s in reversed(stages) for m in group]
+        row = []
+        while back:
+            ahead = len(back) - len(forth)
+            row.append(forth.pop(0) if forth and ahead <= megatron(rank, n, v) else back.pop(0))
+        rows.append(row)
+    return rows
+
+
+# ---- 10.2
+
+
+def add(tensor, gradient):
+    tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+
+
+def replace(tensor, gradient):
+    tensor.grad = gradient
+
+
+def layer(
+    into=add, both=False, at_once=False, bias_at_once=False, bias_too=True, of_x=True, shared=None, computed=False
+):
+    """A `later` for 10.2, with a place for each mistake."""
+
+    class Later(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias, hidden, queue):
+            ctx.save_for_backward(x, weight)
+            ctx.hidden, ctx.queue = hidden, queue
+            if shared is not None:
+                shared[weight.shape] = x
+            return linear(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+            bias, y = ctx.hidden[1], gradient.flatten(0, 1)
+
+            def product():
+                mine = x if shared is None else shared[weight.shape]
+                return y.T @ mine.flatten(0, 1)
+
+            finished = product() if computed else None
+
+            def job():
+                into(ctx.hidden[0], product() if finished is None else finished)
+                if bias_too and not bias_at_once:
+                    into(bias, y.sum(0))
+
+            if not at_once:
+                ctx.queue.append(job)
+            of_bias = y.sum(0) if at_once or both or bias_at_once else None
+            return gradient @ weight if of_x else None, product() if at_once or both else None, of_bias, None, None
+
+    return lambda x, weight, bias, queue: Later.apply(x, weight, bias, (weight, bias), queue)
+
+
+def right_later_with_a_hook(x, weight, bias, queue):
+    y = linear(x, weight.detach(), bias.detach())
+    x = x.detach()
+
+    def put_off(gradient):
+        def job():
+            add(weight, torch.einsum("btf,btd->fd", gradient, x))
+            add(bias, gradient.sum((0, 1)))
+
+        queue.append(job)
+
+    y.register_hook(put_off)
+    return y
+
+
+def right_later_by_autograd(x, weight, bias, queue):
+    """Two functions for each, and autograd adds them up."""
+
+    class Later(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return linear(x, weight, bias)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            queue.append(lambda: weight.backward((gradient.mT @ x).sum(0)))
+            queue.append(partial(bias.backward, gradient.sum((0, 1))))
+            return gradient @ weight
+
+    return Later.apply(x)
+
+
+def plain(x, weight, bias, queue):
+    return linear(x, weight, bias)
+
+
+def throws_away(x, weight, bias, queue):
+    return linear(x, weight.detach(), bias.detach())
+
+
+def asks_twice(x, weight, bias, queue):
+    """What is in the queue goes forward again."""
+    y, x = linear(x, weight.detach(), bias.detach()), x.detach()
+    y.register_hook(lambda gradient: queue.append(lambda: linear(x, weight, bias).backward(gradient)))
+    return y
+
+
+def keeps_the_result(x, weight, bias, queue):
+    """The function is put there by forward, and holds y until it knows ∂y."""
+    y, x = linear(x, weight.detach(), bias.detach()), x.detach()
+    y.retain_grad()
+
+    def job():
+        add(weight, torch.einsum("btf,btd->fd", y.grad, x))
+        add(bias, y.grad.sum((0, 1)))
+
+    queue.append(job)
+    return y
+
+
+# ---- 10.3
+
+
+def greedy(limit=8, n=4, M=6):
+    """Tick by tick each rank does the first thing of `left` that it can: I before F before W."""
+    left = [(s, op, m) for op in "IFW" for m in range(M) for s in range(2 * n)]
+    done, rows = set(), [[] for _ in range(n)]
+
+    def can(stage, op, m):
+        kept = [action[1] for action in rows[stage % n]]
+        if op == "F":
+            before = {(stage - 1, "F", m)} - {(-1, "F", m)}
+        else:
+            before = {(stage, "F", m), (stage + 1, "I", m)} if op == "I" else {(stage, "I", m)}
+        has_room = op != "F" or kept.count("F") - kept.count("W") < limit
+        return has_room and before - {(2 * n, "I", m)} <= done
+
+    while left:
+        now = {}
+        for action in left:
+            if action[0] % n not in now and can(*action):
+                now[action[0] % n] = action
+        for rank, action in now.items():
+            left.remove(action)
+            rows[rank].append("{}{}{}".format(*action))
+        done |= {*now.values()}
+    return "\n".join(map(" ".join, rows))
+
+
+def typed(change=lambda text: text, make=zero_bubble.zb_h1, M=6):
+    return lambda: change(make(4, M).to_text())
+
+
+def whole_backwards(text):
+    return re.sub(r"I(\d)", r"B\1", re.sub(r" \dW\d", "", text))
+
+
+# ---- 10.4
+
+
+def interleaving_sums(P, M, V, t_F, t_B, n_bytes, step=None, sent=None, kept=None):
+    """The answer to 10.4, with a place for each mistake."""
+    t, of_kept = t_F + t_B, min(P + (P - 1) / V, M)
+    return (
+        step(P, M, V, t) if step else M * t + (P - 1) * t / V,
+        n_bytes * (sent(P, M, V) if sent else 2 * M * (P * V - 1)),
+        kept(P, M, V) if kept else of_kept,
+    )
+
+
+def summing(**wrong):
+    return lambda *given: interleaving_sums(*given, **wrong)
+
+
+def right_sums_by_simulating(P, M, V, t_F, t_B, n_bytes):
+    schedule = interleaving.interleaved(P, M, V)
+    seen = simulate(schedule, Costs(t_F / V, t_B / V / 2, t_B / V / 2))
+    messages = sum(action.op in SENDS for row in lower(schedule).actions for action in row)
+    return [torch.tensor(seen.makespan), messages * n_bytes, seen.peak(0) / V]
+
+
+def reads_saved_tensors_too_late(x, weight, bias, queue):
+    class Later(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return linear(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            queue.append(lambda: weight.backward((gradient.mT @ ctx.saved_tensors[0]).sum(0)))
+            return gradient @ weight
+
+    return Later.apply(x)
+
+
+RIGHT = {
+    "10.1": [interleaved, right_interleaved_by_groups, interleaving.interleaved],
+    "10.2": [layer(), right_later_with_a_hook, right_later_by_autograd],
+    "10.3": [greedy, lambda: Schedule.from_text(greedy(limit=7))],
+    "10.4": [interleaving_sums, right_sums_by_simulating],
+}
+WRONG = {  # in the order of the exercise's mistakes
+    "10.1": [
+        interleaving_with(stage=lambda rank, turn, n, v: rank * v + turn),
+        lambda n, M, v: one_f_one_b.one_f_one_b(n, M),
+        interleaving_with(warm_up=lambda rank, n, v: n - rank - 1),
+        interleaving_with(group=lambda n, M: M),
+        interleaving_with(group=lambda n, M: 1),
+        interleaving_with(back=lambda turn, v: turn),
+        interleaving_with(warm_up=lambda rank, n, v: (n - rank - 1) + (v - 1) * n),
+        interleaving_with(warm_up=lambda rank, n, v: (v - 1) * n),
+        interleaving_with(warm_up=lambda rank, n, v: megatron(rank, n, v) + 1),
+        interleaving_with(warm_up=lambda rank, n, v: megatron(rank, n, v) + n),
+        interleaving_with(warm_up=lambda rank, n, v: megatron(0, n, v)),
+        interleaving_with(warm_up=lambda rank, n, v: 10**6),
+        interleaving_with(warm_up=lambda rank, n, v: 10**6, group=lambda n, M: M),
+        interleaving_with(cool_down=False),
+        interleaving_with(first=1),
+        interleaving_with(limit=lambda warm, M: warm),
+    ],
+    "10.2": [
+        plain,
+        layer(both=True),
+        layer(bias_at_once=True),
+        throws_away,
+        layer(into=lambda tensor, gradient: None),
+        layer(bias_too=False),
+        layer(into=replace),
+        layer(shared={}),
+        layer(of_x=False),
+        layer(computed=True),
+        asks_twice,
+        keeps_the_result,
+    ],
+    "10.3": [
+        typed(make=zero_bubble.zb_h2),
+        typed(),
+        typed(whole_backwards),
+        typed(lambda text: text.replace("0F0 0F1", "0F1 0F0")),
+        typed(lambda text: re.sub(r" \d[IW]\d", "", text)),
+        typed(lambda text: text.replace(" 1W3", "")),
+        typed(lambda text: text.replace(" 1I3", "")),
+        typed(lambda text: text.replace(" 1W3", "").replace(" 1I3", "")),
+        typed(lambda text: re.sub(r" 1[FIW]3", "", text)),
+        typed(lambda text: text.replace("0F0 0F1 0F2 0F3 0I0", "0F0 0I0 0F1 0F2 0F3")),
+        typed(M=5),
+        lambda: None,
+    ],
+    "10.4": [
+        summing(step=lambda P, M, V, t: (M + P - 1) * t),
+        summing(step=lambda P, M, V, t: (M + P - 1) * t / V),
+        summing(step=lambda P, M, V, t: (M * V + P - 1) * t),
+        summing(step=lambda P, M, V, t: M * t),
+        summing(step=lambda P, M, V, t: (M + P - 1 / V) * t),
+        summing(sent=lambda P, M, V: 2 * M * V * (P - 1)),
+        summing(sent=lambda P, M, V: 2 * M * (P - 1)),
+        summing(sent=lambda P, M, V: M * (P * V - 1)),
+        summing(sent=lambda P, M, V: 2 * M * P * V),
+        summing(sent=lambda P, M, V: 2 * (P * V - 1)),
+        summing(sent=lambda P, M, V: 2 * M * V),
+        summing(kept=lambda P, M, V: P),
+        summing(kept=lambda P, M, V: min(2 * (P - 1) + (V - 1) * P + 1, M * V)),
+        summing(kept=lambda P, M, V: min(2 * (P - 1) + (V - 1) * P, M * V) / V),
+        summing(kept=lambda P, M, V: P + (P - 1) / V),
+        summing(kept=lambda P, M, V: min(P + (P - 1) / V, M) / P),
+    ],
+}
