@@ -161,8 +161,7 @@ def _one_by_one(model: DDP | ZeRO1, inputs: Tensor, targets: Tensor, config: Tra
 def _scheduled(model: InParts, inputs: Tensor, targets: Tensor, config: TrainConfig, group: Group) -> Tensor:
     """The same in the order of the pipeline's schedule; on each of its ranks."""
     with model.no_sync():  # only the schedule knows which backward of a stage is its last: finish() sends all
-        losses = model.module.forward_backward(inputs, targets, lambda y, t: mean_loss(y, t) / group.size)
-    return losses.mean()
+        return model.module.forward_backward(inputs, targets, lambda y, t: mean_loss(y, t) / group.size)
 
 
 def _loss_of(model: DDP | ZeRO1) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from lib import run
 from lib.mesh import Group
-from lib.model import GPT, GPTConfig, loss_sum_and_count
+from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
 from lib.pipeline.action import ScheduleError
 from lib.pipeline.gpt import PipelineGPT
 from lib.pipeline.interleaved import interleaved
@@ -37,6 +37,27 @@ def evaluations(world, schedule, counts):
     assert all(stage.microbatches == 0 for stage in mine.stages.values())
     assert all(p.grad is None for p in mine.parameters())
     return results
+
+
+def a_step(world, schedule, tokens, targets):
+    mine = PipelineGPT(model(), schedule, world)
+    loss = mine.forward_backward(tokens, targets)
+    mine.finish()
+    return loss, mine.clip_gradients(1e9)
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(2, 3), zb_h1(2, 3)], ids=lambda s: s.name)
+def test_a_step_weighs_microbatches_by_the_tokens_that_count(schedule):
+    tokens, targets = rows(7)
+    targets[3:5] = -100  # all of the second microbatch
+    serial = model()
+    loss = mean_loss(serial(tokens), targets)
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in serial.parameters()])
+    for of_rank in run(a_step, 2, schedule, tokens, targets):
+        assert [x.item() for x in of_rank] == pytest.approx([loss.item(), norm.item()], rel=1e-12)
+    none = torch.full_like(targets, -100)
+    assert [x.item() for x in run(a_step, 2, schedule, tokens, none)[0]] == [0, 0]
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(3, 4), zb_h1(2, 4), interleaved(2, 4, 2)], ids=lambda s: s.name)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,10 +35,12 @@ class StepResult:
     """What a step came to on a rank.
 
     Args:
+        loss: of the batch, a number on all ranks: the microbatches' losses, each with its weight.
         losses: of each microbatch, shape [M], on all ranks.
         slots: when this rank's actions ran, in seconds of `time.perf_counter`; `timeline` puts all ranks' together.
     """
 
+    loss: Tensor
     losses: Tensor
     slots: tuple[Slot, ...]
 
@@ -57,10 +60,11 @@ def execute(
     inputs: Tensor,
     targets: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
+    weight: Callable[[Tensor], float] = len,
 ) -> StepResult:
     """One step on this rank: all of the batch forward, and back unless the schedule is of an evaluation.
 
-    Gradients are added to `.grad`: those of the mean over the batch's rows. Microbatches may differ by a row.
+    Gradients are added to `.grad`: those of the mean over the batch. Microbatches may differ by a row.
 
     Args:
         schedule: compute only, or with its messages.
@@ -68,12 +72,14 @@ def execute(
         inputs: [B, …], the whole batch; the first stage takes it in `num_microbatches` pieces.
         targets: [B, …], which the last stage compares with.
         loss: (output, targets) of a microbatch to its mean loss.
+        weight: from a microbatch's targets to how many its mean is of. Default: rows. Where some tokens do not count,
+            give how many do, or those of a microbatch with few of them weigh too much.
 
     Raises:
         ScheduleError: stages, ranks or rows that do not fit to the schedule; a stage whose output is not what travels.
     """
     _check_fits(schedule, stages, group, inputs)
-    return _Step(lower(schedule), stages, group, inputs, targets, loss).run()
+    return _Step(lower(schedule), stages, group, inputs, targets, loss, weight).run()
 
 
 def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
@@ -92,10 +98,11 @@ def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, i
 
 
 class _Step:
-    def __init__(self, schedule, stages, group, inputs, targets, loss) -> None:
+    def __init__(self, schedule, stages, group, inputs, targets, loss, weight) -> None:
         self.schedule, self.stages, self.group, self.loss = schedule, stages, group, loss
         self.inputs, self.targets = (x.tensor_split(schedule.num_microbatches) for x in (inputs, targets))
-        self.rows = len(inputs)
+        weights = [float(weight(piece)) for piece in self.targets]
+        self.shares = [each / (sum(weights) or 1) for each in weights]  # the batch's mean is the sum of these means
         # What there is to compute with, by the receive that would bring it, and to send, by its send.
         self.here: dict[Action, Tensor | Pending] = {}
         self.going: dict[Action, Pending] = {}  # sends that may still be on their way
@@ -117,7 +124,7 @@ class _Step:
         with comm.label("losses"):
             knows = self.schedule.rank_of[self.last]
             losses = comm.broadcast(self.losses, self.group, src=knows)
-        return StepResult(losses, tuple(slots))
+        return StepResult(losses @ losses.new_tensor(self.shares), losses, tuple(slots))
 
     def _do(self, action: Action) -> float:
         """Do it; return when it began, having waited for what it needs."""
@@ -160,16 +167,17 @@ class _Step:
         return came
 
     def _forward(self, stage: int, m: int, x: Tensor) -> None:
-        loss = None
-        if stage == self.last:
-            share = len(self.inputs[m]) / self.rows  # of the batch: the mean over all rows is the sum of these
-            loss = lambda y: self.loss(y, self.targets[m]) * share  # noqa: E731
+        loss = partial(self._loss, m) if stage == self.last else None
         y = self.stages[stage].forward(m, x, loss, (stage, m) in self.split)
-        if loss:
-            self.losses[m] = y / share
-        else:
+        if not loss:
             self.stages[stage].check_output(stage, y, self.inputs[m])
             self._hand_on(Action(stage, Op.SEND_F, m), y)
+
+    def _loss(self, m: int, y: Tensor) -> Tensor:
+        """The part of the batch's loss that microbatch m has."""
+        loss = self.loss(y, self.targets[m])
+        self.losses[m] = loss.detach()
+        return loss * self.shares[m]
 
     def _backward(self, stage: int, op: Op, m: int, gradient: Tensor | None) -> None:
         work = self.stages[stage].backward if op == Op.B else self.stages[stage].backward_input

@@ -5,10 +5,10 @@ stage knows the loss. Then a tied weight has two gradients, and the norm is on a
 have to know. The idea: one object with what a loop needs, and nothing in it but calls of what is beside this file.
 
     model = PipelineGPT(GPT(config), one_f_one_b(4, 8), mesh.group("pp"))
-    losses = model.forward_backward(tokens, targets)  # of each microbatch, on all ranks
-    model.finish()                                    # one gradient for a tied weight
-    model.clip_gradients(1.0)                         # by the norm of all stages
-    optimizer.step()                                  # any optimizer, on this rank's stages
+    loss = model.forward_backward(tokens, targets)  # of the batch, on all ranks
+    model.finish()                                  # one gradient for a tied weight
+    model.clip_gradients(1.0)                       # by the norm of all stages
+    optimizer.step()                                # any optimizer, on this rank's stages
 
 Every rank must be given the same model, tokens and targets.
 Read before: `lib/pipeline/execute.py`, `lib/pipeline/step.py`. Chapter 9.
@@ -55,20 +55,20 @@ class PipelineGPT(nn.Module):
     def forward_backward(
         self, tokens_BT: Tensor, targets_BT: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = mean_loss
     ) -> Tensor:
-        """A step up to the optimizer: adds the gradients of the mean over all rows to `.grad`.
+        """A step up to the optimizer: adds the gradients of the mean over all tokens that count to `.grad`.
 
         Args:
             tokens_BT, targets_BT: [B, T], the same on all ranks.
             loss: (logits, targets) of a microbatch to its mean loss.
 
         Returns:
-            The losses of the microbatches, float64[M], on all ranks.
+            The batch's mean loss, float64[], on all ranks.
         """
-        return execute(self.schedule, self.stages, self.group, tokens_BT, targets_BT, loss).losses
+        return execute(self.schedule, self.stages, self.group, tokens_BT, targets_BT, loss, _counted).loss
 
     def evaluate(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
         """As `lib.model.loss_sum_and_count`, forward only, on all ranks. B may be anything, also 0."""
-        count = (targets_BT != -100).sum()
+        count = _counted(targets_BT)
         if not len(tokens_BT):
             return torch.zeros_like(count, dtype=torch.float64), count
         schedule = self.schedule.forward_only(min(len(tokens_BT), self.schedule.num_microbatches))
@@ -83,3 +83,8 @@ class PipelineGPT(nn.Module):
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm of the whole model's is at most `max_norm`; return the norm it was."""
         return clip_gradients(self.stages, self.schedule, self.group, max_norm, self.tied)
+
+
+def _counted(targets_BT: Tensor) -> Tensor:
+    """How many tokens `mean_loss` is the mean of."""
+    return (targets_BT != -100).sum()
