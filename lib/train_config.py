@@ -13,7 +13,7 @@ from lib.pipeline.action import Schedule
 from lib.pipeline.gpipe import gpipe, naive
 from lib.pipeline.interleaved import interleaved
 from lib.pipeline.one_f_one_b import one_f_one_b
-from lib.pipeline.stage import balanced, layer_costs
+from lib.pipeline.stage import layers_of_stages
 from lib.pipeline.zero_bubble import zb_h1, zb_h2
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -142,7 +142,7 @@ class TrainConfig:
                 "and all others with 1"
             )
         # What is made here is made again on each rank: now it says what cannot be done.
-        balanced(layer_costs(self.model), self.pp * self.stages_per_rank)
+        layers_of_stages(self.model, self.pp * self.stages_per_rank)
         self.make_schedule()
 
     def make_schedule(self) -> Schedule:

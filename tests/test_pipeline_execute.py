@@ -13,7 +13,7 @@ from lib.pipeline.execute import execute, timeline
 from lib.pipeline.gpipe import gpipe, naive
 from lib.pipeline.interleaved import interleaved
 from lib.pipeline.one_f_one_b import one_f_one_b
-from lib.pipeline.stage import Stage, cut
+from lib.pipeline.stage import Stage, cut, stages_of_rank
 from lib.pipeline.step import clip_gradients, sum_tied_gradients
 from lib.pipeline.zero_bubble import zb_h1, zb_h2
 from lib.verify import largest_difference
@@ -50,27 +50,18 @@ def serial(steps=3):
 
 def trains(world, schedule, recompute, steps=3):
     """(losses, this rank's gradients of the last step, its weights after it)."""
-    model = model_of()
-    names = {id(p): name for name, p in model.named_parameters()}
-    pieces = cut(model, schedule.num_stages)
-    stages = {
-        s: Stage(piece, CONFIG.d_model, recompute)
-        for s, piece in enumerate(pieces)
-        if schedule.rank_of[s] == world.rank
-    }
-    mine = [p for stage in stages.values() for p in stage.module.parameters()]
-    optimizer = torch.optim.AdamW(mine, lr=1e-2)
+    stages, mine = stages_of_rank(model_of(), schedule, world.rank, recompute)
+    optimizer = torch.optim.AdamW(mine.values(), lr=1e-2)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
         inputs, targets = batch(step)
         result = execute(schedule, stages, world, inputs, targets, mean_loss)
-        sizes = torch.tensor([len(part) for part in inputs.tensor_split(schedule.num_microbatches)])
-        losses.append((result.losses * sizes).sum().item() / ROWS)
-        gradients = {names[id(p)]: p.grad.clone() for p in mine}
+        losses.append(result.loss.item())
+        gradients = {name: p.grad.clone() for name, p in mine.items()}
         optimizer.step()
         assert all(stage.microbatches == 0 for stage in stages.values())
-    return losses, gradients, {names[id(p)]: p.detach() for p in mine}
+    return losses, gradients, {name: p.detach() for name, p in mine.items()}
 
 
 def schedules(n):
@@ -108,15 +99,11 @@ def test_halves_give_the_same_bits():
 
 def clips(world, schedule, config, max_norm):
     """The norm before, and this rank's gradients after a step with a tied weight."""
-    model = model_of(config)
-    names = {id(p): name for name, p in model.named_parameters()}
-    pieces = cut(model, schedule.num_stages)
-    stages = {s: Stage(pieces[s], config.d_model) for s, rank in enumerate(schedule.rank_of) if rank == world.rank}
+    stages, mine = stages_of_rank(model_of(config), schedule, world.rank)
     execute(schedule, stages, world, *batch(0), mean_loss)
     sum_tied_gradients(stages, schedule, world)
     norm = clip_gradients(stages, schedule, world, max_norm, tied=True)
-    mine = [p for stage in stages.values() for p in stage.module.parameters()]
-    return norm, {names[id(p)]: p.grad for p in mine}
+    return norm, {name: p.grad for name, p in mine.items()}
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(1, 4), zb_h1(2, 4), interleaved(2, 4, 2)], ids=lambda s: s.name)

@@ -85,5 +85,5 @@ def test_a_block_that_changes_the_shape_is_refused_before_anything_is_sent():
     wide.blocks[1] = nn.Linear(16, 24).double()
     with pytest.raises(ScheduleError, match=r"stage 1 gives float64\[1, 8, 24\], but .* float64\[1, 8, 16\]"):
         PipelineGPT(wide, one_f_one_b(4, 2), Group("pp", (0, 1, 2, 3), 0))
-    with pytest.raises(ValueError, match="4 layers cannot be cut into 5 stages; use 4 stages or fewer"):
-        PipelineGPT(model(), one_f_one_b(5, 2), Group("pp", (0, 1, 2, 3, 4), 0))
+    with pytest.raises(ValueError, match="4 blocks and a head cannot be cut into 6 stages; use 5 stages or fewer"):
+        PipelineGPT(model(), one_f_one_b(6, 2), Group("pp", (0, 1, 2, 3, 4, 5), 0))

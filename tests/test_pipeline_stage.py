@@ -59,15 +59,17 @@ def test_parts_are_as_equal_as_can_be():
 
 
 def test_a_gpt_is_cut_by_cost():
-    config = GPTConfig(vocab_size=4096, d_model=32, num_layers=8, num_heads=4)
-    assert layer_costs(config)[-1] > 5 * layer_costs(config)[0], "a head of so many words weighs more than blocks"
+    config = GPTConfig(vocab_size=2048, d_model=32, num_layers=8, num_heads=4)
+    costs = layer_costs(config)
+    assert costs[-1] == 4 * costs[0], "a head of so many words weighs as much as four blocks"
     model = GPT(config)
-    pieces = cut(model, 3)
-    assert [len(piece) for piece in pieces] == [4, 4, 2]  # with embedding and head
-    tokens = torch.randint(4096, (2, 8))
+    for num_stages, lengths in ((2, [7, 3]), (3, [5, 4, 1]), (9, [2] + [1] * 8)):  # with embedding and head
+        pieces = cut(model, num_stages)
+        assert [len(piece) for piece in pieces] == lengths
+    tokens = torch.randint(2048, (2, 8))
     torch.testing.assert_close(nn.Sequential(*pieces)(tokens), model(tokens), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="8 layers cannot be cut into 9 stages; use 8 stages or fewer"):
-        cut(model, 9)
+    with pytest.raises(ValueError, match="8 blocks and a head cannot be cut into 10 stages; use 9 stages or fewer"):
+        cut(model, 10)
 
 
 class To(nn.Module):

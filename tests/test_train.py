@@ -370,8 +370,8 @@ def nothing_is_trained(monkeypatch):
         ("--tp 4 --sequence-parallel --context 10", "context=10 cannot be split over tp=4"),
         ("--tp 2 --zero 1", "zero=1 and tp=2: this program shards state where tp=1 only"),
         ("--pp 0", "pp=0 must be a whole number of at least 1"),
-        ("--pp 3", "2 layers cannot be cut into 3 stages; use 2 stages or fewer"),
-        ("--pp 2 --schedule interleaved --stages-per-rank 2", "2 layers cannot be cut into 4 stages"),
+        ("--pp 4", "2 blocks and a head cannot be cut into 4 stages; use 3 stages or fewer"),
+        ("--pp 2 --schedule interleaved --stages-per-rank 2", "2 blocks and a head cannot be cut into 4 stages"),
         (
             "--pp 2 --schedule interleaved",
             "schedule=interleaved and stages_per_rank=1: use interleaved with 2 or more",

@@ -26,7 +26,7 @@ from lib.model import GPT, loss_sum_and_count, mean_loss
 from lib.pipeline.action import Schedule
 from lib.pipeline.execute import execute
 from lib.pipeline.lower import lower
-from lib.pipeline.stage import Stage, check_shapes, cut
+from lib.pipeline.stage import check_shapes, cut, stages_of_rank
 from lib.pipeline.step import clip_gradients, sum_tied_gradients
 
 
@@ -39,18 +39,17 @@ class PipelineGPT(nn.Module):
         group: the ranks of the pipeline.
 
     Raises:
-        ValueError: more stages than blocks, or a block whose output has another shape or dtype than its input.
+        ValueError: more stages than blocks and a head; a block whose output has another shape or dtype than its input.
     """
 
     def __init__(self, serial: GPT, schedule: Schedule, group: Group) -> None:
         super().__init__()
         config = serial.config
-        pieces = cut(serial, schedule.num_stages)
-        check_shapes(pieces, torch.empty(1, config.context, dtype=torch.long, device="meta"), config.d_model)
+        row = torch.empty(1, config.context, dtype=torch.long, device="meta")
+        check_shapes(cut(serial, schedule.num_stages), row, config.d_model)
         self.group, self.schedule, self.tied = group, lower(schedule), config.tied
-        mine = {s: pieces[s] for s, rank in enumerate(schedule.rank_of) if rank == group.rank}
-        self.pieces = nn.ModuleList(mine.values())
-        self.stages = {s: Stage(piece, config.d_model) for s, piece in mine.items()}
+        self.stages, _ = stages_of_rank(serial, schedule, group.rank)
+        self.pieces = nn.ModuleList(stage.module for stage in self.stages.values())
 
     def forward_backward(
         self, tokens_BT: Tensor, targets_BT: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = mean_loss

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from lib import comm
 from lib.deferred import PutOff, Queue
 from lib.model import GPT, GPTConfig
-from lib.pipeline.action import ScheduleError
+from lib.pipeline.action import Schedule, ScheduleError
 
 
 class Stage:
@@ -180,26 +180,63 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
 
 
 def layer_costs(config: GPTConfig) -> list[float]:
-    """Multiplications for one token of each block, those of the head with the last one; to look a word up is free."""
+    """Multiplications for one token, of each block and, the last, of the head; to look a word up is free."""
     h, s = config.d_model, config.context
     block = h * (config.d_qkv + h + 2 * config.d_mlp) + 2 * s * h
-    costs = [float(block)] * config.num_layers
-    costs[-1] += h * config.vocab_size
-    return costs
+    return [float(block)] * config.num_layers + [float(h * config.vocab_size)]
+
+
+def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:
+    """Which of a GPT's layers each stage gets, by their costs; the head is the layer behind the last block.
+
+    Raises:
+        ValueError: more stages than layers.
+    """
+    costs = layer_costs(config)
+    if num_stages > len(costs):
+        raise ValueError(
+            f"{config.num_layers} blocks and a head cannot be cut into {num_stages} stages; use {len(costs)} stages or "
+            "fewer"
+        )
+    return balanced(costs, num_stages)
 
 
 def cut(model: GPT, num_stages: int) -> list[nn.Sequential]:
     """A GPT in stages of about equal cost.
 
-    The embedding is with the first blocks, the head with the last.
+    The embedding is with the first blocks. The head is with the last, or alone, if it is as expensive as several.
 
     The stages' parameters are those of `model`. A tied weight is on two of them: see `sum_tied_gradients`.
 
     Raises:
-        ValueError: more stages than blocks.
+        ValueError: more stages than blocks and a head.
     """
-    parts = balanced(layer_costs(model.config), num_stages)
-    pieces = [[model.blocks[i] for i in part] for part in parts]
+    parts = layers_of_stages(model.config, num_stages)
+    layers = [*model.blocks, model.head]
+    pieces = [[layers[i] for i in part] for part in parts]
     pieces[0].insert(0, model.embed)
-    pieces[-1].append(model.head)
     return [nn.Sequential(*piece) for piece in pieces]
+
+
+def stages_of_rank(
+    model: GPT,
+    schedule: Schedule,
+    rank: int,
+    recompute: bool = False,
+) -> tuple[dict[int, Stage], dict[str, nn.Parameter]]:
+    """A rank's stages, by number; and its parameters, by their names in the model.
+
+    Args:
+        recompute: as in `Stage`.
+
+    Raises:
+        ValueError: as `cut`.
+    """
+    stages = {
+        s: Stage(piece, model.config.d_model, recompute)
+        for s, piece in enumerate(cut(model, schedule.num_stages))
+        if schedule.rank_of[s] == rank
+    }
+    mine = {id(p) for s in stages.values() for p in s.module.parameters()}
+    named = model.named_parameters()
+    return stages, {name: p for name, p in named if id(p) in mine}
