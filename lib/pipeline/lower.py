@@ -10,7 +10,7 @@ this order is the next one on both its ranks: somebody can always go on.
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from lib.pipeline.action import SENDS, Action, Op, Schedule
 from lib.pipeline.simulate import Costs, simulate
@@ -87,7 +87,8 @@ def proves(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
         Receive → sends to the same peer that are through when it is. The last messages of a step nobody answers.
     """
     through: dict[Action, list[Action]] = {}
-    for peer in {*range(schedule.num_ranks)} - {rank}:
+    pairs = pairwise(schedule.rank_of)  # of neighbouring stages
+    for peer in {b if a == rank else a for a, b in pairs if rank in (a, b)} - {rank}:
         used: list[Action] = []
         for action in schedule.actions[peer]:
             receive = other_end(action) if action.op in SENDS else None
