@@ -14,7 +14,7 @@ from lib.pipeline.gpipe import gpipe, naive
 from lib.pipeline.interleaved import interleaved
 from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.stage import layers_of_stages
-from lib.pipeline.zero_bubble import zb_h1, zb_h2
+from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled
@@ -26,6 +26,7 @@ SCHEDULES = {
     "interleaved": interleaved,
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
+    "zb-v": zb_v,
 }
 
 
@@ -37,8 +38,8 @@ class TrainConfig:
         model: sizes of the GPT.
         dp: data-parallel ranks.
         pp: ranks of a pipeline, each with some of the layers.
-        schedule: of a pipeline: `naive`, `gpipe`, `1f1b`, `interleaved`, `zb-h1` or `zb-h2`.
-        stages_per_rank: of a pipeline: 1, or with `interleaved` 2 or more.
+        schedule: of a pipeline: `naive`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2` or `zb-v`.
+        stages_per_rank: of a pipeline: 1, with `interleaved` 2 or more, with `zb-v` 2.
         tp: tensor-parallel ranks, neighbours that work on the same rows.
         sequence_parallel: whether those have a slice of the sequence each between the parallel layers.
         zero: what data-parallel ranks share out: 0 is nothing, 1 the optimizer's state, 2 gradients as well, 3
@@ -136,10 +137,11 @@ class TrainConfig:
                 f"schedule={self.schedule} with stages_per_rank={self.stages_per_rank} needs ranks to cut the layers "
                 "for: use pp=2 or more"
             )
-        if (self.schedule == "interleaved") != (self.stages_per_rank > 1):
+        per_rank = self.stages_per_rank
+        if not {"interleaved": per_rank > 1, "zb-v": per_rank == 2}.get(self.schedule, per_rank == 1):
             raise ValueError(
-                f"schedule={self.schedule} and stages_per_rank={self.stages_per_rank}: use interleaved with 2 or more, "
-                "and all others with 1"
+                f"schedule={self.schedule} and stages_per_rank={per_rank}: use interleaved with 2 or more, zb-v with "
+                "2, and all others with 1"
             )
         # What is made here is made again on each rank: now it says what cannot be done.
         layers_of_stages(self.model, self.pp * self.stages_per_rank)

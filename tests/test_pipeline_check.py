@@ -9,13 +9,14 @@ from lib.pipeline.interleaved import interleaved
 from lib.pipeline.lower import lower
 from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
-from lib.pipeline.zero_bubble import zb_h1, zb_h2
+from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 
 UNEQUAL = Costs(F=1.7, I=0.9, W=1.3, latency=0.4, transfer=0.2)
 
 
 def all_schedules(n, m):
-    yield from (naive(n, m), gpipe(n, m), gpipe(n, m, last_first=True), one_f_one_b(n, m), zb_h1(n, m), zb_h2(n, m))
+    yield from (naive(n, m), gpipe(n, m), gpipe(n, m, last_first=True), one_f_one_b(n, m))
+    yield from (zb_h1(n, m), zb_h2(n, m), zb_v(n, m))
     yield from (interleaved(n, m, v) for v in (2, 3) if m % n == 0)
 
 

@@ -15,7 +15,7 @@ from lib.pipeline.interleaved import interleaved
 from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.stage import Stage, cut, stages_of_rank
 from lib.pipeline.step import clip_gradients, sum_tied_gradients
-from lib.pipeline.zero_bubble import zb_h1, zb_h2
+from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.verify import largest_difference
 
 CONFIG = GPTConfig(vocab_size=64, context=8, d_model=16, num_layers=8, num_heads=4, tied=False)
@@ -67,7 +67,7 @@ def trains(world, schedule, recompute, steps=3):
 def schedules(n):
     yield from (naive(n, 2), gpipe(n, 4), gpipe(n, 4, last_first=True), one_f_one_b(n, 4), zb_h1(n, 4), zb_h2(n, 4))
     if n < 8:
-        yield interleaved(n, 4, 2)
+        yield from (interleaved(n, 4, 2), zb_v(n, 4))
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -19,7 +19,7 @@ from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.rehearse import rehearse
 from lib.pipeline.simulate import Costs, simulate
 from lib.pipeline.stage import Stage
-from lib.pipeline.zero_bubble import zb_h1, zb_h2
+from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.trace import Trace
 
 UNIT_S = 0.1  # long enough that to wake eight ranks on two cores takes a small part of it
@@ -28,7 +28,7 @@ UNIT_S = 0.1  # long enough that to wake eight ranks on two cores takes a small 
 @pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize(
     "schedule",
-    [naive(8, 2), gpipe(8, 8), one_f_one_b(8, 8), interleaved(8, 8, 2), zb_h1(8, 8), zb_h2(8, 8)],
+    [naive(8, 2), gpipe(8, 8), one_f_one_b(8, 8), interleaved(8, 8, 2), zb_h1(8, 8), zb_h2(8, 8), zb_v(8, 8)],
     ids=lambda s: s.name,
 )
 def test_the_bubble_is_the_predicted_one(schedule):

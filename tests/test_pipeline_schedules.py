@@ -12,7 +12,7 @@ from lib.pipeline.lower import lower
 from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.rendezvous import rendezvous
 from lib.pipeline.simulate import Costs, simulate
-from lib.pipeline.zero_bubble import zb_h1, zb_h2
+from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 
 TWICE = Costs(F=1, I=1, W=1)  # backward takes twice as long as forward
 
@@ -34,6 +34,7 @@ GOLDENS = [  # schedule, times, makespan, bubble of all, most microbatches alive
     (zb_h1(4, 8), TWICE, 27, 3 / 27, [4, 4, 4, 4]),
     (zb_h1(4, 8), Costs(2, 3, 2), 65, 9 / 65, [4, 4, 4, 4]),
     (zb_h2(4, 8), TWICE, 27, 3 / 27, [7, 7, 7, 7]),
+    (zb_v(4, 8), thirds(2), 25.5, 1.5 / 25.5, [8, 8, 8, 8]),
 ]
 
 
@@ -106,6 +107,17 @@ def test_zb_h2_has_no_hole_between_a_ranks_first_and_last_action():
             assert timeline.peak(rank) == 2 * n - 1
 
 
+def test_zb_v_has_none_either_in_the_memory_of_1f1b():
+    for n in range(1, 9):
+        for m in (2 * n - 1, 2 * n, 24):
+            timeline = simulate(zb_v(n, m), Costs(2, 2, 2))
+            assert timeline.makespan == 2 * 6 * m + 2 * (n - 1)
+            for rank in range(n):
+                mine = [slot for slot in timeline.compute if slot.rank == rank]
+                assert mine[-1].end - mine[0].start == 2 * 6 * m
+                assert timeline.peak(rank) == 2 * n
+
+
 def test_stages_of_unequal_length():
     """The slowest sets the pace: its own work, and the way of the first microbatch there and of the last one back."""
     costs = Costs(F=[1, 3, 1], I=[1, 2, 1], W=[0.5, 2, 0.5])
@@ -150,6 +162,18 @@ def test_the_orders_are_pytorchs():
                     rank_of = theirs.ScheduleInterleaved1F1B._calculate_single_rank_operations
                     order = [order_of(rank_of(fake, rank)) for rank in range(n)]
                     assert order == [list(row) for row in interleaved(n, m, v).actions]
+
+
+def test_zb_v_is_pytorchs():
+    theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
+    order = getattr(getattr(theirs, "ScheduleZBVZeroBubble", None), "_calculate_single_rank_operations", None)
+    if order is None:
+        pytest.skip("PyTorch has renamed its schedules")
+    for n in (1, 2, 3, 4, 8):
+        for m in (1, 2, n, 2 * n, 24):
+            fake = SimpleNamespace(pp_group_size=n, _n_microbatches=m, _num_stages=2 * n, num_stages=2 * n)
+            rows = [order_of(order(fake, rank)) for rank in range(n)]
+            assert rows == [list(row) for row in zb_v(n, m).actions]
 
 
 def test_megatrons_warm_up():
