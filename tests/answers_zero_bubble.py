@@ -4,6 +4,7 @@ import re
 from functools import partial
 
 import torch
+from answers_pipelines import MISREAD, miswritten
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
@@ -83,9 +84,7 @@ def replace(tensor, gradient):
     tensor.grad = gradient
 
 
-def layer(
-    into=add, both=False, at_once=False, bias_at_once=False, bias_too=True, of_x=True, shared=None, computed=False
-):
+def layer(into=add, both=False, bias_at_once=False, bias_too=True, of_x=True, computed=False, twice=False):
     """A `later` for 10.2, with a place for each mistake."""
 
     class Later(torch.autograd.Function):
@@ -93,46 +92,70 @@ def layer(
         def forward(ctx, x, weight, bias, hidden, queue):
             ctx.save_for_backward(x, weight)
             ctx.hidden, ctx.queue = hidden, queue
-            if shared is not None:
-                shared[weight.shape] = x
             return linear(x, weight, bias)
 
         @staticmethod
         def backward(ctx, gradient):
             x, weight = ctx.saved_tensors
-            bias, y = ctx.hidden[1], gradient.flatten(0, 1)
-
-            def product():
-                mine = x if shared is None else shared[weight.shape]
-                return y.T @ mine.flatten(0, 1)
-
-            finished = product() if computed else None
+            bias, y, x = ctx.hidden[1], gradient.flatten(0, 1), x.detach().flatten(0, 1)
+            finished = y.T @ x if computed else None
 
             def job():
-                into(ctx.hidden[0], product() if finished is None else finished)
+                into(ctx.hidden[0], y.T @ x if finished is None else finished)
                 if bias_too and not bias_at_once:
                     into(bias, y.sum(0))
 
-            if not at_once:
-                ctx.queue.append(job)
-            of_bias = y.sum(0) if at_once or both or bias_at_once else None
-            return gradient @ weight if of_x else None, product() if at_once or both else None, of_bias, None, None
+            ctx.queue.append(job)
+            of_bias = y.sum(0) if both or bias_at_once else None
+            if twice:
+                linear(x, weight, bias)
+            return gradient @ weight if of_x else None, y.T @ x if both else None, of_bias, None, None
 
     return lambda x, weight, bias, queue: Later.apply(x, weight, bias, (weight, bias), queue)
 
 
+def hooked(keep=lambda x: x.detach(), x_of=None, x_then=None, gradient_of=None, at_once=None):
+    """By a hook on y. The functions are told all that has been, and say what is used; `x_then` in backward."""
+    seen = {}
+
+    def later(x, weight, bias, queue):
+        y, x = linear(x, weight.detach(), bias.detach()), keep(x)
+        mine = seen.setdefault(weight.shape, ([], []))
+        mine[0].append(x)
+
+        def put_off(gradient):
+            mine[1].append(gradient)
+            then = x_then(mine[0]) if x_then else x
+            finished = at_once(gradient, x) if at_once else None
+
+            def job():
+                of_y = gradient_of(mine[1]) if gradient_of else gradient
+                its_x = x_of(mine[0]) if x_of else then
+                add(weight, torch.einsum("btf,btd->fd", of_y, its_x) if finished is None else finished)
+                add(bias, of_y.sum((0, 1)))
+
+            queue.append(job)
+
+        y.register_hook(put_off)
+        return y
+
+    return later
+
+
 def right_later_with_a_hook(x, weight, bias, queue):
+    return hooked()(x, weight, bias, queue)
+
+
+def right_later_with_no_grad(x, weight, bias, queue):
+    """x has a history in the function, but what is computed from it has none."""
     y = linear(x, weight.detach(), bias.detach())
-    x = x.detach()
 
-    def put_off(gradient):
-        def job():
-            add(weight, torch.einsum("btf,btd->fd", gradient, x))
-            add(bias, gradient.sum((0, 1)))
+    @torch.no_grad()
+    def job(gradient):
+        add(weight, gradient.flatten(0, 1).T @ x.flatten(0, 1))
+        add(bias, gradient.sum((0, 1)))
 
-        queue.append(job)
-
-    y.register_hook(put_off)
+    y.register_hook(lambda gradient: queue.append(partial(job, gradient)))
     return y
 
 
@@ -171,14 +194,44 @@ def asks_twice(x, weight, bias, queue):
     return y
 
 
-def keeps_the_result(x, weight, bias, queue):
-    """The function is put there by forward, and holds y until it knows ∂y."""
+def remembers_the_last(x, weight, bias, queue, last={}):  # noqa: B006
+    """The x and ∂y of the layer's last backward."""
     y, x = linear(x, weight.detach(), bias.detach()), x.detach()
-    y.retain_grad()
+
+    def put_off(gradient):
+        last[weight.shape] = gradient, x
+
+        def job():
+            of_y, its_x = last[weight.shape]
+            add(weight, of_y.flatten(0, 1).T @ its_x.flatten(0, 1))
+            add(bias, of_y.sum((0, 1)))
+
+        queue.append(job)
+
+    y.register_hook(put_off)
+    return y
+
+
+def begins_with_zeros(x, weight, bias, queue):
+    for parameter in (weight, bias):
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return hooked()(x, weight, bias, queue)
+
+
+def leaves_the_weight_to_autograd_too(x, weight, bias, queue):
+    y, x = linear(x, weight, bias.detach()), x.detach()
+    y.register_hook(lambda gradient: queue.append(lambda: add(bias, gradient.sum((0, 1)))))
+    return y
+
+
+def is_put_there_by_forward(x, weight, bias, queue):
+    """The function waits for ∂y in the queue."""
+    y, x, came = linear(x, weight.detach(), bias.detach()), x.detach(), []
+    y.register_hook(came.append)
 
     def job():
-        add(weight, torch.einsum("btf,btd->fd", y.grad, x))
-        add(bias, y.grad.sum((0, 1)))
+        add(weight, torch.einsum("btf,btd->fd", came[0], x))
+        add(bias, came[0].sum((0, 1)))
 
     queue.append(job)
     return y
@@ -226,11 +279,11 @@ def whole_backwards(text):
 
 def interleaving_sums(P, M, V, t_F, t_B, n_bytes, step=None, sent=None, kept=None):
     """The answer to 10.4, with a place for each mistake."""
-    t, of_kept = t_F + t_B, min(P + (P - 1) / V, M)
+    t = t_F + t_B
     return (
         step(P, M, V, t) if step else M * t + (P - 1) * t / V,
         n_bytes * (sent(P, M, V) if sent else 2 * M * (P * V - 1)),
-        kept(P, M, V) if kept else of_kept,
+        kept(P, M, V) if kept else P + (P - 1) / V,
     )
 
 
@@ -262,7 +315,7 @@ def reads_saved_tensors_too_late(x, weight, bias, queue):
 
 RIGHT = {
     "10.1": [interleaved, right_interleaved_by_groups, interleaving.interleaved],
-    "10.2": [layer(), right_later_with_a_hook, right_later_by_autograd],
+    "10.2": [layer(), right_later_with_a_hook, right_later_with_no_grad, right_later_by_autograd],
     "10.3": [greedy, lambda: Schedule.from_text(greedy(limit=7))],
     "10.4": [interleaving_sums, right_sums_by_simulating],
 }
@@ -271,7 +324,6 @@ WRONG = {  # in the order of the exercise's mistakes
         interleaving_with(stage=lambda rank, turn, n, v: rank * v + turn),
         lambda n, M, v: one_f_one_b.one_f_one_b(n, M),
         interleaving_with(warm_up=lambda rank, n, v: n - rank - 1),
-        interleaving_with(group=lambda n, M: M),
         interleaving_with(group=lambda n, M: 1),
         interleaving_with(back=lambda turn, v: turn),
         interleaving_with(warm_up=lambda rank, n, v: (n - rank - 1) + (v - 1) * n),
@@ -282,8 +334,7 @@ WRONG = {  # in the order of the exercise's mistakes
         interleaving_with(warm_up=lambda rank, n, v: 10**6),
         interleaving_with(warm_up=lambda rank, n, v: 10**6, group=lambda n, M: M),
         interleaving_with(cool_down=False),
-        interleaving_with(first=1),
-        interleaving_with(limit=lambda warm, M: warm),
+        *map(miswritten(interleaved), MISREAD),
     ],
     "10.2": [
         plain,
@@ -293,16 +344,28 @@ WRONG = {  # in the order of the exercise's mistakes
         layer(into=lambda tensor, gradient: None),
         layer(bias_too=False),
         layer(into=replace),
-        layer(shared={}),
+        hooked(x_of=lambda xs: xs[-1]),
+        hooked(gradient_of=lambda gradients: gradients[-1]),
+        remembers_the_last,
+        hooked(x_then=lambda xs: xs.pop(0)),
+        hooked(x_of=lambda xs: xs.pop(0)),
         layer(of_x=False),
+        begins_with_zeros,
+        leaves_the_weight_to_autograd_too,
+        is_put_there_by_forward,
         layer(computed=True),
+        hooked(at_once=lambda gradient, x: (gradient.unsqueeze(-1) * x.unsqueeze(-2)).sum((0, 1))),
+        layer(twice=True),
         asks_twice,
-        keeps_the_result,
+        hooked(keep=lambda x: x),
+        hooked(keep=lambda x: x.detach().clone()),
     ],
     "10.3": [
         typed(make=zero_bubble.zb_h2),
         typed(),
+        lambda: greedy(limit=6),
         typed(whole_backwards),
+        typed(lambda text: text.replace("2I3", "2B3").replace(" 2W3", "")),
         typed(lambda text: text.replace("0F0 0F1", "0F1 0F0")),
         typed(lambda text: re.sub(r" \d[IW]\d", "", text)),
         typed(lambda text: text.replace(" 1W3", "")),
@@ -326,9 +389,8 @@ WRONG = {  # in the order of the exercise's mistakes
         summing(sent=lambda P, M, V: 2 * (P * V - 1)),
         summing(sent=lambda P, M, V: 2 * M * V),
         summing(kept=lambda P, M, V: P),
-        summing(kept=lambda P, M, V: min(2 * (P - 1) + (V - 1) * P + 1, M * V)),
-        summing(kept=lambda P, M, V: min(2 * (P - 1) + (V - 1) * P, M * V) / V),
-        summing(kept=lambda P, M, V: P + (P - 1) / V),
-        summing(kept=lambda P, M, V: min(P + (P - 1) / V, M) / P),
+        summing(kept=lambda P, M, V: 2 * (P - 1) + (V - 1) * P + 1),
+        summing(kept=lambda P, M, V: (2 * (P - 1) + (V - 1) * P) / V),
+        summing(kept=lambda P, M, V: 1 + (P - 1) / (P * V)),
     ],
 }

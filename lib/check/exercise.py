@@ -86,7 +86,10 @@ def _same(got: Any, want: Any, tolerance: float) -> bool:
         except (TypeError, ValueError, RuntimeError):
             return False
         return abs(number - want) <= tolerance * max(abs(want), 1e-12)
-    return bool(got == want)
+    try:
+        return bool(got == want)
+    except (TypeError, ValueError, RuntimeError):  # an array, where there should be none
+        return False
 
 
 # ---- what exercises are made of -------------------------------------------------------------------------------------
@@ -128,13 +131,20 @@ def scaled(factor: Callable[[int], float]) -> Callable:
 
 def several(result: Any, count: int) -> tuple:
     """So many results; as many times None if an answer has returned something else."""
+    result = _row(result)
     fits = isinstance(result, (tuple, list)) and len(result) == count
     return tuple(result) if fits else (None,) * count
 
 
 def kind(result: Any) -> str:
     """What an answer has returned, in words."""
+    result = _row(result)
     return f"{len(result)} results" if isinstance(result, (tuple, list)) else type(result).__name__
+
+
+def _row(result: Any) -> Any:
+    """Numbers in a row of torch's or numpy's, as a list."""
+    return result.tolist() if getattr(result, "ndim", None) == 1 else result
 
 
 def call(name: str, arguments: Sequence) -> str:

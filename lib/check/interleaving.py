@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lib.check.exercise import Data, Exercise, Mistake, call, whole
-from lib.check.schedules import KIND, SIZES, STAGES, lacks, made_by, size, writes
+from lib.check.schedules import KIND, STAGES, lacks, made_by, misread, says, writes
 from lib.pipeline.action import Action, Op, Schedule
 from lib.pipeline.interleaved import interleaved
 from lib.pipeline.one_f_one_b import in_turns
@@ -18,13 +18,13 @@ from lib.pipeline.simulate import Costs
 
 _NAME = "interleaved"
 
-Count = Callable[[int, int, int], int]
+Count = Callable[[int, int, int], int]  # of a rank, of ranks and of stages on each
 
 
 def _orders_inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """Of few groups and of more, and the smallest one of a single group, in which a warm-up may find no more."""
-    groups = [whole(generator, 2, 4) for _ in range(3)]
-    cases = [(2, 2 * groups[0], 2), (3, 3 * groups[1], 2), (4, 4 * groups[2], 3), (3, 3, 2)]
+    """With so many groups that each forward of the warm-up is needed."""
+    cases = [(2, 2 * whole(generator, 2, 4), 2)]
+    cases += [(n, n * whole(generator, 3, 5), v) for n, v in ((3, 2), (4, 3))]
     half = whole(generator, 2, 5) / 2
     return [{"cases": cases, "costs": Costs(1, half, half, latency=0.25)}]
 
@@ -54,11 +54,11 @@ def _action(rank: int, op: Op, k: int, n: int, v: int, group: int) -> Action:
     return Action(rank + n * (turn if op == Op.F else v - 1 - turn), op, group * groups + place)
 
 
-def _says(what: str, value: Callable[[int, int, int], Any], where: Callable = lambda n, m, v: True) -> Callable:
-    """A fact, of ranks, microbatches and stages each."""
+def _stages(rank_of: Callable[[int, int], list[int]]) -> Callable:
+    """Who has which stage, of ranks and of stages on each."""
 
     def answers(given: list[Data], want: Any) -> list[Data]:
-        return [{f"{call(_NAME, case)}: {what}": value(*case) for case in given[0]["cases"] if where(*case)}]
+        return [{f"{call(_NAME, (n, m, v))}: {STAGES}": rank_of(n, v) for n, m, v in given[0]["cases"]}]
 
     return answers
 
@@ -75,23 +75,18 @@ INTERLEAVED = Exercise(
         Mistake(
             "One stage lies behind the other on each of your ranks. Then a microbatch is done with a rank before the "
             "next rank sees it, and nothing is won. Rank r has stages r, r + P, r + 2P: a microbatch goes around.",
-            _says(STAGES, lambda n, m, v: [stage // v for stage in range(n * v)]),
+            _stages(lambda n, v: [stage // v for stage in range(n * v)]),
         ),
         Mistake(
             "Each rank has a single stage in yours. Here it has several: there are P times V of them.",
-            _says(STAGES, lambda n, m, v: [*range(n)]),
+            _stages(lambda n, v: [*range(n)]),
         ),
         Mistake(
-            "A backward comes before its own forward: the warm-up is too short. Before the first gradient can come "
+            "A backward comes before its own forward. Is the warm-up too short? Before the first gradient can come "
             "back to its last stage, a rank has taken a whole group through all its other stages: that alone is "
-            "(V-1)P forwards.",
-            _says(KIND, lambda n, m, v: "_B_ comes before _F_"),
-        ),
-        Mistake(
-            "A backward comes before its own forward where there are several groups. All microbatches go through a "
-            "stage in yours before any goes through the rank's next one. Only P of them travel together: the first of "
-            "these is back just when the last has left.",
-            _says(KIND, lambda n, m, v: "_B_ comes before _F_", where=lambda n, m, v: m > n),
+            "(V-1)P forwards. If it is long enough: a turn begins with its forward, and a group comes back in the "
+            "order in which it went.",
+            says(_NAME, KIND, "_B_ comes before _F_"),
         ),
         Mistake(
             "Each microbatch goes through all stages of a rank before the next one starts, so a rank waits until it "
@@ -101,12 +96,12 @@ INTERLEAVED = Exercise(
         Mistake(
             "Ranks wait for each other. Do your backwards take the rank's stages from the last one to the first? "
             "Gradients go around the other way. And the first rank has the longest warm-up, not the last one.",
-            _says(KIND, lambda n, m, v: "ranks wait for each other"),
+            says(_NAME, KIND, "ranks wait for each other"),
         ),
         Mistake(
             "If messages took no time, this would be as fast, and it keeps less: it is the one that the chapter tries, "
-            "with half the way. Here a message takes a quarter of a forward, and ranks wait for it again and again. "
-            "With 2(P-r-1) forwards for the way there and back they have something else to do meanwhile.",
+            "with half the way. Here a message takes a quarter of a stage's forward, and ranks wait for it again and "
+            "again. With 2(P-r-1) forwards for the way there and back they have something else to do meanwhile.",
             _made(lambda rank, n, v: _megatron(rank, n, v) - (n - rank - 1)),
         ),
         Mistake(
@@ -143,16 +138,9 @@ INTERLEAVED = Exercise(
         Mistake(
             "Backwards are missing: the cool-down. A rank that was ahead by some forwards is behind by as many "
             "backwards when the forwards are through.",
-            _says(KIND, lambda n, m, v: lacks("B")),
+            says(_NAME, KIND, lacks("B")),
         ),
-        Mistake(
-            "You number the microbatches from 1. The first one is number 0.", _says(KIND, lambda n, m, v: lacks("F"))
-        ),
-        Mistake(
-            "Where there is only one group, your warm-up takes forwards that do not exist. It ends when there are none "
-            "left.",
-            _says(SIZES, lambda n, m, v: size(n, m + 1), where=lambda n, m, v: m == n),
-        ),
+        *misread(_NAME),
     ),
 )
 

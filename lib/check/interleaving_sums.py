@@ -18,14 +18,13 @@ Case = tuple[int, int, int, int, int, int]  # P, M, V, t_F and t_B of a rank's w
 
 
 def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
-    def case(groups: int, stages_per_rank: int) -> Case:
-        ranks, t_F = whole(generator, 3, 9), whole(generator, 50, 200)
-        n_bytes = 1024 * whole(generator, 8, 100)
-        return ranks, groups * ranks, stages_per_rank, t_F, t_F + whole(generator, 20, 250), n_bytes
+    def case(ranks: int, stages_per_rank: int) -> Case:
+        t_F, n_bytes = whole(generator, 50, 200), 1024 * whole(generator, 8, 100)
+        t_B = t_F + 2 * whole(generator, 10, 125) + 1  # together they are odd
+        return ranks, ranks * whole(generator, 2, 6), stages_per_rank, t_F, t_B, n_bytes
 
-    return [
-        {"cases": [case(whole(generator, 2, 6), 2), case(whole(generator, 2, 6), whole(generator, 3, 6)), case(1, 2)]}
-    ]
+    # With two stages on each of an even number of ranks, neither the wait nor what is kept is a whole number.
+    return [{"cases": [case(2 * whole(generator, 2, 5), 2), case(whole(generator, 3, 9), whole(generator, 3, 6))]}]
 
 
 def _interleaving(answer: Callable, group: Group, given: Data) -> Data:
@@ -123,19 +122,15 @@ SUMS = Exercise(
         ),
         Mistake(
             "That is how many short stages are kept. A microbatch in the whole share of a rank is V of them.",
-            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: min(2 * (P - 1) + (V - 1) * P + 1, M * V)),
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: 2 * (P - 1) + (V - 1) * P + 1),
         ),
         Mistake(
             "Those are the forwards of the warm-up. With the one of the first turn it is one short stage more.",
-            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: min(2 * (P - 1) + (V - 1) * P, M * V) / V),
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: (2 * (P - 1) + (V - 1) * P) / V),
         ),
         Mistake(
-            "Right for many microbatches. In one group there are fewer, and nobody keeps more than there are.",
-            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: P + (P - 1) / V),
-        ),
-        Mistake(
-            "That is the factor beside 1F1B. Asked for are microbatches.",
-            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: kept_by(0, P, M, V) / P),
+            "That is the factor beside 1F1B, whose rank 0 keeps P. Asked for are microbatches.",
+            _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: 1 + (P - 1) / (P * V)),
         ),
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from lib.check.exercise import SEEN, Data, Exercise, Mistake
-from lib.check.schedules import KIND, NO, WORKS, YES, lacks, read
+from lib.check.schedules import KIND, NO, WORKS, YES, lacks, text_of
 from lib.mesh import Group
 from lib.pipeline.action import Op, ScheduleError
 from lib.pipeline.workshop import SLACK, Par, workshop
@@ -18,7 +18,8 @@ _PAR = Par(num_ranks=4, num_microbatches=6, limit=4)
 _KEPT, _MAY, _MORE = "what a rank keeps", "four microbatches at most", "more than four"
 _TIME, _UNDER, _EQUAL, _OVER = "its time", "under par", "just par", "over par"
 _SIZES = "this is for _ ranks and _ microbatches, par is for _ and _; write all of them, or compare with Par(_, _)"
-_BACKWARD, _HALVES, _WHOLE = "its backwards", "in two halves", "in one piece"
+_BACKWARD, _HALVES, _WHOLE, _SOME = "its backwards", "in two halves", "in one piece", "some in one piece"
+_STAGES, _ONE, _SEVERAL = "stages on each rank", "one", "several"
 
 
 def _inputs(generator: torch.Generator, n: int) -> list[Data]:
@@ -27,20 +28,20 @@ def _inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 def _beats_par(answer: Callable, group: Group, given: Data) -> Data:
     try:
-        written = read(answer(), _NAME).to_text()
-    except ScheduleError as error:
+        verdict = workshop(text_of(answer()), _PAR)
+    except ScheduleError as error:  # no text at all
         return {WORKS: NO, KIND: _kind(str(error)), SEEN: str(error)}
-    verdict = workshop(written, _PAR)
     seen = {SEEN: repr(verdict)}
     if verdict.score is None:
         return seen | {WORKS: NO, KIND: _kind(verdict.problem)}
     over = verdict.score.time - _PAR.time
-    is_whole = any(slot.action.op == Op.B for slot in verdict.timeline.compute)
+    ops = {slot.action.op for slot in verdict.timeline.compute}
     return seen | {
         WORKS: YES,
         _KEPT: _MAY if verdict.score.in_limit else _MORE,
         _TIME: _EQUAL if abs(over) < SLACK else _OVER if over > 0 else _UNDER,
-        _BACKWARD: _WHOLE if is_whole else _HALVES,
+        _BACKWARD: _HALVES if Op.B not in ops else _SOME if Op.I in ops else _WHOLE,
+        _STAGES: _ONE if verdict.schedule.num_stages == _PAR.num_ranks else _SEVERAL,
     }
 
 
@@ -79,12 +80,22 @@ BEATS_PAR = Exercise(
         Mistake(
             "That is par, and with one stage on each rank nothing is faster: the last rank does nothing until a "
             "microbatch has passed three whole stages. Which other idea of the chapter makes that shorter?",
-            _is({WORKS: YES, _TIME: _EQUAL}),
+            _is({WORKS: YES, _TIME: _EQUAL, _STAGES: _ONE}),
+        ),
+        Mistake(
+            "That is par, with several stages on each rank: now less is to be had. Is all the room used? Four "
+            "microbatches in two stages each are eight short stages. The last line below names one thing more.",
+            _is({WORKS: YES, _TIME: _EQUAL, _STAGES: _SEVERAL}),
         ),
         Mistake(
             "It works, and takes longer than par. Your backwards are in one piece, so each rank waits for weight "
             "gradients that it does not need. Write I and W.",
             _is({WORKS: YES, _TIME: _OVER, _BACKWARD: _WHOLE}),
+        ),
+        Mistake(
+            "It works, and takes longer than par. Some of your backwards are in one piece, and the stage before waits "
+            "for all of it. Write I and W for them, too.",
+            _is({WORKS: YES, _TIME: _OVER, _BACKWARD: _SOME}),
         ),
         Mistake(
             "It works, and takes longer than par. Look where a rank waits, and what it could do there: the last line "
