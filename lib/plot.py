@@ -39,7 +39,10 @@ _CURVES = ("comm 7 none", "backward 3.4 none", "text 1.5 2,4", "weight 1.5 9,5",
 
 
 class Bar(NamedTuple):
-    """One rectangle of a timeline; `start` and `end` in the unit of its axis, `kind` a key of `KINDS`."""
+    """One rectangle of a timeline; `start` and `end` in the unit of its axis, `kind` a key of `KINDS`.
+
+    One that is `marked` has a line at its foot, for what a caption says.
+    """
 
     rank: int
     lane: str
@@ -47,6 +50,7 @@ class Bar(NamedTuple):
     label: str
     start: float
     end: float
+    marked: bool = False
 
 
 def bars_of(trace: Trace, unit: str = "ms") -> list[Bar]:
@@ -92,7 +96,7 @@ def timeline(
     """Who does what, and when: a lane of compute and a lane of network for each rank, time to the right.
 
     Args:
-        rows: a `Trace` (counted from its first span or event), or `Bar`s: (rank, lane, kind, label, start, end) with
+        rows: a `Trace` (counted from its first span or event), or `Bar`s: (rank, lane, kind, label, start, end), with
             times already in `unit`. Bars of one lane that overlap are stacked. A bar of kind `idle` adds a line and
             its words ("waits 3 ms") to the hatching.
         unit: of the axis: `s`, `ms`, `µs`, or with bars any word ("forwards").
@@ -117,6 +121,7 @@ def timeline(
     out.insert(0, svg.hatch())
     shapes: dict[str, list[str]] = {}
     words: dict[str, list[str]] = {}
+    marks: dict[str, list[str]] = {}
     frames = []
     for rank, lane in [(rank, lane) for rank in ranks for lane in lanes]:
         here, there = ([b for b in part if b[:2] == (rank, lane)] for part in (bars, predicted))
@@ -147,12 +152,15 @@ def timeline(
                 words.setdefault(name, []).append(svg.text(x + long / 2, top + height / 2 + 4.5, fits[0]))
             tip = "" if fits or long < 6 else f"{bar.label or kind}: {bar.start:.4g} to {bar.end:.4g} {unit}"
             shapes.setdefault(name, []).append(svg.rect(x, top, long - 1, height, tip=tip))
+            if bar.marked and long > 5:
+                marks.setdefault(name, []).append(svg.rect(x + 2, top + height - 4, long - 5, 1.6, radius=0))
         for bar, row in zip(there, row_of_predicted, strict=True):
             x, top, long = left + (bar.start - low) * scale, y + row * (height + 2), (bar.end - bar.start) * scale
             frames.append(svg.rect(x, top - 3, long - 1, height + 6, radius=3))
         y += tall + (9 if predicted else 3) + (9 if lane == lanes[-1] else 0)
     out += [f'<g fill="{color(name, name != "text")}">{"".join(group)}</g>' for name, group in shapes.items()]
     out += [f'<g fill="none" {svg.OUTLINE}>{"".join(frames)}</g>'] if frames else []
+    out += [f'<g fill="{color(f"on-{name}")}">{"".join(group)}</g>' for name, group in marks.items()]
     out += [svg.words_on(name, group) for name, group in words.items()]
     axis, below = svg.axis(left, right, y - 4, low, high, unit)
     return Figure(svg.document(out + axis, width, y - 4 + below, alt), alt, caption)

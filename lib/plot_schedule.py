@@ -13,10 +13,14 @@ from lib.svg import Figure
 def bars_of(timeline: Timeline, scale: float = 1.0) -> list[plot.Bar]:
     """A bar for each action, with its microbatch; with its stage in front of it where a rank has several.
 
+    Bars of another stage than a rank's first are marked.
+
     Args:
         scale: what times are multiplied with: 1000 for milliseconds, if they are seconds.
     """
-    several = timeline.schedule.num_stages > timeline.schedule.num_ranks
+    schedule = timeline.schedule
+    several = schedule.num_stages > schedule.num_ranks
+    first = {schedule.rank_of.index(rank) for rank in range(schedule.num_ranks)}
     return [
         plot.Bar(
             rank,
@@ -25,6 +29,7 @@ def bars_of(timeline: Timeline, scale: float = 1.0) -> list[plot.Bar]:
             f"stage {action.stage}, {action.microbatch}" if several else f"{action.microbatch}",
             scale * start,
             scale * end,
+            marked=action.stage not in first,
         )
         for rank, action, start, end in timeline.compute
     ]
@@ -44,11 +49,15 @@ def gantt(
 ) -> Figure:
     """Ranks from top to bottom, time to the right; the hatching that is left is the bubble.
 
+    Where a rank has several stages, a line is under what is done in another than its first, and the caption says so.
+
     Args:
         unit, scale: of the axis, and what the timeline's times are multiplied with to be in it.
         predicted: another timeline, of the same unit, drawn as outlines.
         end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare.
     """
+    if timeline.schedule.num_stages > timeline.schedule.num_ranks:
+        caption = f"{caption} Underlined is what is not in a rank's first stage.".strip()
     return plot.timeline(
         bars_of(timeline, scale),
         title=title,

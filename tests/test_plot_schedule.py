@@ -7,8 +7,8 @@ import pytest
 from lib.pipeline.interleaved import interleaved
 from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import simulate
-from lib.pipeline.zero_bubble import zb_h1
-from lib.plot_schedule import bars_of, messages
+from lib.pipeline.zero_bubble import zb_h1, zb_v
+from lib.plot_schedule import bars_of, gantt, messages
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(3, 3), zb_h1(4, 2), interleaved(2, 2, 2)], ids=lambda s: s.name)
@@ -25,4 +25,10 @@ def test_an_arrow_for_each_message_from_row_to_row(schedule):
 
 def test_a_bar_says_its_stage_where_a_rank_has_several():
     assert bars_of(simulate(one_f_one_b(2, 2)))[0].label == "0"
-    assert bars_of(simulate(interleaved(2, 2, 2)), 10)[0][3:] == ("stage 0, 0", 0, 10)
+    assert bars_of(simulate(interleaved(2, 2, 2)), 10)[0][3:] == ("stage 0, 0", 0, 10, False)
+    bars = bars_of(simulate(zb_v(2, 3)))
+    assert {bar.label.split(",")[0] for bar in bars if bar.marked} == {"stage 2", "stage 3"}
+    picture = gantt(simulate(zb_v(2, 3)), title="V", alt="", caption="There and back.")
+    assert picture.caption == "There and back. Underlined is what is not in a rank's first stage."
+    assert picture.svg.count('height="1.6"') == sum(bar.marked for bar in bars)
+    assert "Underlined" not in gantt(simulate(zb_h1(2, 3)), title="H1", alt="").caption
