@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from answers_pipelines import MISREAD, miswritten
 
 from lib import comm
 from lib.pipeline import gpipe as gpipes
 from lib.pipeline import lower as lowers
 from lib.pipeline import one_f_one_b
-from lib.pipeline.action import RECVS, SENDS, Action, Op
+from lib.pipeline.action import COMPUTE, RECVS, SENDS, Action, Op, ScheduleError
+from lib.pipeline.check import check
 from lib.pipeline.lower import lower, message_before, message_behind, other_end
 from lib.pipeline.simulate import Costs, simulate
 
@@ -198,6 +200,40 @@ def when_it_is_needed(schedule):
     return rows
 
 
+def sent_later(schedule):
+    """Each rank computes once more before it sends, where that makes nobody late."""
+    rows = [list(row) for row in lower(schedule).actions]
+    for row in rows:
+        for i in range(len(row) - 1):
+            if row[i].op in SENDS and row[i + 1].op in COMPUTE:
+                row[i : i + 2] = row[i + 1], row[i]
+                if not is_as_fast(rows, schedule):
+                    row[i : i + 2] = row[i + 1], row[i]
+    return rows
+
+
+def is_as_fast(rows, schedule):
+    try:
+        lowered = check(replace(schedule, actions=tuple(map(tuple, rows))))
+    except ScheduleError:
+        return False
+    return simulate(lowered).makespan == simulate(schedule).makespan
+
+
+def odd_ranks_receive_first(schedule):
+    """As late as possible, and in turns: hangs only where messages cross on several links."""
+    rows = []
+    for rank, row in enumerate(schedule.actions):
+        line, made = [], []
+        for action in row:
+            before, behind = message_before(action, schedule), message_behind(action, schedule)
+            came = [other_end(before[1])] if before else []
+            line += [*came, *made, action] if rank % 2 else [*made, *came, action]
+            made = [behind[1]] if behind else []
+        rows.append(line + made)
+    return rows
+
+
 # ---- 09.3
 
 
@@ -249,7 +285,8 @@ def sum_and_clip(
     counts=lambda group: group.rank == 0,
     total=lambda mine, group: comm.all_reduce(mine, group).sqrt(),
     factor_of=lambda norm, max_norm: (max_norm / norm).clamp(max=1),
-    tied_too=True,
+    tied_too=lambda group: True,
+    in_place=True,
 ):
     """The answer to 09.4, with a place for each mistake."""
     if not norm_first:
@@ -258,8 +295,13 @@ def sum_and_clip(
     norm = total(square(counted), group)
     if norm_first:
         together(gradients, tied, group)
-    for x in [*gradients, tied] if tied_too and tied is not None else gradients:
-        x *= factor_of(norm, max_norm)
+    for i, x in enumerate(gradients):
+        if in_place:
+            x *= factor_of(norm, max_norm)
+        else:
+            gradients[i] = x * factor_of(norm, max_norm)
+    if tied is not None and tied_too(group):
+        tied *= factor_of(norm, max_norm)
     return norm
 
 
@@ -339,7 +381,7 @@ WRONG = {  # in the order of the exercise's mistakes
         turning(limit=lambda warm, M: warm),
         turning(cool_down=False),
         turning(pair="BF"),
-        turning(first=1),
+        *map(miswritten(turns), MISREAD),
     ],
     "09.2": [
         at_its_use,
@@ -367,11 +409,16 @@ WRONG = {  # in the order of the exercise's mistakes
         keeping(count=lambda rank, n, M: M),
         keeping(gpipe=lambda rank, n, M: min(M, n - rank)),
         keeping(count=lambda rank, n, M: n - rank),
+        keeping(count=lambda rank, n, M: M if M < n else n - rank),
+        keeping(count=lambda rank, n, M: min(n, M) - rank),
+        keeping(count=lambda rank, n, M: max(1, min(n, M) - rank)),
         keeping(count=lambda rank, n, M: min(M, n - rank - 1)),
+        keeping(count=lambda rank, n, M: n - rank - 1),
         keeping(count=lambda rank, n, M: min(M, n - rank + 1)),
         keeping(count=lambda rank, n, M: min(M, rank + 1)),
         keeping(again=lambda alive, layers, saved, boundary: alive * layers * saved),
         keeping(again=lambda alive, layers, saved, boundary: alive * boundary),
+        keeping(again=lambda alive, layers, saved, boundary: (alive - 1) * boundary + saved),
         keeping(again=lambda alive, layers, saved, boundary: layers * (alive - 1) * boundary + layers * saved),
         keeping(again=lambda alive, layers, saved, boundary: alive * boundary + layers * saved),
         keeping(plain=lambda alive, layers, saved: alive * saved),
@@ -388,7 +435,9 @@ WRONG = {  # in the order of the exercise's mistakes
         clipping(total=lambda mine, group: mine.sqrt(), counts=lambda group: True),
         clipping(total=lambda mine, group: comm.all_reduce(mine.sqrt(), group)),
         clipping(total=lambda mine, group: comm.all_reduce(mine, group)),
-        clipping(tied_too=False),
+        clipping(tied_too=lambda group: False),
+        clipping(tied_too=lambda group: group.rank == 0),
+        clipping(in_place=False),
         clipping(factor_of=lambda norm, max_norm: max_norm / norm),
         clipping(factor_of=lambda norm, max_norm: 1),
         clipping(together=all_take_part),

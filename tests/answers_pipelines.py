@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from lib import comm
 from lib.model import mean_loss
@@ -95,6 +96,18 @@ def filled_to_the_mean(costs, head, num_stages, over=False):
 
 def ends_of_stages(costs, head, num_stages):
     return torch.tensor(by_count(costs, head, num_stages)).cumsum(0).tolist()
+
+
+def first_layers(costs, head, num_stages):
+    return [0, *ends_of_stages(costs, head, num_stages)[:-1]]
+
+
+def borders_inside(costs, head, num_stages):
+    return ends_of_stages(costs, head, num_stages)[:-1]
+
+
+def halves_too_many(costs, head, num_stages):
+    return [count + 0.5 for count in right_cut_by_a_limit(costs, head, num_stages)]
 
 
 # ---- 08.2
@@ -211,6 +224,50 @@ def without_a_leaf_on_rank_0(stage, x, wanted, group):
     return loss, of_x if group.rank else None
 
 
+def by_grad_alone(are_without):
+    """autograd.grad on these ranks, by rank and number of ranks: their weights get nothing."""
+
+    def answer(stage, x, wanted, group):
+        is_last, loss = group.rank == group.size - 1, None
+        came = comm.recv(x, group, group.rank - 1).wait() if group.rank else x
+        came.requires_grad_()
+        y = stage(came)
+        if is_last:
+            loss = end = (y - wanted).square().mean()
+            of_y = None
+        else:
+            comm.send(y, group, group.rank + 1).wait()
+            end, of_y = y, comm.recv(y, group, group.rank + 1).wait()
+        if are_without(group.rank, group.size):
+            (of_x,) = torch.autograd.grad(end, came, of_y)
+        else:
+            end.backward(of_y)
+            of_x = came.grad
+        if group.rank:
+            comm.send(of_x, group, group.rank - 1).wait()
+        return loss, of_x
+
+    return answer
+
+
+def hands_the_loss_round(stage, x, wanted, group):
+    loss, of_x = step(stage, x, wanted, group)
+    loss = torch.zeros((), dtype=x.dtype) if loss is None else loss.detach()
+    dist.broadcast(loss, group.size - 1)
+    return loss, of_x
+
+
+def updates(stage, x, wanted, group):
+    found = step(stage, x, wanted, group)
+    torch.optim.SGD(stage.parameters(), lr=0.1).step()
+    return found
+
+
+def right_step_in_numpy(stage, x, wanted, group):
+    loss, of_x = step(stage, x, wanted, group)
+    return None if loss is None else loss.detach().numpy(), of_x
+
+
 # ---- 08.3
 
 
@@ -225,6 +282,31 @@ def written(num_ranks, num_microbatches, forth=range, back=range, stage=lambda r
 
 def writing(**wrong):
     return lambda *case: written(*case, **wrong)
+
+
+MISREAD = (  # what is made of a line's actions, in the order of `lib.check.schedules.misread`
+    lambda row: [a._replace(stage=0) for a in row],
+    lambda row: [Action(m, op, s) if op == Op.B else Action(s, op, m) for s, op, m in row],
+    lambda row: [a._replace(stage=a.stage + 1) for a in row],
+    lambda row: [a._replace(microbatch=a.microbatch + 1) for a in row],
+    lambda row: [*row, Action(row[-1].stage, Op.B, max(a.microbatch for a in row) + 1)],
+    None,
+)
+
+
+def miswritten(right):
+    """A right schedule, each line of which is written in another way; without one, all lines are one."""
+
+    def by(change):
+        def answer(*case):
+            text = right(*case)
+            if change is None:
+                return text.replace("\n", " ")
+            return [change([*map(Action.parse, line.split())]) for line in text.splitlines()]
+
+        return answer
+
+    return by
 
 
 def changed(rank, change):
@@ -255,9 +337,16 @@ def right_gpipe_in_lines(num_ranks, num_microbatches):
 # ---- 08.4
 
 
-def accumulate(model, microbatches, weigh=lambda n, rows, all_n, all_rows, M: n / all_n, empty=False, loss_of=None):
+def accumulate(
+    model,
+    microbatches,
+    weigh=lambda n, rows, all_n, all_rows, M: n / all_n,
+    empty=False,
+    loss_of=None,
+    counts_if=lambda targets: targets != -100,
+):
     """The answer to 08.4, with a place for each mistake."""
-    counts = [int((targets != -100).sum()) for _, targets in microbatches]
+    counts = [int(counts_if(targets).sum()) for _, targets in microbatches]
     rows = [len(x) for x, _ in microbatches]
     losses, weights = [], []
     for (x, targets), n, b in zip(microbatches, counts, rows, strict=True):
@@ -296,6 +385,52 @@ def right_by_autograd_grad(model, microbatches):
             p.grad = gradient if p.grad is None else p.grad + gradient
         total += loss.detach()
     return total
+
+
+def right_with_a_look_before(model, microbatches):
+    """All go forward once without a graph, and the loss is computed again behind."""
+    with torch.no_grad():
+        assert {model(x).shape[-1] for x, _ in microbatches} == {model.out_features}
+    accumulate(model, microbatches)
+    with torch.no_grad():
+        x, targets = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
+        return mean_loss(model(x), targets)
+
+
+def right_by_checkpoint(model, microbatches):
+    count = sum((t != -100).sum() for _, t in microbatches)
+    losses = []
+    for x, t in microbatches:
+        logits = checkpoint(model, x.requires_grad_(), use_reentrant=True)
+        losses.append(mean_loss(logits, t) * (t != -100).sum() / count)
+        losses[-1].backward()
+    return sum(losses)
+
+
+def running_total(model, microbatches, retain=True):
+    count = sum((t != -100).sum() for _, t in microbatches)
+    total = 0
+    for x, t in microbatches:
+        total = total + mean_loss(model(x), t) * (t != -100).sum() / count
+        total.backward(retain_graph=retain)
+    return total
+
+
+def keeps_each_graph(model, microbatches):
+    count = sum((t != -100).sum() for _, t in microbatches)
+    losses = []
+    for x, t in microbatches:
+        losses.append(mean_loss(model(x), t) * (t != -100).sum() / count)
+        losses[-1].backward(retain_graph=True)
+    return sum(losses).detach()
+
+
+def back_past_the_module(model, microbatches, forward=lambda model, x: x @ model.weight.T + model.bias):
+    count = sum((t != -100).sum() for _, t in microbatches)
+    losses = [mean_loss(forward(model, x), t) * (t != -100).sum() / count for x, t in microbatches]
+    for loss in losses:
+        loss.backward()
+    return sum(losses).detach()
 
 
 def all_at_once(model, microbatches):
@@ -352,9 +487,15 @@ RIGHT = {
         right_cut_by_dynamic_programming,
         right_cut_by_a_limit,
     ],
-    "08.2": [step, right_step_by_torch_distributed, right_step_by_stages],
+    "08.2": [step, right_step_by_torch_distributed, right_step_by_stages, right_step_in_numpy],
     "08.3": [written, right_gpipe_last_first, right_gpipe_in_actions, right_gpipe_in_lines],
-    "08.4": [accumulate, right_sums_divided_at_the_end, right_by_autograd_grad],
+    "08.4": [
+        accumulate,
+        right_sums_divided_at_the_end,
+        right_by_autograd_grad,
+        right_with_a_look_before,
+        right_by_checkpoint,
+    ],
     "08.5": [plan, right_plan_by_trying],
 }
 WRONG = {  # in the order of the exercise's mistakes
@@ -367,8 +508,13 @@ WRONG = {  # in the order of the exercise's mistakes
         filled_to_the_mean,
         lambda *given: filled_to_the_mean(*given, over=True),
         best_by(lambda work, head: max(work)),
+        best_by(lambda work, head: max([work[0] + head, *work[1:]])),
+        lambda *given: right_cut_by_a_limit(*given)[::-1],
     ],
     "08.2": [
+        by_grad_alone(lambda rank, ranks: True),
+        by_grad_alone(lambda rank, ranks: rank < ranks - 1),
+        by_grad_alone(lambda rank, ranks: 0 < rank < ranks - 1),
         steps(comes_back=False),
         steps(leaf=False),
         steps(starts=lambda of_y, y, wanted: torch.ones_like(y)),
@@ -378,27 +524,29 @@ WRONG = {  # in the order of the exercise's mistakes
         goes_back_for_each,
         steps(times=2),
         without_a_leaf_on_rank_0,
+        hands_the_loss_round,
+        updates,
         steps(whole=True),
     ],
     "08.3": [
         changed(-1, lambda row: row[: len(row) // 2]),
         writing(which="F"),
-        writing(stage=lambda rank: 0),
         one_f_one_b.one_f_one_b,
         gpipes.naive,
         changed(-1, lambda row: row[: len(row) // 2] + row[: len(row) // 2 - 1 : -1]),
         lambda ranks, microbatches: written(ranks, microbatches - 1),
         lambda ranks, microbatches: written(ranks, microbatches + 1),
-        writing(forth=lambda m: range(1, m + 1), back=lambda m: range(1, m + 1)),
-        writing(stage=lambda rank: rank + 1),
         writing(which="BF"),
         lambda *case: "\n".join(written(*case).splitlines()[::-1]),
-        lambda *case: written(*case).replace("\n", " "),
+        *map(miswritten(written), MISREAD),
     ],
     "08.4": [
         accumulating(weigh=lambda n, rows, all_n, all_rows, M: 1),
         accumulating(weigh=lambda n, rows, all_n, all_rows, M: 1 / M),
         accumulating(weigh=lambda n, rows, all_n, all_rows, M: rows / all_rows),
+        accumulating(counts_if=lambda targets: targets > 0),
+        accumulating(weigh=lambda n, rows, all_n, all_rows, M: n / all_rows / 6),
+        running_total,
         accumulating(weigh=lambda n, rows, all_n, all_rows, M: n / all_n / M),
         accumulating(weigh=lambda n, rows, all_n, all_rows, M: n),
         accumulating(empty=True),
@@ -415,10 +563,15 @@ WRONG = {  # in the order of the exercise's mistakes
         planning(time=lambda t_F, t_B, P, M: M * P * (t_F + t_B)),
         planning(bubble=lambda P, M: (P - 1) / M),
         planning(bubble=lambda P, M: (P - 1) / (M + P - 1) / P),
+        planning(bubble=lambda P, M: M / (M + P - 1)),
+        planning(bubble=lambda P, M: (P - 1) / P),
         planning(bubble=lambda P, M: P / (M + P)),
         lambda t_F, t_B, *given: planning(bubble=lambda P, M: (P - 1) * (t_F + t_B))(t_F, t_B, *given),
         planning(bubble=lambda P, M: 100 * (P - 1) / (M + P - 1)),
         planning(enough=lambda P, part: math.ceil((P - 1) * (1 - part) / part)),
+        planning(enough=lambda P, part: math.floor((P - 1) * (1 - float(part)) / float(part)) + 1),
+        planning(enough=lambda P, part: math.floor((P - 1) * (1 / float(part) - 1)) + 1),
+        planning(enough=lambda P, part: math.ceil((P - 1) * (1 - part) / part) + 1),
         planning(enough=lambda P, part: math.floor((P - 1) / part) + 1),
         planning(enough=lambda P, part: 4 * P),
     ],

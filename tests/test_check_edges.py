@@ -9,11 +9,33 @@ import pytest
 import torch
 import torch.distributed as dist
 from answers_averages import right_bytes
-from answers_one_f_one_b import both_ends, kept, one_more, sum_and_clip, turns, with_messages
+from answers_one_f_one_b import (
+    both_ends,
+    kept,
+    odd_ranks_receive_first,
+    one_more,
+    sent_later,
+    sum_and_clip,
+    turns,
+    with_messages,
+)
 from answers_overlap import fills_buckets_too_little, sends_one_flat_message_each_time
-from answers_pipelines import plan, right_step_by_torch_distributed, step, written
+from answers_pipelines import (
+    back_past_the_module,
+    borders_inside,
+    by_count,
+    first_layers,
+    halves_too_many,
+    keeps_each_graph,
+    plan,
+    right_step_by_torch_distributed,
+    running_total,
+    step,
+    written,
+)
 from answers_sequence_parallel import mask, masks, norm
 from answers_tensor_parallel import block, function, losses, sent, total
+from answers_zero_bubble import greedy, interleaved, interleaving_sums, layer, reads_saved_tensors_too_late
 from torch.autograd.function import once_differentiable
 from torch.distributed import all_gather  # by its name: what it sends is heard all the same
 
@@ -22,7 +44,7 @@ from lib import comm
 from lib.check import check, missing, progress, verdict
 from lib.check.__main__ import main
 from lib.check.source import read
-from lib.pipeline.action import Op
+from lib.pipeline.action import Action, Op
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +77,16 @@ def wrong_in_the_last_number(g, count, group):
     mean = comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(count), group)
     mean[-1, -1] += 1e-3
     return mean
+
+
+def twice_too_large(x, weight, bias, queue):
+    return 2 * layer()(x, weight, bias, queue)
+
+
+def puts_tensors_into_the_queue(x, weight, bias, queue):
+    y = torch.nn.functional.linear(x, weight, bias)
+    queue.append((x, y))
+    return y
 
 
 def crashes(params, group):
@@ -182,6 +214,37 @@ def receives_no_leaf(stage, x, wanted, group):
     comm.send(came.grad, group, group.rank - 1).wait()
 
 
+def begins_with_a_loss_everywhere(stage, x, wanted, group):
+    x = comm.recv(x, group, group.rank - 1).wait() if group.rank else x
+    y = stage(x.requires_grad_())
+    loss = (y - wanted).square().mean() if group.rank == group.size - 1 else None
+    if loss is None:
+        comm.send(y, group, group.rank + 1).wait()
+    loss.backward()
+
+
+def differentiates_by_no_leaf(stage, x, wanted, group):
+    came = comm.recv(x, group, group.rank - 1).wait() if group.rank else x
+    y = stage(came)
+    if group.rank < group.size - 1:
+        comm.send(y, group, group.rank + 1).wait()
+    torch.autograd.grad(y.sum(), came)
+
+
+def has_a_loss_of_its_own(stage, x, wanted, group):
+    loss, of_x = step(stage, x, wanted, group)
+    return 0.0 if loss is None else loss, of_x
+
+
+def gathers_all_gradients(gradients, tied, max_norm, group):
+    comm.all_gather(torch.cat([x.flatten() for x in gradients]), group)
+    return sum_and_clip(gradients, tied, max_norm, group)
+
+
+def goes_back_from_the_total(model, microbatches):
+    return running_total(model, microbatches, retain=False)
+
+
 def sends_first_on_both_ends(gradients, tied, max_norm, group):
     def together(gradients, tied, group):
         if tied is not None:
@@ -242,19 +305,43 @@ holds_a_lock.__module__ = "a notebook"
         ("07.4", lambda *given: [m * (1 - given[0]) / given[0] for m in masks(*given)], "FAIL", ["where p = 0."]),
         ("07.4", lambda *given: [m.bfloat16() for m in masks(*given)], "PASS", []),
         ("08.1", lambda costs, head, stages: [2, 2], "FAIL", ["got '2 stages with 4 layers'", "gave [2, 2]"]),
-        ("08.1", lambda costs, head, stages: None, "FAIL", ["the most expensive stage", "got 'NoneType'"]),
+        ("08.1", lambda costs, head, stages: None, "FAIL", ["wanted '4 stages with 11 layers'", "got 'NoneType'"]),
+        ("08.1", lambda costs, head, stages: [float("inf")] * stages, "FAIL", ["got 'counts that are not whole'"]),
+        ("08.1", lambda *given: map(int, by_count(*given)), "FAIL", ["cut by count", "stages take"]),
+        ("08.1", lambda *given: "".join(map(str, by_count(*given))), "FAIL", ["got 'counts that are not whole'"]),
+        ("08.1", halves_too_many, "FAIL", ["got 'counts that are not whole'"]),
+        ("08.1", first_layers, "FAIL", ["the places where stages begin or end"]),
+        ("08.1", borders_inside, "FAIL", ["the places where stages begin or end"]),
+        (
+            "08.1",
+            lambda *given: [float(count) for count in by_count(*given)],
+            "FAIL",
+            ["cut by count", "stages take"],
+        ),
         ("08.2", receives_no_leaf, "FAIL", ["in receives_no_leaf", "Declare it a leaf before your stage"]),
+        ("08.2", begins_with_a_loss_everywhere, "FAIL", ["Only the last rank has a loss to begin with"]),
+        ("08.2", differentiates_by_no_leaf, "FAIL", ["does not require grad", "Declare it a leaf"]),
+        ("08.2", has_a_loss_of_its_own, "FAIL", ["Rank 0: loss is not right. wanted 'None' got 0.0"]),
         ("08.2", forgets_to_send_back, "FAIL", ["rank 1 waits in recv from 2", "rank 2 has finished"]),
         ("08.2", lambda *given: step(*given)[0], "FAIL", ["wanted '2 results'"]),
         ("08.2", lambda *given: tuple(right_step_by_torch_distributed(*given)), "PASS", []),
         ("08.3", lambda *case: None, "FAIL", ["NoneType is no schedule; return a text"]),
-        ("08.3", lambda *case: [[(0, "F", 0)]], "FAIL", ["'(0' is no action"]),
+        ("08.3", lambda *case: [[(0, "F")]], "FAIL", ["'0F' is no action"]),
         ("08.3", lambda *case: written(*case) + " 0F0", "FAIL", ["0F0 is on rank 1, but rank 0 has stage 0"]),
         ("08.3", lambda *case: written(*case).lower(), "FAIL", ["'0f0' is no action"]),
         ("08.3", lambda ranks, m: written(ranks, m) if ranks < 4 else "0F0 0B0", "FAIL", ["gpipe(4, ", "rank 0  F0"]),
         ("08.4", lambda model, microbatches: 0.0, "FAIL", ["3 microbatches: gradient of the weight", "got None"]),
+        ("08.4", goes_back_from_the_total, "FAIL", ["second time", "go back with each microbatch's own loss"]),
+        ("08.4", keeps_each_graph, "FAIL", ["several microbatches save", "retain no graph"]),
+        ("08.4", back_past_the_module, "FAIL", ["several microbatches save"]),
+        (
+            "08.4",
+            lambda *given: back_past_the_module(*given, forward=torch.nn.Linear.forward),
+            "FAIL",
+            ["several microbatches save"],
+        ),
         ("08.5", lambda *given: plan(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
-        ("08.5", lambda *given: np.array([float(x) for x in plan(*given)]), "FAIL", ["got 'ndarray'"]),
+        ("08.5", lambda *given: np.array([float(x) for x in plan(*given)]), "PASS", []),
         ("09.1", lambda *case: turns(*case).replace("B", "X"), "FAIL", ["X0' is no action"]),
         (
             "09.1",
@@ -266,11 +353,45 @@ holds_a_lock.__module__ = "a notebook"
         ("09.2", lambda schedule: None, "FAIL", ["NoneType is no schedule"]),
         ("09.2", lambda s: with_messages(s) if s.num_ranks < 4 else [], "FAIL", ["for 4 ranks", "no action in it"]),
         ("09.2", one_more(lambda s: (0, Op.RECV_F)), "FAIL", ["0RECV_F0 carries nothing that another rank needs"]),
+        ("09.2", lambda s: [[tuple(action) for action in row] for row in with_messages(s)], "PASS", []),
+        ("09.2", sent_later, "FAIL", ["messages leave later than they could"]),
+        (
+            "09.2",
+            odd_ranks_receive_first,
+            "FAIL",
+            ["Ranks wait for each other", "eager 1F1B for 3 ranks", ">2SEND_B0<", " …"],
+        ),
+        ("09.3", lambda *given: kept(*given, gpipe=lambda rank, n, M: max(M, n)), "FAIL", ["kept('GPipe', "]),
         ("09.3", lambda *given: kept(*given)[0], "FAIL", ["wanted '2 results' got 'int'"]),
         ("09.3", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
         ("09.4", sends_first_on_both_ends, "FAIL", ["0 waits in send to 2", "the circle sends first"]),
         ("09.4", clips_on_the_ends_only, "FAIL", ["did not call it"]),
+        ("09.4", gathers_all_gradients, "FAIL", ["the middle send more than a few numbers"]),
         ("09.4", lambda *given: float(sum_and_clip(*given)), "PASS", []),
+        ("10.1", lambda *case: interleaved(*case).lower(), "FAIL", ["wanted 'yes' got 'no'", "'0f0' is no action"]),
+        (
+            "10.1",
+            lambda *case: [tuple(map(Action.parse, x.split())) for x in interleaved(*case).split("\n")],
+            "PASS",
+            [],
+        ),
+        ("10.2", twice_too_large, "FAIL", ["y, microbatch 0"]),
+        (
+            "10.2",
+            reads_saved_tensors_too_late,
+            "FAIL",
+            ["in a function of the queue", "in <lambda>"],
+        ),
+        ("10.2", puts_tensors_into_the_queue, "FAIL", ["wanted 'nothing' got 'tuple'"]),
+        (
+            "10.3",
+            lambda: greedy().replace("4W0", "4w0"),
+            "FAIL",
+            ["It cannot work. Below stands why.", "'4w0' is no action"],
+        ),
+        ("10.3", lambda: None, "FAIL", ["NoneType is no schedule"]),
+        ("10.4", lambda *given: np.array(interleaving_sums(*given)), "PASS", []),
+        ("10.4", lambda *given: interleaving_sums(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
         ("03.5", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
         ("03.5", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),
         ("03.5", lambda p, b, n: float("nan"), "FAIL", ["bytes_sent(", ", 1) is not right"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 import torch
@@ -23,10 +23,32 @@ def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
         t_F = whole(generator, 50, 200)
         return t_F, t_F + whole(generator, 20, 250), num_stages, whole(generator, 3, 40), part
 
-    # A tenth and a twentieth are met by some number of microbatches, the last part is not.
-    cases = [case(whole(generator, 3, 17), part) for part in (Fraction(1, 10), Fraction(1, 20))]
-    cases += [case(3 * whole(generator, 1, 6), Fraction(3, 3 * whole(generator, 6, 13) + 1))]
+    def reached(is_telling: Callable[[int, Fraction], bool]) -> Case:
+        """A part that is met by some number of microbatches, and about which this can be said."""
+        while True:
+            P, part = whole(generator, 3, 18), Fraction(whole(generator, 1, 10), whole(generator, 11, 41))
+            if part < Fraction(1, 3) and _waits(P, part).denominator == 1 and is_telling(P, part):
+                return case(P, part)
+
+    cases = [reached(lambda P, part: all(floated(P, part) == _enough(P, part) for floated in _FLOATED))]
+    cases += [reached(lambda P, part, f=floated: f(P, part) != _enough(P, part)) for floated in _FLOATED]
+    cases += [case(3 * whole(generator, 1, 6), Fraction(3, 3 * whole(generator, 6, 13) + 1))]  # not reached
     return [{"cases": [case(1, Fraction(1, 4)), *cases]}]
+
+
+def _waits(P: int, part: Fraction) -> Fraction:
+    """Microbatches for a bubble of just that part."""
+    return (P - 1) * (1 - part) / part
+
+
+def _enough(P: int, part: Fraction) -> int:
+    return floor(_waits(P, part)) + 1
+
+
+_FLOATED = (  # in numbers that are rounded
+    lambda P, part: floor((P - 1) * (1 - float(part)) / float(part)) + 1,
+    lambda P, part: floor((P - 1) * (1 / float(part) - 1)) + 1,
+)
 
 
 def _plan(answer: Callable, group: Group, given: Data) -> Data:
@@ -56,8 +78,7 @@ def _reference(given: list[Data]) -> list[Data]:
     found: Data = {}
     for case in given[0]["cases"]:
         t_F, t_B, P, M, part = case
-        enough = (P - 1) * (1 - part) / part  # for a bubble of just that part
-        values = float((M + P - 1) * (t_F + t_B)), (P - 1) / (M + P - 1), int(enough) + 1.0
+        values = float((M + P - 1) * (t_F + t_B)), (P - 1) / (M + P - 1), float(_enough(P, part))
         found[_name(case, "what was returned")] = "3 results"
         found |= {_name(case, what): v for what, v in zip((_STEP, _BUBBLE, _ENOUGH), values, strict=True)}
     return [found]
@@ -100,6 +121,14 @@ PLAN = Exercise(
             _by(_BUBBLE, lambda t_F, t_B, P, M, part: (P - 1) / (M + P - 1) / P),
         ),
         Mistake(
+            "That is the part in which a rank works, M/(M+P-1). The bubble is what is left of the step.",
+            _by(_BUBBLE, lambda t_F, t_B, P, M, part: M / (M + P - 1)),
+        ),
+        Mistake(
+            "Your bubble is that of the naive pipeline, (P-1)/P. The more microbatches there are, the smaller it is.",
+            _by(_BUBBLE, lambda t_F, t_B, P, M, part: (P - 1) / P),
+        ),
+        Mistake(
             "Your bubble has P where P-1 belongs. Look at one stage, which never waits.",
             _by(_BUBBLE, lambda t_F, t_B, P, M, part: P / (M + P)),
         ),
@@ -114,7 +143,20 @@ PLAN = Exercise(
         Mistake(
             "One microbatch too few, where some number gives just that part: you take `at most`. The bubble should be "
             "*below* it.",
-            _by(_ENOUGH, lambda t_F, t_B, P, M, part: ceil((P - 1) * (1 - part) / part)),
+            _by(_ENOUGH, lambda t_F, t_B, P, M, part: ceil(_waits(P, part))),
+        ),
+        *(
+            Mistake(
+                "Your formula for the number of microbatches is right, and was computed in floats. Where some number "
+                "gives just that part, rounding decides: compute with the Fraction as it is.",
+                _by(_ENOUGH, lambda t_F, t_B, P, M, part, f=floated: f(P, part)),
+            )
+            for floated in _FLOATED
+        ),
+        Mistake(
+            "One microbatch too many, where no number gives just that part: you round up and add one. Round down and "
+            "add one.",
+            _by(_ENOUGH, lambda t_F, t_B, P, M, part: ceil(_waits(P, part)) + 1),
         ),
         Mistake(
             "You have put waiting against work, (P-1)/M, below that part. That takes P-1 microbatches more than the "

@@ -16,8 +16,12 @@ from lib.mesh import Group
 
 _D = 5  # width of what travels
 _PARAMETERS = ("weight", "bias")
-_LEAF = """If it was x.grad that is None: what comm.recv returns has no history and asks for no gradient.
+_LOSS, _OF_X, _SENT, _AFTER = "loss", "gradient of what came in", "what was sent", "weights of the stage"
+_NO_LOSS, _AS_GIVEN, _CHANGED = "None", "as given", "changed"
+_LEAF = """If this is about the gradient of what came in: what comm.recv returns has no history and asks for none.
 Declare it a leaf before your stage computes with it."""
+_ENDS = """Only the last rank has a loss to begin with. The others begin at their output, with the gradient that came:
+y.backward(gradient)."""
 
 
 def _chain_inputs(generator: torch.Generator, n: int) -> list[Data]:
@@ -36,17 +40,21 @@ def _step(answer: Callable, group: Group, given: Data) -> Data:
     x, wanted = given["x"].clone(), given["wanted"].clone()
     try:
         result = answer(stage, x, wanted, group)
-    except AttributeError as error:
-        if "NoneType" in str(error):
+    except (AttributeError, RuntimeError) as error:
+        if "attribute 'backward'" in str(error):
+            error.add_note(_ENDS)
+        elif "NoneType" in str(error) or "does not require grad" in str(error):
             error.add_note(_LEAF)
         raise
     loss, of_x = several(result, 2)
     neighbours = (group.rank > 0) + (group.rank < group.size - 1)
     back = sum(n_bytes for dst, n_bytes in heard.sent if dst == group.rank - 1)
-    found = {"what was returned": kind(result), "loss": loss, "gradient of what came in": of_x}
+    found = {"what was returned": kind(result), _LOSS: _NO_LOSS if loss is None else loss, _OF_X: of_x}
     found |= {_of(name): _gradient(stage[0].get_parameter(name)) for name in _PARAMETERS}
-    more = heard.sent_bytes(group.size) > 1.2 * neighbours * x.nbytes
-    return found | {"what was sent": MORE if more else AS_NEEDED, "sent back": back > 0}
+    as_given = all(torch.equal(stage[0].get_parameter(name), given[name]) for name in _PARAMETERS)
+    more = heard.sent_bytes(group.size) > neighbours * x.nbytes
+    found |= {_AFTER: _AS_GIVEN if as_given else _CHANGED, _SENT: MORE if more else AS_NEEDED}
+    return found | {"sent back": back > 0}
 
 
 def _of(name: str) -> str:
@@ -82,12 +90,12 @@ def _stepped(
         for r, (stage, leaf, y) in reversed([*enumerate(ends)]):
             begin = of_y if r == len(given) - 1 else starts(of_y, y, wanted)
             of_x, *of_parameters = grad(y, [leaf, *stage.parameters()], begin)
-            found[r]["gradient of what came in"] = of_x
+            found[r][_OF_X] = of_x
             for name, of_p in zip(_PARAMETERS, of_parameters, strict=True):
                 found[r][_of(name)] = times * of_p
             of_y = goes(of_x, of_y)
-        found[-1]["loss"] = loss.item()
-        return found
+        *others, last = found
+        return [*(other | {_LOSS: _NO_LOSS} for other in others), last | {_LOSS: loss.item()}]
 
     return answers
 
@@ -114,7 +122,22 @@ def _nothing_sent(given: list[Data], want: list[Data]) -> list[Data]:
 
 
 def _without_gradient_of_x(given: list[Data], want: list[Data]) -> list[Data]:
-    return [w if r else w | {"gradient of what came in": None} for r, w in enumerate(want)]
+    return [w if r else w | {_OF_X: None} for r, w in enumerate(want)]
+
+
+def _without_weights(is_without: Callable[[int, int], bool]) -> Callable:
+    """All that was returned is right, and on these ranks, by rank and number of ranks, no weight has a gradient."""
+
+    def answers(given: list[Data], want: list[Data]) -> list[Data]:
+        none = [{_of(name): torch.zeros_like(g[name]) for name in _PARAMETERS} for g in given]
+        return [w | n if is_without(r, len(want)) else w for r, (w, n) in enumerate(zip(want, none, strict=True))]
+
+    return answers
+
+
+def _loss_everywhere(given: list[Data], want: list[Data]) -> list[Data]:
+    """However it came there."""
+    return [{k: v for k, v in w.items() if k != _SENT} | {_LOSS: want[-1][_LOSS]} for w in want]
 
 
 _TWICE = (
@@ -129,9 +152,22 @@ STEP = Exercise(
     body=_step,
     inputs=_chain_inputs,
     reference=lambda given: [
-        {"what was returned": "2 results"} | found | {"what was sent": AS_NEEDED} for found in _stepped()(given)
+        {"what was returned": "2 results"} | found | {_AFTER: _AS_GIVEN, _SENT: AS_NEEDED}
+        for found in _stepped()(given)
     ],
     mistakes=(
+        *(
+            Mistake(
+                "What you send back is right, and weights get no gradient: autograd.grad returns gradients and leaves "
+                "none in .grad. Let y.backward(gradient) do both, on every rank.",
+                _without_weights(is_without),
+            )
+            for is_without in (
+                lambda rank, ranks: True,
+                lambda rank, ranks: rank < ranks - 1,
+                lambda rank, ranks: 0 < rank < ranks - 1,
+            )
+        ),
         Mistake(
             "Only the last stage learns, and no gradient is sent back. Autograd does not see a message: the graph ends "
             "where a tensor is sent. Send back the gradient of what came in, and let backward start with it.",
@@ -169,9 +205,18 @@ STEP = Exercise(
             _without_gradient_of_x,
         ),
         Mistake(
+            "Every rank returns the loss. Only the last one has it: return None on the others. It need not be sent.",
+            _loss_everywhere,
+        ),
+        Mistake(
+            "All gradients are right, but the weights are others than before. Leave them: the step of an optimizer is "
+            "no part of this.",
+            but(**{_AFTER: _CHANGED}),
+        ),
+        Mistake(
             "All numbers are right, but you send more than an activation forward and a gradient back. Each rank talks "
             "to its neighbours only.",
-            but(**{"what was sent": MORE}),
+            but(**{_SENT: MORE}),
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -12,7 +12,12 @@ from lib.check.exercise import SEEN, Data, Exercise, Mistake, call, kind, whole
 from lib.mesh import Group
 
 _NAME = "cut"
-_EMPTY, _BORDERS = "a stage without a layer", "the places where stages end"
+_EMPTY, _BORDERS, _UNEVEN = (
+    "a stage without a layer",
+    "the places where stages begin or end",
+    "counts that are not whole",
+)
+_RETURNED = "what was returned"
 
 Case = tuple[list[int], int, int]  # cost of each layer, of the head, number of stages
 Rule = Callable[[Sequence[int], Case], float]  # what somebody makes as small as can be
@@ -25,7 +30,7 @@ def _all_cuts(case: Case) -> Iterator[tuple[int, ...]]:
         yield tuple(end - begin for begin, end in pairwise((0, *borders, len(costs))))
 
 
-def _work(counts: Sequence[int], case: Case, with_head: bool = True) -> list[int]:
+def _work(counts: Iterable[int], case: Case, with_head: bool = True) -> list[int]:
     costs, head, _ = case
     left = iter(costs)
     work = [sum(next(left) for _ in range(count)) for count in counts]
@@ -65,10 +70,12 @@ _RULES: dict[str, Rule] = {
     "over the mean": lambda counts, case: counts != _filled(case, over=True),
     "work without the head": lambda counts, case: max(_work(counts, case, with_head=False)),
     "squares of the work": lambda counts, case: sum(work**2 for work in _work(counts, case)),
+    "work of the stages backwards": lambda counts, case: _dearest(counts[::-1], case),
+    "work with the head in front": lambda counts, case: max(_work(counts[::-1], (case[0][::-1], *case[1:]))),
 }
-_ALWAYS = ("count", "even, then the rest", "squares of the work")
+_ALWAYS = ("count", "even, then the rest", "squares of the work", "work of the stages backwards")
 _PLAIN = (*_ALWAYS, "up to the mean", "over the mean")  # without a head, whose share of the mean people count or not
-_HEADED = (*_ALWAYS, "work without the head")
+_HEADED = (*_ALWAYS, "work without the head", "work with the head in front")
 
 
 def _best(rule: str, case: Case) -> set[tuple[int, ...]]:
@@ -110,32 +117,46 @@ def _cut(answer: Callable, group: Group, given: Data) -> Data:
     for case in given["cases"]:
         costs, head, num_stages = case
         result = answer(list(costs), head, num_stages)
+        result = [*result] if isinstance(result, Iterator) else result
         found |= _facts(result, case)
-        reached = found[_name("work", case)]
+        reached = found.get(_name("work", case))
         if SEEN not in found and reached != min(_dearest(cut, case) for cut in _all_cuts(case)):
             found[SEEN] = f"{call(_NAME, case)} gave {result}"
-            found[SEEN] += f", the stages take {_work(result, case)}" if isinstance(reached, int) else ""
+            found[SEEN] += "" if reached is None else f", the stages take {_work(map(int, result), case)}"
     return found
 
 
 def _facts(result: Any, case: Case) -> Data:
     """By each rule, what has been reached."""
     costs, _, num_stages = case
+    counts = _whole_ones(result)
+    if counts is None:
+        return {_name(_RETURNED, case): _UNEVEN if isinstance(result, Iterable) else kind(result)}
+    fits = len(counts) == num_stages and sum(counts) == len(costs)
+    if fits and min(counts) > 0:
+        scores = {_name(rule, case): int(score(counts, case)) for rule, score in _RULES.items()}
+        return {_name(_RETURNED, case): _form(counts)} | scores
+    increasing = counts == tuple(sorted({*counts}))
+    if increasing and sum(0 < count < len(costs) for count in counts) == num_stages - 1:  # perhaps with 0, or the end
+        return {_name(_RETURNED, case): _BORDERS}
+    return {_name(_RETURNED, case): _EMPTY if fits else _form(counts)}
+
+
+def _whole_ones(result: Any) -> tuple[int, ...] | None:
+    """The counts, if that is what they are."""
     try:
         counts = tuple(int(count) for count in result)
-    except (TypeError, ValueError):
-        return {_name("work", case): kind(result)}
-    if len(counts) == num_stages and sum(counts) == len(costs) and min(counts) > 0:
-        return {_name(rule, case): int(score(counts, case)) for rule, score in _RULES.items()}
-    if counts[-1:] == (len(costs),) and list(counts) == sorted({*counts}):
-        return {_name("work", case): _BORDERS}
-    if len(counts) == num_stages and sum(counts) == len(costs):
-        return {_name("work", case): _EMPTY}
-    return {_name("work", case): f"{len(counts)} stages with {sum(counts)} layers"}
+        return counts if counts == tuple(result) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
-def _name(rule: str, case: Case) -> str:
-    return f"{call(_NAME, case)}: {'the most expensive stage' if rule == 'work' else rule}"
+def _form(counts: Sequence[int]) -> str:
+    return f"{len(counts)} stages with {sum(counts)} layers"
+
+
+def _name(what: str, case: Case) -> str:
+    return f"{call(_NAME, case)}: {'the most expensive stage' if what == 'work' else what}"
 
 
 def _reached(rule: str, cases: slice = slice(None)) -> Callable:
@@ -150,8 +171,13 @@ def _reached(rule: str, cases: slice = slice(None)) -> Callable:
     return answers
 
 
+def _reference(given: list[Data]) -> list[Data]:
+    forms = {_name(_RETURNED, case): f"{case[2]} stages with {len(case[0])} layers" for case in given[0]["cases"]}
+    return [forms | _reached("work")(given)[0]]
+
+
 def _said(what: str, cases: slice) -> Callable:
-    return lambda given, want: [{_name("work", case): what for case in given[0]["cases"][cases]}]
+    return lambda given, want: [{_name(_RETURNED, case): what for case in given[0]["cases"][cases]}]
 
 
 CUT = Exercise(
@@ -160,11 +186,11 @@ CUT = Exercise(
     points=2,
     body=_cut,
     inputs=_cut_inputs,
-    reference=_reached("work"),
+    reference=_reference,
     ranks=(1,),
     mistakes=(
         Mistake(
-            "You return the places where stages end. What was asked for is how many layers each of them gets.",
+            "You return the places where stages begin or end. What was asked for is how many layers each of them gets.",
             _said(_BORDERS, _PLAIN_ONES),
         ),
         Mistake(
@@ -201,6 +227,15 @@ CUT = Exercise(
         Mistake(
             "You leave the head out. The last stage computes it too, so it should have fewer layers than the others.",
             _reached("work without the head", _TELLING),
+        ),
+        Mistake(
+            "You add the head to the first stage. It comes behind the last layer, so the last stage computes it.",
+            _reached("work with the head in front", _TELLING),
+        ),
+        Mistake(
+            "The counts are right, and in the other order: the first is that of the first stage. Whoever fills from "
+            "the end has to turn the list round.",
+            _reached("work of the stages backwards", _TELLING),
         ),
     ),
 )

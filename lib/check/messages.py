@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from lib.check.exercise import SEEN, Data, Exercise, Mistake, same, whole
 from lib.check.schedules import KIND, WORKS, YES, complaint, read
 from lib.mesh import Group
-from lib.pipeline.action import COMPUTE, RECVS, SENDS, Action, Schedule, ScheduleError, one_stage_each
+from lib.pipeline.action import COMPUTE, RECVS, SENDS, Action, Op, Schedule, ScheduleError, one_stage_each
 from lib.pipeline.check import check
 from lib.pipeline.gpipe import gpipe
 from lib.pipeline.one_f_one_b import in_turns, one_f_one_b
@@ -20,6 +20,8 @@ _NAME = "with_messages"
 _COMPUTE, _SAME, _OTHER = "what is computed, in which order", "as given", "something else"
 _MESSAGES, _TIME = "sends, receives", "units of time"
 _LEAVE, _AT_ONCE, _LATE = "when messages leave", "as soon as they can", "later"
+_MADE_BY = {Op.SEND_F: Op.F, Op.SEND_B: Op.B}
+_WIDE = 110  # characters of a line that is shown
 _ORDER = "messages between two ranks come in the order in which they are sent"
 
 Case = tuple[str, int, int]  # schedule, ranks, microbatches
@@ -38,7 +40,7 @@ _MAKE = {"1F1B": one_f_one_b, "eager 1F1B": _eager, "GPipe": gpipe}
 
 def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
     """Small ones first, as they are shown when they are wrong; GPipe last, which hardly anything makes hang."""
-    cases = [("1F1B", 2, whole(generator, 2, 4)), ("1F1B", 3, whole(generator, 3, 6))]
+    cases = [("1F1B", 2, whole(generator, 2, 4)), ("1F1B", 3, whole(generator, 3, 6)), ("eager 1F1B", 3, 5)]
     cases += [("1F1B", 4, whole(generator, 4, 9)), ("eager 1F1B", 4, whole(generator, 7, 10))]
     return [{"cases": [*cases, ("GPipe", 3, whole(generator, 2, 5)), ("1F1B", 1, 2)]}]
 
@@ -53,8 +55,8 @@ def _with_messages(answer: Callable, group: Group, given: Data) -> Data:
     for case in given["cases"]:
         schedule = _MAKE[case[0]](*case[1:])
         mine = _facts(answer(schedule), schedule, _title(case))
-        if not same(mine, _right(schedule)):
-            found.setdefault(SEEN, mine[SEEN])
+        if not same(mine, _right(schedule)) and SEEN not in found:  # the first that is wrong says which mistake it is
+            found |= mine | {SEEN: _cut(mine[SEEN])}
         found |= {f"{_title(case)}: {what}": value for what, value in mine.items() if what != SEEN}
     return found
 
@@ -70,15 +72,36 @@ def _facts(written: Any, given: Schedule, title: str) -> Data:
         _COMPUTE: _SAME if computed == given.actions else _OTHER,
         _MESSAGES: [sum(a.op in ops for row in schedule.actions for a in row) for ops in (SENDS, RECVS)],
         _TIME: simulate(schedule).makespan,
-        _LEAVE: _LATE if simulate(schedule).makespan > simulate(given).makespan else _AT_ONCE,
+        _LEAVE: _AT_ONCE if simulate(schedule).makespan == simulate(given).makespan and _prompt(schedule) else _LATE,
         SEEN: f"{title}:\n{schedule.grid()}",
     }
 
 
+def _prompt(schedule: Schedule) -> bool:
+    """Whether each message is sent before its rank computes anything else, even where nobody waits for it yet."""
+    made = None
+    for action in (action for row in schedule.actions for action in row):
+        if action.op in SENDS and (made.op, made.microbatch) != (_MADE_BY[action.op], action.microbatch):
+            return False
+        made = action if action.op in COMPUTE else made
+    return True
+
+
+def _cut(seen: str) -> str:
+    """Of lines that are too wide, the part around what is marked."""
+    lines = seen.splitlines()
+    begin = max(0, max(line.find(">") for line in lines) - _WIDE // 2)
+    rank = len("  rank 0  ")
+    return "\n".join(
+        line if len(line) <= _WIDE else f"{line[:rank]}{'… ' * (begin > 0)}{line[rank + begin :][:_WIDE].rstrip()} …"
+        for line in lines
+    )
+
+
 def _right(schedule: Schedule) -> Data:
     """A message for each microbatch, boundary and direction; and none of them late."""
-    messages = 2 * schedule.num_microbatches * (schedule.num_stages - 1)
-    return {WORKS: YES, _COMPUTE: _SAME, _MESSAGES: [messages] * 2, _TIME: simulate(schedule).makespan}
+    messages, time = 2 * schedule.num_microbatches * (schedule.num_stages - 1), simulate(schedule).makespan
+    return {WORKS: YES, _COMPUTE: _SAME, _MESSAGES: [messages] * 2, _TIME: time, _LEAVE: _AT_ONCE}
 
 
 def _reference(given: list[Data]) -> list[Data]:
@@ -88,14 +111,9 @@ def _reference(given: list[Data]) -> list[Data]:
     return [found]
 
 
-def _says(what: str, value: Any, names: Sequence[str] = (*_MAKE,)) -> Callable:
-    """This fact of all cases of these schedules with several ranks."""
-
-    def answers(given: list[Data], want: list[Data]) -> list[Data]:
-        cases = [case for case in given[0]["cases"] if case[0] in names and case[1] > 1]
-        return [{f"{_title(case)}: {what}": value for case in cases}]
-
-    return answers
+def _says(what: str, value: Any) -> Callable:
+    """This fact of the first case that is wrong."""
+    return lambda given, want: [{what: value}]
 
 
 def _complaints(hint: str, *kinds: str) -> list[Mistake]:
@@ -115,7 +133,7 @@ WITH_MESSAGES = Exercise(
             "Ranks wait for each other. Each list looks right for itself, but on one rank a send stands where the "
             "other has planned to send, too. Do not write the lists one by one: put both ends of a message down at the "
             "same moment of one order.",
-            _says(KIND, "ranks wait for each other", ("1F1B", "eager 1F1B")),
+            _says(KIND, "ranks wait for each other"),
         ),
         Mistake(
             "There is no message in it. What a stage makes for one on another rank has to be sent there, and received.",
@@ -169,8 +187,8 @@ WITH_MESSAGES = Exercise(
             _says(_COMPUTE, _OTHER),
         ),
         Mistake(
-            "Nothing hangs, but messages leave later than they could, and others wait for them. What an action has "
-            "made can be sent right behind it, before its rank computes anything else.",
+            "Nothing hangs, but messages leave later than they could. What an action has made can be sent right behind "
+            "it, before its rank computes anything else.",
             _says(_LEAVE, _LATE),
         ),
     ),

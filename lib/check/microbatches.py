@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
+from torch.autograd.graph import saved_tensors_hooks
 
 from lib.check.exercise import DTYPE, Data, Exercise, Mistake, random, whole
 from lib.mesh import Group
@@ -17,15 +19,20 @@ _TOKENS, _D, _WORDS = 6, 4, 7  # tokens of a row, width of x, words
 _IGNORED = -100
 _KEPT, ONE, SEVERAL = "microbatches that wait for backward", "one at a time", "several at once"
 
+_AGAIN = """Each backward lets go of the graph that it has been through. A sum of losses has all their graphs: go back
+with each microbatch's own loss, and add up numbers."""
+
 Piece = tuple[Tensor, Tensor]  # x[b, T, D] and targets[b, T] of a microbatch
 
 
 def _batches_inputs(generator: torch.Generator, n: int) -> list[Data]:
     def piece() -> Piece:
-        rows = whole(generator, 1, 6)
+        rows = whole(generator, 3, 8)  # the largest and any other are clearly more than the largest
         targets = torch.randint(_WORDS, (rows * _TOKENS,), generator=generator)
         counted = whole(generator, 1, len(targets))
-        targets[torch.randperm(len(targets), generator=generator)[counted:]] = _IGNORED
+        order = torch.randperm(len(targets), generator=generator)
+        targets[order[counted:]] = _IGNORED
+        targets[order[0]] = whole(generator, 1, _WORDS)  # so that whoever leaves word 0 out has one to count
         return random(generator, rows, _TOKENS, _D), targets.view(rows, _TOKENS)
 
     weight, bias = random(generator, _WORDS, _D), random(generator, _WORDS)
@@ -41,13 +48,23 @@ def _model(given: Data) -> nn.Linear:
 def _accumulate(answer: Callable, group: Group, given: Data) -> Data:
     found: Data = {}
     for pieces in given["batches"]:
-        model = _model(given)
-        kept = _Kept(model)
-        loss = answer(model, [(x.clone(), targets.clone()) for x, targets in pieces])
-        several = kept.most > max(len(x) for x, _ in pieces)
-        found |= _named(pieces, loss, [p.grad for p in model.parameters()])
-        found[_name(pieces, _KEPT)] = SEVERAL if several else ONE
+        loss, gradients, most = _run(answer, given, pieces)
+        alone = max(_run(answer, given, [piece])[-1] for piece in pieces)
+        found |= _named(pieces, loss, gradients) | {_name(pieces, _KEPT): SEVERAL if most > 1.2 * alone else ONE}
     return found
+
+
+def _run(answer: Callable, given: Data, pieces: Sequence[Piece]) -> tuple[Any, list[Tensor | None], int]:
+    """The loss, the gradients, and the most bytes that were saved for backward at any moment."""
+    model, saved = _model(given), _Saved()
+    try:
+        with saved_tensors_hooks(saved.pack, saved.unpack):
+            loss = answer(model, [(x.clone(), targets.clone()) for x, targets in pieces])
+    except RuntimeError as error:
+        if "second time" in str(error):
+            error.add_note(_AGAIN)
+        raise
+    return loss, [p.grad for p in model.parameters()], saved.most
 
 
 def _name(pieces: Sequence[Piece], what: str) -> str:
@@ -59,26 +76,37 @@ def _named(pieces: Sequence[Piece], loss: Any, gradients: Sequence[Tensor | None
     return {_name(pieces, what): g for what, g in of_each} | {_name(pieces, "the loss"): loss}
 
 
-class _Kept:
-    """The most rows that have gone forward and not yet back."""
+class _Held:
+    """A tensor that a graph holds, for as long as it does."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()  # not its history: what it is saved for holds this
+
+
+class _Saved:
+    """The bytes that graphs hold for backward now, and the most so far."""
+
+    def __init__(self) -> None:
         self.now = self.most = 0
-        model.register_forward_hook(self._forward)
 
-    def _forward(self, model: nn.Module, given: tuple[Tensor], y: Tensor) -> None:
-        rows = given[0].shape[:-1].numel() / _TOKENS
-        self.now += rows
+    def pack(self, tensor: Tensor) -> _Held:
+        held = _Held(tensor)
+        if not isinstance(tensor, nn.Parameter):
+            self._add(tensor.nbytes)
+            weakref.finalize(held, self._add, -tensor.nbytes)
+        return held
+
+    def unpack(self, held: _Held) -> Tensor:
+        return held.tensor
+
+    def _add(self, n_bytes: int) -> None:
+        self.now += n_bytes
         self.most = max(self.most, self.now)
-        if y.requires_grad:
-            y.register_hook(lambda gradient: self._backward(rows))
-
-    def _backward(self, rows: float) -> None:
-        self.now -= rows
 
 
 # ---- weighed means of the microbatches ------------------------------------------------------------------------------
 
+Count = Callable[[Tensor], int]  # the tokens of a microbatch that count
 Weigh = Callable[[list[int], list[int]], list[float]]  # from each one's tokens that count, and rows, to its weight
 
 
@@ -95,17 +123,31 @@ def _as_they_come(tokens: list[int], rows: list[int]) -> list[float]:
     return [1] * len(tokens)
 
 
+def _again_and_again(tokens: list[int], rows: list[int]) -> list[float]:
+    """Each also with all that come behind it."""
+    return [(len(tokens) - i) * share for i, share in enumerate(_by_tokens(tokens, rows))]
+
+
 def _alike(tokens: list[int], rows: list[int]) -> list[float]:
     return [1 / len(tokens)] * len(tokens)
 
 
-def _weighed(weigh: Weigh = _by_tokens, weigh_loss: Weigh | None = None, kept: str | None = None) -> Callable:
+def _targets(targets: Tensor) -> int:
+    return int((targets != _IGNORED).sum())
+
+
+def _weighed(
+    weigh: Weigh = _by_tokens,
+    weigh_loss: Weigh | None = None,
+    kept: str | None = None,
+    count: Count = _targets,
+) -> Callable:
     """Gradients of the mean losses, added up so; a loss only if it is said how, and what is kept."""
 
     def answers(given: list[Data], want: Any = None) -> list[Data]:
         found: Data = {}
         for pieces in given[0]["batches"]:
-            tokens = [int((targets != _IGNORED).sum()) for _, targets in pieces]
+            tokens = [count(targets) for _, targets in pieces]
             rows = [len(x) for x, _ in pieces]
             total, loss, model = 0.0, 0.0, _model(given[0])
             for i, (x, targets) in enumerate(pieces):
@@ -151,6 +193,20 @@ ACCUMULATE = Exercise(
             _weighed(lambda tokens, rows: [count / sum(rows) for count in rows]),
         ),
         Mistake(
+            "You count the targets above 0. Word 0 is a word as any other: what does not count is -100.",
+            _weighed(count=lambda targets: int((targets > 0).sum())),
+        ),
+        Mistake(
+            "You divide the sum of the losses by all tokens. Those whose target is -100 add nothing to it, and are not "
+            "to be counted either.",
+            _weighed(lambda tokens, rows: [count / sum(rows) / _TOKENS for count in tokens]),
+        ),
+        Mistake(
+            "You go back from the running total, so the first microbatch's gradient comes in each time again. Go back "
+            "with each one's own loss, and add up numbers.",
+            _weighed(_again_and_again),
+        ),
+        Mistake(
             "You divide twice. The shares add up to 1 already: what is the 1/M for?",
             _weighed(lambda tokens, rows: [share / len(rows) for share in _by_tokens(tokens, rows)]),
         ),
@@ -173,8 +229,8 @@ ACCUMULATE = Exercise(
             _weighed(weigh_loss=_alike),
         ),
         Mistake(
-            "All numbers are right, but several microbatches wait at once for their backward. Then memory is that of "
-            "the whole batch: go back with each before the next one goes forward.",
+            "All numbers are right, but what several microbatches save for backward is there at once. Go back with "
+            "each before the next one goes forward, and retain no graph: then memory is that of one.",
             _weighed(weigh_loss=_by_tokens, kept=SEVERAL),
         ),
     ),

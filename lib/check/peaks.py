@@ -27,11 +27,10 @@ def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
     cases = []
     for recompute in (False, True):
         ranks = whole(generator, 4, 12)
-        many, few = whole(generator, 2 * ranks, 5 * ranks), whole(generator, 1, ranks - 1)
         inner = whole(generator, 1, ranks - 2)
-        cases += [case("GPipe", inner, ranks, many, recompute)]
-        cases += [case("1F1B", rank, ranks, many, recompute) for rank in (0, inner, ranks - 1)]
-        cases += [case("1F1B", 0, ranks, few, recompute)]
+        for microbatches in (whole(generator, 2 * ranks, 5 * ranks), whole(generator, 2, ranks)):
+            cases += [case("GPipe", inner, ranks, microbatches, recompute)]
+            cases += [case("1F1B", rank, ranks, microbatches, recompute) for rank in (0, inner, ranks - 1)]
     return [{"cases": cases}]
 
 
@@ -87,6 +86,25 @@ def _weighed(n_bytes: Callable[[int, int, int, int], int], recompute: bool = Tru
     return answers
 
 
+# With few microbatches, and as the forwards of the warm-up.
+_LESS_THE_RANK = (
+    lambda rank, ranks, microbatches: min(microbatches, ranks) - rank,
+    lambda rank, ranks, microbatches: max(1, min(microbatches, ranks) - rank),
+)
+_WARM_UP = (
+    lambda rank, ranks, microbatches: min(microbatches, ranks - rank - 1),
+    lambda rank, ranks, microbatches: ranks - rank - 1,
+)
+
+_HINT_LESS = (
+    "Under 1F1B with few microbatches you subtract the rank from what there is. A rank keeps the smaller of the two: "
+    "P less its number, or all microbatches."
+)
+_HINT_WARM_UP = (
+    "One too few under 1F1B: those are the forwards of the warm-up. With the one of the first pair it is one more, and "
+    "even the last rank keeps one."
+)
+
 KEPT = Exercise(
     id="09.3",
     title=_NAME,
@@ -116,10 +134,12 @@ KEPT = Exercise(
             _one_f_one_b(lambda rank, ranks, microbatches: ranks - rank),
         ),
         Mistake(
-            "One too few under 1F1B: those are the forwards of the warm-up. With the one of the first pair it is one "
-            "more, and even the last rank keeps one.",
-            _one_f_one_b(lambda rank, ranks, microbatches: min(microbatches, ranks - rank - 1)),
+            "Under 1F1B with fewer microbatches than ranks, every rank keeps all of them in yours. The last rank still "
+            "gets each one back at once: the limit by the rank holds, too.",
+            _one_f_one_b(lambda rank, ranks, microbatches: microbatches if microbatches < ranks else ranks - rank),
         ),
+        *(Mistake(_HINT_LESS, _one_f_one_b(count)) for count in _LESS_THE_RANK),
+        *(Mistake(_HINT_WARM_UP, _one_f_one_b(count)) for count in _WARM_UP),
         Mistake(
             "One too many under 1F1B. Ranks are counted from 0: the last one is P-1, and keeps one.",
             _one_f_one_b(lambda rank, ranks, microbatches: min(microbatches, ranks - rank + 1)),
@@ -138,6 +158,11 @@ KEPT = Exercise(
             "With recomputation you count the inputs only. When a microbatch goes back, its forward is computed again "
             "first, and for that moment all of its layers' activations are there.",
             _weighed(lambda count, layers, saved, boundary: count * boundary),
+        ),
+        Mistake(
+            "With recomputation you count one layer of the microbatch that goes back. The whole stage is computed "
+            "again before it does, so what all of its layers save is there.",
+            _weighed(lambda count, layers, saved, boundary: (count - 1) * boundary + saved),
         ),
         Mistake(
             "With recomputation you keep the input of every layer. Here the whole stage is computed again, from its "

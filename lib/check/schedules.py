@@ -63,8 +63,8 @@ def text_of(written: Any) -> str:
 
 
 def _word(action: Any) -> str:
-    """An action, or the three of which it consists."""
-    return str(Action(*action)) if isinstance(action, tuple) and len(action) == 3 else str(action)
+    """An action, or what it consists of: stage, op and microbatch."""
+    return "".join(map(str, action)) if isinstance(action, tuple) else str(action)
 
 
 def size(num_ranks: int, num_microbatches: int) -> str:

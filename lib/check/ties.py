@@ -41,7 +41,7 @@ def _sum_and_clip(answer: Callable, group: Group, given: Data) -> Data:
     for case, gradients in given.items():
         own, tied = [x.clone() for x in gradients["own"]], gradients["tied"]
         tied = None if tied is None else tied.clone()
-        norm = answer(own, tied, _MAX_NORM, group)
+        norm = answer([*own], tied, _MAX_NORM, group)  # a list of its own: the tensors are to be changed, not that
         found |= _named(case, norm, own, tied)
     few = heard.sent_bytes(group.size) <= 8 * len(_CASES) * group.size * _NUMBER_BYTES
     is_end = group.rank in (0, group.size - 1)
@@ -85,7 +85,8 @@ def _at_most(norm: Tensor) -> Tensor:
 def _clipped(
     square: Square = _of_all,
     scale: Callable[[Tensor], Tensor | float] = _at_most,
-    tied_too: bool = True,
+    own_too: bool = True,
+    tied_too: Callable[[int], bool] = lambda rank: True,
     root: Callable[[Tensor], Tensor] = torch.sqrt,
     sent: str | None = None,
 ) -> Callable:
@@ -100,8 +101,9 @@ def _clipped(
             for rank, g in enumerate(given):
                 norm = root(square(own, squares, _square([both]), rank))
                 factor = scale(norm)
-                tied = None if g[case]["tied"] is None else both * (factor if tied_too else 1)
-                found[rank] |= _named(case, norm.item(), [factor * x for x in g[case]["own"]], tied)
+                tied = None if g[case]["tied"] is None else both * (factor if tied_too(rank) else 1)
+                mine = [factor * x if own_too else x for x in g[case]["own"]]
+                found[rank] |= _named(case, norm.item(), mine, tied)
                 if sent is not None:
                     found[rank][_SENT] = sent if tied is None else AS_NEEDED
         return found
@@ -172,7 +174,17 @@ SUM_AND_CLIP = Exercise(
         Mistake("That is the square of the norm. Take the root.", _clipped(root=lambda square: square)),
         Mistake(
             "The tied weight's gradient is not scaled. All of the gradient has the one factor.",
-            _clipped(tied_too=False),
+            _clipped(tied_too=lambda rank: False),
+        ),
+        Mistake(
+            "The tied weight's gradient is scaled on the first rank only. It is counted once, and scaled wherever it "
+            "is: else the two copies drift apart.",
+            _clipped(tied_too=lambda rank: rank == 0),
+        ),
+        Mistake(
+            "The list's own gradients are not scaled. gradients[i] = gradients[i] * factor makes a new tensor, which "
+            "the optimizer never sees: use x.mul_(factor).",
+            _clipped(own_too=False),
         ),
         Mistake(
             SCALED_UP,
@@ -183,8 +195,8 @@ SUM_AND_CLIP = Exercise(
             _clipped(scale=lambda norm: 1.0),
         ),
         Mistake(
-            "All numbers are right, but the ranks in the middle take part in a sum that is none of their business: "
-            "they hand a tensor as large as the embedding on. The two ends can send it to each other.",
+            "All numbers are right, but the ranks in the middle send more than a few numbers. The tied weight's "
+            "gradient concerns the two ends only, and of all others one number is enough: the sum of the squares.",
             _clipped(sent=MORE),
         ),
     ),
