@@ -1,6 +1,7 @@
 """Schedules that are really run: the one-process model's losses, gradients and weights, in the predicted order."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.verify import largest_difference
 
 CONFIG = GPTConfig(vocab_size=64, context=8, d_model=16, num_layers=8, num_heads=4, tied=False)
+DEEP = replace(CONFIG, num_layers=16)  # for two stages on each of eight ranks
 ROWS = 10  # over 4 microbatches: 3, 3, 2, 2
 
 
@@ -33,8 +35,9 @@ def model_of(config=CONFIG):
     return GPT(config).double()
 
 
-def serial(steps=3):
-    model = model_of()
+@cache
+def serial(steps=3, config=CONFIG):
+    model = model_of(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(steps):
@@ -48,9 +51,9 @@ def serial(steps=3):
     return losses, gradients, dict(model.named_parameters())
 
 
-def trains(world, schedule, recompute, steps=3):
+def trains(world, schedule, recompute, steps=3, config=CONFIG):
     """(losses, this rank's gradients of the last step, its weights after it)."""
-    stages, mine = stages_of_rank(model_of(), schedule, world.rank, recompute)
+    stages, mine = stages_of_rank(model_of(config), schedule, world.rank, recompute)
     optimizer = torch.optim.AdamW(mine.values(), lr=1e-2)
     losses = []
     for step in range(steps):
@@ -66,16 +69,16 @@ def trains(world, schedule, recompute, steps=3):
 
 def schedules(n):
     yield from (naive(n, 2), gpipe(n, 4), gpipe(n, 4, last_first=True), one_f_one_b(n, 4), zb_h1(n, 4), zb_h2(n, 4))
-    if n < 8:
-        yield from (interleaved(n, 4, 2), zb_v(n, 4))
+    yield from (interleaved(n, max(n, 4), 2), zb_v(n, 4))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_losses_gradients_and_weights_are_the_serial_ones(n, recompute):
-    wanted_losses, wanted_gradients, wanted = serial()
     for schedule in schedules(n):
-        ranks = run(trains, n, schedule, recompute)
+        config = CONFIG if schedule.num_stages <= CONFIG.num_layers else DEEP
+        wanted_losses, wanted_gradients, wanted = serial(config=config)
+        ranks = run(trains, n, schedule, recompute, 3, config)
         gradients = {name: g for _, part, _ in ranks for name, g in part.items()}
         weights = {name: p for _, _, part in ranks for name, p in part.items()}
         for losses, *_ in ranks:
