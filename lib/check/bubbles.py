@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil, floor
-from typing import Any
 
 import torch
 
-from lib.check.exercise import Data, Exercise, Mistake, call, kind, several, whole
-from lib.mesh import Group
+from lib.check.exercise import Data, Exercise, Mistake, each_result, result, results, whole
 
 _NAME = "plan"
 _STEP, _BUBBLE, _ENOUGH = "the step's time", "the bubble", "microbatches that are enough"
@@ -51,46 +49,24 @@ _FLOATED = (  # in numbers that are rounded
 )
 
 
-def _plan(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
-    for case in given["cases"]:
-        result = answer(*case)
-        found[_name(case, "what was returned")] = kind(result)
-        names = (_name(case, what) for what in (_STEP, _BUBBLE, _ENOUGH))
-        found |= dict(zip(names, several(result, 3), strict=True))
-    return found
-
-
-def _name(case: Case, what: str) -> str:
-    return f"{call(_NAME, case)}: {what}"
-
-
 def _by(what: str, of: Callable[[int, int, int, int, Fraction], float]) -> Callable:
-    """One of the three numbers, computed so; the others may be anything, and so may all where there is one stage."""
-
-    def answers(given: list[Data], want: Any = None) -> list[Data]:
-        return [{_name(case, what): float(of(*case)) for case in given[0]["cases"] if case[2] > 1}]
-
-    return answers
+    """One of the three numbers, computed so; where there is one stage all may be anything."""
+    return result(_NAME, what, of, where=lambda t_F, t_B, P, M, part: P > 1)
 
 
-def _reference(given: list[Data]) -> list[Data]:
-    found: Data = {}
-    for case in given[0]["cases"]:
-        t_F, t_B, P, M, part = case
-        values = float((M + P - 1) * (t_F + t_B)), (P - 1) / (M + P - 1), float(_enough(P, part))
-        found[_name(case, "what was returned")] = "3 results"
-        found |= {_name(case, what): v for what, v in zip((_STEP, _BUBBLE, _ENOUGH), values, strict=True)}
-    return [found]
-
+_RIGHT = {
+    _STEP: lambda t_F, t_B, P, M, part: (M + P - 1) * (t_F + t_B),
+    _BUBBLE: lambda t_F, t_B, P, M, part: (P - 1) / (M + P - 1),
+    _ENOUGH: lambda t_F, t_B, P, M, part: _enough(P, part),
+}
 
 PLAN = Exercise(
     id="08.5",
     title=_NAME,
     points=1,
-    body=_plan,
+    body=each_result(_NAME, *_RIGHT),
     inputs=_cases_inputs,
-    reference=_reference,
+    reference=results(_NAME, _RIGHT),
     ranks=(1,),
     mistakes=(
         Mistake(

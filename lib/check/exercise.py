@@ -164,3 +164,38 @@ def each_call(name: str) -> Callable:
 def formula(name: str, of: Callable) -> Callable:
     """What a function of the same arguments would return; used as reference and as mistake."""
     return lambda given, want=None: [{call(name, case): of(*case) for case in g["cases"]} for g in given]
+
+
+def each_result(name: str, *whats: str) -> Callable:
+    """A body that calls the answer for each of the cases given; it returns several results, which are called so."""
+
+    def body(answer: Callable, group: Any, given: Data) -> Data:
+        found: Data = {}
+        for case in given["cases"]:
+            result, title = answer(*case), call(name, case)
+            found[f"{title}: what was returned"] = kind(result)
+            found |= {f"{title}: {what}": x for what, x in zip(whats, several(result, len(whats)), strict=True)}
+        return found
+
+    return body
+
+
+def results(name: str, whats: dict[str, Callable]) -> Callable:
+    """All results, each by a function of the same arguments; used as reference."""
+
+    def reference(given: list[Data]) -> list[Data]:
+        found: Data = {}
+        for case in given[0]["cases"]:
+            title = call(name, case)
+            found[f"{title}: what was returned"] = f"{len(whats)} results"
+            found |= {f"{title}: {what}": float(of(*case)) for what, of in whats.items()}
+        return [found]
+
+    return reference
+
+
+def result(name: str, what: str, of: Callable, where: Callable[..., bool] = lambda *case: True) -> Callable:
+    """One of the results, computed so, of the cases that are looked at; the others may be anything."""
+    return lambda given, want=None: [
+        {f"{call(name, case)}: {what}": float(of(*case)) for case in given[0]["cases"] if where(*case)}
+    ]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 
 from lib.bubble import kept_by, pipeline_s
-from lib.check.exercise import Data, Exercise, Mistake, call, kind, several, whole
-from lib.mesh import Group
+from lib.check.exercise import Data, Exercise, Mistake, each_result, result, results, whole
 
 _NAME = "interleaving"
 _STEP, _SENT, _KEPT = "the step's time", "bytes that are sent", "microbatches that rank 0 keeps"
@@ -27,46 +25,22 @@ def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"cases": [case(2 * whole(generator, 2, 5), 2), case(whole(generator, 3, 9), whole(generator, 3, 6))]}]
 
 
-def _interleaving(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
-    for case in given["cases"]:
-        result = answer(*case)
-        found[_name(case, "what was returned")] = kind(result)
-        names = (_name(case, what) for what in (_STEP, _SENT, _KEPT))
-        found |= dict(zip(names, several(result, 3), strict=True))
-    return found
+_RIGHT = {
+    _STEP: lambda P, M, V, t_F, t_B, n_bytes: pipeline_s(P, M, t_F, t_B, V),
+    _SENT: lambda P, M, V, t_F, t_B, n_bytes: 2 * M * (P * V - 1) * n_bytes,
+    _KEPT: lambda P, M, V, t_F, t_B, n_bytes: kept_by(0, P, M, V),
+}
 
 
-def _name(case: Case, what: str) -> str:
-    return f"{call(_NAME, case)}: {what}"
-
-
-def _by(what: str, of: Callable[[int, int, int, int, int, int], float]) -> Callable:
-    """One of the three numbers, computed so; the others may be anything."""
-
-    def answers(given: list[Data], want: Any = None) -> list[Data]:
-        return [{_name(case, what): float(of(*case)) for case in given[0]["cases"]}]
-
-    return answers
-
-
-def _reference(given: list[Data]) -> list[Data]:
-    found: Data = {}
-    for case in given[0]["cases"]:
-        P, M, V, t_F, t_B, n_bytes = case
-        values = pipeline_s(P, M, t_F, t_B, V), 2.0 * M * (P * V - 1) * n_bytes, float(kept_by(0, P, M, V))
-        found[_name(case, "what was returned")] = "3 results"
-        found |= {_name(case, what): value for what, value in zip((_STEP, _SENT, _KEPT), values, strict=True)}
-    return [found]
-
+_by = partial(result, _NAME)  # one of the three numbers, computed so
 
 SUMS = Exercise(
     id="10.4",
     title=_NAME,
     points=1,
-    body=_interleaving,
+    body=each_result(_NAME, *_RIGHT),
     inputs=_cases_inputs,
-    reference=_reference,
+    reference=results(_NAME, _RIGHT),
     ranks=(1,),
     mistakes=(
         Mistake(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from lib.bubble import kept_by
-from lib.check.exercise import Data, Exercise, Mistake, call, kind, several, whole
-from lib.mesh import Group
+from lib.check.exercise import Data, Exercise, Mistake, each_result, result, results, whole
 
 _NAME = "kept"
 _COUNT, _BYTES = "microbatches", "bytes"
@@ -34,20 +32,6 @@ def _cases_inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"cases": cases}]
 
 
-def _kept(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
-    for case in given["cases"]:
-        result = answer(*case)
-        count, n_bytes = several(result, 2)
-        found[_name(case, "what was returned")] = kind(result)
-        found |= {_name(case, _COUNT): count, _name(case, _BYTES): n_bytes}
-    return found
-
-
-def _name(case: Case, what: str) -> str:
-    return f"{call(_NAME, case)}: {what}"
-
-
 def _count(schedule: str, rank: int, ranks: int, microbatches: int) -> int:
     return microbatches if schedule == "GPipe" else int(kept_by(rank, ranks, microbatches))
 
@@ -57,18 +41,15 @@ def _n_bytes(count: int, layers: int, saved: int, boundary: int, recompute: bool
     return (count - 1) * boundary + layers * saved if recompute else count * layers * saved
 
 
-def _reference(given: list[Data]) -> list[Data]:
-    found: Data = {}
-    for case in given[0]["cases"]:
-        count = _count(*case[:4])
-        found |= {_name(case, "what was returned"): "2 results", _name(case, _COUNT): float(count)}
-        found[_name(case, _BYTES)] = float(_n_bytes(count, *case[4:]))
-    return [found]
+_RIGHT = {
+    _COUNT: lambda *case: _count(*case[:4]),
+    _BYTES: lambda *case: _n_bytes(_count(*case[:4]), *case[4:]),
+}
 
 
 def _counted(count: Callable[[str, int, int, int], int]) -> Callable:
     """The microbatches, counted so; whatever is said of bytes."""
-    return lambda given, want: [{_name(c, _COUNT): float(count(*c[:4])) for c in given[0]["cases"]}]
+    return result(_NAME, _COUNT, lambda *case: count(*case[:4]))
 
 
 def _one_f_one_b(count: Callable[[int, int, int], int]) -> Callable:
@@ -78,12 +59,8 @@ def _one_f_one_b(count: Callable[[int, int, int], int]) -> Callable:
 
 def _weighed(n_bytes: Callable[[int, int, int, int], int], recompute: bool = True) -> Callable:
     """Bytes of those calls with recomputation, or without; of the right number of microbatches."""
-
-    def answers(given: list[Data], want: Any) -> list[Data]:
-        cases = [case for case in given[0]["cases"] if case[-1] is recompute]
-        return [{_name(case, _BYTES): float(n_bytes(_count(*case[:4]), *case[4:7])) for case in cases}]
-
-    return answers
+    of = lambda *case: n_bytes(_count(*case[:4]), *case[4:7])  # noqa: E731
+    return result(_NAME, _BYTES, of, where=lambda *case: case[-1] is recompute)
 
 
 # With few microbatches, and as the forwards of the warm-up.
@@ -109,9 +86,9 @@ KEPT = Exercise(
     id="09.3",
     title=_NAME,
     points=1,
-    body=_kept,
+    body=each_result(_NAME, *_RIGHT),
     inputs=_cases_inputs,
-    reference=_reference,
+    reference=results(_NAME, _RIGHT),
     ranks=(1,),
     mistakes=(
         Mistake(
