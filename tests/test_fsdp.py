@@ -77,7 +77,8 @@ def test_steps_equal_one_process(n):
         assert len(cases) == len(CASES)
         for case, (worst, apart, equal, nothing) in cases.items():
             where = f"{case}, rank {rank} of {n}: {worst}, weights {apart}"
-            assert worst["loss"] < 1e-12 and worst["gradient"] < 1e-12 and apart < 1e-8, where
+            # Of later steps, too: by then weights differ by roundings, how far depends on the processor.
+            assert worst["loss"] < 1e-12 and worst["gradient"] < 1e-11 and apart < 1e-8, where
             assert equal and nothing, where
 
 

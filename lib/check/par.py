@@ -1,4 +1,4 @@
-"""Chapter 10, a schedule that is faster than those of the book: exercise 10.3."""
+"""Chapter 10, a schedule that is under par: exercise 10.3."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Par:
         return Score(name or schedule.name, timeline.makespan, timeline.bubble, kept, in_limit)
 
     def scores(self) -> list[Score]:
-        """Of the schedules of this book, the fastest first."""
+        """Of schedules of this book, the fastest first; ZB-V is left for somebody to be under par with."""
         n, m = self.num_ranks, self.num_microbatches
         known = [make(n, m) for make in (zb_h1, zb_h2, one_f_one_b, gpipe, naive)]
         known += [interleaved(n, m, 2)] if m % n == 0 else []

@@ -56,7 +56,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 def _v(rank: int, n: int, m: int) -> list[Action]:
     """Capitals are of the rank's first stage, small letters of its second."""
     back = n - rank  # this rank and those behind it
-    full = max(m, 2 * n - 1)  # the pattern needs so many; what is too much goes
+    full = max(m, 2 * n - 1)  # so many fill the middle; the last line drops some
     plan = "F" * (2 * back - 1) + "fF" * rank + "fiw" * back
     plan += "FIWfiw" * (full - n - back + 1) + "IWfiw" * (back - 1)
     plan += "Ii" * rank + "IW" * back + "w" * rank + "W" * rank
