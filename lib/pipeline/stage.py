@@ -176,7 +176,7 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
             ways.append(min(found))
         best = ways
     edges = best[count][1]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(edges)]
 
 
 def layer_costs(config: GPTConfig) -> list[float]:
