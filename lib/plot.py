@@ -96,7 +96,7 @@ def timeline(
     """Who does what, and when: a lane of compute and a lane of network for each rank, time to the right.
 
     Args:
-        rows: a `Trace` (counted from its first span or event), or `Bar`s: (rank, lane, kind, label, start, end), with
+        rows: a `Trace` (counted from its first span or event), or `Bar`s: (rank, lane, kind, label, start, end) with
             times already in `unit`. Bars of one lane that overlap are stacked. A bar of kind `idle` adds a line and
             its words ("waits 3 ms") to the hatching.
         unit: of the axis: `s`, `ms`, `µs`, or with bars any word ("forwards").

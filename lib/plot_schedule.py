@@ -56,10 +56,11 @@ def gantt(
         predicted: another timeline, of the same unit, drawn as outlines.
         end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare.
     """
-    if timeline.schedule.num_stages > timeline.schedule.num_ranks:
+    bars = bars_of(timeline, scale)
+    if any(bar.marked for bar in bars):
         caption = f"{caption} Underlined is what is not in a rank's first stage.".strip()
     return plot.timeline(
-        bars_of(timeline, scale),
+        bars,
         title=title,
         alt=alt,
         caption=caption,

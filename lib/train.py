@@ -189,10 +189,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pp", type=int, default=1, help="ranks of a pipeline: each has some of the layers")
     parser.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="of a pipeline")
     parser.add_argument(
-        "--stages-per-rank",
-        type=int,
-        default=1,
-        help="of a pipeline: 2 or more with interleaved, 2 with zb-v",
+        "--stages-per-rank", type=int, default=1, help="of a pipeline: 2 or more with interleaved, 2 with zb-v"
     )
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks: each has a part of every matrix")
     parser.add_argument(

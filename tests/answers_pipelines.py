@@ -284,7 +284,7 @@ def writing(**wrong):
     return lambda *case: written(*case, **wrong)
 
 
-MISREAD = (  # what is made of a line's actions, in the order of `lib.check.schedules.misread`
+MISREAD = (  # what is made of a line's actions, in the order of `lib.check.written.misread`
     lambda row: [a._replace(stage=0) for a in row],
     lambda row: [Action(m, op, s) if op == Op.B else Action(s, op, m) for s, op, m in row],
     lambda row: [a._replace(stage=a.stage + 1) for a in row],

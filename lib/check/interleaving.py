@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from lib.check.exercise import Data, Exercise, Mistake, call, whole
-from lib.check.schedules import KIND, STAGES, lacks, made_by, misread, says, writes
+from lib.check.written import KIND, STAGES, lacks, made_by, misread, says, writes
 from lib.pipeline.action import Action, Op, Schedule
-from lib.pipeline.interleaved import interleaved
+from lib.pipeline.interleaved import interleaved, warm_up
 from lib.pipeline.one_f_one_b import in_turns
 from lib.pipeline.simulate import Costs
-
-# ---- 10.1 interleaved -----------------------------------------------------------------------------------------------
 
 _NAME = "interleaved"
 
@@ -29,11 +27,7 @@ def _orders_inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"cases": cases, "costs": Costs(1, half, half, latency=0.25)}]
 
 
-def _megatron(rank: int, n: int, v: int) -> int:
-    return 2 * (n - rank - 1) + (v - 1) * n
-
-
-def _made(forwards: Count = _megatron, group: Callable[[int, int], int] = lambda n, m: n) -> Callable:
+def _made(forwards: Count = warm_up, group: Callable[[int, int], int] = lambda n, m: n) -> Callable:
     """With so many forwards first, of rank, ranks and stages each; in groups of so many, of ranks and microbatches."""
 
     def make(num_ranks: int, num_microbatches: int, v: int) -> Schedule:
@@ -102,7 +96,7 @@ INTERLEAVED = Exercise(
             "If messages took no time, this would be as fast, and it keeps less: it is the one that the chapter tries, "
             "with half the way. Here a message takes a quarter of a stage's forward, and ranks wait for it again and "
             "again. With 2(P-r-1) forwards for the way there and back they have something else to do meanwhile.",
-            _made(lambda rank, n, v: _megatron(rank, n, v) - (n - rank - 1)),
+            _made(lambda rank, n, v: warm_up(rank, n, v) - (n - rank - 1)),
         ),
         Mistake(
             "Your warm-up is a whole group through all stages of the rank but the last one. The way to the last rank "
@@ -112,17 +106,17 @@ INTERLEAVED = Exercise(
         Mistake(
             "One forward too many before the first backward. It is as fast, and each rank keeps one more than it must. "
             "The forward of the first turn comes on top of the warm-up.",
-            _made(lambda rank, n, v: _megatron(rank, n, v) + 1),
+            _made(lambda rank, n, v: warm_up(rank, n, v) + 1),
         ),
         Mistake(
             "You warm up with V groups. Through its last stage a rank takes the first group in turns already: it is "
             "V-1 in the warm-up.",
-            _made(lambda rank, n, v: _megatron(rank, n, v) + n),
+            _made(lambda rank, n, v: warm_up(rank, n, v) + n),
         ),
         Mistake(
             "Every rank has the warm-up of rank 0. The nearer a rank is to the last one, the sooner its first gradient "
             "is there.",
-            _made(lambda rank, n, v: _megatron(0, n, v)),
+            _made(lambda rank, n, v: warm_up(0, n, v)),
         ),
         Mistake(
             "All forwards come before the first backward, so each rank keeps everything. Go back as soon as the first "

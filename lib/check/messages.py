@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lib.check.exercise import SEEN, Data, Exercise, Mistake, same, whole
-from lib.check.schedules import KIND, WORKS, YES, complaint, read
+from lib.check.written import KIND, WORKS, YES, complaint, read
 from lib.mesh import Group
 from lib.pipeline.action import COMPUTE, RECVS, SENDS, Action, Op, Schedule, ScheduleError, one_stage_each
 from lib.pipeline.check import check

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import torch
 
 from lib.check.exercise import SEEN, Data, Exercise, Mistake
-from lib.check.schedules import KIND, NO, WORKS, YES, lacks, text_of
+from lib.check.written import KIND, NO, WORKS, YES, lacks, text_of, without_numbers
 from lib.mesh import Group
 from lib.pipeline.action import Op, ScheduleError
 from lib.pipeline.workshop import SLACK, Par, workshop
@@ -30,10 +29,10 @@ def _beats_par(answer: Callable, group: Group, given: Data) -> Data:
     try:
         verdict = workshop(text_of(answer()), _PAR)
     except ScheduleError as error:  # no text at all
-        return {WORKS: NO, KIND: _kind(str(error)), SEEN: str(error)}
+        return {WORKS: NO, KIND: without_numbers(str(error)), SEEN: str(error)}
     seen = {SEEN: repr(verdict)}
     if verdict.score is None:
-        return seen | {WORKS: NO, KIND: _kind(verdict.problem)}
+        return seen | {WORKS: NO, KIND: without_numbers(verdict.problem.removeprefix("yours: "))}
     over = verdict.score.time - _PAR.time
     ops = {slot.action.op for slot in verdict.timeline.compute}
     return seen | {
@@ -43,10 +42,6 @@ def _beats_par(answer: Callable, group: Group, given: Data) -> Data:
         _BACKWARD: _HALVES if Op.B not in ops else _SOME if Op.I in ops else _WHOLE,
         _STAGES: _ONE if verdict.schedule.num_stages == _PAR.num_ranks else _SEVERAL,
     }
-
-
-def _kind(problem: str) -> str:
-    return re.sub(r"\d+", "_", problem.partition("\n")[0].removeprefix("yours: "))
 
 
 def _reference(given: list[Data]) -> list[Data]:

@@ -102,7 +102,8 @@ class _Step:
         self.schedule, self.stages, self.group, self.loss = schedule, stages, group, loss
         self.inputs, self.targets = (x.tensor_split(schedule.num_microbatches) for x in (inputs, targets))
         weights = [float(weight(piece)) for piece in self.targets]
-        self.shares = [each / (sum(weights) or 1) for each in weights]  # the batch's mean is the sum of these means
+        total = sum(weights) or 1  # nothing may count
+        self.shares = [each / total for each in weights]  # of the batch, whose mean is the sum of these means
         # What there is to compute with, by the receive that would bring it, and to send, by its send.
         self.here: dict[Action, Tensor | Pending] = {}
         self.going: dict[Action, Pending] = {}  # sends that may still be on their way
