@@ -13,8 +13,11 @@ SITE  := _build/html
 export JUPYTER_PREFER_ENV_PATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
+# Where it is set, as in many containers, each of some thousand processes would compile lib anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book site test serve notebooks exercises lint bench soak repository colab screenshots cover clean
+.PHONY: help setup book site serve lab train test notebooks exercises lint bench soak repository colab screenshots
+.PHONY: cover clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,7 +30,7 @@ setup: $(READY) ## create .venv with everything that is needed
 	@echo "Ready: .venv"
 
 # torch first, on its own and exact: resolved together with the rest it could be replaced by another build.
-$(READY): requirements.txt constraints.txt pyproject.toml
+$(READY): requirements.txt constraints.txt pyproject.toml tools/ipython_kernel_config.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed, and '$(PYTHON)' is not: try make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(PY) || { echo "== Creating .venv"; $(PYTHON) -m venv .venv; }
@@ -37,6 +40,7 @@ $(READY): requirements.txt constraints.txt pyproject.toml
 	@$(PY) -m pip install -q -r requirements.txt -c constraints.txt
 	@$(PY) -m pip install -q --no-deps -e .
 	@$(PY) -m pip check
+	@mkdir -p .venv/etc/ipython && cp tools/ipython_kernel_config.py .venv/etc/ipython/
 	@touch $@
 
 book: $(READY) ## execute every chapter and build the pages
@@ -57,11 +61,22 @@ serve: $(READY) ## show the built book in a browser
 	@echo "The book is at http://localhost:$(PORT) (Ctrl-C ends it)"
 	@$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory $(SITE) >/dev/null
 
+lab: $(READY) ## open the notebooks in JupyterLab, which the first time installs
+	@$(PY) -c 'import jupyterlab' 2>/dev/null || \
+	  { echo "== Installing JupyterLab"; $(PY) -m pip install -q jupyterlab -c constraints.txt; }
+	@$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/chapters/00_start.ipynb $(ARGS)
+
+train: $(READY) ## train the GPT from the command line: make train ARGS="--dp 2 --zero 1"
+	@$(PY) -m lib.train $(ARGS)
+
 test: $(READY) ## run the tests, then every solution notebook against its stored outputs
-	@$(PY) -m pytest tests $(PYTEST_ARGS)
+	@echo "== Tests that may share the machine, two at a time"
+	@$(PY) -m pytest tests -m "not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
+	@echo "== Tests that measure time, memory or the wire, or press Ctrl-C: one at a time"
+	@$(PY) -m pytest tests -m alone $(PYTEST_ARGS)
 	@if ls solutions/*.ipynb >/dev/null 2>&1; then \
-	  echo "== Running the solutions again: their outputs must come out the same"; \
-	  CHECK_STRICT=1 $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 \
+	  echo "== Running the solutions again, two at a time: their outputs must come out the same"; \
+	  CHECK_STRICT=1 $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg solutions; fi
 	@$(PY) tools/browser.py
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 
 from benchmarks.table import quartiles, show, three
-from lib import comm, run, transfer, watch
+from lib import comm, run
 from lib.check import verdict
+from lib.runtime import calls, places
 
 
 def _measure(world, rounds: int = 2000) -> list[float]:
-    table, costs_us = transfer.table, []
+    table, costs_us = calls.table, []
     for _ in range(rounds):
         began_s = time.perf_counter()
-        line = watch.where()
+        line = places.where()
         number = table.call(f"{world.ranks}", world.ranks, "all_reduce sum float32[4]", line)
         with table.waiting("all_reduce sum float32[4]", line, world.ranks, f"{world.ranks}", number):
             pass

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.table import between_barriers, paired, ratio, show, three
-from lib import collectives, comm, run, wire
+from lib import collectives, comm, run, wire_audit
 
 SIZES = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)
 _theirs = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -41,10 +41,10 @@ def _gloo(x, group) -> None:
 
 def _share(size_bytes: int, n: int, call: Callable | None) -> str:
     """Bytes that a rank sends in a reduce-scatter, as a share of the whole array."""
-    if not wire.available():
+    if not wire_audit.available():
         return "Linux only"
     size_bytes = size_bytes // (4 * n) * 4 * n
-    return f"{wire.audit('reduce_scatter', size_bytes, n, call).sent_bytes / size_bytes:.2f}"
+    return f"{wire_audit.audit('reduce_scatter', size_bytes, n, call).sent_bytes / size_bytes:.2f}"
 
 
 def _all_reduce_sides(world, size_bytes: int, rounds: int) -> dict:

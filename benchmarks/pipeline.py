@@ -17,14 +17,14 @@ from benchmarks.data_parallel import CONFIG
 from benchmarks.table import between_barriers, paired, ratio, show, three
 from lib import data, run
 from lib.mesh import Group
-from lib.model import GPT, mean_loss
-from lib.pipeline.action import Schedule
-from lib.pipeline.check import check
+from lib.model import GPT, loss_term, mean_loss
 from lib.pipeline.execute import execute
-from lib.pipeline.gpipe import gpipe
-from lib.pipeline.interleaved import interleaved
 from lib.pipeline.lower import lower
-from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.prove import prove
+from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import simulate
 from lib.pipeline.stage import Stage, cut
 
@@ -50,7 +50,9 @@ def _made(name: str, side: str, world: Group) -> Step:
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     if side == "ours":
         stages = {s: Stage(piece, CONFIG.d_model) for s, piece in mine.items()}
-        through = partial(execute, lower(schedule), stages, world, inputs, targets, mean_loss)
+        through = partial(
+            execute, lower(schedule), stages, world, inputs, targets, partial(loss_term, count=targets.numel())
+        )
     else:
         there = [PipelineStage(piece, s, schedule.num_stages, torch.device("cpu")) for s, piece in mine.items()]
         engine = theirs(there if per_rank > 1 else there[0], MICROBATCHES, loss_fn=mean_loss)
@@ -97,8 +99,8 @@ def growth() -> None:
     for ranks, microbatches in ((16, 256), (32, 512), (64, 1024)):
         schedule = one_f_one_b(ranks, microbatches)
         actions = sum(map(len, schedule.actions))
-        times = [took(work, schedule) for work in (simulate, check, lower)]
-        rows.append((f"{ranks}", f"{microbatches}", f"{actions:,}", *times, took(check, lower(schedule))))
+        times = [took(work, schedule) for work in (simulate, prove, lower)]
+        rows.append((f"{ranks}", f"{microbatches}", f"{actions:,}", *times, took(prove, lower(schedule))))
     show("1F1B as data (reach 1 s of simulate for the last one)", rows)
 
 

@@ -17,12 +17,13 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from benchmarks.data_parallel import CONFIG, ROWS_PER_RANK
 from benchmarks.table import between_barriers, paired, ratio, show, three
-from lib import data, run, wire
+from lib import data, run, wire_audit
 from lib.conjugate import all_gather_split, split_all_gather
-from lib.mesh import Group
+from lib.data_parallel.bucketed_gradients import Gradients
+from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, Block, mean_loss
-from lib.tensor_parallel.block import SEQUENCE_DIM, ParallelBlock
-from lib.tensor_parallel.sequence import sum_partial_gradients
+from lib.parallel import facts_of
+from lib.tensor_parallel.gpt import SEQUENCE_DIM, tensor_parallel
 
 # ---- theirs ---------------------------------------------------------------------------------------------------------
 
@@ -33,9 +34,10 @@ class _Apart(nn.Module):
     def __init__(self, serial: Block) -> None:
         super().__init__()
         attention = copy.deepcopy(serial.attention)
-        self.d_head, self.grouped = attention.d_head, attention.grouped
+        self.d_head, widths = attention.heads.d_head, attention.heads.widths
+        self.grouped = widths[0] != widths[1]
         self.norm1, self.norm2 = copy.deepcopy(serial.norm1), copy.deepcopy(serial.norm2)
-        weights, biases = (x.split(attention.widths) for x in (attention.qkv.weight, attention.qkv.bias))
+        weights, biases = (x.split(widths) for x in (attention.qkv.weight, attention.qkv.bias))
         self.q, self.k, self.v = (_linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
         self.out, self.up, self.down = attention.out, *copy.deepcopy([serial.mlp.up, serial.mlp.down])
 
@@ -114,7 +116,7 @@ class _Ours(nn.Module):
     def __init__(self, serial: GPT, group: Group, sequence_parallel: bool) -> None:
         super().__init__()
         self.embed, self.head = copy.deepcopy(serial.embed), copy.deepcopy(serial.head)
-        self.blocks = nn.ModuleList(ParallelBlock(block, group, sequence_parallel) for block in serial.blocks)
+        self.blocks = tensor_parallel(copy.deepcopy(serial.blocks), group, sequence_parallel)
         self.group, self.sequence_parallel = group, sequence_parallel
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ class _Ours(nn.Module):
 
 def _ours(sequence_parallel: bool, world: Group) -> Step:
     model = _Ours(GPT(CONFIG), world, sequence_parallel)
-    return partial(_step, model, partial(sum_partial_gradients, model, world))
+    return partial(_step, model, Gradients(facts_of(model, Mesh(MeshShape(tp=world.size), world))).finish)
 
 
 def _theirs(sequence_parallel: bool, world: Group) -> Step:
@@ -176,10 +178,13 @@ def main(fresh: int = 4, rounds: int = 9) -> None:
         for i in range(fresh):
             for side, values in run(_measure, n, rounds, i % 2 == 1, timeout_s=600)[0].items():
                 times.setdefault(side, []).extend(values)
-        sent = {name: wire.sent_in_a_step(partial(_made, name), n) if wire.available() else 0 for name in SIDES}
+        sent = {
+            name: wire_audit.sent_in_a_step(partial(_made, name), n) if wire_audit.available() else 0
+            for name in SIDES
+        }
         for ours, theirs in PAIRS:
             sizes = ("Linux only",) * 2
-            if wire.available():
+            if wire_audit.available():
                 sizes = f"{sent[ours] / 1e6:.2f}", f"{sent[ours] / sent[theirs]:.2f}"
             ms = f"{1e3 * statistics.median(times[ours]):.0f}"
             rows.append((f"{n}", ours, ms, three(ratio(times[theirs], times[ours])), *sizes))

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.data_parallel import BUCKET_MB, CONFIG, ROWS_PER_RANK
 from benchmarks.table import between_barriers, paired, quartiles, ratio, show, three
-from lib import comm, cost, data, run, wire
+from lib import comm, cost, data, run, wire_audit
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import ZeRO1, ZeRO2
 from lib.model import GPT, mean_loss
-from lib.pretend import Pretend
+from lib.sleep import SleepLayer
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 Step = Callable[[torch.Tensor, torch.Tensor], None]
@@ -109,9 +109,9 @@ def _step_of(name: str, world) -> Callable[[], None]:
 
 def _model_sizes(name: str, n: int) -> str:
     """Bytes that a rank sends in a step, by the kernel's count, in sizes of the model."""
-    if not wire.available():
+    if not wire_audit.available():
         return "Linux only"
-    return f"{wire.sent_in_a_step(partial(_step_of, name), n) / (4 * CONFIG.num_parameters):.2f}"
+    return f"{wire_audit.sent_in_a_step(partial(_step_of, name), n) / (4 * CONFIG.num_parameters):.2f}"
 
 
 # ---- what prefetch hides --------------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ UNITS, FORWARD_S, BACKWARD_S, UNIT_PARAMETERS = 6, 0.05, 0.1, 10_000
 LINK = {"alpha_s": 2.5e-3, "bandwidth_Bps": 0.8e6}
 
 
-def _pretended(world, prefetch: bool, rounds: int) -> list[float]:
-    layers = [Pretend(UNIT_PARAMETERS, FORWARD_S, BACKWARD_S) for _ in range(UNITS)]
+def _asleep(world, prefetch: bool, rounds: int) -> list[float]:
+    layers = [SleepLayer(UNIT_PARAMETERS, FORWARD_S, BACKWARD_S) for _ in range(UNITS)]
     model = FSDP(nn.Sequential(*layers), world, partial(torch.optim.SGD, lr=0.1), layers, prefetch=prefetch)
     times_s = []
     for _ in range(rounds):
@@ -148,7 +148,7 @@ def hidden(rounds: int = 7) -> None:
         for prefetch in (True, False):
             layers = [[each] * UNITS for each in (FORWARD_S, BACKWARD_S, gather_s, reduce_s)]
             predicted_s = max(end_s for *_, end_s in cost.sharded_step(*layers, prefetch))
-            times_s = [max(step) for step in zip(*run(_pretended, n, prefetch, rounds), strict=True)]
+            times_s = [max(step) for step in zip(*run(_asleep, n, prefetch, rounds), strict=True)]
             shares = quartiles([1 - (step_s - compute_s) / busy_s for step_s in times_s])
             rows.append(
                 (

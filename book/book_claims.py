@@ -1,6 +1,6 @@
 """The page of all claims: what the chapters predicted and measured while this very book was built.
 
-Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/verify.py). The chapters are executed while Sphinx
+Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/claims.py). The chapters are executed while Sphinx
 reads them, and this table is written when it writes pages, so it holds what this build measured.
 """
 

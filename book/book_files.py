@@ -5,6 +5,7 @@ its own scripts. None of that is asked for by a setting, so it is taken out of w
 """
 
 import io
+import logging
 import re
 import shutil
 import zipfile
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from fontTools import subset
 from fontTools.ttLib import TTFont
+
+logging.getLogger("fontTools").setLevel(logging.WARNING)  # it says of each table of a font that it was cut
 
 ZIP = "parallel-by-hand-pages.zip"
 NOT_IN_ZIP = (ZIP, "404.html", "sitemap.xml", "objects.inv", ".buildinfo", "cover.png")

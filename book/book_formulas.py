@@ -17,7 +17,12 @@ from docutils.parsers.rst.directives import unchanged
 from sphinx.addnodes import pending_xref
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("cost", "bubble", "sizes", "hardware")  # what a call may name
+MODULES = {  # what a call may name
+    "cost": "lib.cost",
+    "bubble": "lib.cost.bubble",
+    "sizes": "lib.cost.sizes",
+    "hardware": "lib.cost.hardware",
+}
 PREFIXES = {
     "B": [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0, "")],
     "s": [(1, ""), (1e-3, "m"), (1e-6, "µ"), (0, "n")],
@@ -70,7 +75,7 @@ def compute(call: str) -> tuple[str, str, object]:
         raise ValueError(f"{{computed}} {call}: begin with one of {', '.join(MODULES)}, such as cost.wire_bytes(...)")
     tree = ast.parse(call, mode="eval").body
     name = (tree.func if isinstance(tree, ast.Call) else tree).attr
-    return match[1], name, eval(call, {module: import_module(f"lib.{module}") for module in MODULES})
+    return match[1], name, eval(call, {module: import_module(path) for module, path in MODULES.items()})
 
 
 def chapters_that_call(module: str, name: str, of: str | None) -> list[str]:
@@ -88,13 +93,14 @@ class Computed(Directive):
         env = self.state.document.settings.env
         call, of = " ".join(self.arguments[0].split()), self.options.get("of")
         module, name, result = compute(call)
-        for used in MODULES:
-            env.note_dependency(str(ROOT / "lib" / f"{used}.py"))
+        for used in sorted((ROOT / "lib" / "cost").glob("*.py")):
+            env.note_dependency(str(used))
+        home = getattr(getattr(import_module(MODULES[module]), name, None), "__module__", MODULES[module])
         number = nodes.paragraph("", "", nodes.literal("", call), nodes.Text(" = "), classes=["number"])
         number += nodes.strong("", said(result, name))
         here = {"refdoc": env.docname, "refwarn": True, "refexplicit": True}
-        to_code = pending_xref("", refdomain="py", reftype="obj", reftarget=f"lib.{module}.{of or name}", **here)
-        to_code += nodes.literal("", ".".join(filter(None, ("lib", module, of, name))))
+        to_code = pending_xref("", refdomain="py", reftype="obj", reftarget=f"{home}.{of or name}", **here)
+        to_code += nodes.literal("", ".".join(filter(None, (home, of, name))))
         where = nodes.paragraph("", "", to_code, classes=["where"])
         for chapter in chapters_that_call(module, name, of):
             if chapter in env.found_docs:

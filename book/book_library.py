@@ -1,37 +1,32 @@
-"""The pages of the library: every module of lib/, on the floor that tests/test_architecture.py puts it on.
+"""The pages of the library: every module of lib/, on the page of its room.
 
-A page says `.. floor:: A`, and its modules are listed when it is read, from the files that are there: none can be
-forgotten. Docstrings are plain text with `code` in backticks and the sections of Google's style.
+A page says `.. room:: lib.cost`, or `.. room:: lib` for the files of the root, and its modules are listed when it is
+read, from the files that are there: none can be forgotten. Docstrings are plain text with `code` in backticks and the
+sections of Google's style.
 """
 
 import re
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = re.compile(r"^\.\. floor:: (\w+)$", re.MULTILINE)
+ROOM = re.compile(r"^\.\. room:: ([\w.]+)$", re.MULTILINE)
 MARKS = re.compile(
     r"(`[^`]*`)|([*|\\]|(?<=\w)_(?!\w))"
 )  # what reStructuredText would take for markup, outside of code
 
 
-def architecture():
-    """The test that knows the floors: the one place where they are written down."""
-    spec = spec_from_file_location("book_architecture", ROOT / "tests" / "test_architecture.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def modules_of(room: str) -> list[str]:
+    """The modules of a folder and of those inside it; of lib itself, only its own files."""
+    folder = ROOT.joinpath(*room.split("."))
+    files = folder.glob("*.py") if room == "lib" else folder.rglob("*.py")
+    names = sorted(".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for f in files)
+    return [name for name in names if name != "lib"]
 
 
-def modules_of(letter: str) -> list[str]:
-    house = architecture()
-    return [name for name in house.MODULES if name != "lib" and house.floor(name)[0] == letter]
-
-
-def listing(letter: str) -> str:
+def listing(room: str) -> str:
     parts = []
-    for name in modules_of(letter):
+    for name in modules_of(room):
         title = f"``{name}``"
         # What a module passes on from another one is listed where it is written.
         parts += [
@@ -47,7 +42,7 @@ def listing(letter: str) -> str:
 
 
 def write_listing(app, page, source):
-    source[0] = FLOOR.sub(lambda match: listing(match.group(1)), source[0])
+    source[0] = ROOM.sub(lambda match: listing(match.group(1)), source[0])
 
 
 def plain(lines: list[str]) -> list[str]:

@@ -11,8 +11,8 @@ SMALL = ("cloudpickle", "matplotlib", "numpy", "tqdm")  # what the library impor
 
 _HOME = {
     "run": "lib.launch",
-    "claim": "lib.verify",
-    "Explorer": "lib.explorer",
+    "claim": "lib.claims",
+    "Explorer": "lib.figures.explorer",
 }
 
 __all__ = [*_HOME, "BOOK", "ready"]

@@ -2,8 +2,8 @@
 
 The problem: an all-reduce looks like one thing that the network does. It is a program, and the same result can cost
 each rank twice the array or n times the array. The idea: write it the way that comes to mind, then over a tree, then
-around a ring. Each is what *one* rank does, in terms of `comm.send`, `comm.recv` and `comm.exchange`; `lib.steps` lists
-the same moves for all ranks.
+around a ring. Each is what *one* rank does, in terms of `comm.send`, `comm.recv` and `comm.exchange`; `lib.cost.steps`
+lists the same moves for all ranks.
 
 Nothing here changes its argument. The sums are added in the same order on all ranks, or on one of them and then copied,
 so all ranks end with the same bits.
@@ -115,7 +115,7 @@ def tree_all_reduce(x: Tensor, group: Group) -> Tensor:
 # ---- around a ring --------------------------------------------------------------------------------------------------
 
 
-def cut(x: Tensor, n: int) -> Sequence[Tensor]:
+def chunks_of(x: Tensor, n: int) -> Sequence[Tensor]:
     """x[…] → n flat views, the first ones a number longer if n does not divide S."""
     return x.detach().reshape(-1).tensor_split(n)
 
@@ -133,7 +133,7 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
 
     Each rank sends (n−1)/n · S, in n−1 steps.
     """
-    n, chunks = group.size, cut(x, group.size)
+    n, chunks = group.size, chunks_of(x, group.size)
     total = chunks[group.rank - 1].clone()
     for step in range(n - 1):
         mine = chunks[(group.rank - 2 - step) % n]
@@ -147,11 +147,11 @@ def ring_all_gather(part: Tensor, group: Group, out: Whole = None) -> Tensor:
     Each rank sends (n−1)/n · S, in n−1 steps.
 
     Args:
-        out: flat tensor of S numbers that receives the parts where `cut` has them; None if all ranks give as many.
+        out: flat tensor of S numbers that receives the parts as `chunks_of` cuts it; None if all give as many.
     """
     n = group.size
     out = part.new_empty(n * part.numel()) if out is None else out
-    chunks = cut(out, n)
+    chunks = chunks_of(out, n)
     chunks[group.rank].copy_(part)
     for step in range(n - 1):
         here = (group.rank - step) % n

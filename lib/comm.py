@@ -5,7 +5,8 @@ no count, and on gloo hides mistakes: an int32 added to a float32 is silent garb
 all-reduce that moves twice the bytes it should.
 
 The idea: a handful of functions that return new tensors, take any dim, count the bytes, and compare what each rank
-calls before a byte moves (`lib.watch`). On a group of one rank they move nothing. Gradients do not flow through them.
+calls before a byte moves (`lib.runtime.call_table`). On a group of one rank they move nothing. Gradients do not flow
+through them.
 
 Shapes: `S` is this rank's tensor, n the group's size.
 """
@@ -18,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lib.link import link
 from lib.mesh import Group
-from lib.transfer import Pending, collective, label, message, spec
+from lib.runtime.calls import label
+from lib.runtime.link import link
+from lib.runtime.transfer import Pending, collective, message, spec
 
 __all__ = [
     "Pending",
@@ -50,7 +52,7 @@ _OPS = {
 }
 _TWO = {"sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum}
 
-# Taken now, as lib.rank puts watched versions in their place for those who call torch.distributed themselves.
+# Taken now, as lib.runtime.spy puts watched versions in their place for those who call torch.distributed themselves.
 _all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, dist.barrier, dist.reduce
 _all_to_all, _isend, _irecv = dist.all_to_all_single, dist.isend, dist.irecv
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed both

@@ -5,12 +5,12 @@ before waits for, and through it the rank before. The gradient of its weight, �
 the optimizer steps. Autograd computes both before it goes on.
 The naive way asks autograd twice, once for the input's gradient and once for the weights'. Then it goes back through
 the whole stage twice.
-The idea: inside of `PutOff` a linear layer's backward computes the first, and puts the second into a queue, with the
-two tensors that it needs. Whoever has the queue runs it when there is time. No layer has to know: the mode is asked by
-`torch.nn.functional.linear` itself, and a layer that would use a backward of its own can ask, too (`queue_here`).
+The idea: inside of `DeferWeightGradients` a linear layer's backward computes the first, and puts the second into a
+queue, with the two tensors that it needs. Whoever has the queue runs it when there is time. No layer has to know: the
+mode is asked by `torch.nn.functional.linear` itself, and a layer with its own backward can ask, too (`queue_here`).
 
 Norms, embeddings and what else has weights are done at once: they are cheap.
-Read before: `lib/pipeline/zero_bubble.py`. Chapter 10 · Qi et al. 2024, section 2.
+Read before: `lib/pipeline/schedules/zero_bubble.py`. Chapter 12 · Qi et al. 2024, section 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 
 class Queue:
-    """Weight gradients that have been put off.
+    """Weight gradients that are deferred.
 
     `run()` computes them and adds them to `.grad`, once.
     """
@@ -45,13 +45,13 @@ class Queue:
             self._jobs.pop(0)()
 
 
-class PutOff(TorchFunctionMode):
-    """Inside, linear layers put off the gradients of weight and bias.
+class DeferWeightGradients(TorchFunctionMode):
+    """Inside, linear layers defer the gradients of weight and bias.
 
     For example:
 
         queue = Queue()
-        with PutOff(queue):
+        with DeferWeightGradients(queue):
             y = stage(x)
         y.backward(gradient)  # x.grad is there, weights have none yet
         queue.run()  # now they have
@@ -79,7 +79,7 @@ class PutOff(TorchFunctionMode):
 
 
 def queue_here() -> Queue | None:
-    """Where weight gradients are put off just now, if they are: a layer with a backward of its own asks in forward."""
+    """Where weight gradients are deferred to just now, if they are: a layer with its own backward asks in forward."""
     return handle_torch_function(queue_here, ()) if has_torch_function((None,)) else None
 
 
@@ -89,7 +89,7 @@ def _linear_later(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """A linear layer; with weights that want a gradient, it puts that off."""
+    """A linear layer; with weights that want a gradient, it defers that."""
     if weight.requires_grad or (bias is not None and bias.requires_grad):
         # Stand-ins, so that autograd goes past the weights and their makers.
         stand_ins = [w if w is None else _copy(w) for w in (weight, bias)]

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from lib import room, watch
-from lib.processes import HangError, RankError, Ranks, RunTimeout
-from lib.server import RunError, server, start_server
+from lib.runtime import call_table, headroom, places
+from lib.runtime.call_table import MismatchError
+from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout
+from lib.runtime.server import RunError, server, start_server
 from lib.trace import Trace
-from lib.watch import MismatchError
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 MAX_RANKS = 64
-LEAST_DISK_BYTES = room.MB  # for a run, and for each of its ranks: less is as good as full
+LEAST_DISK_BYTES = headroom.MB  # for a run, and for each of its ranks: less is as good as full
 
 
 class Run(list):
@@ -80,7 +80,7 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     Raises:
         ValueError, TypeError: a world size that makes no sense, or something that cannot be sent to another process.
         RankError: a rank failed; the message holds its own traceback.
-        HangError: every rank waits; the message says for what.
+        HangError: ranks wait for ever; the message says who, for what, and who has finished.
         MismatchError: ranks made different calls where they must make the same.
         RunTimeout: `timeout_s` is over.
         RunError: there is no room for it, in memory or on disk; or `lib` was edited and is no longer Python.
@@ -144,8 +144,8 @@ def close(world: Group, report: object) -> list:
 
 
 def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
-    rank = sys.modules.get("lib.rank")
-    if rank is not None and rank.in_rank:
+    worker = sys.modules.get("lib.runtime.worker")
+    if worker is not None and worker.in_rank:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script itself")
     if not callable(fn):
         raise TypeError(f"run needs a function of the world group first, but got {fn!r}: run(fn, world_size, ...)")
@@ -166,15 +166,17 @@ def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
 def _folder(world_size: int):
     """A folder of this run's own, gone after it."""
     place, needs_bytes = tempfile.gettempdir(), (1 + world_size) * LEAST_DISK_BYTES
-    if room.free_disk_bytes(place) < needs_bytes:
-        raise RunError(room.full_disk(place, f"a run of {world_size} ranks needs {room.text(needs_bytes)}"))
+    if headroom.free_disk_bytes(place) < needs_bytes:
+        raise RunError(
+            headroom.full_disk(place, f"a run of {world_size} ranks needs {headroom.size_text(needs_bytes)}")
+        )
     with tempfile.TemporaryDirectory(prefix="parallel-by-hand-") as folder:
         yield folder
 
 
-def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> watch.CallTable:
+def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> call_table.CallTable:
     """What the ranks need, as files; the call table that they share."""
-    from lib.rank import Job
+    from lib.runtime.worker import Job
 
     cells, sources = _notebook_cells()
     try:
@@ -190,11 +192,11 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
             file.write(body)
     except OSError as error:
         place = tempfile.gettempdir()
-        if not room.is_full(error, place):
+        if not headroom.is_full(error, place):
             raise
-        needs = f"the function and its arguments take {room.text(len(body))}"
-        raise RunError(room.full_disk(place, needs)) from None
-    return watch.CallTable(os.path.join(folder, "table"), world_size)
+        needs = f"the function and its arguments take {headroom.size_text(len(body))}"
+        raise RunError(headroom.full_disk(place, needs)) from None
+    return call_table.CallTable(os.path.join(folder, "table"), world_size)
 
 
 def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
@@ -205,7 +207,7 @@ def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
     counts = getattr(ipython.compile, "_filename_map", {})
     names = [name for name in linecache.cache if name in counts or "ipykernel_" in name]
     cells = {name: f"Cell In[{counts[name]}]" if name in counts else "Cell" for name in names}
-    watch.cells.update(cells)
+    places.cells.update(cells)
     return cells, {name: "".join(linecache.getlines(name)) for name in names}
 
 
@@ -213,11 +215,11 @@ def _collect(folder: str, world_size: int) -> Run:
     import torch
 
     paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]
-    size_bytes, memory = sum(map(os.path.getsize, paths)), room.memory()
+    size_bytes, memory = sum(map(os.path.getsize, paths)), headroom.system_memory()
     if memory and size_bytes > memory.free_bytes - memory.floor_bytes():
         raise RunError(
-            f"the ranks returned {room.text(size_bytes)} in all, which do not fit here: {memory}. Return less: a part, "
-            "a sum, or let each rank save its own to a file"
+            f"the ranks returned {headroom.size_text(size_bytes)} in all, which do not fit here: {memory}. Return "
+            "less: a part, a sum, or let each rank save its own to a file"
         )
     results, problem = [], ""
     for rank, path in enumerate(paths):

@@ -106,18 +106,24 @@ def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
             return torch.cat(wholes, dim)
 
 
-def once(part: Tensor, placement: Placement, group: Group) -> Tensor:
-    """Σ of this rank's numbers, [], with those that c ranks have divided by c: it adds up to that of the whole."""
+def copies_of(placement: Placement, shape: torch.Size, group: Group) -> int | Tensor:
+    """How many ranks of the group have each number of a part: one number, or where sections differ a tensor of them.
+
+    Args:
+        shape: of the part; the tensor can be expanded to it.
+    """
     match placement:
         case Replicate():
-            return part.sum() / group.size
+            return group.size
         case Shard(_, copies):
-            return part.sum() / copies
-        case Fused(dim):
+            return copies
+        case Fused(dim, _, copies) if len(set(copies)) > 1:
             sections = placement.sections(group)
-            pieces = part.split([size for size, _ in sections], dim)
-            return sum(once(piece, one, group) for piece, (_, one) in zip(pieces, sections, strict=True))
-    return part.sum()
+            each = torch.cat([torch.full((size,), one.copies) for size, one in sections])
+            return each.view([-1 if d == dim % len(shape) else 1 for d in range(len(shape))])
+        case Fused(_, _, copies):
+            return copies[0]
+    return 1
 
 
 def distribute(whole: nn.Parameter | None, placement: Placement, group: Group) -> nn.Parameter | None:

@@ -2,21 +2,23 @@
 
 The problem: three kinds of parallelism at once need to know, at every line, *which* ranks a collective spans. Codebases
 that keep the answer in module globals end with dozens of them, and cannot hold two meshes.
-The idea: a rank is a point of a (dp, pp, tp) box. A `Group` is the line through that point along one axis. A layer gets
-the one `Group` it needs as an argument; a group of one rank *is* the serial case.
+The idea: a rank is a point of a box whose sides have names, dp x pp x tp. A `Group` is the line through that point
+along one axis, or the plane along several. A layer gets the one `Group` it needs as an argument; a group of one rank
+*is* the serial case.
 
-The innermost axis is tp: its neighbours have consecutive ranks, so they share a node and its fast links; dp, which
-speaks once a step, is outermost.
+The axes are in the order in which they are named, the outermost first. Neighbours on the innermost have consecutive
+ranks, so they share a node and its fast links: that is the place of tp, which speaks in every layer. dp, which speaks
+once a step, is outermost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch.distributed as dist
-
-AXES = ("dp", "pp", "tp")
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,18 @@ class Group:
     """The ranks that one collective spans.
 
     Args:
-        axis: mesh axis, or `"world"`.
+        axis: mesh axis, several joined by ×, or `"world"`.
         ranks: global ranks of the members, in group order.
         rank: my own place in `ranks`.
         pg: process group of torch.distributed; None is the default group, and a group of one needs none.
+        lane: which of several process groups of the same ranks it is; each has an order of calls of its own.
     """
 
     axis: str = "world"
     ranks: tuple[int, ...] = (0,)
     rank: int = 0
     pg: Any = field(default=None, repr=False, compare=False)
+    lane: str = ""
 
     @property
     def size(self) -> int:
@@ -44,51 +48,75 @@ class Group:
         return self.ranks[self.rank]
 
 
-@dataclass(frozen=True)
 class MeshShape:
-    """The arithmetic of a mesh, without any process: rank = (dp · PP + pp) · TP + tp.
+    """The arithmetic of a mesh, without any process: `MeshShape(dp=2, pp=2, tp=2)`.
+
+    A rank's number counts along the last axis first: rank = (dp · PP + pp) · TP + tp.
+
+    Args:
+        sizes: ranks along each axis, the outermost first.
 
     Raises:
-        ValueError: an axis is not a whole number of at least 1.
+        ValueError: a size is not a whole number of at least 1.
     """
 
-    dp: int = 1
-    pp: int = 1
-    tp: int = 1
-
-    def __post_init__(self) -> None:
-        for axis in AXES:
-            n = getattr(self, axis)
+    def __init__(self, **sizes: int) -> None:
+        for axis, n in sizes.items():
             if isinstance(n, bool) or not isinstance(n, int) or n < 1:
                 raise ValueError(f"{axis}={n!r} must be a whole number of at least 1")
+        self.sizes: Mapping[str, int] = dict(sizes)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(self.sizes)
 
     @property
     def size(self) -> int:
-        return self.dp * self.pp * self.tp
+        return prod(self.sizes.values())
+
+    def __repr__(self) -> str:
+        return " x ".join(f"{axis}={n}" for axis, n in self.sizes.items()) or "one rank"
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a global rank stands on each axis."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not on a mesh of {self.size} ranks ({self})")
-        outer, tp = divmod(rank, self.tp)
-        dp, pp = divmod(outer, self.pp)
-        return {"dp": dp, "pp": pp, "tp": tp}
+        here = {}
+        for axis, n in reversed(self.sizes.items()):
+            rank, here[axis] = divmod(rank, n)
+        return {axis: here[axis] for axis in self.sizes}
 
-    def rank(self, dp: int = 0, pp: int = 0, tp: int = 0) -> int:
-        """The global rank at these coordinates."""
-        for axis, i in zip(AXES, (dp, pp, tp), strict=True):
-            if not 0 <= i < getattr(self, axis):
+    def rank(self, **coordinates: int) -> int:
+        """The global rank at these coordinates; 0 on the axes that are not named."""
+        self.check(coordinates)
+        rank = 0
+        for axis, n in self.sizes.items():
+            i = coordinates.get(axis, 0)
+            if not 0 <= i < n:
                 raise ValueError(f"{axis}={i} is not on a mesh of {self}")
-        return (dp * self.pp + pp) * self.tp + tp
+            rank = rank * n + i
+        return rank
 
-    def groups(self, axis: str) -> list[tuple[int, ...]]:
-        """All groups along an axis; together they hold each rank once."""
-        _check_axis(axis)
-        lines: dict[tuple[int, ...], list[int]] = {}
+    def groups(self, *axes: str, among: Mapping[str, Sequence[int]] | None = None) -> list[tuple[int, ...]]:
+        """All groups along these axes: ranks that agree in all other coordinates.
+
+        Args:
+            among: axis → the coordinates on it that belong to a group. Default: each rank is in one.
+        """
+        among = among or {}
+        self.check([*axes, *among])
+        found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
             here = self.coordinates(rank)
-            lines.setdefault(tuple(here[a] for a in AXES if a != axis), []).append(rank)
-        return [tuple(line) for line in lines.values()]
+            if all(here[axis] in places for axis, places in among.items()):
+                found.setdefault(tuple(i for axis, i in here.items() if axis not in axes), []).append(rank)
+        return [tuple(group) for group in found.values()]
+
+    def check(self, axes: Sequence[str] | Mapping[str, object]) -> None:
+        """ValueError for an axis that the mesh does not have."""
+        for axis in axes:
+            if axis not in self.sizes:
+                raise ValueError(f"the mesh has no axis {axis!r}; it has {', '.join(self.sizes) or 'none'}")
 
 
 class Mesh:
@@ -106,36 +134,55 @@ class Mesh:
 
     def __init__(self, shape: MeshShape, world: Group) -> None:
         if shape.size != world.size:
-            raise ValueError(
-                f"dp={shape.dp} x pp={shape.pp} x tp={shape.tp} needs {shape.size} ranks, but the run has {world.size}"
-            )
+            raise ValueError(f"{shape} needs {shape.size} ranks, but the run has {world.size}")
         if world.ranks != tuple(range(world.size)):
             raise ValueError(
                 f"a mesh needs the group of all ranks, but got the ranks {world.ranks} along {world.axis}"
             )
         self.shape, self.world = shape, world
-        self._groups = {axis: self._build(axis) for axis in AXES}
+        self._made: dict[tuple[tuple[int, ...], ...], Any] = {}  # all ranks' groups → my process group
+        for axis in shape.axes:
+            self.group(axis)
 
-    def _build(self, axis: str) -> Group:
-        mine = None
-        for ranks in self.shape.groups(axis):
-            whole = len(ranks) == self.world.size
-            pg = dist.new_group(list(ranks)) if 1 < len(ranks) and not whole else self.world.pg
-            if self.world.rank in ranks:
-                mine = Group(axis, ranks, ranks.index(self.world.rank), pg)
-        assert mine is not None
-        return mine
+    def group(self, *axes: str, among: Mapping[str, Sequence[int]] | None = None) -> Group | None:
+        """My group along an axis, or along several together.
 
-    def group(self, axis: str) -> Group:
-        """My group along an axis.
+
+        A group along several axes, or among some of the coordinates, is made when it is first asked for, and all
+        ranks must ask.
+
+        Args:
+            among: as for `MeshShape.groups`. A rank elsewhere gets None.
 
         Raises:
             ValueError: the mesh has no such axis.
         """
-        _check_axis(axis)
-        return self._groups[axis]
+        groups = self.shape.groups(*axes, among=among)
+        long = [axis for axis in axes if self.shape.sizes[axis] > 1]
+        name = "×".join(long or axes[:1])
+        mine = self._process_group(tuple(groups), name)
+        for ranks in groups:
+            if self.world.rank in ranks:
+                return Group(name, ranks, ranks.index(self.world.rank), mine)
+        return None
+
+    def _process_group(self, groups: tuple[tuple[int, ...], ...], name: str) -> Any:
+        """My process group of these; the same ranks share one, under whatever name."""
+        if groups not in self._made:
+            mine = self.world.pg
+            for ranks in groups:
+                if 1 < len(ranks) < self.world.size:
+                    pg = dist.new_group(list(ranks), group_desc=name)
+                    mine = pg if self.world.rank in ranks else mine
+            self._made[groups] = mine
+        return self._made[groups]
 
 
-def _check_axis(axis: str) -> None:
-    if axis not in AXES:
-        raise ValueError(f"the mesh has no axis {axis!r}; it has {', '.join(AXES)}")
+def second_lane(group: Group, lane: str) -> Group:
+    """The same ranks with a process group of their own: calls on one lane need no order among those on the other.
+
+    All members must call it, and nobody else has to.
+    """
+    alone = group.size == 1
+    pg = None if alone else dist.new_group(list(group.ranks), use_local_synchronization=True, group_desc=group.axis)
+    return replace(group, pg=pg, lane=lane)

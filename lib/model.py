@@ -7,8 +7,8 @@ The idea: a witness. This is the whole model in plain `torch.nn`, which knows no
 parallel version in this book starts from its weights and must give its loss, its gradients and its weights after the
 step.
 
-The model is a list on purpose, `embed`, then each of `blocks`, then `head`: a pipeline stage is a slice of it, and a
-tensor-parallel block replaces `qkv`, `out`, `up` and `down` by parallel ones of the same name.
+The model is a list on purpose, `embed`, then each of `blocks`, then `head`: a pipeline stage is a slice of it, and
+tensor parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name.
 
 Shapes, as suffixes: B sequences in the batch, T tokens of a sequence, D model width, H heads, K heads of keys and
 values (K = H unless grouped), E width of a head (D = H·E), V vocabulary.
@@ -17,11 +17,16 @@ values (K = H unless grouped), E width of a head (D = H·E), V vocabulary.
 from __future__ import annotations
 
 import math
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,33 @@ class Embed(nn.Module):
         return self.dropout(self.token(tokens_BT) + self.position(positions_T))
 
 
+class Heads(nn.Module):
+    """Causal attention of each head by itself. [B, T, queries, keys and values side by side] → y[B, T, H·E].
+
+    Args:
+        widths: of the queries, the keys and the values of all heads here: [H·E, K·E, K·E].
+        d_head: E.
+        dropout: probability of dropping a score.
+    """
+
+    def __init__(self, widths: Sequence[int], d_head: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.widths, self.d_head, self.p = list(widths), d_head, dropout
+        self.recompute = False
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        return _keeping_input(self._attend, qkv) if self.recompute else self._attend(qkv)
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        parts = qkv.split(self.widths, dim=-1)
+        q_BHTE, k_BKTE, v_BKTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)
+        drop, grouped = self.p if self.training else 0.0, self.widths[0] != self.widths[1]
+        y_BHTE = scaled_dot_product_attention(
+            q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, is_causal=True, enable_gqa=grouped
+        )
+        return y_BHTE.transpose(1, 2).flatten(2)
+
+
 class Attention(nn.Module):
     """Causal self-attention with one fused projection. x[B, T, D] → y[B, T, D].
 
@@ -133,21 +165,14 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.d_head = config.d_head
-        self.widths = [config.d_model, config.kv_heads * config.d_head, config.kv_heads * config.d_head]
-        self.grouped = config.kv_heads != config.num_heads
+        widths = [config.d_model, config.kv_heads * config.d_head, config.kv_heads * config.d_head]
         self.qkv = nn.Linear(config.d_model, config.d_qkv)
+        self.heads = Heads(widths, config.d_head, config.dropout)
         self.out = nn.Linear(config.d_model, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        parts = self.qkv(x_BTD).split(self.widths, dim=-1)
-        q_BHTE, k_BKTE, v_BKTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)
-        drop = self.dropout.p if self.training else 0.0
-        y_BHTE = scaled_dot_product_attention(
-            q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, is_causal=True, enable_gqa=self.grouped
-        )
-        return self.dropout(self.out(y_BHTE.transpose(1, 2).flatten(2)))
+        return self.dropout(self.out(self.heads(self.qkv(x_BTD))))
 
 
 class MLP(nn.Module):
@@ -172,10 +197,37 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.d_model)
         self.mlp = MLP(config)
+        self.recompute = False
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        return _keeping_input(self._add, x_BTD) if self.recompute else self._add(x_BTD)
+
+    def _add(self, x_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
         return x_BTD + self.mlp(self.norm2(x_BTD))
+
+
+def _keeping_input(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """compute(x), of which only x is kept for backward: what is between is computed there again."""
+    return checkpoint(compute, x, use_reentrant=False) if torch.is_grad_enabled() else compute(x)
+
+
+def recompute(model: nn.Module, what: str) -> None:
+    """Let a model's blocks compute some things again in backward instead of keeping them.
+
+    Args:
+        what: `none`; `selective`: what is between the projections of attention; `full`: each block, of which only the
+            input is kept.
+
+    Source: Korthikanti et al. 2022, section 5.
+    """
+    if what not in RECOMPUTE:
+        raise ValueError(f"recompute={what!r} must be one of {', '.join(RECOMPUTE)}")
+    for module in model.modules():
+        if isinstance(module, Heads):
+            module.recompute = what == "selective"
+        elif isinstance(module, Block):
+            module.recompute = what == "full"
 
 
 class Head(nn.Module):
@@ -193,14 +245,16 @@ class Head(nn.Module):
 class GPT(nn.Module):
     """The serial model. tokens[B, T] → logits[B, T, V].
 
-    Weights are drawn from torch's global generator, so `torch.manual_seed(s); GPT(config)` is the same model each
-    time: normal(0, 0.02), the two projections that write to the residual stream divided by √(2·L), biases 0.
+    The seed of its weights is drawn from torch's global generator, so `torch.manual_seed(s); GPT(config)` is the same
+    model each time: normal(0, 0.02), the two projections that write to the residual stream divided by √(2·L), biases 0.
     dtype and device are those of the parameters: `GPT(config).to(torch.float64)`.
     """
 
+    sequence_slices = 1  # of the activations between the layers; tensor-parallel ranks may have one of several each
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.seed = config, int(torch.randint(2**62, (), device="cpu"))
         self.embed = Embed(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.head = Head(config)
@@ -209,11 +263,19 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():  # a tied weight comes once
             self.initialise(name, parameter)
 
+    @torch.no_grad()
     def initialise(self, name: str, parameter: Tensor) -> None:
-        """Draw the first values of one parameter, whole; for those that are made elsewhere, by their name."""
+        """Draw the first values of one parameter, whole.
+
+        They follow from the model's seed and the name, whoever draws them, in which order, and on which device.
+        """
+        if parameter.is_meta:
+            return
         if parameter.dim() == 2:
             residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.num_layers) if residual else 0.02)
+            std = 0.02 / math.sqrt(2 * self.config.num_layers) if residual else 0.02
+            generator = torch.Generator().manual_seed((self.seed + zlib.crc32(name.encode()) * 2**31) % 2**63)
+            parameter.copy_(torch.empty(parameter.shape, dtype=torch.float32).normal_(std=std, generator=generator))
         elif name.endswith(".bias"):
             nn.init.zeros_(parameter)
         else:
@@ -248,6 +310,14 @@ def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int
     logits, targets = logits_BTV.flatten(0, -2), targets_BT.flatten()
     total = cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
     return total, (targets != ignore_index).sum()
+
+
+def loss_term(logits_BTV: Tensor, targets_BT: Tensor, count: int | Tensor, ignore_index: int = -100) -> Tensor:
+    """What these tokens add to the mean loss over `count` tokens: Σ of their cross-entropies / count, shape [].
+
+    Terms add up, and so do their gradients, whether the rest of the tokens is in another microbatch or on another rank.
+    """
+    return loss_sum_and_count(logits_BTV, targets_BT, ignore_index)[0] / count
 
 
 def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:

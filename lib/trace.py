@@ -2,7 +2,7 @@
 
 The problem: "data parallelism moves 2(n-1)/n times the gradients" is a sentence until somebody counts.
 The idea: every communication of a rank becomes one `CommEvent`, every piece of compute that we care about one
-`Span`, and both are plain data. So one object is counted by a claim, drawn by `lib.plot` and compared with a
+`Span`, and both are plain data. So one object is counted by a claim, drawn by `lib.figures` and compared with a
 simulation. This file knows nothing of torch or of processes.
 
 Times are seconds of `time.perf_counter`, which all processes of one machine share, counted from the start of the run.
@@ -13,12 +13,10 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
-
-from lib.svg import stack
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,10 @@ class CommEvent:
 
     Args:
         rank: global rank that made the call.
-        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`, `recv` or `barrier`.
-        axis: mesh axis of the group (`"dp"`, `"pp"`, `"tp"` or `"world"`).
+        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`, `recv` or `barrier`; and
+            of `torch.distributed` called directly, also `gather` and `scatter`.
+        axis: mesh axis of the group (`"dp"`, `"pp"`, `"tp"` or `"world"`); of one made by `new_group`, its
+            description or its ranks.
         peers: global ranks of the group, or the one peer of a send or recv.
         payload_bytes: bytes of the whole tensor that the call speaks about.
         wire_bytes: bytes that this rank sends if the collective is an ideal ring (`lib.cost.wire_bytes`).
@@ -216,3 +216,14 @@ def span(kind: str, label: str = "") -> Iterator[None]:
         end_s = time.perf_counter()
         for trace, rank in _active:
             trace.spans.append(Span(rank, kind, label, start_s, end_s))
+
+
+def stack(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """For each (start, end) the lowest row in which it overlaps no other."""
+    ends: list[float] = []
+    rows = [0] * len(spans)
+    for i in sorted(range(len(spans)), key=lambda i: spans[i]):
+        start, end = spans[i]
+        rows[i] = next((k for k, busy in enumerate(ends) if busy <= start + 1e-9), len(ends))
+        ends[rows[i] : rows[i] + 1] = [end]
+    return rows

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 from lib.mesh import MeshShape
-from lib.model import GPTConfig
-from lib.pipeline.action import Schedule
-from lib.pipeline.gpipe import gpipe, naive
-from lib.pipeline.interleaved import interleaved
-from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.model import RECOMPUTE, GPTConfig
+from lib.parallel import check_layout
+from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.stage import layers_of_stages
-from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled
@@ -36,26 +37,26 @@ class TrainConfig:
 
     Args:
         model: sizes of the GPT.
-        dp: data-parallel ranks.
-        pp: ranks of a pipeline, each with some of the layers.
-        schedule: of a pipeline: `naive`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2` or `zb-v`.
-        stages_per_rank: of a pipeline: 1, with `interleaved` 2 or more, with `zb-v` 2.
-        tp: tensor-parallel ranks, neighbours that work on the same rows.
-        sequence_parallel: whether those have a slice of the sequence each between the parallel layers.
-        zero: what data-parallel ranks share out: 0 is nothing, 1 the optimizer's state, 2 gradients as well, 3
+        dp: data-parallel ranks; under torchrun, all that are left.
+        pp: ranks of a pipeline: each has some of the layers.
+        schedule: of a pipeline.
+        stages_per_rank: of a pipeline: 2 or more with interleaved, 2 with zb-v, otherwise 1.
+        tp: tensor-parallel ranks, neighbours that work on the same rows: each has a part of every matrix.
+        sequence_parallel: those have a slice of the sequence each between the parallel layers.
+        zero: what data-parallel ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3
             parameters, too.
-        steps: optimizer steps.
+        recompute: what backward computes again instead of keeping it.
+        steps: of the optimizer.
         global_batch: sequences a step, over all ranks.
-        microbatches: pieces in which a rank works through its rows, adding up gradients. Stages 0 and 1 send the sum;
-            stages 2 and 3 send those of each piece, so that no rank ever holds all gradients. In a pipeline, what
-            passes through the layers one behind the other.
-        lr, max_norm: of AdamW, and of gradient clipping.
+        microbatches: pieces of a rank's rows, gradients added up; zero=2 and zero=3 send those of each piece: more
+            bytes, less memory. In a pipeline, what passes through the layers one behind the other.
+        lr: of AdamW.
+        max_norm: of all gradients together, to which they are clipped.
         seed: of the weights and the data, the same whatever the layout.
-        dtype: of the weights that the optimizer works on, `float32` or `float64`.
-        compute_dtype: `bfloat16` to compute and communicate in, with master weights in `dtype`, which ZeRO keeps;
-            None is `dtype` for all.
+        dtype: of the weights that the optimizer works on.
+        compute_dtype: to compute and communicate in, with master weights in dtype; needs zero=1, 2 or 3.
         validate_every: steps between two measurements of the validation loss; 0 is never.
-        bucket_bytes: of stages 0 to 2; stage 3 sends a block at a time.
+        bucket_bytes: of gradients that travel together; zero=3 sends a block at a time.
 
     Raises:
         ValueError: a number that makes no sense, or a batch that cannot be split over the ranks and microbatches.
@@ -69,6 +70,7 @@ class TrainConfig:
     tp: int = 1
     sequence_parallel: bool = False
     zero: int = 0
+    recompute: str = "none"
     steps: int = 100
     global_batch: int = 16
     microbatches: int = 1
@@ -98,23 +100,14 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
+        if self.recompute not in RECOMPUTE:
+            raise ValueError(f"recompute={self.recompute!r} must be one of {', '.join(RECOMPUTE)}")
         if self.zero not in STAGES:
             raise ValueError(f"zero={self.zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
         if self.compute_dtype not in (None, *COMPUTE_DTYPES):
             raise ValueError(f"compute_dtype={self.compute_dtype!r} must be None or {', '.join(COMPUTE_DTYPES)}")
-        if self.compute_dtype and self.zero == 0:
-            raise ValueError(
-                f"compute_dtype={self.compute_dtype} needs master weights in {self.dtype}, which plain data "
-                "parallelism does not keep; use zero=1, 2 or 3"
-            )
-        if self.zero and self.tp > 1:
-            raise ValueError(f"zero={self.zero} and tp={self.tp}: this program shards state where tp=1 only")
-        if self.pp > 1 and (self.zero or self.tp > 1):
-            other = f"zero={self.zero}" if self.zero else f"tp={self.tp}"
-            raise ValueError(
-                f"{other} and pp={self.pp}: this program puts a pipeline together with data parallelism only; use "
-                f"pp=1, or {'zero=0' if self.zero else 'tp=1'}"
-            )
+        if self.seed not in range(2**63):
+            raise ValueError(f"seed={self.seed} must be a whole number from 0 to 2**63 - 1")
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel needs ranks to cut the sequence for: use tp=2 or more")
         for name in ("num_heads", "vocab_size") + (("context",) if self.sequence_parallel else ()):
@@ -125,8 +118,10 @@ class TrainConfig:
         pieces = self.dp * self.microbatches
         if self.global_batch % pieces:
             each = f"dp={self.dp}" + (f" x microbatches={self.microbatches}" if self.microbatches > 1 else "")
+            fits = (self.global_batch // pieces + 1) * pieces
             raise ValueError(
-                f"global_batch={self.global_batch} cannot be split over {each}; use a multiple of {pieces}"
+                f"global_batch={self.global_batch} cannot be split over {each}; use a multiple of {pieces}, such as "
+                f"{fits}"
             )
 
     def _check_pipeline(self) -> None:
@@ -145,7 +140,7 @@ class TrainConfig:
             )
         # What is made here is made again on each rank: now it says what cannot be done.
         layers_of_stages(self.model, self.pp * self.stages_per_rank)
-        self.make_schedule()
+        check_layout(self.make_schedule(), self.tp, self.zero, self.recompute, self.compute_dtype is not None)
 
     def make_schedule(self) -> Schedule:
         """What each rank of the pipeline does, in order."""

@@ -1,20 +1,15 @@
-"""Claims: what a chapter says, beside what was measured.
+"""Equality: gradients, weights and layers, beside those of the serial twin.
 
-The problem: books on this subject print formulas and numbers that nobody ran, and some of them are wrong by a factor.
-The idea: a claim is a line of the chapter's code. It has a prediction, from a formula, and a measurement, from a run.
-It prints both, and if they disagree the build of the book fails.
+The problem: a parallel layer that sums once too often trains, and nobody notices. The idea: its twin on one process,
+with the same weights and the same inputs, in float64. They must agree to the last digits, tensor by tensor; and what
+goes forward and what comes back must be each other's transpose, whatever the numbers are.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
-import platform
-import sys
 from collections.abc import Callable, Mapping
-from html import escape
 
 import torch
 from torch import Tensor, nn
@@ -23,162 +18,7 @@ from lib import comm
 from lib.layout import Partial, Placement, Replicate, parts, shard, unshard
 from lib.mesh import Group
 
-TRIES = 3  # a measurement of time is taken again so often before its claim fails
-
 _WHOLE = Replicate()
-_RELATIONS = {
-    "=": lambda predicted, measured, slack: abs(predicted - measured) <= slack,
-    "<=": lambda predicted, measured, slack: measured <= predicted + slack,
-    ">=": lambda predicted, measured, slack: measured >= predicted - slack,
-}
-
-
-class ClaimError(AssertionError):
-    """The measurement does not bear out the prediction."""
-
-
-def claim(
-    name: str,
-    predicted: float,
-    measured: float | Callable[[], float],
-    rel: float = 0,
-    abs: float = 0,
-    unit: str = "",
-    relation: str = "=",
-) -> None:
-    """Show one row, predicted beside measured, and raise if they disagree.
-
-    Args:
-        name: what is measured, as a reader would say it.
-        predicted: from `lib.cost` or a formula in the same cell.
-        measured: from a run, a trace or a memory counter. A function is called, and called again up to three times
-            while the claim does not hold: for times, on a machine that does other things too.
-        rel, abs: how far apart the two may be: rel · |predicted| + abs. Both 0 means exactly.
-        unit: of both, such as `"bytes"`.
-        relation: `"="`, or `"<="` and `">="` where the prediction is a bound on the measurement.
-
-    Raises:
-        ClaimError: it does not hold. Nothing that is infinite or not a number holds.
-        ValueError: unknown relation, or a tolerance that is negative or not finite.
-    """
-    if relation not in _RELATIONS:
-        raise ValueError(f"relation={relation!r} must be one of {', '.join(_RELATIONS)}")
-    if not (0 <= rel < math.inf and 0 <= abs < math.inf):
-        raise ValueError(f"rel={rel} and abs={abs} must be finite and not below 0")
-    predicted = _plain(predicted)
-    slack = rel * math.fabs(predicted) + abs
-    for _ in range(TRIES if callable(measured) else 1):
-        value = _plain(measured() if callable(measured) else measured)
-        finite = math.isfinite(predicted) and math.isfinite(value)
-        holds = finite and _RELATIONS[relation](predicted, value, slack)
-        if holds:
-            break
-    row = _Row(name, predicted, value, rel, abs, unit, relation, holds)
-    _show(row)
-    _file(row)
-    if not holds:
-        raise ClaimError(f"{name}: predicted {row.says_predicted}, measured {row.says_measured} ({row.verdict})")
-
-
-def _plain(x: float | Tensor) -> float | int:
-    """A Python number; a whole one stays whole, as a float would round it beyond 2⁵³."""
-    x = x.item() if isinstance(x, Tensor) else x
-    return int(x) if isinstance(x, int) else float(x)
-
-
-class _Row:
-    def __init__(self, name, predicted, measured, rel, abs, unit, relation, holds) -> None:
-        self.name, self.predicted, self.measured, self.unit = name, predicted, measured, unit
-        self.relation, self.holds = relation, holds
-        sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
-        texts = number(predicted), number(measured)
-        if texts[0] == texts[1] and predicted != measured:  # they differ beyond the digits that we show
-            texts = repr(predicted), repr(measured)
-        self.says_predicted, self.says_measured = f"{sign}{texts[0]} {unit}".rstrip(), f"{texts[1]} {unit}".rstrip()
-        if not holds:
-            self.verdict = "fails"
-        elif relation != "=":
-            self.verdict = "holds"
-        elif not rel and not abs:
-            self.verdict = "exact"
-        else:
-            parts = [f"{100 * rel:g}%" if rel >= 1e-4 else f"{rel:g} of it"] * bool(rel) + [f"{abs:g}"] * bool(abs)
-            self.verdict = "holds ± " + " + ".join(parts)
-
-    def cells(self) -> tuple[str, str, str, str]:
-        return self.name, self.says_predicted, self.says_measured, self.verdict
-
-
-class _Table:
-    """The claims of one cell, as the notebook shows them."""
-
-    def __init__(self) -> None:
-        self.rows: list[_Row] = []
-
-    def __repr__(self) -> str:
-        rows = [("claim", "predicted", "measured", ""), *(row.cells() for row in self.rows)]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows)
-
-    def _repr_html_(self) -> str:
-        head = (
-            '<tr><th scope="col">claim</th><th scope="col">predicted</th><th scope="col">measured</th><td></td></tr>'
-        )
-        body = "".join(
-            "<tr>"
-            + "".join(f"<td>{escape(text)}</td>" for text in row.cells()[:3])
-            + f'<td class="{"ok" if row.holds else "bad"}">{escape(row.verdict)}</td></tr>'
-            for row in self.rows
-        )
-        return f'<table class="claims"><thead>{head}</thead><tbody>{body}</tbody></table>'
-
-
-_cell: tuple[int, _Table, object] | None = None  # execution count, its table, and the handle to show it again
-
-
-def _show(row: _Row) -> None:
-    global _cell
-    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if getattr(ipython, "kernel", None) is None:
-        print("  ".join(row.cells()))
-        return
-    from IPython.display import display
-
-    if _cell is not None and _cell[0] == ipython.execution_count:
-        _cell[1].rows.append(row)
-        _cell[2].update(_cell[1])
-    else:
-        table = _Table()
-        table.rows.append(row)
-        _cell = (ipython.execution_count, table, display(table, display_id=True))
-
-
-def _file(row: _Row) -> None:
-    """Append the claim to the file named by `$BOOK_CLAIMS`, from which the book makes its appendix."""
-    path = os.environ.get("BOOK_CLAIMS")
-    if not path:
-        return
-    record = {
-        "page": os.environ.get("BOOK_PAGE", ""),
-        "claim": row.name,
-        "predicted": row.says_predicted,
-        "measured": row.says_measured,
-        "verdict": row.verdict,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
-    }
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def number(x: float) -> str:
-    """A number as the book writes it: whole ones in groups of three, others with four digits that count."""
-    if math.isfinite(x) and x == int(x) and math.fabs(x) < 1e15:
-        return f"{int(x):,}".replace(",", "\u2009")
-    return f"{x:.4g}"
-
-
-# ---- equality -------------------------------------------------------------------------------------------------------
 
 
 def largest_difference(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Answers to the exercises of `lib.check.rings` and `links`: right ones, and one for each mistake that has a name."""
+"""Answers to the exercises of `rings` and `links`: right ones, and one for each mistake that has a name."""
 
 from math import ceil, log2
 

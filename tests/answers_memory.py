@@ -1,4 +1,4 @@
-"""Answers to the exercises of `lib.check.memory_sums` and `memory_live`: right ones, and one for each named mistake."""
+"""Answers to the exercises of `memory_sums` and `memory_live`: right ones, and one for each named mistake."""
 
 import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential

@@ -1,4 +1,4 @@
-"""Answers to the exercises of `lib.check.overlap`: right ones, and one for each mistake that has a name."""
+"""Answers to the exercises of `overlap`: right ones, and one for each mistake that has a name."""
 
 import torch
 import torch.distributed as dist

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lib import comm
 from lib.model import mean_loss
-from lib.pipeline import gpipe as gpipes
-from lib.pipeline import one_f_one_b
-from lib.pipeline.action import Action, Op
+from lib.pipeline.schedules import gpipe as gpipes
+from lib.pipeline.schedules import one_f_one_b
+from lib.pipeline.schedules.action import Action, Op
 from lib.pipeline.stage import Stage, balanced
 
 # ---- 08.1
@@ -284,7 +284,7 @@ def writing(**wrong):
     return lambda *case: written(*case, **wrong)
 
 
-MISREAD = (  # what is made of a line's actions, in the order of `lib.check.written.misread`
+MISREAD = (  # what is made of a line's actions, in the order of `lib.check.pipelines.written.misread`
     lambda row: [a._replace(stage=0) for a in row],
     lambda row: [Action(m, op, s) if op == Op.B else Action(s, op, m) for s, op, m in row],
     lambda row: [a._replace(stage=a.stage + 1) for a in row],

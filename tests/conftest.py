@@ -1,4 +1,4 @@
-"""What several test files share: a machine that is watched for what a run leaves behind."""
+"""What test files share: how long a test may take, a machine watched for what a run leaves behind, notebooks."""
 
 import gc
 import os
@@ -17,6 +17,43 @@ ROOT = Path(__file__).parents[1]
 
 # What a shell starts in the background ignores Ctrl-C, and so do its children: those that the tests interrupt, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--longest-s", type=float, default=120, help="seconds that a test may take; slow ones say why")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in ("alone", "slow") and not mark.args:
+                raise pytest.UsageError(f'{item.nodeid} is marked as {mark.name}, but not why: {mark.name}("...")')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    longest_s = item.config.getoption("longest_s")
+    if report.passed and call.duration > longest_s and not item.get_closest_marker("slow"):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"It passed, but its {call.when} took {call.duration:.0f} s, and a test may take {longest_s:g} s: make it "
+            'shorter, or say why it cannot be, @pytest.mark.slow("...").'
+        )
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "said":
+                terminalreporter.write_line(f"\n{text}")
+
+
+@pytest.fixture
+def say(record_property):
+    """Prints at the end of all tests, in whatever process this one runs."""
+    return lambda text: record_property("said", text)
 
 
 def left_behind() -> set:
@@ -46,7 +83,7 @@ def nothing(world):
 @pytest.fixture(scope="session")
 def private_temp_folder(tmp_path_factory):
     """Temporary files of runs go where no other program's are; the server's socket, made once, stays outside."""
-    from lib.server import start_server
+    from lib.runtime.server import start_server
 
     start_server()
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("temp"))
@@ -58,7 +95,7 @@ def private_temp_folder(tmp_path_factory):
 def machine(private_temp_folder):
     """The test leaves no process, no file, no descriptor, no socket; and after it a run works."""
     from lib.launch import run
-    from lib.server import start_server
+    from lib.runtime.server import start_server
 
     start_server()
     if forkserver._forkserver._forkserver_pid not in _warm:  # the first test, or a file of lib was edited meanwhile

@@ -5,11 +5,42 @@ import copy
 import torch
 from torch import nn
 
-from lib import comm, data, wire
+from lib import comm, data, wire_audit
+from lib.data_parallel.bucketed_gradients import Gradients
+from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
+from lib.parallel import facts_of
+from lib.tensor_parallel.gpt import full_state_dict, tensor_parallel
+from lib.tensor_parallel.vocab import vocab_parallel_loss
 from lib.verify import largest_difference, replicas_equal, weights
 
 CONFIG = GPTConfig(vocab_size=32, context=6, d_model=12, num_layers=3, num_heads=2)
+
+
+class InParts:
+    """A tensor-parallel copy of a model with the sums of its gradients, put together as `lib.parallel` does."""
+
+    def __init__(self, serial, world, sequence_parallel=False, recompute="none", mesh=None):
+        mesh = mesh or Mesh(MeshShape(tp=world.size), world)
+        self.world, self.group = mesh.world, mesh.group("tp")
+        self.model = tensor_parallel(copy.deepcopy(serial), self.group, sequence_parallel, recompute)
+        self.sums = Gradients(facts_of(self.model, mesh))
+        self.parameters, self.named_parameters = self.model.parameters, self.model.named_parameters
+
+    def __call__(self, x):
+        return self.model(x)
+
+    def loss(self, logits, targets):
+        return vocab_parallel_loss(logits, targets, self.group)
+
+    def finish(self):
+        self.sums.finish()
+
+    def clip_gradients(self, max_norm):
+        return self.sums.clip(self.world, max_norm)
+
+    def full_state_dict(self):
+        return full_state_dict(self.model, self.group)
 
 
 class Block(nn.Module):
@@ -184,7 +215,7 @@ def end_apart(model, twin):
 
 def all_numbers(model):
     """All numbers of an FSDP model, collected."""
-    return nn.Parameter(torch.cat([comm.all_gather(flat.exact, model.group) for flat in model._flats()]))
+    return nn.Parameter(torch.cat([comm.all_gather(flat.master, model.group) for flat in model.flats]))
 
 
 def beside_bfloat16(world, wrap):
@@ -212,7 +243,7 @@ def beside_bfloat16(world, wrap):
         assert {flat.shard.grad.dtype for flat in model.buckets} == {torch.bfloat16}
         model.step()
         assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
-        assert all(torch.equal(flat.shard, flat.exact.bfloat16()) for flat in model.buckets)
+        assert all(torch.equal(flat.shard, flat.master.bfloat16()) for flat in model.buckets)
     state = model.full_state_dict()
     apart = largest_difference(state, exact.state_dict()) if state else 0.0
     return (
@@ -247,8 +278,8 @@ def save_and_go_on(world, wrap, dtype=None):
     again_from_the_same.load_sharded_state_dict(saved)  # training has not changed what was saved
     some_steps(again_from_the_same, 2, start=2)
     for one in (again, again_from_the_same):
-        for a, b in zip(model._flats(), one._flats(), strict=True):
-            assert torch.equal(a.exact, b.exact) and torch.equal(a.shard, b.shard)
+        for a, b in zip(model.flats, one.flats, strict=True):
+            assert torch.equal(a.master, b.master) and torch.equal(a.shard, b.shard)
         assert torch.equal(one.module.mean, model.module.mean)
     return full, saved
 
@@ -271,7 +302,7 @@ def sent_as_promised(make, want):
         return step
 
     for _ in range(3):
-        ratio = wire.sent_in_a_step(a_step, 4) / want
+        ratio = wire_audit.sent_in_a_step(a_step, 4) / want
         if abs(ratio - 1) <= 0.01:
             break
     assert abs(ratio - 1) <= 0.01, ratio

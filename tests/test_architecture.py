@@ -1,6 +1,7 @@
 """The house: each idea has its room, and imports go downward only."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,47 +13,48 @@ LIB = ROOT / "lib"
 # A file, whole; and the code of all that one has to read to know how a model is trained on many ranks: what a diligent
 # reader gets through in a week. Who only turns the pages needs no line of what grades and what draws.
 MAX_LINES, BUDGET_LINES = 350, 7000
-APART = ("lib.check", "lib.plot", "lib.svg", "lib.explorer", "lib.show")
+APART = ("lib.check", "lib.figures")
 
-# A: pure Python, no torch. B: the machine. C: building blocks. D: the techniques. E: put together, looked at.
-FLOORS = {
-    "A": [
-        *("trace", "sizes", "cost", "speed", "steps", "watch", "room", "prints"),
-        *("link", "hardware", "bubble", "planner", "svg", "explorer", "show"),
-    ],
-    "B": ["launch", "processes", "server", "rank", "mesh", "transfer", "comm"],
-    "C": ["clip", "wire", "collectives", "deferred", "layout", "conjugate", "model", "data", "memory", "pretend"],
-    "D": ["data_parallel", "tensor_parallel", "pipeline"],
-    "E": [
-        "parallel3d",
-        "train",
+# The root keeps what a page names. A file may import those before it, and the rooms that stand there. What a room may
+# import says its own __init__.py: the words in backticks behind "May import".
+ROOT_FILES = [
+    *("trace", "cost/", "claims", "mesh", "runtime/", "launch", "comm", "wire_audit"),
+    *(
+        "layout",
+        "facts",
+        "conjugate",
+        "deferred",
+        "sleep",
+        "collectives",
+        "model",
+        "data",
+        "memory",
+        "clip",
+        "verify",
+    ),
+    *(
+        "data_parallel/",
+        "tensor_parallel/",
+        "pipeline/",
+        "parallel",
+        "options",
         "train_config",
         "checkpoint",
-        "verify",
-        "plot",
-        "plot_memory",
-        "plot_moves",
-        "plot_log",
-        "plot_cut",
-        "plot_schedule",
-        "check",
-    ],
-}
-A_IN_PIPELINE = [
-    "action",
-    "gpipe",
-    "one_f_one_b",
-    "interleaved",
-    "zero_bubble",
-    "simulate",
-    "lower",
-    "rendezvous",
-    "check",
-    "gantt",
-    "workshop",
+        "train",
+    ),
 ]
-SPEAKS_DISTRIBUTED = {"lib.launch", "lib.rank", "lib.mesh", "lib.transfer", "lib.comm", "lib.checkpoint"}
+PURE = ["lib.cost", "lib.trace", "lib.claims", "lib.pipeline.schedules"]
+PURE += [f"lib.runtime.{name}" for name in "call_table calls headroom link output places ranks server".split()]
+PURE += [f"lib.pipeline.{name}" for name in "simulate lower rendezvous prove gantt workshop".split()]
+PURE += [f"lib.figures.{name}" for name in "svg canvas axes curves matrices moves ranks schedule timeline".split()]
+PURE += ["lib.figures.explorer", "lib.figures.show"]
+PURE += ["lib.launch"]  # its server starts before torch is there
+SPEAKS_DISTRIBUTED = {"lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime"}
 SPEAKS_DISTRIBUTED |= {"lib.check.listen"}  # it listens to what a learner calls
+SAME_NAMES = {
+    "main",  # what `python -m` starts: lib.train, lib.check
+    "timeline",  # what lib.pipeline.execute measures; lib.figures.timeline draws it
+}
 SERIAL_TWIN = "lib.model"  # no witness if it were made of the same parts
 
 MODULES = {
@@ -61,14 +63,21 @@ MODULES = {
 }
 
 
-def floor(module):
-    """Letter of a module's floor, and the folder whose files may import each other."""
-    parts = module.split(".")
-    if len(parts) > 2 and parts[1] == "pipeline" and parts[2] in A_IN_PIPELINE:
-        return "A", "pipeline"
-    found = [letter for letter, rooms in FLOORS.items() if parts[1] in rooms]
-    assert found, f"{module} has no floor: enter it in FLOORS"
-    return found[0], parts[1]
+ROOMS = {module: path for module, path in MODULES.items() if path.name == "__init__.py" and module != "lib"}
+
+
+def room_of(module):
+    """The innermost room that a module is in, or None for a file of the root."""
+    inside = [room for room in ROOMS if module == room or module.startswith(room + ".")]
+    return max(inside, key=len, default=None)
+
+
+def declared(room):
+    """What a room's own words let it import."""
+    text = ast.get_docstring(ast.parse(ROOMS[room].read_text(encoding="utf-8")))
+    said = re.search(r"May import(.*?)\.\s", text + "\n", re.DOTALL)
+    assert said, f"{room} does not say what it may import"
+    return set(re.findall(r"`(lib[\w.]*)`", said[1]))
 
 
 def imports(path):
@@ -93,26 +102,63 @@ def imports(path):
     return found
 
 
-def downward(source, target):
+def within(module, places):
+    return any(module == place or module.startswith(place + ".") for place in places)
+
+
+def allowed(source, target):
     """Whether the module `source` may import `target`."""
-    if target == "lib":
+    room = room_of(source)
+    if target == "lib" or (room and within(target, [room])):
         return True
-    (high, room), (low, other_room) = floor(source), floor(target)
-    if high == "D" and low == "D" or low == "A" and target.startswith("lib.pipeline") and high == "D":
-        return room == other_room  # the techniques never import each other
-    return low <= high
+    if room is None:
+        below = ROOT_FILES[: ROOT_FILES.index(source.removeprefix("lib."))]
+        return within(target, [f"lib.{name.rstrip('/')}" for name in below])
+    said = declared(room)
+    outer = {further for one in said if room.startswith(one + ".") for further in declared(one)}
+    return within(target, said | outer)
 
 
 EDGES = sorted((module, name) for module, path in MODULES.items() for name, _ in imports(path) if name in MODULES)
 
 
-def test_imports_go_downward_only():
-    drawn = [f"{floor(a)[0]} {a} -> {floor(b)[0]} {b}" for a, b in EDGES if a != "lib" and b != "lib"]
+def test_imports_are_those_that_are_declared():
+    drawn = [f"{a} -> {b}" for a, b in EDGES if a != "lib" and b != "lib"]
     print("\n" + "\n".join(drawn))
     assert drawn
-    wrong = [f"{a} imports {b}" for a, b in EDGES if a != "lib" and not downward(a, b)]
+    wrong = [f"{a} imports {b}" for a, b in EDGES if a != "lib" and not allowed(a, b)]
     assert not wrong
     assert not [a for a, b in EDGES if a == "lib"], "lib itself imports nothing before it is asked for"
+
+
+def test_the_house_as_it_is(say):
+    """Printed: each room, its files, and what they import of other rooms."""
+    lines = []
+    for room in [None, *ROOMS]:
+        files = [m for m in MODULES if room_of(m) == room and m not in ROOMS and m != "lib"]
+        to = sorted({room_of(b) or b for a, b in EDGES if a in files and room_of(b) != room and b != "lib"})
+        name = "lib/" if room is None else room.replace(".", "/") + "/"
+        lines.append(f"{name:26} {' '.join(m.rpartition('.')[2] for m in files)}")
+        lines += [f"{'':26} imports {' '.join(x.removeprefix('lib.') for x in to)}"] if room and to else []
+    say("\n".join(lines))
+    unknown = [m for m in MODULES if room_of(m) is None and m != "lib" and m.removeprefix("lib.") not in ROOT_FILES]
+    assert not unknown, f"{unknown} have no place: enter them in ROOT_FILES, or in a room"
+    assert {room for room in ROOMS if not declared(room)} <= {"lib.cost", "lib.pipeline.schedules"}
+
+
+def test_the_picture_in_contributing_is_this_house():
+    """Each file of the root and each outer room once; what is imported lies on the same level or below."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = re.search(r"## The house.*?```\n(.*?)```", text, re.DOTALL)[1]
+    levels = {}
+    for level, lines in enumerate(picture.split("↓")):
+        for line in lines.splitlines():
+            for name in re.split(r"\s{3,}", line)[0].split():
+                assert levels.setdefault(name.rstrip("/"), level) == level, f"{name} is there twice"
+    outer = {module: module.split(".")[1] for module in MODULES if module != "lib"}
+    assert set(levels) == set(outer.values())
+    upward = [f"{a} -> {b}" for a, b in EDGES if "lib" not in (a, b) and levels[outer[a]] > levels[outer[b]]]
+    assert not upward
 
 
 @pytest.mark.parametrize(
@@ -124,16 +170,17 @@ def test_imports_go_downward_only():
         ("lib.train", "lib.data_parallel.ddp", True),
         ("lib.data_parallel.zero", "lib.data_parallel.ddp", True),
         ("lib.data_parallel.zero", "lib.tensor_parallel.linear", False),
-        ("lib.pipeline.execute", "lib.pipeline.action", True),
-        ("lib.pipeline.action", "lib.pipeline.execute", False),
+        ("lib.pipeline.execute", "lib.pipeline.schedules.action", True),
+        ("lib.pipeline.schedules.action", "lib.pipeline.execute", False),
         ("lib.pipeline.execute", "lib.data_parallel.ddp", False),
-        ("lib.planner", "lib.pipeline.simulate", True),
         ("lib.data_parallel.ddp", "lib.pipeline.simulate", False),
-        ("lib.data_parallel.ddp", "lib.plot", False),
+        ("lib.data_parallel.ddp", "lib.figures.timeline", False),
+        ("lib.cost.comm", "lib.comm", False),
+        ("lib.check.zero.shards", "lib.data_parallel.flat", True),
     ],
 )
 def test_the_rule_itself(source, target, may):
-    assert downward(source, target) is may
+    assert allowed(source, target) is may
 
 
 def test_there_is_no_circle():
@@ -155,13 +202,13 @@ def test_there_is_no_circle():
 
 
 def test_the_serial_twin_stands_alone():
-    assert not [b for a, b in EDGES if a == SERIAL_TWIN and floor(b)[0] in "BD"]
+    assert not [b for a, b in EDGES if a == SERIAL_TWIN]
 
 
 def test_only_the_machine_speaks_to_torch_distributed():
     outside = []
     for module, path in MODULES.items():
-        if module in SPEAKS_DISTRIBUTED:
+        if within(module, SPEAKS_DISTRIBUTED):
             continue
         outside += [module for name, _ in imports(path) if name.startswith("torch.distributed")]
         tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -169,6 +216,23 @@ def test_only_the_machine_speaks_to_torch_distributed():
             module for node in tree if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed"
         ]
     assert not outside
+
+
+def test_no_two_public_things_share_a_name():
+    """A function or class has its name for itself, in the whole library; a module may be called as what it holds."""
+    homes = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    for module in MODULES:
+        name = module.rpartition(".")[2]
+        exercise = module.startswith("lib.check.")  # is called as what it asks for
+        if not exercise and not any(within(home, [module]) for home in homes.get(name, [module])):
+            homes[name].append(module)
+    shared = {name: where for name, where in homes.items() if len(where) > 1 and name not in SAME_NAMES}
+    assert not shared
+    assert all(len(homes[name]) > 1 for name in SAME_NAMES), "allowed, and no longer needed"
 
 
 def lines_of_code(path):
@@ -182,21 +246,20 @@ def lines_of_code(path):
     return sum(1 for i, line in lines if line and not line.startswith("#") and i not in told)
 
 
-def test_no_file_is_long_and_the_whole_is_small(capsys):
+def test_no_file_is_long_and_the_whole_is_small(say):
     lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in MODULES.items()}
     assert {module: n for module, n in lines.items() if n > MAX_LINES} == {}
     total = sum(lines_of_code(path) for module, path in MODULES.items() if not module.startswith(APART))
-    with capsys.disabled():
-        print(f"\nlib has {total} lines of code of {BUDGET_LINES}; longest file: {max(lines, key=lines.get)}")
+    say(f"lib has {total} lines of code of {BUDGET_LINES}; longest file: {max(lines, key=lines.get)}")
     assert total <= BUDGET_LINES
 
 
-def test_the_pure_floor_and_the_launcher_do_not_load_torch():
-    """One fresh interpreter: the modules of floor A, then `lib.launch`, whose server starts before torch is there."""
-    pure = [m for m in MODULES if m != "lib" and floor(m)[0] == "A"]
+def test_what_is_pure_does_not_load_torch():
+    """One fresh interpreter: the pure modules, then `lib.launch`, whose server starts before torch is there."""
+    pure = [m for m in MODULES if within(m, PURE)]
     program = f"""
 import sys
-for module in {["lib", *pure, "lib.launch"]!r}:
+for module in {["lib", *pure]!r}:
     __import__(module)
     loaded = [name for name in ("torch", "matplotlib", "IPython", "ipywidgets") if name in sys.modules]
     assert not loaded, f"{{module}} loads {{loaded}}"

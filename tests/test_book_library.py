@@ -14,8 +14,8 @@ PAGES = Path(library.ROOT, "book", "library")
 
 
 def test_every_module_is_on_exactly_one_page():
-    letters = [letter for page in PAGES.glob("*.rst") for letter in library.FLOOR.findall(page.read_text())]
-    listed = [name for letter in letters for name in library.modules_of(letter)]
+    rooms = [room for page in PAGES.glob("*.rst") for room in library.ROOM.findall(page.read_text())]
+    listed = [name for room in rooms for name in library.modules_of(room)]
     there = {
         ".".join(path.relative_to(library.ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in Path(library.ROOT, "lib").rglob("*.py")
@@ -56,9 +56,9 @@ def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
         'def first():\n    """It comes second."""\n\n\ndef _hidden():\n    """Not shown."""\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(library, "modules_of", lambda letter: ["tiny_library"] if letter == "X" else [])
+    monkeypatch.setattr(library, "modules_of", lambda room: ["tiny_library"] if room == "lib.tiny" else [])
     (tmp_path / "site").mkdir()
-    pages = {"index.rst": "Home\n====\n\n.. floor:: X\n"}
+    pages = {"index.rst": "Home\n====\n\n.. room:: lib.tiny\n"}
     settings = {"default_role": "literal", "autodoc_member_order": "bysource"}
     page = BeautifulSoup(
         (build(tmp_path / "site", pages, ["book_library"], **settings) / "index.html").read_text(), "html.parser"

@@ -10,10 +10,12 @@ from pathlib import Path
 import answers_averages
 import answers_collectives
 import answers_fsdp
+import answers_interleaving
 import answers_memory
 import answers_one_f_one_b
 import answers_overlap
 import answers_pipelines
+import answers_running
 import answers_sequence_parallel
 import answers_tensor_parallel
 import answers_zero
@@ -25,17 +27,19 @@ from answers_overlap import forgets_to_return
 
 from lib import check as checks
 from lib import comm
-from lib.check import EXERCISES, check, find, progress, verdict
+from lib.check import check, find, progress, verdict
 from lib.check.__main__ import main
-from lib.check.exercise import same
-from lib.check.judge import judge
-from lib.check.source import NotebookError, read
+from lib.check.catalogue import EXERCISES
+from lib.check.exercise import Exercise, everywhere, same
+from lib.check.judge import judge, new_seed
+from lib.check.source import NotebookError, read_notebook
+from lib.launch import run
 
 ROOT = Path(__file__).parent.parent
 ANSWERS = (
     *(answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero),
     *(answers_tensor_parallel, answers_sequence_parallel, answers_pipelines, answers_one_f_one_b),
-    answers_zero_bubble,
+    *(answers_running, answers_interleaving, answers_zero_bubble),
 )
 RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
 WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}
@@ -45,16 +49,17 @@ WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.W
 def own_progress(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "PROGRESS", tmp_path / "progress.json")
     monkeypatch.setattr(checks, "_session", {})
-    monkeypatch.delenv("CHECK_STRICT", raising=False)
+    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.mark.parametrize("exercise_id", sorted(EXERCISES))
 def test_right_answers_pass(exercise_id):
     assert len(RIGHT[exercise_id]) >= 2
-    for answer in RIGHT[exercise_id]:
-        text, status = verdict(exercise_id, answer)
-        assert status == "PASS", text
-        assert "[ ]" not in text and "seed" not in text
+    seed = new_seed()
+    for cases in judge(EXERCISES[exercise_id], RIGHT[exercise_id], seed):
+        assert {(case.status, case.hint) for case in cases} == {("PASS", "")}, (seed, cases)
+        assert len(cases) == len(EXERCISES[exercise_id].ranks)
 
 
 @pytest.mark.parametrize("exercise_id", sorted(EXERCISES))
@@ -62,8 +67,7 @@ def test_each_mistake_is_named(exercise_id):
     exercise = replace(EXERCISES[exercise_id], ranks=EXERCISES[exercise_id].ranks[:2])
     mistakes = exercise.mistakes
     assert len(mistakes) >= 3 and len(WRONG[exercise_id]) == len(mistakes)
-    for answer, mistake in zip(WRONG[exercise_id], mistakes, strict=True):
-        cases = judge(exercise, answer, seed=3)
+    for cases, mistake in zip(judge(exercise, WRONG[exercise_id], seed=3), mistakes, strict=True):
         hints = [" ".join(case.hint.partition("\n\n")[0].split()) for case in cases]  # what was seen comes behind
         assert [case.status for case in cases] == ["FAIL"] * len(cases)
         # A mistake that takes a rank without samples is another mistake where all have some.
@@ -101,6 +105,74 @@ def test_inputs_are_fresh_and_a_seed_brings_them_back():
         assert "wanted" in numbers and "got" in numbers and f"seed={seed or ''}" in last_line
         seen.append(numbers)
     assert seen[0] == seen[1] and len(set(seen)) == 3
+
+
+def adds(x, group):
+    return comm.all_reduce(x, group)
+
+
+def doubles_in_place(x, group):
+    return x.mul_(2)
+
+
+def draws(x, group):
+    return torch.rand(3, dtype=x.dtype)
+
+
+def passes_on(x, group):
+    """From rank 0 to rank 1."""
+    if group.rank == 0:
+        comm.send(2 * x, group, 1)
+    return comm.recv(x, group, 0).wait() if group.rank == 1 else x
+
+
+def sends_for_nothing(x, group):
+    if group.rank == 0:
+        comm.send(x, group, 1)
+    return adds(x, group)
+
+
+def stumbles(x, group):
+    return adds(x, group) / (1 if group.rank else None)
+
+
+def waits_alone(x, group):
+    return adds(x, group) if group.rank else x
+
+
+ADDS = Exercise(
+    id="00.1",
+    title="adds",
+    points=1,
+    body=lambda answer, group, given: {"y": answer(given["x"], group)},
+    inputs=lambda generator, n: [{"x": torch.rand(3, generator=generator, dtype=torch.float64)} for _ in range(n)],
+    reference=lambda given: everywhere({"y": sum(g["x"] for g in given)}, given),
+    mistakes=(),
+    ranks=(3,),
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "runs"),
+    [
+        ([doubles_in_place, adds, draws, draws, passes_on, adds], 1),
+        ([sends_for_nothing, passes_on], 1 + 2),
+        ([adds, stumbles, adds], 1 + 3),
+        ([waits_alone, adds], 1 + 2),
+    ],
+)
+def test_answers_that_are_tried_together_are_judged_as_if_alone(answers, runs, monkeypatch):
+    """What one leaves behind, in its numbers, in the generator or on the wire, is not for the next."""
+    alone = [judge(ADDS, [answer], seed=1)[0] for answer in answers]
+    done = []
+    monkeypatch.setattr(
+        sys.modules[judge.__module__], "run", lambda *args, **kwargs: done.append(1) or run(*args, **kwargs)
+    )
+    assert judge(ADDS, answers, seed=1) == alone
+    assert len(done) == runs
+    assert [case.status for (case,) in alone] == [
+        "PASS" if f in (adds, sends_for_nothing) else "FAIL" for f in answers
+    ]
 
 
 # ---- what else can happen to an answer ------------------------------------------------------------------------------
@@ -201,9 +273,6 @@ def test_what_check_prints(capsys, monkeypatch):
     progress()
     assert capsys.readouterr().out == "03.5  bytes_sent  0/1\nall               0/1 points\n"
     assert json.loads(checks.PROGRESS.read_text())["03.5"]["max"] == 1
-    monkeypatch.setenv("CHECK_STRICT", "1")
-    with pytest.raises(AssertionError, match="FAIL"):
-        check("03.5", lambda p, b, n: 0)
 
 
 # ---- from a file ----------------------------------------------------------------------------------------------------
@@ -216,7 +285,7 @@ def notebook(tmp_path, *cells):
 
 
 def test_only_definitions_are_taken(tmp_path):
-    names, found, notes = read(
+    names, found, notes = read_notebook(
         notebook(
             tmp_path,
             "import torch\nFACTOR = 2\nprint('no')\nx = open('/nowhere')\n%matplotlib inline\n!rm -rf /",
@@ -262,7 +331,7 @@ def test_the_terminal_gives_the_same_verdicts(capsys):
 )
 def test_what_is_no_notebook(tmp_path, make, words):
     with pytest.raises(NotebookError, match=words):
-        read(str(make(tmp_path)))
+        read_notebook(str(make(tmp_path)))
 
 
 def test_bad_input_in_the_terminal_is_one_sentence(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import re
 from decimal import Decimal
 
 import numpy as np
@@ -9,16 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from answers_averages import right_bytes
-from answers_one_f_one_b import (
-    both_ends,
-    kept,
-    odd_ranks_receive_first,
-    one_more,
-    sent_later,
-    sum_and_clip,
-    turns,
-    with_messages,
-)
+from answers_interleaving import interleaved, interleaving_sums
+from answers_one_f_one_b import kept, turns
 from answers_overlap import fills_buckets_too_little, sends_one_flat_message_each_time
 from answers_pipelines import (
     back_past_the_module,
@@ -33,9 +26,10 @@ from answers_pipelines import (
     step,
     written,
 )
+from answers_running import both_ends, odd_ranks_receive_first, one_more, sent_later, sum_and_clip, with_messages
 from answers_sequence_parallel import mask, masks, norm
 from answers_tensor_parallel import block, function, losses, sent, total
-from answers_zero_bubble import greedy, interleaved, interleaving_sums, layer, reads_saved_tensors_too_late
+from answers_zero_bubble import greedy, layer, reads_saved_tensors_too_late
 from torch.autograd.function import once_differentiable
 from torch.distributed import all_gather  # by its name: what it sends is heard all the same
 
@@ -43,15 +37,16 @@ from lib import check as checks
 from lib import comm
 from lib.check import check, missing, progress, verdict
 from lib.check.__main__ import main
-from lib.check.source import read
-from lib.pipeline.action import Action, Op
+from lib.check.source import read_notebook
+from lib.pipeline.schedules.action import Action, Op
 
 
 @pytest.fixture(autouse=True)
 def own_progress(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "PROGRESS", tmp_path / "progress.json")
     monkeypatch.setattr(checks, "_session", {})
-    monkeypatch.delenv("CHECK_STRICT", raising=False)
+    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
@@ -349,49 +344,49 @@ holds_a_lock.__module__ = "a notebook"
             "FAIL",
             ["its size is not right", "got '1 rank, 4 microbatches'"],
         ),
-        ("09.2", lambda schedule: with_messages(schedule)[1:], "FAIL", ["whether it can work", "wanted 'yes'"]),
-        ("09.2", lambda schedule: None, "FAIL", ["NoneType is no schedule"]),
-        ("09.2", lambda s: with_messages(s) if s.num_ranks < 4 else [], "FAIL", ["for 4 ranks", "no action in it"]),
-        ("09.2", one_more(lambda s: (0, Op.RECV_F)), "FAIL", ["0RECV_F0 carries nothing that another rank needs"]),
-        ("09.2", lambda s: [[tuple(action) for action in row] for row in with_messages(s)], "PASS", []),
-        ("09.2", sent_later, "FAIL", ["messages leave later than they could"]),
+        ("09.2", lambda *given: kept(*given, gpipe=lambda rank, n, M: max(M, n)), "FAIL", ["kept('GPipe', "]),
+        ("09.2", lambda *given: kept(*given)[0], "FAIL", ["wanted '2 results' got 'int'"]),
+        ("09.2", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
+        ("10.1", lambda schedule: with_messages(schedule)[1:], "FAIL", ["whether it can work", "wanted 'yes'"]),
+        ("10.1", lambda schedule: None, "FAIL", ["NoneType is no schedule"]),
+        ("10.1", lambda s: with_messages(s) if s.num_ranks < 4 else [], "FAIL", ["for 4 ranks", "no action in it"]),
+        ("10.1", one_more(lambda s: (0, Op.RECV_F)), "FAIL", ["0RECV_F0 carries nothing that another rank needs"]),
+        ("10.1", lambda s: [[tuple(action) for action in row] for row in with_messages(s)], "PASS", []),
+        ("10.1", sent_later, "FAIL", ["messages leave later than they could"]),
         (
-            "09.2",
+            "10.1",
             odd_ranks_receive_first,
             "FAIL",
             ["Ranks wait for each other", "eager 1F1B for 3 ranks", ">2SEND_B0<", " …"],
         ),
-        ("09.3", lambda *given: kept(*given, gpipe=lambda rank, n, M: max(M, n)), "FAIL", ["kept('GPipe', "]),
-        ("09.3", lambda *given: kept(*given)[0], "FAIL", ["wanted '2 results' got 'int'"]),
-        ("09.3", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
-        ("09.4", sends_first_on_both_ends, "FAIL", ["0 waits in send to 2", "the circle sends first"]),
-        ("09.4", clips_on_the_ends_only, "FAIL", ["did not call it"]),
-        ("09.4", gathers_all_gradients, "FAIL", ["the middle send more than a few numbers"]),
-        ("09.4", lambda *given: float(sum_and_clip(*given)), "PASS", []),
-        ("10.1", lambda *case: interleaved(*case).lower(), "FAIL", ["wanted 'yes' got 'no'", "'0f0' is no action"]),
+        ("10.2", sends_first_on_both_ends, "FAIL", ["0 waits in send to 2", "the circle sends first"]),
+        ("10.2", clips_on_the_ends_only, "FAIL", ["did not call it"]),
+        ("10.2", gathers_all_gradients, "FAIL", ["the middle send more than a few numbers"]),
+        ("10.2", lambda *given: float(sum_and_clip(*given)), "PASS", []),
+        ("11.1", lambda *case: interleaved(*case).lower(), "FAIL", ["wanted 'yes' got 'no'", "'0f0' is no action"]),
         (
-            "10.1",
+            "11.1",
             lambda *case: [tuple(map(Action.parse, x.split())) for x in interleaved(*case).split("\n")],
             "PASS",
             [],
         ),
-        ("10.2", twice_too_large, "FAIL", ["y, microbatch 0"]),
+        ("11.2", lambda *given: np.array(interleaving_sums(*given)), "PASS", []),
+        ("11.2", lambda *given: interleaving_sums(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
+        ("12.1", twice_too_large, "FAIL", ["y, microbatch 0"]),
         (
-            "10.2",
+            "12.1",
             reads_saved_tensors_too_late,
             "FAIL",
             ["in a function of the queue", "in <lambda>"],
         ),
-        ("10.2", puts_tensors_into_the_queue, "FAIL", ["wanted 'nothing' got 'tuple'"]),
+        ("12.1", puts_tensors_into_the_queue, "FAIL", ["wanted 'nothing' got 'tuple'"]),
         (
-            "10.3",
+            "12.2",
             lambda: greedy().replace("4W0", "4w0"),
             "FAIL",
             ["It cannot work. Below stands why.", "'4w0' is no action"],
         ),
-        ("10.3", lambda: None, "FAIL", ["NoneType is no schedule"]),
-        ("10.4", lambda *given: np.array(interleaving_sums(*given)), "PASS", []),
-        ("10.4", lambda *given: interleaving_sums(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
+        ("12.2", lambda: None, "FAIL", ["NoneType is no schedule"]),
         ("03.5", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
         ("03.5", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),
         ("03.5", lambda p, b, n: float("nan"), "FAIL", ["bytes_sent(", ", 1) is not right"]),
@@ -428,19 +423,28 @@ def test_a_spoilt_file_of_progress_costs_nothing(spoilt, capsys):
     assert checks.PROGRESS.read_text() == spoilt
 
 
-def test_a_machine_that_checks_keeps_no_progress(monkeypatch, capsys):
-    monkeypatch.setenv("CHECK_STRICT", "1")
+@pytest.mark.parametrize(
+    "variable", [{"CHECK_STRICT": "1"}, {"NBGRADER_EXECUTION": "autograde"}, {"NBGRADER_EXECUTION": "validate"}]
+)
+def test_where_a_machine_checks_only_a_pass_is_no_error_and_no_progress_is_kept(variable, monkeypatch, capsys):
+    """nbgrader gives full points to a cell that does not raise."""
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
     check("03.5", right_bytes)
     progress()
     assert "all               1/1 points" in capsys.readouterr().out
+    for answer, word in ((lambda p, b, n: 0, "FAIL"), (untouched, "TODO")):
+        with pytest.raises(AssertionError, match=word):
+            check("03.5", answer)
     assert not checks.PROGRESS.exists()
 
 
+def untouched(param_count, bytes_per_param, n):
+    raise NotImplementedError
+
+
 def test_an_answer_that_is_not_there_counts(capsys):
-    assert missing("03.5", "bytes_sent") == (
-        "FAIL  03.5 bytes_sent   0/1 points\n  bytes_sent is not defined.",
-        "FAIL",
-    )
+    assert missing("03.5", "It is lost.") == ("FAIL  03.5 bytes_sent   0/1 points\n  It is lost.", "FAIL")
     progress()
     assert "0/1 points" in capsys.readouterr().out
 
@@ -448,8 +452,8 @@ def test_an_answer_that_is_not_there_counts(capsys):
 # ---- notebooks ------------------------------------------------------------------------------------------------------
 
 
-def notebook(tmp_path, *cells):
-    path = tmp_path / "a.ipynb"
+def notebook(tmp_path, *cells, name="a.ipynb"):
+    path = tmp_path / name
     path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": source} for source in cells]}))
     return str(path)
 
@@ -474,7 +478,7 @@ def notebook(tmp_path, *cells):
     ],
 )
 def test_what_is_taken_from_a_cell(tmp_path, source, name, value, capsys):
-    names, _, notes = read(notebook(tmp_path, source))
+    names, _, notes = read_notebook(notebook(tmp_path, source))
     assert names.get(name) == value and notes == []
     assert capsys.readouterr().out == ""
     if "f" in names:
@@ -492,7 +496,7 @@ def test_what_is_taken_from_a_cell(tmp_path, source, name, value, capsys):
     ],
 )
 def test_what_cannot_be_taken_is_one_sentence(tmp_path, source, words):
-    _, _, notes = read(notebook(tmp_path, source))
+    _, _, notes = read_notebook(notebook(tmp_path, source))
     assert len(notes) == 1 and words in notes[0] and "\n" not in notes[0] and "unknown" not in notes[0]
 
 
@@ -507,6 +511,18 @@ def test_an_error_shows_its_line_though_nobody_ran_the_cell(tmp_path, capsys):
     out = capsys.readouterr().out
     assert 'File "a.ipynb, code cell 1", line 2, in half\n          return x / 0  # here' in out
     assert "average_gradients is not defined." in out and "0/3 points" in out
+
+
+def test_in_the_terminal_a_task_that_is_missing_counts_0_of_its_points(tmp_path, capsys):
+    right = notebook(tmp_path, "def f(p, b, n): return p * b * 2 * (n - 1) / n\ncheck('03.5', f)")
+    beside = notebook(tmp_path, "check('03.1', average_gradients)", name="b.ipynb")
+    for paths, missed in (([right], 5), ([right, beside], 4)):
+        assert main(paths) == 1
+        out = capsys.readouterr().out
+        assert out.startswith("PASS  03.5 bytes_sent   1/1 points")
+        assert out.count("No cell calls check(") == missed and 'No cell calls check("03.2", ' in out
+        assert out.splitlines()[-1].split() == ["all", "1/12", "points"]
+        assert re.search(r"average_gradients +0/2\n", out) and re.search(r"bytes_sent +1/1\n", out)
 
 
 # ---- chapter 02: messages through torch.distributed are heard, too --------------------------------------------------

@@ -1,4 +1,4 @@
-"""Each chapter as a reader of Colab runs it: the notebook alone, in a Python that has never heard of the book.
+"""Chapters as a reader of Colab runs them: the notebook alone, in a Python that has never heard of the book.
 
 That Python has torch, numpy, matplotlib, ipywidgets and ipykernel, linked from this environment, and nothing else: no
 `lib`, no cloudpickle. The setup cell gets the book, from a repository or from the uploaded zip; what it installs comes
@@ -25,7 +25,7 @@ CHAPTERS = sorted(ROOT.glob("chapters/*.ipynb"))
 GIVEN = ["torch", "numpy", "matplotlib", "ipywidgets", "ipykernel", "pip"]
 INSTALLED = ["cloudpickle", "tqdm"]  # by the setup cell
 SETUP_S = 60
-WHOLE = ("00_start", "03_data_parallelism")  # from the first cell to the last, one by git and one by zip
+WHOLE = {"git": "00_start", "zip": "03_data_parallelism"}  # the way by which the book comes -> a chapter, run whole
 ADDRESS = "https://github.com/Some-Org/some.repo"
 
 
@@ -218,46 +218,63 @@ def seconds(cell) -> float:
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
 
 
-def keep_imports(notebook: Path) -> None:
-    """Of a notebook, the setup cell, and all that any cell imports: what such a Python could lack."""
-    content = nbformat.read(notebook, as_version=4)
-    setup, *code = [cell for cell in content.cells if cell.cell_type == "code"]
-    nodes = [node for cell in code for node in ast.walk(ast.parse(cell.source))]
+# Each chapter's imports in a fork of its own, where no other chapter has imported anything of the book.
+IMPORT = """
+import json, os, sys, traceback
+import torch, matplotlib.pyplot, ipywidgets
+for name, lines in json.load(sys.stdin).items():
+    if not (child := os.fork()):
+        try:
+            exec(lines, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(name, os.waitpid(child, 0)[1])
+"""
+
+
+def imports(notebook: Path) -> str:
+    """All that any cell of a notebook imports, but for the setup cell: what such a Python could lack."""
+    code = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
+    nodes = [node for cell in code[1:] for node in ast.walk(ast.parse(cell.source))]
     lines = [ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert len(lines) > 10
-    content.cells = [setup, nbformat.v4.new_code_cell("\n".join(lines))]
-    nbformat.write(content, notebook)
+    assert len(lines) >= 5
+    return "\n".join(lines)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-def test_chapter_runs_alone(chapter, tmp_path, python, origin, wheels):
-    """One by git, the next by zip; the wheels stand in for the package index."""
-    place = tmp_path / "content"
+@pytest.mark.parametrize("way", WHOLE)
+def test_a_chapter_runs_alone_and_what_any_chapter_imports_is_there(way, tmp_path, python, origin, wheels):
+    """The wheels stand in for the package index. Setup cells differ in nothing but the name of their page."""
+    place, chapter = tmp_path / "content", f"{WHOLE[way]}.ipynb"
     place.mkdir()
-    by_git = CHAPTERS.index(chapter) % 2 == 0
-    notebook = (origin if by_git else ROOT) / "chapters" / chapter.name
-    (place / chapter.name).write_bytes(notebook.read_bytes())
-    if chapter.stem not in WHOLE:
-        keep_imports(place / chapter.name)
-    if not by_git:
+    source = origin if way == "git" else ROOT
+    (place / chapter).write_bytes((source / "chapters" / chapter).read_bytes())
+    if way == "zip":
         tool("make_colab_zip").write(place / "parallel-by-hand.zip")
     before, torch_before = packages(python), torch_files()
 
-    done = run_alone(place / chapter.name, place, python, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels))
+    done = run_alone(place / chapter, place, python, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels))
     code = [cell for cell in done.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code if cell.source.strip()), "to its end"
     setup, last = code[0], code[-1]
-    assert Path(last.outputs[0].text.strip()).is_relative_to(place), "the library that was fetched is the one in use"
+    library = Path(last.outputs[0].text.strip()).parent
+    assert library.is_relative_to(place), "the library that was fetched is the one in use"
     assert setup.outputs == [], "it says nothing"
     assert seconds(setup) < SETUP_S
-    print(f"\n{chapter.stem}: set up in {seconds(setup):.1f} s by {'git' if by_git else 'zip'}")
+    print(f"\n{chapter}: set up in {seconds(setup):.1f} s by {way}")
     after = packages(python)
     assert {name: v for name, v in after.items() if before.get(name) != v}.keys() == set(INSTALLED)
     assert before.items() <= after.items() and torch_files() == torch_before
     left = {path.name for path in place.parent.iterdir()}
     assert not [name for name in left if name.startswith("parallel-by-hand-")]
+
+    wanted = json.dumps({path.stem: imports(path) for path in CHAPTERS})
+    variables = clean(python, PYTHONPATH=str(library.parent), MPLCONFIGDIR=str(tmp_path / "mpl"))
+    command = [python, "-P", "-c", IMPORT]
+    tried = subprocess.run(command, input=wanted, capture_output=True, text=True, cwd=place, env=variables)
+    assert tried.stdout.split("\n")[:-1] == [f"{path.stem} 0" for path in CHAPTERS], tried.stderr
 
 
 # ---- where a notebook is opened --------------------------------------------------------------------------------------
@@ -278,7 +295,6 @@ def test_every_notebook_opens_itself_in_colab_and_then_fetches_that_repository(p
         assert f'REPOSITORY = "{ADDRESS}"\n' in setup and f'["BOOK_PAGE"] = "{name}"\n' in setup
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_address", [True, False])
 def test_pages_lead_to_colab_and_binder_once_there_is_a_repository(has_address, published, tmp_path):
     """A page of the book, built without running it."""

@@ -1,4 +1,4 @@
-"""Collectives from send and receive: the numbers of a plain sum, the moves of `lib.steps`, the bytes of theory."""
+"""Collectives from send and receive: the numbers of a plain sum, the moves of `lib.cost.steps`, the bytes of theory."""
 
 from collections import Counter
 from functools import partial
@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from lib import collectives, comm, run, steps, trace
+from lib import collectives, comm, run, trace
+from lib.cost import steps
 
 RANKS = (1, 2, 3, 4, 5, 7, 8)
 SHAPES = ((), (0,), (1,), (3, 5), (2, 3, 4), (80,))  # fewer numbers than ranks, none at all, not divisible
@@ -41,7 +42,7 @@ def all_cases(world):
             before = x.clone()
             for name, all_reduce in ALL_REDUCE.items():
                 expect(name, all_reduce(x, world), total)
-            parts = collectives.cut(total, world.size)
+            parts = collectives.chunks_of(total, world.size)
             expect("scatter", collectives.ring_reduce_scatter(x, world), parts[world.rank])
             gathered = collectives.ring_all_gather(parts[world.rank], world, torch.empty_like(total.flatten()))
             expect("gather", gathered, total.flatten())

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lib import comm, trace, transfer
+from lib import comm, trace
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
+from lib.runtime import calls, transfer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("machine")
@@ -293,7 +294,7 @@ def test_more_channels_than_places():
     """Calls beyond them run unchecked; they run."""
 
     def works(world):
-        before = transfer.table._mine
+        before = calls.table._mine
         before.update({-i: 0 for i in range(1, 160 - len(before) + 1)})
         groups = [dist.new_group([0, 1]) for _ in range(2)]
         return [comm.all_reduce(torch.ones(2), Group("x", (0, 1), world.rank, g)).tolist() for g in groups]

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 import lib.model
-from lib import cost, sizes
+from lib import cost
+from lib.cost import sizes
 from lib.memory import MemoryTracker
 from lib.model import GPT, GPTConfig, mean_loss
 

@@ -15,11 +15,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lib import comm, data, run, trace
-from lib.data_parallel.ddp import BucketedDDP, NaiveDDP, fill_buckets, global_mean
+from lib.data_parallel.buckets import fill_buckets
+from lib.data_parallel.ddp import BucketedDDP, NaiveDDP, global_mean
 from lib.mesh import Group
 from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
+from lib.runtime.call_table import MismatchError
 from lib.verify import gradients, largest_difference, replicas_equal, weights
-from lib.watch import MismatchError
 
 ALONE = Group()
 
@@ -299,7 +300,7 @@ def test_the_first_buckets_travel_before_the_first_layer_has_its_gradient():
         model = BucketedDDP(gpt(0), world, bucket_bytes=2000)
         under_way = []
         inputs, targets = rows(0, 2)
-        model.module.embed.register_full_backward_hook(lambda *_: under_way.append(model._next))
+        model.module.embed.register_full_backward_hook(lambda *_: under_way.append(model.gradients._lines[0].next))
         with trace.record(world.rank) as recorded:
             with trace.span("backward"):
                 mean_loss(model(inputs), targets).backward()
@@ -360,7 +361,7 @@ def test_memory_does_not_grow_and_accumulation_needs_no_second_gradient():
             model.finish()
             optimizer.step()
             if step in (1, 7):
-                alive.append((tensors_alive(), len(model._pending)))
+                alive.append((tensors_alive(), len(model.gradients.pending)))
         return alive, own
 
     for alive, own in run(steps, 2):
@@ -501,9 +502,6 @@ def test_an_exception_inside_backward_does_not_pass_for_a_step():
 
     hidden.register_hook(fail)
     said(lambda: model.module[1](hidden).sum().backward(), ArithmeticError)
-    assert "not followed by finish()" in said(lambda: model(X))
-    model.finish()  # gives up the half step
-    model.zero_grad()
     model(X).sum().backward()
     model.finish()
     want = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()

@@ -12,10 +12,10 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from lib import run
-from lib.deferred import PutOff, Queue, queue_here
+from lib.deferred import DeferWeightGradients, Queue, queue_here
 from lib.model import Block, GPTConfig
-from lib.pretend import Pretend
-from lib.tensor_parallel.block import ParallelBlock
+from lib.sleep import SleepLayer
+from lib.tensor_parallel.gpt import tensor_parallel
 from lib.verify import gradients, largest_difference
 
 
@@ -31,7 +31,7 @@ def both_ways(model, x, forward=lambda model, x: model(x)):
     y = model(whole)
     y.backward(y_gradient)
     mine, queue = x.clone().requires_grad_(), Queue()
-    with PutOff(queue):
+    with DeferWeightGradients(queue):
         out = forward(twin, mine)
     out.backward(y_gradient)
     early = {name for name, p in twin.named_parameters() if p.grad is not None}
@@ -58,7 +58,7 @@ def test_a_stage_that_is_computed_again():
     def forward(model, x):
         queue = queue_here()
         queues.append(queue)
-        modes = lambda: (PutOff(queue), PutOff(queue))  # noqa: E731
+        modes = lambda: (DeferWeightGradients(queue), DeferWeightGradients(queue))  # noqa: E731
         return checkpoint(model, x, use_reentrant=False, context_fn=modes)
 
     right, halves, early, waiting = both_ways(block(torch.float64), torch.randn(2, 8, 32).double(), forward)
@@ -72,7 +72,7 @@ def test_gradients_of_microbatches_add_up_and_hooks_run_then():
     layer.weight.register_post_accumulate_grad_hook(lambda p: ran.append(p))
     x = torch.randn(4, 3)
     for part in x.split(2):
-        with PutOff(queue):
+        with DeferWeightGradients(queue):
             y = layer(part)
         y.sum().backward()
     assert layer.weight.grad is None and not ran
@@ -84,7 +84,7 @@ def test_gradients_of_microbatches_add_up_and_hooks_run_then():
 
 def test_frozen_weights_and_evaluation_put_nothing_off():
     layer, queue = nn.Linear(3, 2).requires_grad_(False), Queue()
-    with PutOff(queue):
+    with DeferWeightGradients(queue):
         layer(torch.randn(1, 3, requires_grad=True)).sum().backward()
         with torch.no_grad():
             nn.Linear(3, 2)(torch.randn(1, 3))
@@ -93,7 +93,7 @@ def test_frozen_weights_and_evaluation_put_nothing_off():
 
 def test_a_weight_that_is_made_of_another():
     base, queue = torch.randn(2, 3, requires_grad=True), Queue()
-    with PutOff(queue):
+    with DeferWeightGradients(queue):
         y = linear(torch.ones(1, 3), 2 * base)
     y.sum().backward()
     assert base.grad is None
@@ -106,13 +106,13 @@ def test_a_weight_that_is_made_of_another():
 def test_tensor_parallel_layers_put_off_theirs(sequence_parallel, kv_heads):
     def both(world):
         serial = block(torch.float64, num_kv_heads=kv_heads)
-        parallel, found = ParallelBlock(serial, world, sequence_parallel), []
+        parallel, found = tensor_parallel(serial, world, sequence_parallel), []
         x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1)).double()
         x = x.chunk(2, 1)[world.rank] if sequence_parallel else x
         for queue in (None, Queue()):
             parallel.zero_grad()
             mine = x.clone().requires_grad_()
-            with nullcontext() if queue is None else PutOff(queue):
+            with nullcontext() if queue is None else DeferWeightGradients(queue):
                 y = parallel(mine)
             y.square().sum().backward()
             waiting = len(queue) if queue is not None else 4
@@ -131,14 +131,15 @@ def test_outside_there_is_no_queue():
     assert queue_here() is None
     with torch.device("cpu"):  # another mode of torch's
         assert queue_here() is None
-        with PutOff(Queue()) as mode:
+        with DeferWeightGradients(Queue()) as mode:
             assert queue_here() is mode.queue
 
 
-def test_a_pretended_layer_puts_off_what_its_weight_takes():
-    layer, queue = Pretend(3, 0, 0.01, weight_s=0.05), Queue()
+@pytest.mark.alone("it measures hundredths of a second")
+def test_a_layer_that_sleeps_defers_what_its_weight_takes():
+    layer, queue = SleepLayer(3, 0, 0.01, weight_s=0.05), Queue()
     x = torch.zeros(2, requires_grad=True)
-    with PutOff(queue):
+    with DeferWeightGradients(queue):
         y = layer(x)
     times = []
     for part in (y.sum().backward, queue.run):
@@ -153,7 +154,7 @@ def test_a_pretended_layer_puts_off_what_its_weight_takes():
 def test_what_waits_lets_go_of_where_its_input_came_from():
     """Else a stage's input would be kept until W, for nothing."""
     queue, leaf = Queue(), torch.randn(2, 4, requires_grad=True)
-    with PutOff(queue):
+    with DeferWeightGradients(queue):
         y = linear(leaf * 2, torch.nn.Parameter(torch.randn(3, 4)))
     gone = weakref.ref(leaf)
     y.sum().backward()

@@ -8,7 +8,9 @@ from sharding import said
 from torch import nn
 
 from lib import run
-from lib.data_parallel.flat import Flat, check_elementwise, clip_shards
+from lib.data_parallel.flat import Flat
+from lib.data_parallel.optimizer import check_elementwise
+from lib.facts import Fact, clip
 from lib.mesh import Group
 
 
@@ -50,7 +52,7 @@ def test_each_number_has_one_owner_and_one_place(shapes, n):
         for name, (there, here) in flat.where.items():
             assert len(flat.pieces[name]) > 0
             assert torch.equal(flat.pieces[name], named[name].flatten()[there])
-            assert torch.equal(flat.pieces[name], flat.exact[here])
+            assert torch.equal(flat.pieces[name], flat.master[here])
             seen[name][there] += 1
         assert [x.shape for x in flat.views] == [p.shape for p in named.values()]
     assert all((count == 1).all() for count in seen.values())
@@ -73,16 +75,16 @@ def test_masters_are_exact_and_the_shard_is_their_rounding():
     flat = Flat(named, group(0, 2), torch.bfloat16)
     for name, p in named.items():
         flat.load(name, p)
-    assert (flat.exact.dtype, flat.shard.dtype, flat.whole.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    assert (flat.master.dtype, flat.shard.dtype, flat.whole.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
     assert torch.equal(flat.pieces["p0"], named["p0"])
-    assert torch.equal(flat.shard, flat.exact.bfloat16()) and not torch.equal(flat.shard.float(), flat.exact)
+    assert torch.equal(flat.shard, flat.master.bfloat16()) and not torch.equal(flat.shard.float(), flat.master)
     flat.shard.grad = torch.full((6,), 2.0**-12, dtype=torch.bfloat16)
-    flat.lend()
+    flat.gradients_to_pieces()
     assert flat.pieces["p0"].grad.dtype == torch.float32
     with torch.no_grad():
         flat.pieces["p0"].fill_(1 + 2**-12)
-    flat.settle()
-    assert flat.shard[:5].tolist() == [1] * 5 and flat.exact[:5].tolist() == [1 + 2**-12] * 5
+    flat.after_step()
+    assert flat.shard[:5].tolist() == [1] * 5 and flat.master[:5].tolist() == [1 + 2**-12] * 5
     assert flat.shard.grad is None and flat.pieces["p0"].grad is None
 
 
@@ -100,7 +102,7 @@ def test_gradients_go_in_scaled_and_out_whole():
         flat.take(1, half)
         assert flat.whole.grad.tolist() == [3] * 7 + [0, 0]
         assert (first.grad is None) != stay and (second.grad is None) != stay
-        given = flat.give_away()
+        given = flat.release_gradients()
         assert given.tolist() == [3] * 7 + [0, 0] and flat.whole.grad is None
         first.grad = torch.ones(2, 2)
         flat.take(0, half)
@@ -113,7 +115,7 @@ def test_a_piece_that_was_frozen_gets_no_gradient():
     flat = Flat(named, group(0, 1))
     named["p1"].requires_grad_(False)
     flat.shard.grad = torch.ones(4)
-    flat.lend()
+    flat.gradients_to_pieces()
     assert flat.pieces["p0"].grad.tolist() == [1, 1] and flat.pieces["p1"].grad is None
 
 
@@ -130,22 +132,22 @@ def test_what_cannot_be_one_tensor():
 
 
 def test_the_norm_is_that_of_all_shards():
-    def clip(world):
-        numbers = torch.arange(1.0, 13)
-        out = []
+    def clipped(world):
+        numbers, fact = torch.arange(1.0, 13), Fact("p", nn.Parameter(torch.ones(3)), world)
+        squares, out = (lambda gradients: [fact.square(g) for g in gradients]), []
         for dtype in (torch.float64, torch.bfloat16):
             shards = [x.clone() for x in numbers.to(dtype).view(world.size, -1)[world.rank].split(1)]
-            norm = clip_shards(shards, world, 5.0)
+            norm = clip(shards, squares(shards), world, 5.0)
             out.append((norm.dtype, norm.item(), torch.cat(shards)))
         shards = [numbers.clone()]
-        clip_shards(shards, world, 1e9)
+        clip(shards, squares(shards), world, 1e9)
         return out, torch.equal(shards[0], numbers)
 
     whole = torch.arange(1.0, 13, dtype=torch.float64)
     want = whole.clone().requires_grad_()
     want.grad = whole.clone()
     norm = nn.utils.clip_grad_norm_([want], 5.0)
-    for rank, (((kind, value, mine), (small_kind, small, rounded)), untouched) in enumerate(run(clip, 4)):
+    for rank, (((kind, value, mine), (small_kind, small, rounded)), untouched) in enumerate(run(clipped, 4)):
         assert kind == torch.float64 and value == pytest.approx(norm.item(), rel=1e-14)
         assert torch.allclose(mine, want.grad.view(4, 3)[rank], rtol=1e-14)
         # squares of bfloat16 numbers are added up in float32, or 650 would be 648

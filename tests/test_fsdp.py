@@ -31,13 +31,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from lib import comm, cost, data, run, trace, wire
+from lib import comm, cost, data, run, trace, wire_audit
 from lib.data_parallel.ddp import global_mean
-from lib.data_parallel.fsdp import FSDP, default_units
+from lib.data_parallel.fsdp import FSDP
+from lib.data_parallel.units import default_units
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
-from lib.pretend import Pretend
+from lib.sleep import SleepLayer
 from lib.verify import largest_difference
 
 ALONE = Group()
@@ -53,7 +54,7 @@ CASES = [  # blocks, optimizer, op, microbatches, reduced each, tied, steps, and
 def nothing_gathered(model):
     return all(
         flat.whole.untyped_storage().nbytes() == 0 and torch.isnan(p).all()
-        for flat in model._flats()
+        for flat in model.flats
         for p in flat.params
         if p.numel()
     )
@@ -300,7 +301,8 @@ def test_traffic_is_counted_exactly(n):
             assert sum(by_kind.values()) == pytest.approx(want, rel=1e-12)
 
 
-@pytest.mark.skipif(not wire.available(), reason="only Linux counts what its loopback interface carries")
+@pytest.mark.alone("the kernel counts what all programs send through the loopback interface")
+@pytest.mark.skipif(not wire_audit.available(), reason="only Linux counts what its loopback interface carries")
 @pytest.mark.parametrize("reshard", [True, False])
 def test_what_the_kernel_counts(reshard):
     def make(layers, group):
@@ -351,7 +353,7 @@ LINK = {"alpha_s": 2e-3, "bandwidth_Bps": 12e6}
 
 def step_s(world, prefetch):
     """Seconds of a step, the best of two, without and with a slow link."""
-    layers = [Pretend(NUMBERS, FORWARD_S, BACKWARD_S) for _ in range(LAYERS)]
+    layers = [SleepLayer(NUMBERS, FORWARD_S, BACKWARD_S) for _ in range(LAYERS)]
     model = FSDP(nn.Sequential(*layers), world, partial(torch.optim.SGD, lr=0.1), layers, prefetch=prefetch)
     out = []
     for link in (nullcontext, partial(comm.link, **LINK)):
@@ -368,6 +370,7 @@ def step_s(world, prefetch):
     return out
 
 
+@pytest.mark.alone("it measures the time of a step on an emulated link")
 @pytest.mark.flaky(reruns=2)
 def test_the_time_of_a_step_and_what_prefetch_hides():
     n = 4
@@ -433,7 +436,7 @@ def test_checkpointed_blocks_are_not_gathered_a_third_time():
                             whole = sum(unit.is_whole for unit in model.units[1:])
                             model.finish()
                         gathers = sum(e.kind == "all_gather" for e in recorded.events)
-                        flats = len(model._flats())
+                        flats = len(model.flats)
                         apart = shards_apart(model, Checkpointed(twin, reentrant, chunk))  # for its names
                         out[letters, reentrant, chunk, prefetch] = apart, gathers, 2 * flats, whole
         return out
@@ -571,7 +574,7 @@ def test_the_choices_change_no_bit():
                 mean_loss(model(x), y).backward()
                 model.finish()
                 model.step()
-            out.append(torch.cat([flat.exact for flat in model._flats()]))
+            out.append(torch.cat([flat.master for flat in model.flats]))
         # in another place of the model, whole: no units but the root
         return [torch.equal(out[0], other) for other in out[1:]]
 

@@ -57,6 +57,7 @@ def test_results_come_back_in_rank_order(monkeypatch):
     assert torch.equal(a, torch.zeros(3))
 
 
+@pytest.mark.alone("it measures how soon a run is done")
 @pytest.mark.usefixtures("machine")
 def test_a_run_is_fast_and_traced():
     best_s = min(run(nothing, 8).wall_s for _ in range(3))
@@ -184,6 +185,12 @@ SCRIPT = """
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory):
+    """A short one: the server's socket lies in it, and the path of a socket has at most 107 letters."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
 def script(tmp_path):
     """Starts the script above, in a session of its own and with a folder for temporary files of its own."""
     (tmp_path / "temp").mkdir()
@@ -209,6 +216,7 @@ def gone(processes, within_s):
     return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.alone("it presses Ctrl-C at certain moments, and measures how soon all has ended")
 def test_a_script_lives_through_ctrl_c_and_dies_with_its_ranks(script, tmp_path):
     """Ctrl-C while the server starts, Ctrl-C while ranks work, then SIGKILL."""
     process = script("3")
@@ -249,6 +257,7 @@ def test_a_script_needs_no_main_guard(script, method):
 # ---- the parent is a notebook ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone("it presses Ctrl-C at certain moments, and measures how soon all has ended")
 def test_a_notebook(start_notebook, tmp_path):
     """Interrupted while the server starts, and while ranks run; errors name cells; nothing is left."""
     notebook = start_notebook()

@@ -7,13 +7,18 @@ import cloudpickle
 import pytest
 import torch
 
-from lib import comm, cost, link, trace
+from lib import comm, cost, trace
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
+from lib.runtime import link
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # Other programs may take this machine's cores at any moment, and that only makes a time longer.
-pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.flaky(reruns=2)]
+pytestmark = [
+    pytest.mark.alone("it measures when a transfer on an emulated link is through"),
+    pytest.mark.usefixtures("machine"),
+    pytest.mark.flaky(reruns=2),
+]
 
 ALPHA_S, BANDWIDTH_BPS = 0.01, 1e6
 LATE_S = 0.12  # a sleeping process wakes up late where cores are busy; everything below is told apart by more

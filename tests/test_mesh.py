@@ -8,14 +8,16 @@ import pytest
 
 from lib import comm
 from lib.launch import RankError, run
-from lib.mesh import AXES, Group, Mesh, MeshShape
+from lib.mesh import Group, Mesh, MeshShape, second_lane
+
+AXES = ("dp", "pp", "tp")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.mark.parametrize(("dp", "pp", "tp"), list(product((1, 2, 3), repeat=3)))
 def test_every_rank_has_one_place(dp, pp, tp):
-    shape = MeshShape(dp, pp, tp)
+    shape = MeshShape(dp=dp, pp=pp, tp=tp)
     assert shape.size == dp * pp * tp
     places = list(product(range(dp), range(pp), range(tp)))  # tp innermost
     for rank, place in enumerate(places):
@@ -25,7 +27,7 @@ def test_every_rank_has_one_place(dp, pp, tp):
         groups = shape.groups(axis)
         assert sorted(rank for group in groups for rank in group) == list(range(shape.size))
         for group in groups:
-            assert [shape.coordinates(rank)[axis] for rank in group] == list(range(getattr(shape, axis)))
+            assert [shape.coordinates(rank)[axis] for rank in group] == list(range(shape.sizes[axis]))
             rest = [{a: x for a, x in shape.coordinates(rank).items() if a != axis} for rank in group]
             assert all(r == rest[0] for r in rest)
 
@@ -43,7 +45,7 @@ def test_a_shape_is_made_of_whole_numbers(bad):
 
 
 def test_bad_input():
-    shape = MeshShape(dp=2, tp=2)
+    shape = MeshShape(dp=2, pp=1, tp=2)
     for rank in (4, -1):
         with pytest.raises(ValueError, match=f"rank {rank} is not on a mesh of 4 ranks"):
             shape.coordinates(rank)
@@ -54,7 +56,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="the mesh has no axis 'sp'; it has dp, pp, tp"):
         shape.groups("sp")
     with pytest.raises(ValueError, match="the mesh has no axis 'sp'"):
-        Mesh(MeshShape(), Group()).group("sp")
+        Mesh(MeshShape(dp=1), Group()).group("sp")
     with pytest.raises(ValueError, match="dp=2 x pp=1 x tp=2 needs 4 ranks, but the run has 1"):
         Mesh(shape, Group())
     with pytest.raises(ValueError, match="needs the group of all ranks"):
@@ -62,7 +64,7 @@ def test_bad_input():
 
 
 def test_a_world_of_one_needs_no_process_group():
-    mesh = Mesh(MeshShape(), Group())
+    mesh = Mesh(MeshShape(dp=1, pp=1, tp=1), Group())
     assert [mesh.group(axis) for axis in AXES] == [Group(axis) for axis in AXES]
     assert mesh.group("dp").size == 1 and mesh.group("dp").global_rank == 0
 
@@ -72,7 +74,10 @@ def test_groups_in_a_run():
     def asks(world):
         import torch
 
-        wide, long = Mesh(MeshShape(dp=2, pp=1, tp=2), world), Mesh(MeshShape(pp=4), world)  # two meshes at once
+        wide, long = (
+            Mesh(MeshShape(dp=2, pp=1, tp=2), world),
+            Mesh(MeshShape(dp=1, pp=4, tp=1), world),
+        )  # two meshes at once
         groups = [mesh.group(axis) for mesh in (wide, long) for axis in AXES]
         sums = [comm.all_reduce(torch.tensor(world.rank), g).item() for g in groups]
         return [(g.axis, g.ranks, g.rank, g.global_rank) for g in groups], sums
@@ -92,4 +97,37 @@ def test_groups_in_a_run():
 @pytest.mark.usefixtures("machine")
 def test_a_mesh_that_does_not_fit_the_run():
     with pytest.raises(RankError, match="ValueError: dp=2 x pp=1 x tp=2 needs 4 ranks, but the run has 3"):
-        run(lambda world: Mesh(MeshShape(dp=2, tp=2), world), 3)
+        run(lambda world: Mesh(MeshShape(dp=2, pp=1, tp=2), world), 3)
+
+
+def test_joint_groups_and_groups_among_some():
+    shape = MeshShape(dp=2, pp=3, tp=2)
+    assert shape.groups("dp", "tp") == [(0, 1, 6, 7), (2, 3, 8, 9), (4, 5, 10, 11)]
+    assert shape.groups("dp", "pp", among={"pp": (0, 2)}) == [(0, 4, 6, 10), (1, 5, 7, 11)]
+    assert MeshShape(tp=2, dp=2).groups("tp") == [(0, 2), (1, 3)], "the order of the names is that of the axes"
+
+    def asks(world):
+        import torch
+
+        mesh = Mesh(MeshShape(dp=2, pp=1, tp=2), world)
+        joint, same = mesh.group("dp", "tp"), mesh.group("dp", "pp")
+        one = mesh.group("dp", "tp", among={"tp": (1,)})
+        total = comm.all_reduce(torch.tensor(world.rank), joint).item()
+        return joint.axis, joint.ranks, total, same.axis, same.pg is mesh.group("dp").pg, one and one.ranks
+
+    for rank, found in enumerate(run(asks, 4)):
+        assert found == ("dp×tp", (0, 1, 2, 3), 6, "dp", True, (1, 3) if rank % 2 else None)
+
+
+def test_a_second_lane_has_an_order_of_its_own():
+    """Two ranks call in different orders on two lanes of one group: no mismatch, and both sums are right."""
+
+    def calls(world):
+        import torch
+
+        other = second_lane(world, "other")
+        lanes = [world, other] if world.rank else [other, world]
+        pending = [comm.all_reduce_start(torch.tensor(float(lane is other)), lane) for lane in lanes]
+        return [one.wait().item() for one in pending]
+
+    assert run(calls, 2) == [[2, 0], [0, 2]]

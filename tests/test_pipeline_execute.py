@@ -1,27 +1,27 @@
 """Schedules that are really run: the one-process model's losses, gradients and weights, in the predicted order."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 
 from lib import run
 from lib.launch import RankError
-from lib.model import GPT, GPTConfig, mean_loss
-from lib.pipeline.action import Action, Op, Schedule, ScheduleError
+from lib.model import GPT, GPTConfig, loss_term, mean_loss
 from lib.pipeline.execute import execute, timeline
-from lib.pipeline.gpipe import gpipe, naive
-from lib.pipeline.interleaved import interleaved
-from lib.pipeline.one_f_one_b import one_f_one_b
-from lib.pipeline.stage import Stage, cut, stages_of_rank
-from lib.pipeline.step import clip_gradients, sum_tied_gradients
-from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
+from lib.pipeline.schedules.action import Action, Op, Schedule, ScheduleError
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
+from lib.pipeline.stage import Stage, cut, parameters_of, stages_of
 from lib.verify import largest_difference
 
 CONFIG = GPTConfig(vocab_size=64, context=8, d_model=16, num_layers=8, num_heads=4, tied=False)
 DEEP = replace(CONFIG, num_layers=16)  # for two stages on each of eight ranks
 ROWS = 10  # over 4 microbatches: 3, 3, 2, 2
+term = partial(loss_term, count=ROWS * CONFIG.context)
 
 
 def batch(step):
@@ -53,13 +53,14 @@ def serial(steps=3, config=CONFIG):
 
 def trains(world, schedule, recompute, steps=3, config=CONFIG):
     """(losses, this rank's gradients of the last step, its weights after it)."""
-    stages, mine = stages_of_rank(model_of(config), schedule, world.rank, recompute)
+    stages = stages_of(model_of(config), schedule, world.rank, recompute)
+    mine = parameters_of(stages)
     optimizer = torch.optim.AdamW(mine.values(), lr=1e-2)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
         inputs, targets = batch(step)
-        result = execute(schedule, stages, world, inputs, targets, mean_loss)
+        result = execute(schedule, stages, world, inputs, targets, term)
         losses.append(result.loss.item())
         gradients = {name: p.grad.clone() for name, p in mine.items()}
         optimizer.step()
@@ -100,42 +101,17 @@ def test_halves_give_the_same_bits():
             assert torch.equal(other[name], gradient), name
 
 
-def clips(world, schedule, config, max_norm):
-    """The norm before, and this rank's gradients after a step with a tied weight."""
-    stages, mine = stages_of_rank(model_of(config), schedule, world.rank)
-    execute(schedule, stages, world, *batch(0), mean_loss)
-    sum_tied_gradients(stages, schedule, world)
-    norm = clip_gradients(stages, schedule, world, max_norm, tied=True)
-    return norm, {name: p.grad for name, p in mine.items()}
-
-
-@pytest.mark.parametrize("schedule", [one_f_one_b(1, 4), zb_h1(2, 4), interleaved(2, 4, 2)], ids=lambda s: s.name)
-def test_a_tied_weight_and_the_norm_of_all_stages(schedule):
-    config = replace(CONFIG, tied=True)
-    model = model_of(config)
-    mean_loss(model(batch(0)[0]), batch(0)[1]).backward()
-    wanted = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    right = {name: p.grad for name, p in model.named_parameters()}
-    ranks = run(clips, schedule.num_ranks, schedule, config, 0.1)
-    for norm, gradients in ranks:
-        assert norm.item() == pytest.approx(wanted.item(), rel=1e-12)
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, right[name], rtol=1e-10, atol=1e-14)
-    tied = [gradients["embed.token.weight"] for _, gradients in ranks]
-    assert all(torch.equal(tied[0], other) for other in tied)
-
-
 def evaluates(world, schedule):
     model = model_of()
     stage = Stage(cut(model, 2)[world.rank], CONFIG.d_model)
-    result = execute(schedule, {world.rank: stage}, world, *batch(0), mean_loss)
+    result = execute(schedule, {world.rank: stage}, world, *batch(0), term)
     return result, stage.microbatches
 
 
 def test_an_evaluation():
     forward = Schedule.from_text("0F0 0F1\n1F0 1F1")
     ranks = run(evaluates, 2, forward)
-    assert ranks[0][0].losses.mean().item() == pytest.approx(serial(1)[0][0], rel=1e-12)
+    assert ranks[0][0].losses.sum().item() == pytest.approx(serial(1)[0][0], rel=1e-12)
     seen = timeline(forward, [result for result, _ in ranks])
     assert [kept for _, kept in ranks] == [0, 0]
     assert sorted(slot.action for slot in seen.compute) == [Action(s, Op.F, m) for s in (0, 1) for m in (0, 1)]
@@ -144,7 +120,7 @@ def test_an_evaluation():
 def misfit(world, schedule, rows, stages):
     stage = Stage(torch.nn.Linear(4, 4), 4)
     try:
-        execute(schedule, dict.fromkeys(stages, stage), world, torch.randn(rows, 4), torch.randn(rows, 4), mean_loss)
+        execute(schedule, dict.fromkeys(stages, stage), world, torch.randn(rows, 4), torch.randn(rows, 4), term)
     except ScheduleError as error:
         return str(error)
 

@@ -9,22 +9,24 @@ import torch
 from lib import comm, run
 from lib.memory import MemoryTracker
 from lib.model import Block, GPTConfig
-from lib.pipeline.action import Op, Schedule
 from lib.pipeline.execute import execute
 from lib.pipeline.gantt import to_trace
-from lib.pipeline.gpipe import gpipe, naive
-from lib.pipeline.interleaved import interleaved
 from lib.pipeline.lower import lower, other_end, proves
-from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.rehearse import rehearse
+from lib.pipeline.schedules.action import Op, Schedule
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs, simulate
 from lib.pipeline.stage import Stage
-from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.trace import Trace
 
+timed = pytest.mark.alone("it measures the time of ranks that sleep, and wake up late on a busy machine")
 UNIT_S = 0.1  # long enough that to wake eight ranks on two cores takes a small part of it
 
 
+@timed
 @pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize(
     "schedule",
@@ -38,6 +40,7 @@ def test_the_bubble_is_the_predicted_one(schedule):
     assert abs(seen.bubble - predicted.bubble) < 0.03
 
 
+@timed
 @pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize("schedule", [gpipe(4, 4), one_f_one_b(4, 8)], ids=lambda s: s.name)
 def test_late_messages_and_unequal_stages(schedule):

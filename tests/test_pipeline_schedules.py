@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from lib.pipeline.action import Op
 from lib.pipeline.gantt import gantt
-from lib.pipeline.gpipe import gpipe, naive
-from lib.pipeline.interleaved import interleaved, warm_up
 from lib.pipeline.lower import lower
-from lib.pipeline.one_f_one_b import one_f_one_b
 from lib.pipeline.rendezvous import rendezvous
+from lib.pipeline.schedules.action import Op
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved, warm_up
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs, simulate
-from lib.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 
 TWICE = Costs(F=1, I=1, W=1)  # backward takes twice as long as forward
 

@@ -6,15 +6,15 @@ from itertools import product
 
 import pytest
 
-from lib.pipeline.action import Schedule, ScheduleError
-from lib.pipeline.check import check
-from lib.pipeline.gpipe import gpipe, naive
-from lib.pipeline.interleaved import interleaved
 from lib.pipeline.lower import lower
-from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.prove import prove
+from lib.pipeline.schedules.action import Schedule, ScheduleError
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2
 from lib.pipeline.simulate import Costs, simulate
 from lib.pipeline.workshop import Par, workshop
-from lib.pipeline.zero_bubble import zb_h1, zb_h2
 
 FIFTEEN = """
 rank 0: 0F0 0F1 0F2 0F3 0I0 0W0 0I1 0F4 0W1 0F5 0I2 0I3 0W2 0W3 0I4 0W4 0I5 0W5
@@ -275,7 +275,7 @@ def test_nothing_that_is_typed_raises():
         assert repr(verdict) and verdict._repr_html_()
         try:
             right = Schedule.from_text(text)
-            check(right)
+            prove(right)
             is_right = (right.num_ranks, right.num_microbatches, right.num_stages) == (3, 4, 3)
         except ScheduleError:
             is_right = False

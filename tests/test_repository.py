@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -66,16 +67,34 @@ def test_every_chapter_is_on_the_map_and_names_its_library_files():
     assert all(re.search(r"\]\(lib/[^)]+\.py\)", row) for row in rows)
 
 
+def toc_chapters() -> dict[str, list[str]]:
+    """The pages of the contents, and those that stand behind each of them, in order."""
+    parts = yaml.safe_load(read("_toc.yml"))["parts"]
+    listed = [chapter for part in parts for chapter in part["chapters"]]
+    return {chapter["file"]: [section["file"] for section in chapter.get("sections", [])] for chapter in listed}
+
+
 def toc_entries() -> list[str]:
-    toc = yaml.safe_load(read("_toc.yml"))
-    return [toc["root"], *(chapter["file"] for part in toc["parts"] for chapter in part["chapters"])]
+    root = yaml.safe_load(read("_toc.yml"))["root"]
+    return [root, *(page for chapter, behind in toc_chapters().items() for page in (chapter, *behind))]
 
 
 def test_table_of_contents_names_what_exists_and_misses_no_notebook():
     entries = toc_entries()
     assert len(entries) == len(set(entries))
-    assert [e for e in entries if not any((ROOT / f"{e}{suffix}").is_file() for suffix in (".ipynb", ".md"))] == []
+    assert [
+        e for e in entries if not any((ROOT / f"{e}{suffix}").is_file() for suffix in (".ipynb", ".md", ".rst"))
+    ] == []
     assert [name(path) for path in NOTEBOOKS if name(path).removesuffix(".ipynb") not in entries] == []
+
+
+def test_exercises_stand_with_their_chapter_and_their_solutions_behind_them():
+    behind = {chapter: pages for chapter, pages in toc_chapters().items() if chapter.startswith("chapters/")}
+    for chapter, pages in behind.items():
+        stem = chapter.removeprefix("chapters/")
+        has_exercises = (ROOT / f"exercises/{stem}.ipynb").is_file()
+        assert pages == ([f"exercises/{stem}", f"solutions/{stem}"] if has_exercises else [])
+    assert list(behind) == sorted(behind), "in the order of their numbers, and without one behind"
 
 
 def test_every_paper_that_a_chapter_links_to_is_in_the_bibliography():
@@ -214,10 +233,40 @@ def test_requirements_name_the_six_packages_as_ranges():
     assert "<2" in wanted["jupyter-book"] and wanted["torch"] == ">=2.8"
 
 
+def test_what_is_imported_is_required():
+    folders = ("lib", "tools", "tests", "book", "benchmarks")
+    files = [path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py")]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    ours = {path.stem for path in files} | set(folders)
+    modules = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) - ours
+    wanted, packages = requirements("requirements.txt"), packages_distributions()
+    found = {
+        module: {re.sub(r"[._-]+", "-", p).lower() for p in packages.get(module, [module])} for module in modules
+    }
+    assert {"torch", "pytest", "bs4"} <= modules
+    assert [module for module in sorted(modules) if not found[module] & wanted.keys()] == []
+
+
 def test_constraints_pin_all_that_is_required_and_no_local_build():
     pins = requirements("constraints.txt")
     assert requirements("requirements.txt").keys() <= pins.keys()
     assert [f"{p}{v}" for p, v in pins.items() if not re.fullmatch(r"==[\w.]+", v)] == []
+
+
+def test_workflows_try_what_is_promised():
+    """The oldest Python and the oldest torch among it; and what they run is there."""
+    workflows = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in ROOT.glob(".github/workflows/*.yml")]
+    jobs = {name: job for workflow in workflows for name, job in workflow["jobs"].items()}
+    runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    made = {run.removeprefix("make ") for run in runs if run.startswith("make ")}
+    assert {"book", "site", "test"} <= made <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    matrix = jobs["versions"]["strategy"]["matrix"]["include"]
+    (oldest_torch,) = {entry["torch"] for entry in matrix if "torch" in entry}
+    assert oldest_torch == requirements("requirements.txt")["torch"].removeprefix(">=") + ".0"
+    oldest_python = re.search(r'requires-python = ">=([\d.]+)"', read("pyproject.toml"))[1]
+    assert sorted({entry["python"] for entry in matrix}) == [oldest_python, "3.12", "3.13"]
 
 
 def test_the_kernel_is_the_one_of_this_environment(monkeypatch):
@@ -225,6 +274,16 @@ def test_the_kernel_is_the_one_of_this_environment(monkeypatch):
     from jupyter_client.kernelspec import get_kernel_spec
 
     assert Path(get_kernel_spec("python3").resource_dir).is_relative_to(sys.prefix)
+
+
+def test_a_kernel_starts_without_a_word(monkeypatch):
+    """A build of the book starts one for each chapter; `make setup` says what it reads first."""
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    code = (
+        "from jupyter_client.manager import start_new_kernel as s; k, c = s(); c.stop_channels(); k.shutdown_kernel()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 # ---- the whole ------------------------------------------------------------------------------------------------------
@@ -244,7 +303,7 @@ def test_no_file_names_a_machine_or_a_mirror():
 
 
 def test_stylesheet_has_the_palette_of_the_figures():
-    from lib import svg
+    from lib.figures import svg
 
     css = read("book/static/book.css")
     for selector, mode in ((":root", "light"), ('html[data-theme="dark"]', "dark")):

@@ -91,9 +91,11 @@ def weights_bytes() -> dict[str, int]:
     return {"here": psutil.Process().memory_info().rss, "server": server.memory_info().rss}
 
 
+@pytest.mark.alone("it measures memory, and counts what is left on this machine")
+@pytest.mark.slow("what leaks in a run is seen in many; as many as SOAK_RUNS says")
 @pytest.mark.usefixtures("machine")
 @pytest.mark.timeout(60 + 2 * RUNS)
-def test_many_runs_leave_nothing(capsys):
+def test_many_runs_leave_nothing(capsys, say):
     for i in range(WARM):
         one(i)
     before, began, first = counts(), time.monotonic(), weights_bytes()
@@ -106,10 +108,7 @@ def test_many_runs_leave_nothing(capsys):
         assert counts() == before, f"after run {i}"
     took_s, last = time.monotonic() - began, weights_bytes()
     growth = {name: last[name] - first[name] for name in first}
-    with capsys.disabled():
-        print(
-            f"\nsoak: {RUNS} runs of 4 ranks, {took_s / RUNS:.2f} s each; memory "
-            + ", ".join(f"{name} {n / RUNS / 1e3:+.1f} kB a run" for name, n in growth.items())
-        )
+    memory = ", ".join(f"{name} {n / RUNS / 1e3:+.1f} kB a run" for name, n in growth.items())
+    say(f"soak: {RUNS} runs of 4 ranks, {took_s / RUNS:.2f} s each; memory {memory}")
     for name, n in growth.items():
         assert n < SLACK_BYTES + MOST_BYTES_PER_RUN * RUNS, f"{name} grew by {n:,} bytes in {RUNS} runs"

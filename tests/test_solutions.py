@@ -133,7 +133,7 @@ def test_an_exercise_has_its_task_above_it_and_its_check_below(path):
     stubs = [i for i, cell in enumerate(cells) if cell.metadata.get("nbgrader", {}).get("solution")]
     assert [cells[i].id for i in stubs if not re.match(r"## \d+\. ", cells[i - 1].source)] == []
     assert [cells[i].id for i in stubs if "check" not in cells[i + 1].metadata.get("tags", [])] == []
-    assert len(stubs) == len(checks(path)) >= 4
+    assert len(stubs) == len(checks(path)) >= 2
 
 
 @pytest.mark.parametrize("path", EXERCISES, ids=name)

@@ -1,10 +1,11 @@
 """The whole GPT in parts against the serial one: loss, gradients, steps, messages, what it stores, what it says."""
 
+import copy
 from functools import partial
 
 import pytest
 import torch
-from sharding import said
+from sharding import InParts, said
 from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
@@ -13,8 +14,7 @@ from lib import cost, run, trace
 from lib.layout import Replicate, Shard, parts, unshard
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, Block, GPTConfig, mean_loss
-from lib.tensor_parallel.block import ParallelBlock
-from lib.tensor_parallel.gpt import TensorParallelGPT
+from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.linear import ColumnParallelLinear
 from lib.verify import assert_matches_serial, largest_difference, replicas_equal
 
@@ -46,7 +46,7 @@ def batch(config, rows=2):
 def one_step(world, config, sequence_parallel=False, recompute="none"):
     """(loss and gradients of the parallel GPT, of the serial one), from another seed on each rank."""
     drawn = serial_gpt(config, seed=world.rank)
-    model = TensorParallelGPT(drawn, world, sequence_parallel, recompute)
+    model = InParts(drawn, world, sequence_parallel, recompute)
     serial = GPT(config).double()
     serial.load_state_dict(model.full_state_dict())
     x, y = batch(config)
@@ -57,7 +57,7 @@ def one_step(world, config, sequence_parallel=False, recompute="none"):
         out.append([loss.item()])
     model.finish()
     wanted = {name: p.grad for name, p in serial.named_parameters()}
-    whole = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model).items() if name in wanted}
+    whole = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model.model).items() if name in wanted}
     return out[0] + [whole], out[1] + [wanted]
 
 
@@ -81,7 +81,7 @@ def test_loss_and_every_gradient_are_the_serial_ones(n, kv_heads, tied):
 
 def steps(world, config, n_steps=10, sequence_parallel=False):
     serial = serial_gpt(config)
-    model = TensorParallelGPT(serial, world, sequence_parallel)
+    model = InParts(serial, world, sequence_parallel)
     losses = []
     for one, loss_of in ((model, model.loss), (serial, mean_loss)):
         optimizer = torch.optim.AdamW(one.parameters(), lr=1e-2)
@@ -96,7 +96,7 @@ def steps(world, config, n_steps=10, sequence_parallel=False):
             losses.append(loss.item())
     apart = max(abs(a - b) for a, b in zip(losses[:n_steps], losses[n_steps:], strict=True))
     whole = nn.ParameterDict(
-        {name.replace(".", "-"): p for name, (p, how) in parts(model).items() if how == Replicate()}
+        {name.replace(".", "-"): p for name, (p, how) in parts(model.model).items() if how == Replicate()}
     )
     return apart, largest_difference(model.full_state_dict(), serial.state_dict()), replicas_equal(whole, world)
 
@@ -116,13 +116,15 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, sequence_pa
     def works(world):
         config = config_of(num_kv_heads=kv_heads)
         serial, (x, y) = serial_gpt(config), batch(config)
-        model = TensorParallelGPT(serial, world, sequence_parallel)
+        model = InParts(serial, world, sequence_parallel)
         mean_loss(serial(x), y).backward()
         model.loss(model(x), y).backward()
         model.finish()
         norms = model.clip_gradients(0.01), nn.utils.clip_grad_norm_(serial.parameters(), 0.01)
         wanted = {name: p.grad for name, p in serial.named_parameters()}
-        clipped = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model).items() if name in wanted}
+        clipped = {
+            name: unshard(p.grad, how, world) for name, (p, how) in parts(model.model).items() if name in wanted
+        }
         return norms[0].item() / norms[1].item() - 1, largest_difference(clipped, wanted)
 
     for norm, apart in run(works, n):
@@ -134,8 +136,8 @@ def test_a_block_alone_and_the_gradient_of_its_input():
         torch.manual_seed(0)
         block = Block(config_of()).double()
         x = torch.randn(2, 12, 24).double()
-        assert_matches_serial(block, ParallelBlock(block, world), x, world, 1e-13)
-        sliced = ParallelBlock(block, world, sequence_parallel=True)
+        assert_matches_serial(block, tensor_parallel(copy.deepcopy(block), world), x, world, 1e-13)
+        sliced = tensor_parallel(copy.deepcopy(block), world, sequence_parallel=True)
         block.zero_grad()
         assert_matches_serial(block, sliced, x, world, 1e-13, Shard(1), Shard(1))
 
@@ -146,7 +148,7 @@ def test_a_block_alone_and_the_gradient_of_its_input():
 def test_the_whole_state_comes_back():
     def there_and_back(world):
         serial = serial_gpt(config_of(num_kv_heads=2))
-        model = TensorParallelGPT(serial, world)
+        model = InParts(serial, world)
         state, wanted = model.full_state_dict(), serial.state_dict()
         same = list(state) == list(wanted) and all(torch.equal(state[name], wanted[name]) for name in wanted)
         local = sum(p.numel() for p in model.parameters())
@@ -164,7 +166,9 @@ def block_messages(world, sequence_parallel=False, recompute=None, regather=True
     rows, tokens, width = size
     torch.manual_seed(0)
     block = Block(config_of(d_model=width, context=tokens))
-    parallel = ParallelBlock(block, world, sequence_parallel, recompute == "selective")
+    parallel = tensor_parallel(
+        copy.deepcopy(block), world, sequence_parallel, "selective" if recompute == "selective" else "none"
+    )
     for module in parallel.modules():
         if isinstance(module, ColumnParallelLinear):
             module.regather = regather
@@ -217,7 +221,7 @@ def test_fewer_heads_of_keys_than_ranks_cost_one_sum_of_their_weight():
     def seen(world):
         block = Block(config_of(num_kv_heads=2))
         x = torch.randn(2, 12, 24).requires_grad_()
-        parallel = ParallelBlock(block, world)
+        parallel = tensor_parallel(copy.deepcopy(block), world)
         with trace.record(world.rank) as seen:
             parallel(x).sum().backward()
         return sorted(e.payload_bytes // 4 for e in seen.events)
@@ -234,13 +238,14 @@ def test_whole_model():
         out = []
         for sequence_parallel in (False, True):
             config = config_of()
-            model = TensorParallelGPT(GPT(config), world, sequence_parallel)
+            model = InParts(GPT(config), world, sequence_parallel)
             x, y = batch(config)
-            with trace.record(world.rank) as microbatch:
+            with trace.record(world.rank) as seen:
                 model.loss(model(x), y).backward()
-            with trace.record(world.rank) as at_the_end:
                 model.finish()
-            out.append((microbatch.wire_bytes, [(e.kind, e.payload_bytes) for e in at_the_end.events]))
+            sums = [e for e in seen.events if e.label.startswith("bucket")]
+            sent = seen.wire_bytes - sum(e.wire_bytes for e in sums)
+            out.append((sent, [(e.kind, e.payload_bytes) for e in sums]))
         return out
 
     n = 4
@@ -264,7 +269,7 @@ def test_parallelize_module_agrees(n, sequence_parallel):
     def apart(world):
         config = config_of(tied=False)
         serial, (x, y) = serial_gpt(config), batch(config)
-        ours = TensorParallelGPT(serial, world, sequence_parallel)
+        ours = InParts(serial, world, sequence_parallel)
         theirs = parallelized(serial, world, sequence_parallel)
         for model, loss_of in ((ours, ours.loss), (theirs, mean_loss)):
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -282,15 +287,15 @@ def test_parallelize_module_agrees(n, sequence_parallel):
 # ---- wrong use ------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "heads": (config_of(num_heads=6), {}, "num_heads=6 cannot be split over world=4; use a multiple of 4, such as 8"),
+    "heads": (config_of(num_heads=6), {}, "num_heads=6 cannot be split over tp=4; use a multiple of 4, such as 8"),
     "kv heads": (
         config_of(num_kv_heads=6),
         {},
-        "num_kv_heads=6 cannot be split over world=4, nor 4 ranks over 6",
+        "num_kv_heads=6 cannot be split over tp=4, nor 4 ranks over 6",
     ),
-    "vocabulary": (config_of(vocab_size=26), {}, "vocabulary=26 cannot be split over world=4"),
+    "vocabulary": (config_of(vocab_size=26), {}, "vocabulary=26 cannot be split over tp=4"),
     "recompute": (config_of(), {"recompute": "all"}, "recompute='all' must be one of none, selective, full"),
-    "sequence": (config_of(context=10), {"sequence_parallel": True}, "=10 cannot be split over world=4"),
+    "sequence": (config_of(context=10), {"sequence_parallel": True}, "=10 cannot be split over tp=4"),
     "context": (config_of(), {}, "24 tokens do not fit context=12"),
 }
 
@@ -301,7 +306,7 @@ def test_wrong_use_is_named(case):
 
     def wrong(world):
         length = 2 * config.context if case == "context" else config.context
-        TensorParallelGPT(GPT(config), world, **options)(torch.zeros(1, length).long())
+        InParts(GPT(config), world, **options)(torch.zeros(1, length).long())
 
     assert message in run(lambda world: said(lambda: wrong(world), ValueError), 4)[0]
 
@@ -310,9 +315,8 @@ def test_beside_data_parallel_ranks():
     """On a mesh of 2 by 2 each tensor-parallel group works for itself."""
 
     def works(world):
-        group = Mesh(MeshShape(dp=2, tp=2), world).group("tp")
-        config = config_of()
-        model = TensorParallelGPT(serial_gpt(config, seed=world.rank // 2), group)
+        mesh, config = Mesh(MeshShape(dp=2, tp=2), world), config_of()
+        model = InParts(serial_gpt(config, seed=world.rank // 2), world, mesh=mesh)
         x, y = batch(config)
         return model.loss(model(x), y).item(), mean_loss(serial_gpt(config, seed=world.rank // 2)(x), y).item()
 

@@ -1,5 +1,6 @@
 """What a block keeps for backward on a rank, to the byte, against the formula."""
 
+import copy
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -9,10 +10,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lib import comm, cost, run
+from lib.cost.sizes import ModelShape
 from lib.memory import MemoryTracker
 from lib.model import Block, GPTConfig
-from lib.sizes import ModelShape
-from lib.tensor_parallel.block import ParallelBlock
+from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.linear import ColumnParallelLinear
 
 ROWS, SIZES = 2, {"vocab_size": 8, "context": 12, "d_model": 24, "num_heads": 12}
@@ -37,7 +38,8 @@ def kept(
     from torch.nn.attention import SDPBackend, sdpa_kernel  # cannot be sent to ranks
 
     if group is not None:
-        block = ParallelBlock(block, group, sequence_parallel, recompute == "selective")
+        again = "selective" if recompute == "selective" else "none"
+        block = tensor_parallel(copy.deepcopy(block), group, sequence_parallel, again)
         x = x.chunk(group.size, 1)[group.rank] if sequence_parallel else x
     for module in block.modules():
         if isinstance(module, ColumnParallelLinear):

@@ -1,20 +1,24 @@
 """Chance on several ranks, gradients that are terms of a sum, and slices of a sequence."""
 
+import copy
+
 import pytest
 import torch
+from sharding import InParts
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lib import comm, run, trace
+from lib.data_parallel.bucketed_gradients import Gradients
+from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
-from lib.tensor_parallel.gpt import TensorParallelGPT
+from lib.parallel import facts_of
 from lib.tensor_parallel.sequence import (
     ShardedDropout,
     dropout,
     each_rank_its_own,
-    replicated,
+    replicate,
     slice_of_rank,
-    sum_partial_gradients,
 )
 
 CONFIG = GPTConfig(vocab_size=24, context=12, d_model=24, num_layers=2, num_heads=12, dropout=0.2)
@@ -72,7 +76,7 @@ def test_dropout_of_what_is_whole_and_of_slices(sequence_parallel, kind):
 
 def losses_with_dropout(world, sequence_parallel, recompute="none", repeats=1):
     torch.manual_seed(0)
-    model = TensorParallelGPT(GPT(CONFIG).double(), world, sequence_parallel, recompute)
+    model = InParts(GPT(CONFIG).double(), world, sequence_parallel, recompute)
     x, y = torch.randint(24, (2, 2, 12), generator=torch.Generator().manual_seed(5))
     out = []
     for seed in range(repeats):
@@ -133,6 +137,16 @@ def test_the_mean_over_many_masks_is_the_serial_one():
         error = (wanted.var() / len(wanted) + got.var() / len(got)).sqrt()
         assert abs(got.mean() - wanted.mean()) < 4 * error
         assert 0.7 < got.std() / wanted.std() < 1.4
+
+
+def replicated(serial, group, sequence_parallel):
+    module = copy.deepcopy(serial)
+    replicate(module, group, sequence_parallel)
+    return module
+
+
+def sum_partial_gradients(module, world):
+    Gradients(facts_of(module, Mesh(MeshShape(tp=world.size), world))).finish()
 
 
 # ---- gradients that are terms ---------------------------------------------------------------------------------------

@@ -16,19 +16,17 @@ import torch
 
 from lib import cost, data, run
 from lib import train as train_module
-from lib.data_parallel.ddp import fill_buckets
+from lib.data_parallel.buckets import fill_buckets
 from lib.launch import RankError
-from lib.mesh import Group, Mesh, MeshShape
+from lib.mesh import Group
 from lib.model import GPT, GPTConfig
-from lib.pipeline.gpt import PipelineGPT
 from lib.train import TrainConfig, main, train
 from lib.verify import largest_difference
 
 TINY = GPTConfig(context=16, d_model=24, num_layers=3, num_heads=2)
 CONFIG = TrainConfig(model=TINY, steps=4, global_batch=24, dtype="float64", validate_every=2, bucket_bytes=20_000)
-FLAGS = (
-    "--context 16 --d-model 24 --layers 3 --heads 2 --steps 4 --global-batch 24 --dtype float64 --validate-every 2"
-)
+FLAGS = "--context 16 --d-model 24 --num-layers 3 --num-heads 2 --steps 4 --global-batch 24 --dtype float64"
+FLAGS += " --validate-every 2"
 
 
 @pytest.fixture(autouse=True)
@@ -82,12 +80,12 @@ def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
     # What each rank sends in a step: each flat as often as its stage does that, the loss, and the norm of the shards.
     flats = flats_bytes(zero, dp)
     reductions = microbatches if zero >= 2 else 1
-    calls = {"all_reduce dp": 1 + (1 if zero else len(flats))}
+    calls = {"all_reduce dp": 1 + (0 if zero else len(flats)), "all_reduce world": 1}
     if zero:
         calls["reduce_scatter dp"] = reductions * len(flats)
         calls["all_gather dp"] = len(flats) * (2 * microbatches if zero == 3 else 1)
     ideal = cost.zero_wire_bytes(zero, sum(flats), dp, microbatches=microbatches)
-    ideal += cost.wire_bytes("all_reduce", 16 if zero else 8, dp)
+    ideal += cost.wire_bytes("all_reduce", 16, dp)
     assert len(flats) >= 4
     for report in reports:
         assert {kind: number / 4 for kind, (number, _) in report["traffic"].items()} == (calls if dp > 1 else {})
@@ -124,13 +122,19 @@ def test_the_same_losses_with_tensor_parallel_ranks(serial, dp, tp, sequence_par
     unit = cost.wire_bytes("all_reduce", 8 * tokens * TINY.d_model, tp)  # of one all-reduce of activations
     times = (5 * layers + 2.5) if sequence_parallel else 4 * layers + 2
     small = cost.wire_bytes("all_reduce", 8 * 3 * tokens, tp)  # the losses
-    small += cost.wire_bytes("all_reduce", 8, tp)  # the norm
     norms = (2 * layers + 1) * 2 + layers * 2 + TINY.context
-    small += cost.wire_bytes("all_reduce", 8 * TINY.d_model * norms, tp) * sequence_parallel
+    sums = cost.wire_bytes("all_reduce", 8 * TINY.d_model * norms, dp * tp) * sequence_parallel
     for report in reports:
         assert same(report, serial) and report["losses"] == reports[0]["losses"]
-        sent = sum(sent for kind, (_, sent) in report["traffic"].items() if kind.endswith(" tp"))
-        assert sent == pytest.approx(4 * (times * unit + small), rel=1e-12)
+        sent = {axis: 0.0 for axis in ("tp", "dp×tp", "world")}
+        for kind, (_, of_kind) in report["traffic"].items():
+            axis = kind.split()[1]
+            sent[axis] = sent.get(axis, 0.0) + of_kind / 4
+        over_both = "dp×tp" if dp > 1 else "tp"  # a group along one long axis has its name
+        sent[over_both] -= sums
+        assert sent["tp"] == pytest.approx(times * unit + small, rel=1e-12)
+        assert sent["dp×tp"] == pytest.approx(0, abs=1e-6)
+        assert sent["world"] == pytest.approx(cost.wire_bytes("all_reduce", 8, dp * tp), rel=1e-12)
 
 
 FOUR = dataclasses.replace(TINY, num_layers=4)
@@ -166,21 +170,26 @@ def test_the_same_losses_in_a_pipeline(serial_of_four, dp, pp, schedule, per_ran
     for rank, report in enumerate(reports):
         assert same(report, serial_of_four) and report["losses"] == reports[0]["losses"]
 
-        # What each rank sends in a step: each microbatch's activations forward, their gradients back; one copy's
-        # gradient of the tied weight; who has the loss tells it; the norm; and the gradients of its own stages.
+        # What each rank sends in a step: each microbatch's activations forward, their gradients back; the gradient of
+        # the tied weight; who has the loss tells it; the norm; and the gradients of its own stages.
         place = rank % pp
         out = sum(place in pair and len({*pair}) == 2 for pair in pairwise(rank_of))
         is_end = place in ends and len(ends) == 2
         psi = report["peak_bytes"]["parameter"]
-        calls = {"send pp": out * microbatches + is_end, "broadcast pp": 1, "all_reduce pp": 1}
-        sent = {"send pp": 8 * (out * (24 // dp) * 16 * width + is_end * words * width)}
+        calls = {"send pp": out * microbatches, "broadcast pp": 1, "all_reduce world": 1}
+        sent = {"send pp": 8 * out * (24 // dp) * 16 * width}
         sent["broadcast pp"] = cost.wire_bytes("broadcast", 8 * microbatches, pp)
-        sent["all_reduce pp"] = cost.wire_bytes("all_reduce", 8, pp)
+        sent["all_reduce world"] = cost.wire_bytes("all_reduce", 8, dp * pp)
+        tied = 8 * words * width * is_end  # summed over both ends of all replicas
+        if is_end:
+            sent["all_reduce dp×pp" if dp > 1 else "all_reduce pp"] = cost.wire_bytes("all_reduce", tied, 2 * dp)
         if dp > 1:
-            sent["all_reduce dp"] = cost.wire_bytes("all_reduce", psi + 8, dp)
+            sent["all_reduce dp"] = cost.wire_bytes("all_reduce", psi - tied + 8, dp)
         traffic = report["traffic"]
         assert {kind: n / 3 for kind, (n, _) in traffic.items() if kind in calls} == calls
-        assert {kind: n / 3 for kind, (_, n) in traffic.items() if n} == pytest.approx(sent, rel=1e-12)
+        assert {kind: n / 3 for kind, (_, n) in traffic.items() if n} == pytest.approx(
+            {kind: n for kind, n in sent.items() if n}, rel=1e-12
+        )
 
         # And holds: what belongs to its stages, and nothing of the others.
         peak = report["peak_bytes"]
@@ -194,23 +203,18 @@ def test_the_same_losses_in_a_pipeline(serial_of_four, dp, pp, schedule, per_ran
 
 def steps(world, config):
     """Losses, this rank's clipped gradients of each step, and its weights at the end, by their serial names."""
-    mesh = Mesh(MeshShape(dp=config.dp, pp=config.pp), world)
-    torch.manual_seed(config.seed)
-    module = serial = GPT(config.model).double()
-    names = {id(p): name for name, p in serial.named_parameters()}
-    if config.pp > 1:
-        module = PipelineGPT(serial, config.make_schedule(), mesh.group("pp"))
-    model = train_module.wrap(module, mesh.group("dp"), config)
-    gradients, step = [], model.step
+    model = train_module.build(world, config)
+    named = {fact.name: fact.parameter for fact in model.gradients.facts.values()}
+    gradients, step = [], model.step_optimizer
 
     def keep_and_step():
-        gradients.append({names[id(p)]: p.grad.clone() for p in module.parameters()})
+        gradients.append({name: p.grad.clone() for name, p in named.items()})
         step()
 
-    model.step = keep_and_step
+    model.step_optimizer = keep_and_step
     tokens = data.load().train
-    losses = [train_module.train_step(model, tokens, i, config, mesh.group("dp")) for i in range(config.steps)]
-    return losses, gradients, {names[id(p)]: p.detach() for p in module.parameters()}
+    losses = [train_module.train_step(model, tokens, i, config) for i in range(config.steps)]
+    return losses, gradients, {name: p.detach() for name, p in named.items()}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -259,18 +263,23 @@ def test_bfloat16_with_master_weights(serial, zero):
 @pytest.mark.parametrize("zero, pp", [(0, 1), (3, 1), (0, 2)])
 def test_validation_where_a_rank_has_no_rows(zero, pp):
     def losses(world):
-        config = dataclasses.replace(CONFIG, zero=zero, dp=max(1, world.size // pp), microbatches=2)
-        mesh = Mesh(MeshShape(dp=config.dp, pp=world.size // config.dp), world)
-        config = dataclasses.replace(config, pp=mesh.shape.pp)
-        torch.manual_seed(0)
-        module = GPT(TINY).double()
-        if config.pp > 1:
-            module = PipelineGPT(module, config.make_schedule(), mesh.group("pp"))
-        model = train_module.wrap(module, mesh.group("dp"), config)
-        return train_module.validate(model, data.load().validation, config, mesh.group("dp"), limit=2)
+        dp = max(1, world.size // pp)
+        config = dataclasses.replace(CONFIG, zero=zero, dp=dp, pp=world.size // dp, microbatches=2)
+        model = train_module.build(world, config)
+        return train_module.validate(model, data.load().validation, config, limit=2)
 
     (alone,) = run(losses, 1)
     assert list(run(losses, 3 * pp)) == pytest.approx([alone] * 3 * pp, rel=1e-12)
+
+
+def test_validation_drops_nothing_and_training_goes_on_dropping():
+    config = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, dropout=0.5))
+    model = train_module.build(Group(), config)
+    model.stages[0].module.blocks["1"].eval()  # somebody's choice
+    modes = [module.training for module in model.stages[0].module.modules()]
+    losses = {train_module.validate(model, data.load().validation, config, limit=4) for _ in range(3)}
+    assert len(losses) == 1, "each look at the same text tells the same"
+    assert [module.training for module in model.stages[0].module.modules()] == modes and not all(modes)
 
 
 def test_fewer_rows_at_once_hold_fewer_activations(serial):
@@ -328,7 +337,7 @@ def test_from_the_terminal_it_learns_more_than_frequencies(tmp_path, capsys):
     assert losses[-1] < data.unigram_entropy(data.load().validation) < losses[0]
     assert len(written["losses"]) == 60 and written["losses"] == written["ranks"][0]["losses"]
     (calls, sent_bytes) = written["ranks"][0]["traffic"]["all_reduce dp"]
-    assert calls == 60 * 2 and sent_bytes == 60 * 4 * (GPTConfig().num_parameters + 1)
+    assert calls == 60 * 2 and sent_bytes == 60 * (4 * GPTConfig().num_parameters + 8)
 
 
 def test_a_report_of_one_process_without_validation(tmp_path, capsys):
@@ -354,46 +363,57 @@ def nothing_is_trained(monkeypatch):
 @pytest.mark.parametrize(
     "flags, says",
     [
-        ("--dp 3 --global-batch 4", "global_batch=4 cannot be split over dp=3; use a multiple of 3"),
-        ("--dp 2 --global-batch 4 --microbatches 4", "global_batch=4 cannot be split over dp=2 x microbatches=4"),
-        ("--dp 0", "dp=0 must be a whole number of at least 1"),
-        ("--dp -1", "dp=-1 must be a whole number of at least 1"),
+        ("--dp 3 --global-batch 4", "--global-batch 4 cannot be split over --dp 3; use a multiple of 3, such as 6"),
+        (
+            "--dp 2 --global-batch 4 --microbatches 4",
+            "--global-batch 4 cannot be split over --dp 2 x --microbatches 4",
+        ),
+        ("--dp 0", "--dp 0 must be a whole number of at least 1"),
+        ("--dp -1", "--dp -1 must be a whole number of at least 1"),
         ("--dp 1000 --global-batch 1000", "--dp 1000 is more than 64 ranks on one machine"),
-        ("--steps 0", "steps=0 must be"),
-        ("--global-batch 0", "global_batch=0 must be"),
-        ("--microbatches 0", "microbatches=0 must be"),
-        ("--validate-every -1", "validate_every=-1 must be"),
-        ("--compute-dtype bfloat16", "compute_dtype=bfloat16 needs master weights in float32"),
-        ("--compute-dtype bfloat16 --zero 0", "use zero=1, 2 or 3"),
-        ("--dp 3 --zero 3 --global-batch 4", "global_batch=4 cannot be split over dp=3; use a multiple of 3"),
-        ("--lr 0", "lr=0.0 must be"),
-        ("--lr nan", "lr=nan must be"),
-        ("--d-model 10 --heads 4", "d_model=10 cannot be split over num_heads=4"),
-        ("--layers 0", "num_layers=0"),
-        ("--tp 3", "num_heads=4 cannot be split over tp=3; use a multiple of 3"),
-        ("--tp 4 --sequence-parallel --context 10", "context=10 cannot be split over tp=4"),
-        ("--tp 2 --zero 1", "zero=1 and tp=2: this program shards state where tp=1 only"),
-        ("--pp 0", "pp=0 must be a whole number of at least 1"),
+        ("--steps 0", "--steps 0 must be"),
+        ("--global-batch 0", "--global-batch 0 must be"),
+        ("--microbatches 0", "--microbatches 0 must be"),
+        ("--validate-every -1", "--validate-every -1 must be"),
+        ("--compute-dtype bfloat16", "--compute-dtype needs master weights"),
+        ("--compute-dtype bfloat16 --zero 0", "use --zero 1"),
+        (
+            "--dp 3 --zero 3 --global-batch 4",
+            "--global-batch 4 cannot be split over --dp 3; use a multiple of 3, such as 6",
+        ),
+        ("--lr 0", "--lr 0.0 must be"),
+        ("--lr nan", "--lr nan must be"),
+        ("--d-model 10 --num-heads 4", "--d-model 10 cannot be split over --num-heads 4"),
+        ("--num-layers 0", "--num-layers 0"),
+        ("--tp 3", "--num-heads 4 cannot be split over --tp 3; use a multiple of 3"),
+        ("--tp 4 --sequence-parallel --context 10", "--context 10 cannot be split over --tp 4"),
+        ("--tp 2 --zero 3", "--zero 3 and --tp 2: parameters are shards of whole matrices here; use --zero 2"),
+        ("--pp 2 --zero 3", "--zero 3 and --pp 2: a stage's parameters would be gathered twice for each microbatch"),
+        ("--seed 99999999999999999999999", "--seed 99999999999999999999999 must be a whole number from 0 to"),
+        ("--seed -1", "--seed -1 must be"),
+        ("--context 100000000", "is too short for --context 100000000; use a shorter"),
+        ("--pp 0", "--pp 0 must be a whole number of at least 1"),
         ("--pp 4", "2 blocks and a head cannot be cut into 4 stages; use 3 stages or fewer"),
         ("--pp 2 --schedule interleaved --stages-per-rank 2", "2 blocks and a head cannot be cut into 4 stages"),
         (
             "--pp 2 --schedule interleaved",
-            "schedule=interleaved and stages_per_rank=1: use interleaved with 2 or more",
+            "--schedule interleaved and --stages-per-rank 1: use interleaved with 2 or more",
         ),
-        ("--pp 2 --stages-per-rank 2", "schedule=1f1b and stages_per_rank=2: use interleaved with 2 or more"),
+        ("--pp 2 --stages-per-rank 2", "--schedule 1f1b and --stages-per-rank 2: use interleaved with 2 or more"),
         (
-            "--pp 2 --schedule interleaved --stages-per-rank 2 --layers 4 --microbatches 3 --global-batch 3",
-            "num_microbatches=3 must be a multiple of the 2 ranks, such as 4",
+            "--pp 2 --schedule interleaved --stages-per-rank 2 --num-layers 4 --microbatches 3 --global-batch 3",
+            "--microbatches 3 must be a multiple of the 2 ranks, such as 4",
         ),
-        ("--schedule gpipe", "schedule=gpipe with stages_per_rank=1 needs ranks to cut the layers for: use pp=2"),
-        ("--pp 2 --global-batch 4 --microbatches 8", "global_batch=4 cannot be split over dp=1 x microbatches=8"),
-        ("--pp 2 --zero 1", "zero=1 and pp=2: this program puts a pipeline together with data parallelism only; use"),
         (
-            "--pp 2 --tp 2",
-            "tp=2 and pp=2: this program puts a pipeline together with data parallelism only; use pp=1",
+            "--schedule gpipe",
+            "--schedule gpipe with --stages-per-rank 1 needs ranks to cut the layers for: use --pp 2",
+        ),
+        (
+            "--pp 2 --global-batch 4 --microbatches 8",
+            "--global-batch 4 cannot be split over --dp 1 x --microbatches 8",
         ),
         ("--dp 40 --pp 2 --global-batch 40", "--dp 40 --pp 2 is more than 64 ranks"),
-        ("--sequence-parallel", "sequence_parallel needs ranks to cut the sequence for"),
+        ("--sequence-parallel", "--sequence-parallel needs ranks to cut the sequence for"),
         ("--dp 40 --tp 2 --global-batch 40", "--dp 40 --tp 2 is more than 64 ranks"),
         ("--report /no/such/folder/r.json", "--report /no/such/folder/r.json cannot be written"),
         ("--report /", "--report / cannot be written"),
@@ -471,6 +491,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
         main([])
 
 
+@pytest.mark.alone("it presses Ctrl-C, and measures how soon all has ended")
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is sent to a process group")
 def test_ctrl_c_ends_it_quietly(tmp_path):
     command = [sys.executable, "-u", "-m", "lib.train", *FLAGS.split(), "--steps", "100000", "--dp", "2"]
@@ -496,7 +517,7 @@ def test_ctrl_c_ends_it_quietly(tmp_path):
         {"zero": 4}, {"zero": -1}, {"zero": "1"}, {"compute_dtype": "float32", "zero": 1},
         {"compute_dtype": "bfloat16"}, {"dp": 3, "global_batch": 4}, {"global_batch": 6, "microbatches": 4},
         {"bucket_bytes": 0}, {"pp": 0}, {"schedule": "dualpipe"}, {"schedule": "gpipe"}, {"stages_per_rank": 0},
-        {"stages_per_rank": 2, "pp": 2}, {"zero": 1, "pp": 2}, {"tp": 2, "pp": 2},
+        {"stages_per_rank": 2, "pp": 2}, {"zero": 3, "pp": 2}, {"zero": 3, "tp": 2}, {"recompute": "all"}, {"seed": -1},
     ],
 )  # fmt: skip
 def test_configurations_that_make_no_sense(wrong):

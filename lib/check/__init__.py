@@ -1,7 +1,12 @@
 """Check your answer to an exercise: `check("03.1", average_gradients)`.
 
 The answer runs in real ranks on fresh random numbers, and what it returns is judged here. The verdict is PASS, TODO, or
-FAIL with the mistake by its name.
+FAIL with the mistake by its name. The engine is beside this file; each chapter's exercises have a folder.
+
+May import what its exercises are about: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
+`lib.model`, `lib.memory`, `lib.layout`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.data_parallel`,
+`lib.pipeline`.
+Must never be known by any of them.
 """
 
 from __future__ import annotations
@@ -14,55 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lib.check import (
-    averages,
-    block_sums,
-    bubbles,
-    chains,
-    cuts,
-    halves,
-    heads,
-    interleaving,
-    interleaving_sums,
-    links,
-    masks,
-    memory_live,
-    memory_sums,
-    messages,
-    microbatches,
-    norms,
-    overlap,
-    pairs,
-    par,
-    peaks,
-    prefetch,
-    resharding,
-    rings,
-    schedules,
-    sharded_step,
-    sharded_sums,
-    shards,
-    slice_sums,
-    slices,
-    ties,
-    units,
-    words,
-)
 from lib.check.exercise import Exercise
-from lib.check.judge import FAIL, PASS, TODO, Verdict, judge, new_seed
+from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, judge, new_seed
 
-_PARTS = (
-    *(memory_sums, memory_live, rings, links, averages, overlap),
-    *(shards, sharded_step, sharded_sums, units, prefetch, resharding),
-    *(pairs, heads, words, block_sums),
-    *(slices, norms, masks, slice_sums),
-    *(cuts, chains, schedules, microbatches, bubbles),
-    *(messages, peaks, ties),
-    *(interleaving, halves, par, interleaving_sums),
-)
-EXERCISES: dict[str, Exercise] = {
-    e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)
-}
 PROGRESS = Path(__file__).resolve().parents[2] / ".progress.json"
 
 _session: dict[str, float] = {}  # exercise -> points, for what was checked in this process
@@ -79,7 +38,8 @@ def check(exercise_id: str, answer: Callable, seed: int | None = None) -> None:
     Raises:
         ValueError: there is no such exercise.
         TypeError: the answer is not a function.
-        AssertionError: only with `CHECK_STRICT=1` in the environment, where everything but a PASS is an error.
+        AssertionError: only where a machine grades (`CHECK_STRICT=1` in the environment, or under nbgrader): then
+            everything but a PASS is an error.
     """
     text, status = verdict(exercise_id, answer, seed)
     sys.stdout.write(text + "\n")  # in one piece, or a notebook may store two outputs
@@ -95,7 +55,7 @@ def verdict(exercise_id: str, answer: Callable, seed: int | None = None) -> tupl
             f'check("{exercise_id}", ...) needs your function {exercise.title}, not {type(answer).__name__}'
         )
     seed = new_seed() if seed is None else seed
-    verdicts = judge(exercise, answer, seed)
+    (verdicts,) = judge(exercise, [answer], seed)
     passed = sum(v.status == PASS for v in verdicts)
     points = exercise.points * passed / len(exercise.ranks)
     status = PASS if passed == len(exercise.ranks) else TODO if verdicts[0].status == TODO else FAIL
@@ -105,15 +65,17 @@ def verdict(exercise_id: str, answer: Callable, seed: int | None = None) -> tupl
     return _text(exercise, status, points, verdicts, seed), status
 
 
-def missing(exercise_id: str, name: str) -> tuple[str, str]:
-    """The verdict on an answer that is not there."""
+def missing(exercise_id: str, why: str) -> tuple[str, str]:
+    """The verdict on an answer that is not there, with a sentence that says so."""
     exercise = find(exercise_id)
     _session[exercise_id] = 0
-    return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points} points\n  {name} is not defined.", FAIL
+    return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points} points\n  {why}", FAIL
 
 
 def find(exercise_id: str) -> Exercise:
     """The exercise of that id."""
+    from lib.check.catalogue import EXERCISES  # not in a rank, which finds the one that it runs by its path
+
     if exercise_id in EXERCISES:
         return EXERCISES[exercise_id]
     near = difflib.get_close_matches(str(exercise_id), EXERCISES, n=1)
@@ -126,14 +88,14 @@ def progress() -> None:
     if not _session:
         print("Nothing is checked yet: run the cells above.")
         return
-    rows = [(EXERCISES[i], _session[i]) for i in sorted(_session)]
+    rows = [(find(i), _session[i]) for i in sorted(_session)]
     width = max(len(e.title) for e, _ in rows)
     lines = [f"{e.id}  {e.title:<{width}}  {points:g}/{e.points}" for e, points in rows]
     total, possible = sum(p for _, p in rows), sum(e.points for e, _ in rows)
     sys.stdout.write("\n".join([*lines, f"{'all':<{width + 6}}  {total:g}/{possible} points\n"]))
 
 
-def _text(exercise: Exercise, status: str, points: float, verdicts: list[Verdict], seed: int) -> str:
+def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], seed: int) -> str:
     lines = [f"{status}  {exercise.id} {exercise.title}   {points:g}/{exercise.points} points"]
     if status == TODO:
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
@@ -149,8 +111,12 @@ def _text(exercise: Exercise, status: str, points: float, verdicts: list[Verdict
 
 
 def _strict() -> bool:
-    """Whether a machine checks the book's own answers: then a FAIL is an error, and nobody's progress changes."""
-    return os.environ.get("CHECK_STRICT") == "1"
+    """Whether a machine checks: then a FAIL is an error, and nobody's progress changes.
+
+    nbgrader gives a cell its points unless it raises. It sets `NBGRADER_EXECUTION` to "autograde" or "validate" while
+    it runs a notebook, and to nothing where it only converts one, or runs the teacher's own for a page of solutions.
+    """
+    return os.environ.get("CHECK_STRICT") == "1" or bool(os.environ.get("NBGRADER_EXECUTION"))
 
 
 def _keep(exercise: Exercise, points: float) -> None:

@@ -1,4 +1,6 @@
-"""The same verdicts in a terminal: `python -m lib.check exercises/03_data_parallelism.ipynb`.
+"""The same verdicts in a terminal: `.venv/bin/python -m lib.check exercises/03_data_parallelism.ipynb`.
+
+All exercises of a chapter count as soon as a notebook has one of them: one that no cell checks gets 0 of its points.
 
 Exit code: 0 if everything passes, 1 if something fails or is not done, 2 if a file cannot be read.
 """
@@ -9,7 +11,8 @@ import argparse
 import sys
 
 from lib.check import PASS, missing, progress, verdict
-from lib.check.source import NotebookError, read
+from lib.check.catalogue import EXERCISES
+from lib.check.source import NotebookError, read_notebook
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,10 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("notebooks", nargs="+", metavar="NOTEBOOK")
     args = parser.parse_args(argv)
-    statuses = []
+    found: dict[str, str] = {}  # exercise -> what became of it
     try:
         for path in args.notebooks:
-            names, checks, notes = read(path)
+            names, checks, notes = read_notebook(path)
             if not checks:
                 raise NotebookError(f'{path} has no exercise in it: no cell calls check("...", ...)')
             for note in notes:
@@ -29,17 +32,28 @@ def main(argv: list[str] | None = None) -> int:
             for exercise_id, name in checks:
                 text, status = _one(exercise_id, name, names)
                 print(text, flush=True)
-                statuses.append(status)
+                found[exercise_id] = status
+        chapters = {_chapter(exercise_id) for exercise_id in found}
+        for exercise in [e for i, e in EXERCISES.items() if _chapter(i) in chapters and i not in found]:
+            why = f'No cell calls check("{exercise.id}", {exercise.title}).'
+            text, found[exercise.id] = missing(exercise.id, why)
+            print(text)
     except ValueError as error:
         print(f"lib.check: {error}", file=sys.stderr)
         return 2
     print()
     progress()
-    return 0 if all(status == PASS for status in statuses) else 1
+    return 0 if all(status == PASS for status in found.values()) else 1
 
 
 def _one(exercise_id: str, name: str, names: dict) -> tuple[str, str]:
-    return verdict(exercise_id, names[name]) if callable(names.get(name)) else missing(exercise_id, name)
+    if callable(names.get(name)):
+        return verdict(exercise_id, names[name])
+    return missing(exercise_id, f"{name} is not defined.")
+
+
+def _chapter(exercise_id: str) -> str:
+    return exercise_id.partition(".")[0]
 
 
 if __name__ == "__main__":

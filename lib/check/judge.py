@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import linecache
 import os
 import random
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lib.check.exercise import SEEN, Data, Exercise, same
-from lib.check.listen import is_handle
+from lib.check.listen import is_handle, must_be_in_step
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
 
@@ -25,7 +26,7 @@ _LIBRARY = ('  File "lib/', '  File "torch/')  # how a traceback's frame begins 
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CaseVerdict:
     """What one case came to: `status` is PASS, FAIL or TODO; `hint` says what to do, empty after a PASS."""
 
     case: str
@@ -33,27 +34,39 @@ class Verdict:
     hint: str = ""
 
 
-def judge(exercise: Exercise, answer: Callable, seed: int) -> list[Verdict]:
-    """All cases of an exercise, each on numbers that only depend on `seed`."""
-    verdicts = []
+def judge(exercise: Exercise, answers: Sequence[Callable], seed: int) -> list[list[CaseVerdict]]:
+    """Of each answer, all cases of the exercise, each on numbers that only depend on `seed`.
+
+    Several answers are tried one after the other in the same ranks, as to start ranks takes longer than most answers.
+    None notices another: if one raises, hangs or leaves a message under way, each gets ranks of its own.
+    """
+    cases = []
     for ranks in exercise.ranks:
         name = f"{ranks} ranks" if ranks > 1 else "several sizes"
         generator = torch.Generator().manual_seed(random.Random(f"{seed} {ranks}").getrandbits(62))
-        status, hint = _case(exercise, answer, ranks, exercise.inputs(generator, ranks))
-        verdicts.append(Verdict(name, status, hint))
-        if status == TODO:
+        outcomes = _case(exercise, answers, ranks, exercise.inputs(generator, ranks))
+        cases.append([CaseVerdict(name, status, hint) for status, hint in outcomes])
+        if all(verdict.status == TODO for verdict in cases[-1]):
             break
-    return verdicts
+    return [list(verdicts) for verdicts in zip(*cases, strict=True)]
 
 
 def new_seed() -> int:
     return int.from_bytes(os.urandom(3), "big")
 
 
-def _in_rank(world: Group, body: Callable, answer: Callable, inputs: list[Data], cells: dict) -> Data:
+def _in_rank(
+    world: Group, body: Callable, answers: Sequence[Callable], inputs: list[Data], cells: dict
+) -> list[Data]:
     linecache.cache.update(cells)
-    found = body(answer, world, inputs[world.rank])
-    return {name: UNFINISHED if is_handle(value) else value for name, value in found.items()}
+    results = []
+    for answer in answers:
+        if results:
+            must_be_in_step()
+        with torch.random.fork_rng(devices=()):
+            found = body(answer, world, copy.deepcopy(inputs[world.rank]))
+        results.append({name: UNFINISHED if is_handle(value) else value for name, value in found.items()})
+    return results
 
 
 def _cells() -> dict:
@@ -61,29 +74,39 @@ def _cells() -> dict:
     return {name: entry for name, entry in linecache.cache.items() if ".ipynb, code cell " in name}
 
 
-def _case(exercise: Exercise, answer: Callable, ranks: int, inputs: list[Data]) -> tuple[str, str]:
+def _case(exercise: Exercise, answers: Sequence[Callable], ranks: int, inputs: list[Data]) -> list[tuple[str, str]]:
     # The learner's prints come out before the verdict, as in any cell.
+    timeout_s = exercise.timeout_s * len(answers)
     try:
-        got = run(_in_rank, ranks, exercise.body, answer, inputs, _cells(), timeout_s=exercise.timeout_s)
-    except RankError as error:
-        if error.error == "NotImplementedError" and _raised_by_learner(str(error)):
+        results = run(_in_rank, ranks, exercise.body, answers, inputs, _cells(), timeout_s=timeout_s)
+    except (RunError, MismatchError, TypeError) as error:
+        if len(answers) == 1:
+            return [_why_none(exercise, error)]
+        return [outcome for answer in answers for outcome in _case(exercise, [answer], ranks, inputs)]
+    wanted = exercise.reference(inputs)
+    return [_compare(exercise, inputs, list(got), wanted) for got in zip(*results, strict=True)]
+
+
+def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
+    """What is said of an answer from which nothing came back."""
+    if isinstance(error, RankError):
+        if error.error == "NotImplementedError" and _raised_by_learner(error.trace_back):
             return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
-        return FAIL, _own_lines(str(error))
-    except HangError as error:
-        return FAIL, f"{_of_the_learner(str(error))}\n{_way_out(str(error))}"
-    except MismatchError as error:
+        return FAIL, _own_lines(error)
+    if isinstance(error, HangError):
+        return FAIL, f"{_of_the_learner(str(error))}\n{_way_out(error)}"
+    if isinstance(error, MismatchError):
         return FAIL, _of_the_learner(str(error))
-    except RunTimeout as error:
+    if isinstance(error, RunTimeout):
         return (
             FAIL,
             f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n"
             f"{_of_the_learner(str(error))}",
         )
-    except RunError as error:
-        return FAIL, str(error)
-    except TypeError as error:
-        return FAIL, str(error).replace(f"{_in_rank.__name__} or its arguments", "Your function, or what it uses,")
-    wanted = exercise.reference(inputs)
+    return FAIL, str(error).replace(f"{_in_rank.__name__} or its arguments", "Your function, or what it uses,")
+
+
+def _compare(exercise: Exercise, inputs: list[Data], got: list[Data], wanted: list[Data]) -> tuple[str, str]:
     if all(same(g, w) for g, w in zip(got, wanted, strict=True)):
         return PASS, ""
     for mistake in exercise.mistakes:
@@ -98,19 +121,19 @@ def _seen(got: list[Data]) -> str:
     return next((f"\n\n{found[SEEN]}" for found in got if found.get(SEEN)), "")
 
 
-def _raised_by_learner(message: str) -> bool:
+def _raised_by_learner(trace_back: str) -> bool:
     """Whether the error of a rank comes from the learner's own line, and not from one of a library."""
-    frames = [line for line in message.splitlines() if re.match(r"  \S.*, line \d+", line)]
+    frames = [line for line in trace_back.splitlines() if re.match(r"  \S.*, line \d+", line)]
     return bool(frames) and not frames[-1].startswith(_LIBRARY)
 
 
-def _own_lines(message: str) -> str:
+def _own_lines(error: RankError) -> str:
     """Of a rank's traceback, what is the learner's: their frames, and the error itself."""
-    if "Traceback" not in message:  # it died, and perhaps Python's fault handler said where
-        first, *rest = message.splitlines()
+    if not error.trace_back:  # it died, and perhaps Python's fault handler said where
+        first, *rest = str(error).splitlines()
         return "\n".join([first[0].upper() + first[1:] + ".", *(line for line in rest if _HERE not in line)])
-    _, _, trace_back = message[message.index("Traceback") :].partition("\n")
-    return f"Your function raised an error:\n{_of_the_learner(trace_back)}"
+    _, _, frames = error.trace_back.partition("\n")
+    return f"Your function raised an error:\n{_of_the_learner(frames)}"
 
 
 def _of_the_learner(text: str) -> str:
@@ -124,13 +147,12 @@ def _of_the_learner(text: str) -> str:
     return "\n".join(own)
 
 
-def _way_out(report: str) -> str:
-    circle = re.findall(r"(\d+) waits for", report.partition("the circle:")[2])
-    waits = dict(re.findall(r"rank (\d+) +(waits in .*)", report))
-    if circle and all(waits.get(rank, "").startswith("waits in send to") for rank in circle):
-        who = "Every rank" if len(circle) == len(waits) else "Every rank of the circle"
+def _way_out(error: HangError) -> str:
+    waits = error.waits
+    if error.circle and all(waits[rank].kind == "send" for rank in error.circle):
+        who = "Every rank" if len(error.circle) == len(waits) else "Every rank of the circle"
         return f"{who} sends first, and a send ends only when it is received: start the receives too, then wait."
-    if "did not call it" in report:
+    if any(wait.late and len(wait.peers) > 1 for wait in waits.values()):
         return "Every rank of a group must make the same collective calls, in the same order."
     return "Look at what each rank waits for: somebody must do the opposite."
 

@@ -18,7 +18,7 @@ class NotebookError(ValueError):
     """The file is no notebook that can be read."""
 
 
-def read(path: str) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
+def read_notebook(path: str) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
     """What a notebook defines, which answers it checks, and what could not be read.
 
     Returns:

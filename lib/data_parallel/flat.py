@@ -14,40 +14,41 @@ every optimizer that treats each number by itself, as SGD and Adam do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lib.clip import scale_to_norm
+from lib import comm
+from lib.data_parallel.buckets import ONE
+from lib.facts import Fact
 from lib.mesh import Group
 
-Shards = Sequence[Tensor]
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
-
-_ONE = torch.ones([], dtype=torch.float64)
 
 
 class Flat:
     """Some parameters, and this rank's shard of them.
 
-    To `BucketedDDP` it is a bucket: `take` lays a gradient into its place, `missing` says which have not come.
+    To `Gradients` it is a bucket: `take` lays a gradient into its place, `missing` says which have not come, `send`
+    starts a reduce-scatter.
 
     Args:
         named: the parameters, by name; of one dtype and device.
         group: the ranks that share them.
-        dtype: of `whole`, to compute in. Where it is not the parameters' own, the exact numbers live on in `exact`,
-            sharded, for the optimizer to work on: master weights.
-        gradients_stay: so that `shard.grad` may be a view into `whole.grad`. Otherwise p.grad ends with `take`.
+        dtype: of `whole`, to compute in. Where it is not the parameters' own, the optimizer works on `master`, sharded,
+            in their own precision: master weights.
+        gradients_stay: so that `shard.grad` may be a view into `whole.grad`. Otherwise p.grad ends with `take`, and
+            sums are added to `shard.grad` as they come.
         whole_stays: so that `shard` is a view into `whole`. Otherwise a rank has no more than its shard, until
             somebody gives `whole` its memory (`lib/data_parallel/fsdp.py`).
 
     Attributes:
         whole: [S], parameters side by side; `whole.grad` all their gradients, while they are there.
-        shard: [S/n], this rank's, in `dtype`; `shard.grad` its gradient, averaged over the ranks.
-        exact: [S/n], the same in the parameters' own dtype; the same tensor if that is `dtype`.
-        pieces: name → what `exact` holds of that parameter, flat: what the optimizer gets.
+        shard: [S/n], this rank's, in `dtype`; `shard.grad` its gradient, summed over the ranks.
+        master: [S/n], the same in the parameters' own dtype; the same tensor if that is `dtype`.
+        pieces: name → what `master` holds of that parameter, flat: what the optimizer gets.
         where: name → (slice of the flattened parameter, slice of the shard) of that piece.
         padding: numbers at the end that belong to nobody; always 0.
 
@@ -64,13 +65,13 @@ class Flat:
         whole_stays: bool = True,
     ) -> None:
         _check_alike(named)
-        self.names, self.params = list(named), list(named.values())
+        self.names, self.params, self.group = list(named), list(named.values()), group
         first, n = self.params[0], group.size
         self._sizes = [p.numel() for p in self.params]
         size = -(-sum(self._sizes) // n)
         self.mine = slice(group.rank * size, (group.rank + 1) * size)
         self.padding = n * size - sum(self._sizes)
-        self.gradients_stay = gradients_stay
+        self.gradients_stay, self.whole_stays = gradients_stay, whole_stays
         self.missing = set(range(len(self.params)))  # no gradient yet
 
         like = {"dtype": dtype or first.dtype, "device": first.device}
@@ -83,10 +84,21 @@ class Flat:
         self.whole = nn.Parameter(whole, requires_grad=False)
         self.shard = nn.Parameter(shard, requires_grad=False)
         own = shard.dtype == first.dtype
-        self.exact = shard if own else torch.zeros(size, dtype=first.dtype, device=shard.device)
+        self.master = shard if own else torch.zeros(size, dtype=first.dtype, device=shard.device)
         self.where = self._overlaps()
-        self.pieces = {name: nn.Parameter(self.exact[here]) for name, (_, here) in self.where.items()}
+        self.pieces = {name: nn.Parameter(self.master[here]) for name, (_, here) in self.where.items()}
         self._grad_views: list[Tensor] = []
+
+    @classmethod
+    @torch.no_grad()
+    def around(cls, facts: Sequence[Fact], dtype: torch.dtype | None, gradients_stay: bool) -> Flat:
+        """Parameters that stay where they are used, as views into one flat tensor."""
+        named = {fact.name: fact.parameter for fact in facts}
+        flat = cls(named, facts[0].sum_over, dtype, gradients_stay)
+        for name, p, view in zip(flat.names, flat.params, flat.views, strict=True):
+            flat.load(name, p)
+            p.data = view.copy_(p)
+        return flat
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Views into flat[S], one of each parameter's shape."""
@@ -112,8 +124,8 @@ class Flat:
         """Take what is mine of a whole parameter."""
         if name in self.pieces:
             there, here = self.where[name]
-            self.exact[here] = values.reshape(-1)[there]
-            self.shard[here] = self.exact[here]
+            self.master[here] = values.reshape(-1)[there]
+            self.shard[here] = self.master[here]
 
     # ---- gradients --------------------------------------------------------------------------------------------------
 
@@ -130,29 +142,80 @@ class Flat:
     def keep(self, i: int) -> None:
         """Let gradient i grow further, as more microbatches come."""
         if self.gradients_stay and (not self._grad_views or self.params[i].grad is not self._grad_views[i]):
-            self.take(i, _ONE)
+            self.take(i, ONE)
 
-    def give_away(self) -> Tensor:
+    def send(self, group: Group) -> comm.Pending:
+        """Start the sum: this rank's part of it.
+
+        Where gradients stay, it ends in its own place.
+        """
+        if self.gradients_stay:
+            gradients, mine = self.whole.grad, self.whole.grad[self.mine]
+            return comm.reduce_scatter_start(gradients, group, out=mine)
+        released = self.release_gradients()
+        reduced = comm.reduce_scatter_start(released, group)
+
+        def add() -> None:
+            part, so_far = reduced.wait(), self.shard.grad
+            both = part if so_far is None else so_far.add_(part)
+            self.shard.grad = both
+
+        return comm.Pending(add)
+
+    def release_gradients(self) -> Tensor:
         """All gradients, [S], for whoever sums them over the ranks; nothing here holds them any longer."""
         gradients, self.whole.grad, self._grad_views = self.whole.grad, None, []
         return gradients
 
+    def summed(self) -> None:
+        """The sum is there: `shard.grad`."""
+        if self.gradients_stay:
+            self.shard.grad = self.whole.grad[self.mine]
+            for p in self.params:
+                p.grad = None
+
+    def drop(self) -> None:
+        """The step is given up."""
+        self.shard.grad = None
+        if not self.gradients_stay:
+            self.release_gradients()
+
+    def held(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
+        """This rank's part of the gradients, and how its square is counted."""
+        own, owners = [facts[id(p)] for p in self.params], self.group.size
+        if all(isinstance(fact.held_by, int) and fact.held_by == own[0].held_by for fact in own):
+            yield self.shard.grad, lambda: own[0].square(self.shard.grad, owners=owners)
+            return
+        for name, fact in zip(self.names, own, strict=True):
+            if name in self.where:
+                there, here = self.where[name]
+                g = self.shard.grad[here]
+                yield g, lambda fact=fact, g=g, there=there: fact.square(g, there, owners)
+
     # ---- the optimizer's step ---------------------------------------------------------------------------------------
 
-    def lend(self) -> None:
-        """Give each piece its gradient, in the optimizer's precision."""
-        gradient = self.shard.grad.to(self.exact.dtype)
+    def gradients_to_pieces(self) -> None:
+        """Before the step: each piece gets its gradient, in the optimizer's precision."""
+        gradient = self.shard.grad.to(self.master.dtype)
         trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}
         for name, (_, here) in self.where.items():  # one that was frozen since stays where it is
             self.pieces[name].grad = gradient[here] if name in trained else None
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """After the step: the gradients are used up, and the shard follows its exact copy."""
+    def after_step(self) -> None:
+        """The gradients are used up, and the shard follows its master copy."""
         for p in (*self.params, *self.pieces.values(), self.shard):
             p.grad = None
-        if self.exact.dtype != self.shard.dtype:
-            self.shard.copy_(self.exact)
+        if self.master.dtype != self.shard.dtype:
+            self.shard.copy_(self.master)
+
+    def gather(self) -> comm.Pending:
+        """Start to fill `whole` with everybody's shards."""
+        return comm.all_gather_start(self.shard, self.group, out=self.whole)
+
+    def publish(self) -> comm.Pending | None:
+        """Let every rank see the new parameters; where no rank keeps them, whoever needs them gathers them."""
+        return self.gather() if self.whole_stays else None
 
 
 def _check_alike(named: dict[str, nn.Parameter]) -> None:
@@ -163,57 +226,4 @@ def _check_alike(named: dict[str, nn.Parameter]) -> None:
         found = "; ".join(f"{kind} ({names[0]}, {len(names)} in all)" for kind, names in kinds.items())
         raise ValueError(
             f"parameters that are sharded together must be of one dtype and on one device, but these are {found}"
-        )
-
-
-# ---- what can be done with pieces ------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def clip_shards(shards: Shards, group: Group, max_norm: float) -> Tensor:
-    """Scale gradients so that the norm over all ranks is at most `max_norm`.
-
-    The squares are added up over the group, one all-reduce of a single number. Without it each rank would have a norm
-    of its own, and scale by another factor.
-
-    Args:
-        shards: gradients of which this rank holds some; scaled in place.
-
-    Returns:
-        The norm that it was, [].
-    """
-    mine = torch.stack([_square_of_norm(shard) for shard in shards]).sum()
-    return scale_to_norm(shards, mine, group, max_norm)
-
-
-def _square_of_norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) ** 2
-
-
-def check_elementwise(optimizer: MakeOptimizer, name: str) -> None:
-    """Try the optimizer on a small matrix, and on its two halves, flat: the steps must be the same.
-
-    Raises:
-        ValueError: they are not, or it refuses: it needs whole parameters.
-    """
-    generator = torch.Generator().manual_seed(0)
-    start, *gradients = torch.randn(4, 4, 6, generator=generator)
-    whole = nn.Parameter(start.clone())
-    halves = [nn.Parameter(half.clone()) for half in start.flatten().split(12)]
-    try:
-        each = [optimizer([(name, one)]) for one in (whole, *halves)]  # halves are on different ranks
-        for gradient in gradients:
-            whole.grad = gradient
-            for half, part in zip(halves, gradient.flatten().split(12), strict=True):
-                half.grad = part
-            for one in each:
-                one.step()
-        same = torch.allclose(whole.detach().flatten(), torch.cat([half.detach() for half in halves]), rtol=1e-5)
-        why = "its steps on two halves of a matrix are not its step on the matrix"
-    except Exception as error:  # whatever another library's optimizer raises
-        same, why = False, f"it says: {error}"
-    if not same:
-        raise ValueError(
-            f"this optimizer cannot work on pieces of parameters ({why}); use one that treats each number by itself, "
-            "such as SGD, Adam or AdamW"
         )

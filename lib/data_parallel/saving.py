@@ -9,40 +9,48 @@ without a message; only the same rank of as many ranks can load it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lib import comm
 from lib.data_parallel.flat import Flat
 from lib.mesh import Group
 
 
-class Saves:
-    """For a model in `module` over `group`, with an `optimizer`, that has its state in flats."""
+class SavedState:
+    """Saves and loads a module that has its state in flats.
 
-    module: nn.Module
-    group: Group
-    optimizer: torch.optim.Optimizer
+    Args:
+        module: whose names and buffers are saved.
+        group: the ranks that share the flats.
+        flats: all that is sharded.
+        optimizer: of the flats' pieces.
+        publish: lets every rank see new parameters, after they were loaded.
+    """
 
-    def _flats(self) -> list[Flat]:
-        """All that is sharded."""
-        raise NotImplementedError
-
-    def _publish(self) -> None:
-        """Let every rank see the new parameters."""
-        raise NotImplementedError
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        flats: Sequence[Flat],
+        optimizer: Optimizer,
+        publish: Callable[[], None],
+    ) -> None:
+        self.module, self.group, self.flats, self.optimizer, self._publish = module, group, flats, optimizer, publish
 
     @torch.no_grad()
-    def full_state_dict(self) -> dict[str, Tensor]:
+    def full(self) -> dict[str, Tensor]:
         """Whole parameters and buffers by name, as the plain module's `load_state_dict` takes them, in full precision.
 
         All ranks must call it; the group's rank 0 gets them, the others an empty dict. One flat at a time is whole.
         """
         whole = {}
-        for flat in self._flats():
-            views = flat.cut(comm.all_gather(flat.exact, self.group))
+        for flat in self.flats:
+            views = flat.cut(comm.all_gather(flat.master, self.group))
             if self.group.rank == 0:
                 whole |= {name: view.clone() for name, view in zip(flat.names, views, strict=True)}
         if self.group.rank > 0:
@@ -51,13 +59,8 @@ class Saves:
         state = self.module.state_dict(keep_vars=True)  # a tied parameter is in it under each of its names
         return {key: whole.get(names.get(id(x), ""), x.detach()) for key, x in state.items()}
 
-    def _replicated(self) -> dict[str, Tensor]:
-        """Of the module's state, what each rank has whole: buffers, and parameters that are not trained."""
-        sharded = {id(p) for flat in self._flats() for p in flat.params}
-        return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
-
     @torch.no_grad()
-    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_full(self, state: dict[str, Tensor]) -> None:
         """Take what is mine of whole parameters; each rank needs the dict, on the CPU, or mapped from a file.
 
         Raises:
@@ -66,27 +69,28 @@ class Saves:
         """
         for name, x in self._replicated().items():
             x.copy_(_of_shape(x, name, state[name]))
-        for flat in self._flats():
+        for flat in self.flats:
             for name, p in zip(flat.names, flat.params, strict=True):
                 flat.load(name, _of_shape(p, name, state[name]))
         self._publish()
 
-    def sharded_state_dict(self) -> dict[str, Any]:
+    def sharded(self) -> dict[str, Any]:
         """This rank's shards, its optimizer's state, and what is not sharded; no communication."""
         return {
             "rank": self.group.rank,
             "ranks": self.group.size,
-            "shards": [flat.exact.detach().clone() for flat in self._flats()],
+            "names": [flat.names for flat in self.flats],
+            "shards": [flat.master.detach().clone() for flat in self.flats],
             "replicated": {key: x.detach().clone() for key, x in self._replicated().items()},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
         }
 
     @torch.no_grad()
-    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
+    def load_sharded(self, state: dict[str, Any]) -> None:
         """Go on from what this very rank of as many ranks has saved.
 
         Raises:
-            ValueError: it comes from another rank, or from another number of ranks.
+            ValueError: it comes from another rank, from another number of ranks, or is of other parameters.
         """
         saved, here = (state["rank"], state["ranks"]), (self.group.rank, self.group.size)
         if saved != here:
@@ -94,13 +98,26 @@ class Saves:
                 f"this is the shard of rank {saved[0]} of {saved[1]}, but here is rank {here[0]} of {here[1]}: other "
                 "ranks cut the parameters in other places; go through full_state_dict() and load_full_state_dict()"
             )
+        if state["names"] != (names := [flat.names for flat in self.flats]):
+            theirs, ours = ({name for some in each for name in some} for each in (state["names"], names))
+            other = sorted(theirs ^ ours)
+            raise ValueError(
+                f"these shards are of other parameters ({', '.join(other[:3])}{', …' if len(other) > 3 else ''})"
+                if other
+                else "these shards were cut from buckets of another size: wrap with the same bucket_bytes"
+            )
         for key, x in self._replicated().items():
             x.copy_(state["replicated"][key])
-        for flat, shard in zip(self._flats(), state["shards"], strict=True):
-            flat.exact.copy_(shard)
-            flat.settle()
+        for flat, shard in zip(self.flats, state["shards"], strict=True):
+            flat.master.copy_(shard)
+            flat.after_step()
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._publish()
+
+    def _replicated(self) -> dict[str, Tensor]:
+        """Of the module's state, what each rank has whole: buffers, and parameters that are not trained."""
+        sharded = {id(p) for flat in self.flats for p in flat.params}
+        return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
 
 
 def _of_shape(like: Tensor, name: str, x: Tensor) -> Tensor:

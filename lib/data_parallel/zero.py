@@ -14,28 +14,35 @@ parameters instead of gradients. The same bytes travel, and the state is kept on
     model.finish()                            # from here on this rank has its n-th of the averaged gradient
     model.step()                              # the optimizer's step on the shard, then the all-gather
 
-`NaiveZeRO1` comes first: it shares out whole parameters.
+`NaiveZeRO1` comes first: it shares out whole parameters. The real ones are parts put together: `Gradients` over flats
+(`flat.py`), stepped by a `ShardedOptimizer`.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 and 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.data_parallel.ddp import BucketedDDP, DataParallel, NaiveDDP, fill_buckets
-from lib.data_parallel.flat import Flat, MakeOptimizer, check_elementwise, clip_shards
-from lib.data_parallel.saving import Saves
+from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
+from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
+from lib.data_parallel.flat import Flat, MakeOptimizer
+from lib.data_parallel.gradient_sums import NaiveGradients, State
+from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise, check_summed
+from lib.data_parallel.saving import SavedState
+from lib.facts import Fact
 from lib.mesh import Group
 
 # ---- whole parameters -----------------------------------------------------------------------------------------------
 
 
-class NaiveZeRO1(NaiveDDP):
+class NaiveZeRO1(DataParallel):
     """ZeRO-1 by whole parameters: each has one owner, which alone keeps its optimizer state and steps it.
 
     finish: each gradient is reduced to its owner. step: the owner steps, and broadcasts the parameter. Together
@@ -47,17 +54,18 @@ class NaiveZeRO1(NaiveDDP):
     """
 
     def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str = "mean") -> None:
-        super().__init__(module, group, op)
+        gradients = NaiveGradients(replicas(module, group), op)
+        broadcast_weights(module, group)
+        super().__init__(module, group, gradients, counts_over=group)
         self.owners = share_out([p.numel() for p in self.trained], group.size)
-        names = {id(p): name for name, p in module.named_parameters()}
-        owned = zip(self.trained, self.owners, strict=True)
-        mine = [(names[id(p)], p) for p, owner in owned if owner == group.rank]
+        owned = zip(gradients.facts.values(), self.owners, strict=True)
+        mine = [(fact.name, fact.parameter) for fact, owner in owned if owner == group.rank]
         self.optimizer = optimizer(mine) if mine else None  # more ranks than parameters
-        self._ready = False  # the gradients are averaged, and not used up
 
     @torch.no_grad()
     def finish(self) -> None:
         """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
+        self.gradients.check_all_known(self.module)
         for p, owner in zip(self.trained, self.owners, strict=True):
             if not p.requires_grad:
                 continue  # frozen since
@@ -65,13 +73,12 @@ class NaiveZeRO1(NaiveDDP):
                 p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
             with comm.label("gradient"):
                 p.grad = comm.reduce(p.grad, self.group, owner, self.op)
-        DataParallel.finish(self)
-        self._own, self._ready = False, True
+        self.gradients.is_summed()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """As `ZeRO1.clip_gradients`."""
-        _check_averaged(self._may_step(), "clip_gradients()")
-        return clip_shards([p.new_zeros(0) if p.grad is None else p.grad for p in self.trained], self.group, max_norm)
+        check_summed(self.gradients, "clip_gradients()")
+        return super().clip_gradients(max_norm)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -80,17 +87,14 @@ class NaiveZeRO1(NaiveDDP):
         Raises:
             RuntimeError: there is no new gradient.
         """
-        _check_averaged(self._may_step(), "step()")
-        self._ready = False
+        check_summed(self.gradients, "step()")
+        self.gradients.state = State.IDLE
         if self.optimizer is not None:
             self.optimizer.step()
         for p, owner in zip(self.trained, self.owners, strict=True):
             p.grad = None
             with comm.label("parameter"):
                 p.copy_(comm.broadcast(p, self.group, owner))
-
-    def _may_step(self) -> bool:
-        return self._ready and not self._added and not self._begun()
 
 
 def share_out(sizes: Sequence[int], n: int) -> list[int]:
@@ -102,17 +106,74 @@ def share_out(sizes: Sequence[int], n: int) -> list[int]:
     return owners
 
 
-def _check_averaged(ready: bool, what: str) -> None:
-    if not ready:
-        raise RuntimeError(
-            f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
-        )
-
-
 # ---- shards of flat parameters --------------------------------------------------------------------------------------
 
 
-class ZeRO1(Saves, BucketedDDP):
+class Sharded(DataParallel):
+    """A module whose gradients and optimizer are sharded; how, its parts know.
+
+    Args:
+        module, group: as for `DataParallel`.
+        gradients: over flats.
+        optimizer: called with pairs of name and piece.
+        flats: all that is sharded; more than the gradients' where some is frozen.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        gradients: Gradients,
+        optimizer: MakeOptimizer,
+        flats: Sequence[Flat] | None = None,
+    ) -> None:
+        super().__init__(module, group, gradients, counts_over=group)
+        self.flats = list(flats or gradients.buckets)
+        self.wholes = nn.ParameterList(flat.whole for flat in self.flats)  # so that a memory tracker finds them
+        self.shards = nn.ParameterList(flat.shard for flat in self.flats)
+        self._sharded = ShardedOptimizer(gradients, optimizer)
+        self.optimizer = self._sharded.optimizer
+        self._state = SavedState(module, group, self.flats, self.optimizer, self.publish)
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
+
+        Raises:
+            RuntimeError: the gradients are not averaged yet.
+        """
+        check_summed(self.gradients, "clip_gradients()")
+        return super().clip_gradients(max_norm)
+
+    def step(self) -> None:
+        """Step this rank's shard, then collect those of the others.
+
+        Raises:
+            RuntimeError: there is no new gradient.
+        """
+        self._sharded.step()
+
+    def publish(self) -> None:
+        """Let every rank see the new parameters."""
+        self._sharded.publish()
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """As `SavedState.full`."""
+        return self._state.full()
+
+    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
+        """As `SavedState.load_full`."""
+        self._state.load_full(state)
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """As `SavedState.sharded`."""
+        return self._state.sharded()
+
+    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
+        """As `SavedState.load_sharded`."""
+        self._state.load_sharded(state)
+
+
+class ZeRO1(Sharded):
     """Optimizer state sharded: half an all-reduce before the step, the other half after it.
 
     forward: no communication. backward: one reduce-scatter per bucket, as soon as its gradients exist. finish: waits.
@@ -120,6 +181,9 @@ class ZeRO1(Saves, BucketedDDP):
 
     A rank keeps Ψ parameters and Ψ gradients, and Ψ/n of the optimizer's state. In float32 with Adam that is
     4Ψ + 4Ψ + 8Ψ/n bytes, with `dtype=torch.bfloat16` 2Ψ + 2Ψ + 12Ψ/n: the 12 has master weights in it.
+
+    After finish() p.grad holds nothing of use: each rank has another part of the average, in `shard.grad` of each of
+    `buckets`.
 
     Args:
         module, group, op, bucket_bytes: as for `BucketedDDP`.
@@ -132,7 +196,7 @@ class ZeRO1(Saves, BucketedDDP):
         ValueError: an optimizer that needs whole parameters.
     """
 
-    gradients_stay = True
+    stage = 1
 
     def __init__(
         self,
@@ -140,96 +204,16 @@ class ZeRO1(Saves, BucketedDDP):
         group: Group,
         optimizer: MakeOptimizer,
         op: str = "mean",
-        bucket_bytes: int = 4 * 2**20,
+        bucket_bytes: int = BUCKET_BYTES,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_elementwise(optimizer, next((name for name, p in module.named_parameters() if p.requires_grad), ""))
-        self.dtype = dtype
-        self._ready = False  # the shards of the gradients are averaged, and not used up
-        super().__init__(module, group, op, bucket_bytes)
-        self.wholes = nn.ParameterList(flat.whole for flat in self.buckets)  # so that a memory tracker finds them
-        self.shards = nn.ParameterList(flat.shard for flat in self.buckets)
-        pieces = [piece for flat in self.buckets for piece in flat.pieces.items()]
-        self.optimizer = optimizer(pieces or [("padding", nn.Parameter(torch.zeros(0)))])
-
-    def forward(self, *args, **kwargs):
-        self._ready = self._ready and not torch.is_grad_enabled()
-        return super().forward(*args, **kwargs)
-
-    def _flats(self) -> list[Flat]:
-        """All that is sharded."""
-        return self.buckets
-
-    @torch.no_grad()
-    def _make_buckets(self) -> list[Flat]:
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        flats = []
-        for params in fill_buckets(self.trained[::-1], self.bucket_bytes):
-            flat = Flat({names[id(p)]: p for p in params}, self.group, self.dtype, self.gradients_stay)
-            for name, p, view in zip(flat.names, params, flat.views, strict=True):
-                flat.load(name, p)
-                p.data = view.copy_(p)
-            flats.append(flat)
-        if self.dtype is not None:
-            for p in self.module.parameters():
-                p.data = p.data.to(self.dtype)  # those that are not trained
-        return flats
-
-    def _send(self, flat: Flat) -> comm.Pending:
-        if self._pending:  # memory to receive one bucket at a time
-            self._pending[-1].wait()
-        return self._reduce(flat)
-
-    def _reduce(self, flat: Flat) -> comm.Pending:
-        gradients, mine = flat.whole.grad, flat.whole.grad[flat.mine]
-        return comm.reduce_scatter_start(gradients, self.group, out=mine)
-
-    def finish(self) -> None:
-        """Return when this rank has its shard of the averaged gradient, in `shard.grad` of each of `buckets`.
-
-        p.grad holds nothing of use then: each rank has another part of the average. Once a step: what an earlier call
-        gave is overwritten, unless there is nothing new.
-        """
-        if self._ready and not self._added and not self._begun():
-            return
-        super().finish()
-        for flat in self.buckets:
-            flat.shard.grad = flat.whole.grad[flat.mine]
-            for p in flat.params:
-                p.grad = None
-        self._ready = True
-
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
-
-        Raises:
-            RuntimeError: the gradients are not averaged yet.
-        """
-        _check_averaged(self._ready, "clip_gradients()")
-        return clip_shards([flat.shard.grad for flat in self.buckets], self.group, max_norm)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Step this rank's shard, then collect those of the others.
-
-        Raises:
-            RuntimeError: there is no new gradient.
-        """
-        _check_averaged(self._ready, "step()")
-        self._ready = False
-        for flat in self.buckets:
-            flat.lend()
-        self.optimizer.step()
-        for flat in self.buckets:
-            flat.settle()
-        self._publish()
-
-    def _publish(self) -> None:
-        """Let every rank see the new parameters."""
-        with comm.label("parameters"):
-            pending = [comm.all_gather_start(flat.shard, self.group, out=flat.whole) for flat in self.buckets]
-        for one in pending:
-            one.wait()
+        broadcast_weights(module, group)
+        gradients = sharded_gradients(replicas(module, group, group.size), self.stage, op, bucket_bytes, dtype)
+        if dtype is not None:
+            for p in module.parameters():
+                p.data = p.data.to(dtype)  # those that are not trained
+        super().__init__(module, group, gradients, optimizer)
 
 
 class ZeRO2(ZeRO1):
@@ -243,40 +227,16 @@ class ZeRO2(ZeRO1):
     of one backward, and the memory of ZeRO-1. Choose.
     """
 
-    gradients_stay = False
+    stage = 2
 
-    def _hooks(self) -> Iterator[tuple[nn.Parameter, Callable[[nn.Parameter], None]]]:
-        self._sent = False  # anything since the last finish()
-        return super()._hooks()
 
-    def forward(self, *args, **kwargs):
-        if torch.is_grad_enabled() and (self._next or self._begun()):
-            self._send_the_rest()  # of a microbatch that did not use all parameters
-        return super().forward(*args, **kwargs)
-
-    def _reduce(self, flat: Flat) -> comm.Pending:
-        reduced = comm.reduce_scatter_start(flat.give_away(), self.group)
-
-        def add() -> None:
-            part, so_far = reduced.wait(), flat.shard.grad
-            flat.shard.grad = part if so_far is None else so_far.add_(part)
-
-        return comm.Pending(add)
-
-    def _send_full_buckets(self) -> None:
-        super()._send_full_buckets()
-        if self._next == len(self.buckets):  # ready for another microbatch
-            self._next, self._sent, self._added = 0, True, False
-            del self._pending[:-1]  # the others have arrived
-            for flat in self.buckets:
-                flat.missing.update(range(len(flat.params)))
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Return when this rank has its shard of the averaged gradient, summed over the microbatches."""
-        if self._next or self._begun() or self._added or not self._sent:
-            self._send_the_rest()
-        DataParallel.finish(self)
-        for pending in self._pending:
-            pending.wait()
-        self._pending, self._sent, self._ready = [], False, True
+def sharded_gradients(
+    facts: Iterable[Fact],
+    stage: int,
+    op: str = "sum",
+    bucket_bytes: int = BUCKET_BYTES,
+    dtype: torch.dtype | None = None,
+) -> Gradients:
+    """Gradients of which each rank gets its shard: all are kept until the last (stage 1), or none (stage 2)."""
+    make = partial(Flat.around, dtype=dtype, gradients_stay=stage == 1)
+    return Gradients(facts, op, bucket_bytes, make, each=stage == 2, one_at_a_time=True)

@@ -6,16 +6,18 @@ comes, and nobody waits for it there: a compute action waits for what it needs. 
 overlap that the schedule was made for. What a send carries is kept until a message from its receiver tells that it has
 been used.
 
-Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 9.
+Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 10.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +25,24 @@ from torch import Tensor
 from lib import comm, trace
 from lib.comm import Pending
 from lib.mesh import Group
-from lib.pipeline.action import RECVS, SENDS, Action, Op, Schedule, ScheduleError
 from lib.pipeline.gantt import KIND
 from lib.pipeline.lower import lower, other_end, proves
+from lib.pipeline.schedules.action import COMPUTE, RECVS, SENDS, Action, Op, Schedule, ScheduleError
 from lib.pipeline.simulate import Slot, Timeline
 from lib.pipeline.stage import Stage
+
+
+class Reduce(Protocol):
+    """Whoever sums gradients over the replicas of a pipeline: `Gradients`, of any kind."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, nothing leaves but at a REDUCE."""
+
+    def last_backward(self, stage: int) -> None:
+        """The next backward of the stage is the last before its REDUCE."""
+
+    def start(self, stage: int) -> None:
+        """REDUCE: what the stage's backwards have left leaves now."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +50,8 @@ class StepResult:
     """What a step came to on a rank.
 
     Args:
-        loss: of the batch, a number on all ranks: the microbatches' losses, each with its weight.
-        losses: of each microbatch, shape [M], on all ranks.
+        loss: of the batch, a number on all ranks: the sum of the microbatches' terms.
+        losses: the term of each microbatch, shape [M], on all ranks.
         slots: when this rank's actions ran, in seconds of `time.perf_counter`; `timeline` puts all ranks' together.
     """
 
@@ -60,26 +75,33 @@ def execute(
     inputs: Tensor,
     targets: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
-    weight: Callable[[Tensor], float] = len,
+    reduce: Reduce | None = None,
 ) -> StepResult:
     """One step on this rank: all of the batch forward, and back unless the schedule is of an evaluation.
 
-    Gradients are added to `.grad`: those of the mean over the batch. Microbatches may differ by a row.
+    Gradients are added to `.grad`: those of the sum of the microbatches' terms. Microbatches may differ by a row.
 
     Args:
         schedule: compute only, or with its messages.
         stages: this rank's, by their number.
         inputs: [B, …], the whole batch; the first stage takes it in `num_microbatches` pieces.
         targets: [B, …], which the last stage compares with.
-        loss: (output, targets) of a microbatch to its mean loss.
-        weight: from a microbatch's targets to how many its mean is of. Default: rows. Where some tokens do not count,
-            give how many do, or those of a microbatch with few of them weigh too much.
+        loss: (output, targets) of a microbatch to its term: what it adds to the batch's loss, such as
+            `partial(loss_term, count=...)`. A mean over the microbatch would be num_microbatches times too large.
+        reduce: sums gradients over the replicas of this pipeline, at each REDUCE of the schedule.
 
     Raises:
         ScheduleError: stages, ranks or rows that do not fit to the schedule; a stage whose output is not what travels.
     """
     _check_fits(schedule, stages, group, inputs)
-    return _Step(lower(schedule), stages, group, inputs, targets, loss, weight).run()
+    sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])
+    if sums != (reduce is not None) and not schedule.is_forward_only:
+        raise ScheduleError(
+            f"{schedule.name} has a REDUCE and nobody to do it: give reduce="
+            if sums
+            else f"{schedule.name} has no REDUCE, so gradients would stay each rank's own: use with_reduce(schedule)"
+        )
+    return _Step(lower(schedule), stages, group, inputs, targets, loss, reduce).run()
 
 
 def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
@@ -98,12 +120,13 @@ def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, i
 
 
 class _Step:
-    def __init__(self, schedule, stages, group, inputs, targets, loss, weight) -> None:
-        self.schedule, self.stages, self.group, self.loss = schedule, stages, group, loss
+    def __init__(self, schedule, stages, group, inputs, targets, loss, reduce) -> None:
+        self.schedule, self.stages, self.group, self.loss, self.reduce = schedule, stages, group, loss, reduce
         self.inputs, self.targets = (x.tensor_split(schedule.num_microbatches) for x in (inputs, targets))
-        weights = [float(weight(piece)) for piece in self.targets]
-        total = sum(weights) or 1  # nothing may count
-        self.shares = [each / total for each in weights]  # of the batch, whose mean is the sum of these means
+        row = schedule.actions[group.rank]
+        back = [action for action in row if action.op in (*COMPUTE, Op.REDUCE) and action.op not in (Op.F, Op.I)]
+        # The last backwards before a sum, during which buckets may leave.
+        self.closing = {a for a, b in pairwise(back) if b.op == Op.REDUCE and a[0] == b.stage}
         # What there is to compute with, by the receive that would bring it, and to send, by its send.
         self.here: dict[Action, Tensor | Pending] = {}
         self.going: dict[Action, Pending] = {}  # sends that may still be on their way
@@ -114,7 +137,8 @@ class _Step:
 
     def run(self) -> StepResult:
         slots = []
-        with torch.no_grad() if self.schedule.is_forward_only else nullcontext():
+        forward_only = torch.no_grad() if self.schedule.is_forward_only else nullcontext()
+        with forward_only, self.reduce.no_sync() if self.reduce else nullcontext():
             for action in self.schedule.actions[self.group.rank]:
                 with comm.label(str(action)):
                     start_s = self._do(action)
@@ -125,7 +149,7 @@ class _Step:
         with comm.label("losses"):
             knows = self.schedule.rank_of[self.last]
             losses = comm.broadcast(self.losses, self.group, src=knows)
-        return StepResult(losses @ losses.new_tensor(self.shares), losses, tuple(slots))
+        return StepResult(losses.sum(), losses, tuple(slots))
 
     def _do(self, action: Action) -> float:
         """Do it; return when it began, having waited for what it needs."""
@@ -137,9 +161,13 @@ class _Step:
         elif op in SENDS:
             x = self.here.pop(action)
             self.going[action] = comm.send(x, self.group, self._peer(action))
+        elif op == Op.REDUCE:
+            self.reduce.start(stage)
         else:
             x = None if op == Op.W else self._what_came(action)
             start_s = time.perf_counter()
+            if action in self.closing:
+                self.reduce.last_backward(stage)
             with trace.span(KIND[op], str(action)):
                 if op == Op.F:
                     self._forward(stage, m, x)
@@ -175,10 +203,10 @@ class _Step:
             self._hand_on(Action(stage, Op.SEND_F, m), y)
 
     def _loss(self, m: int, y: Tensor) -> Tensor:
-        """The part of the batch's loss that microbatch m has."""
+        """The term of microbatch m."""
         loss = self.loss(y, self.targets[m])
         self.losses[m] = loss.detach()
-        return loss * self.shares[m]
+        return loss
 
     def _backward(self, stage: int, op: Op, m: int, gradient: Tensor | None) -> None:
         work = self.stages[stage].backward if op == Op.B else self.stages[stage].backward_input

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from lib.pipeline.action import Op
+from lib.pipeline.schedules.action import Op
 from lib.pipeline.simulate import Timeline
 from lib.trace import Span, Trace
 
 IDLE, GOES_ON = "·", "-"
 KIND = {Op.F: "forward", Op.B: "backward", Op.I: "backward", Op.W: "weight"}  # as traces and pictures call them
+SUM = "="
 
 
 def gantt(timeline: Timeline, unit: float | None = None) -> str:
     """A line for each rank, a cell for each unit of time: `F0 F1 ·  B0--`. Messages are not drawn.
+
+    Below it, if sums of gradients take time, one of theirs: `===`.
 
     Args:
         unit: time of a cell; without it, the shortest action's.
@@ -32,6 +35,12 @@ def gantt(timeline: Timeline, unit: float | None = None) -> str:
             name = names[slot.action]
             line += f"{name}{GOES_ON * (max(end - len(line), wide) - len(name) - 1)} "
         lines.append(f"rank {rank}  {line.rstrip()}")
+        if sums := [s for s in timeline.slots if s.rank == rank and s.action.op == Op.REDUCE and s.end > s.start]:
+            line = ""
+            for slot in sums:
+                begin, end = (wide * round((time - zero) / unit) for time in (slot.start, slot.end))
+                line = line.ljust(begin) + SUM * (max(end - begin, 2) - 1) + " "
+            lines.append(f"   sums  {line.rstrip()}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import groupby, pairwise
 
-from lib.pipeline.action import SENDS, Action, Op, Schedule
+from lib.pipeline.schedules.action import SENDS, Action, Op, Schedule
 from lib.pipeline.simulate import Costs, simulate
 
 
@@ -30,11 +30,17 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     if schedule.is_lowered:
         return schedule
     rows: list[list[Action]] = [[] for _ in schedule.actions]
-    slots = sorted(simulate(schedule, costs).slots, key=lambda slot: slot.end)
+    sums = _sums_behind(schedule)
+    slots = simulate(schedule, costs).slots
+    slots = [slot for slot in slots if slot.action.op != Op.REDUCE]
+    slots.sort(key=lambda slot: slot.end)
     for _, together in groupby(slots, key=lambda slot: slot.end):
         ending = list(together)
         for slot in ending:  # before any message, which could mean to wait
-            rows[slot.rank].append(slot.action)
+            action = slot.action
+            while action is not None:
+                rows[slot.rank].append(action)
+                action = sums.get(action)
         for slot in ending:
             if message := message_behind(slot.action, schedule):
                 peer, send, receive = message
@@ -49,10 +55,16 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     )
 
 
+def _sums_behind(schedule: Schedule) -> dict[Action, Action]:
+    """Action → the REDUCE that stands right behind it."""
+    pairs = (pair for row in schedule.actions for pair in pairwise(row))
+    return {action: behind for action, behind in pairs if behind.op == Op.REDUCE}
+
+
 def message_behind(action: Action, schedule: Schedule) -> tuple[int, Action, Action] | None:
     """(the other rank, send, receive) of what an action makes for a stage on another rank; None if there is nothing."""
     stage, op, m = action
-    if op == Op.W:
+    if op in (Op.W, Op.REDUCE):
         return None
     send = Action(stage, Op.SEND_F if op == Op.F else Op.SEND_B, m)
     receive = other_end(send)

@@ -3,7 +3,7 @@
 Two cores cannot compute in eight processes at once, but eight processes can sleep at once. A sleeping stage takes as
 long as its costs say; messages, queues and waiting are the real ones.
 
-Read before: `lib/pipeline/execute.py`, `lib/pretend.py`. Chapter 8.
+Read before: `lib/pipeline/execute.py`, `lib/sleep.py`. Chapter 8.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from lib import comm
 from lib.launch import run
 from lib.mesh import Group
-from lib.pipeline.action import Op, Schedule
 from lib.pipeline.execute import StepResult, execute, timeline
+from lib.pipeline.schedules.action import Op, Schedule
 from lib.pipeline.simulate import Costs, Timeline
 from lib.pipeline.stage import Stage
-from lib.pretend import Pretend
+from lib.sleep import SleepLayer
 
 OPENING_S = 0.001  # the longest action of the step before, which opens the connections
 FAST_BPS = 1e15  # a link that only has latency
@@ -46,7 +46,7 @@ def _step(world: Group, schedule: Schedule, costs: Costs, unit_s: float) -> Step
     link = comm.link(alpha_s=message_s, bandwidth_Bps=FAST_BPS) if message_s and world.size > 1 else nullcontext()
     for one_s, slow in ((OPENING_S / max(map(max, takes.values())), nullcontext()), (unit_s, link)):
         stages = {
-            s: Stage(Pretend(1, *(one_s * takes[op][s] for op in (Op.F, Op.I, Op.W))))
+            s: Stage(SleepLayer(1, *(one_s * takes[op][s] for op in (Op.F, Op.I, Op.W))))
             for s, rank in enumerate(schedule.rank_of)
             if rank == world.rank
         }

@@ -8,8 +8,8 @@ schedule, beside the computing, as that only takes waits away.
 
 from __future__ import annotations
 
-from lib.pipeline.action import Action, Schedule, ScheduleError
 from lib.pipeline.lower import lower, other_end
+from lib.pipeline.schedules.action import Action, Op, Schedule
 from lib.pipeline.simulate import Costs, Slot, Timeline, Wait, stuck
 
 
@@ -33,7 +33,7 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
             start = clock[rank]
             if action.op in takes:
                 ranks = {rank: action}
-                end = start + takes[action.op][action.stage]
+                end = start + (0 if action.op == Op.REDUCE else takes[action.op][action.stage])
             else:
                 other = other_end(action)
                 if other not in at:
@@ -51,5 +51,5 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         for action, rank in at.items():
             stage, op, m = other_end(action)
             waits[rank] = Wait(place[rank], stage, (op,), m)
-        raise ScheduleError(stuck(schedule, waits))
+        raise stuck(schedule, waits)
     return Timeline.of(schedule, slots)

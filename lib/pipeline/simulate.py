@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from lib.pipeline.action import COMPUTE, SENDS, Action, Op, Schedule, ScheduleError
+from lib.pipeline.schedules.action import COMPUTE, SENDS, Action, Op, Schedule
+from lib.pipeline.schedules.fault import Fault, ScheduleError
 
 FREED_BY = (Op.B, Op.W)  # activations are kept until the whole backward is done
 
@@ -29,6 +30,7 @@ class Costs:
         F, I, W: of a stage and microbatch; a whole backward takes I + W.
         latency: until a message that was sent arrives.
         transfer: for so long a message has the link between two ranks for itself; the next one waits.
+        reduce: for so long a sum of a stage's gradients has the link to its replicas for itself.
 
     Raises:
         ValueError: a time of compute that is not above 0, or one of a message below 0.
@@ -39,14 +41,18 @@ class Costs:
     W: float | Sequence[float] = 1.0
     latency: float = 0
     transfer: float = 0
+    reduce: float | Sequence[float] = 0
 
     def __post_init__(self) -> None:
         for name in ("F", "I", "W"):
             value = getattr(self, name)
             if min(value if isinstance(value, Sequence) else [value]) <= 0:
                 raise ValueError(f"{name}={value} must be above 0: the order of messages follows from the times")
-        if self.latency < 0 or self.transfer < 0:
-            raise ValueError(f"latency={self.latency} and transfer={self.transfer} must not be below 0")
+        slowest = min(self.reduce) if isinstance(self.reduce, Sequence) else self.reduce
+        if self.latency < 0 or self.transfer < 0 or slowest < 0:
+            raise ValueError(
+                f"latency={self.latency}, transfer={self.transfer} and reduce={self.reduce} must not be below 0"
+            )
 
     def of_stages(self, num_stages: int) -> dict[Op, list[float]]:
         """The times of each op in each stage.
@@ -55,11 +61,11 @@ class Costs:
             ValueError: as many numbers as there are no stages.
         """
         each = {}
-        for name in ("F", "I", "W"):
+        for op, name in ((Op.F, "F"), (Op.I, "I"), (Op.W, "W"), (Op.REDUCE, "reduce")):
             value = getattr(self, name)
             if isinstance(value, Sequence) and len(value) != num_stages:
                 raise ValueError(f"{name} has {len(value)} numbers for {num_stages} stages")
-            each[Op(name)] = list(value) if isinstance(value, Sequence) else [value] * num_stages
+            each[op] = list(value) if isinstance(value, Sequence) else [value] * num_stages
         return each | {Op.B: [i + w for i, w in zip(each[Op.I], each[Op.W], strict=True)]}
 
 
@@ -135,6 +141,7 @@ class Timeline:
 IN, BACK, FORWARD, BACKWARD = range(4)  # input; gradient of the output; this stage's forward is done, its backward is
 NEEDS = {Op.F: [IN], Op.B: [FORWARD, BACK], Op.I: [FORWARD, BACK], Op.W: [BACKWARD]}
 NEEDS |= {Op.SEND_F: [FORWARD], Op.SEND_B: [BACKWARD], Op.RECV_F: [], Op.RECV_B: []}  # who computes with it waits
+NEEDS |= {Op.REDUCE: []}  # it stands behind what it needs
 DONE = {Op.F: FORWARD, Op.B: BACKWARD, Op.I: BACKWARD}
 GIVES = {Op.F: (1, IN), Op.SEND_F: (1, IN)} | dict.fromkeys((Op.B, Op.I, Op.SEND_B), (-1, BACK))  # to which stage
 Key = tuple[int, int, int]  # stage, one of the four, microbatch
@@ -165,6 +172,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     there[IN][0], there[BACK][-1] = [0 for _ in batch], [0 for _ in batch]
     link_free: dict[tuple[int, int], float] = defaultdict(int)
     clock, place = [0] * schedule.num_ranks, [0] * schedule.num_ranks
+    reduced = [0] * schedule.num_ranks  # when the link to the replicas is free
     waiting: dict[Key, int] = {}  # the rank that waits for it
     slots: list[Slot] = []
     awake = list(range(schedule.num_ranks))
@@ -182,6 +190,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         """Whether all is there that the action needs; then it has run."""
         stage, op, m = action
         start = clock[rank]
+        if op == Op.REDUCE:  # goes on beside what the rank does next
+            begin = max(start, reduced[rank])
+            reduced[rank] = begin + takes[op][stage]
+            slots.append(Slot(rank, action, begin, reduced[rank]))
+            return True
         for what in NEEDS[op]:
             since = there[what][stage][m]
             if since is None:
@@ -206,7 +219,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         while place[rank] < len(row) and runs(rank, row[place[rank]]):
             place[rank] += 1
     if waiting:
-        raise ScheduleError(stuck(schedule, {rank: _wait(place[rank], key) for key, rank in waiting.items()}))
+        raise stuck(schedule, {rank: _wait(place[rank], key) for key, rank in waiting.items()})
     return Timeline.of(schedule, slots)
 
 
@@ -220,7 +233,7 @@ def _wait(place: int, key: Key) -> Wait:
     return Wait(place, stage, (Op.F,) if what == FORWARD else (Op.B, Op.I), m)
 
 
-def stuck(schedule: Schedule, waits: dict[int, Wait]) -> str:
+def stuck(schedule: Schedule, waits: dict[int, Wait]) -> ScheduleError:
     """Who waits for what, around the cycle where there is one, and the grid. `waits` are the ranks that wait."""
     rank, path = next(iter(waits)), []
     while rank in waits and rank not in path:
@@ -235,6 +248,9 @@ def stuck(schedule: Schedule, waits: dict[int, Wait]) -> str:
         what = f"{made_by[-1] if made_by else f'{stage}{ops[0]}{microbatch}'}, which "
         what += f"rank {schedule.rank_of[stage]} does later" if made_by else "nobody does"
         lines.append(f"  rank {one} at {schedule.actions[one][place]} waits for {what}")
-    marked = schedule.actions[cycle[0]][waits[cycle[0]].place]
-    first = "ranks wait for each other" if len(cycle) > 1 else f"rank {cycle[0]} waits for ever"
-    return "\n".join([f"{schedule.name}: {first}", *lines, schedule.grid(marked)])
+    at = tuple(schedule.actions[one][waits[one].place] for one in cycle)
+    several = len(cycle) > 1
+    first = "ranks wait for each other" if several else f"rank {cycle[0]} waits for ever"
+    said = "\n".join([f"{schedule.name}: {first}", *lines, schedule.grid(at[0])])
+    whom = {one: schedule.rank_of[waits[one].stage] for one in cycle}
+    return ScheduleError(said, Fault.CIRCLE if several else Fault.ENDLESS, at, whom)

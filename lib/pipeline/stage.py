@@ -5,24 +5,23 @@ stage, and several microbatches are under way at once. The idea: each stage cuts
 a leaf, whose gradient is what the stage before wants; its backward begins with the gradient that the stage behind has
 sent.
 
-Read before: `lib/pipeline/action.py`. Chapter 8.
+Read before: `lib/pipeline/schedules/action.py`. Chapter 8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from lib import comm
-from lib.deferred import PutOff, Queue
+from lib.deferred import DeferWeightGradients, Queue
 from lib.model import GPT, GPTConfig
-from lib.pipeline.action import Schedule, ScheduleError
+from lib.pipeline.schedules.action import Schedule, ScheduleError
 
 
 class Stage:
@@ -34,10 +33,11 @@ class Stage:
         width: D of what travels between stages: for inputs of shape [b, …] it is [b, …, D]. None: what travels is like
             the inputs.
         recompute: keep only the input of each microbatch, and compute forward again in backward.
+        slices: of what travels, one of so many parts along the inputs' last dim.
     """
 
-    def __init__(self, module: nn.Module, width: int | None = None, recompute: bool = False) -> None:
-        self.module, self.width, self.recompute = module, width, recompute
+    def __init__(self, module: nn.Module, width: int | None = None, recompute: bool = False, slices: int = 1) -> None:
+        self.module, self.width, self.recompute, self.slices = module, width, recompute, slices
         # By microbatch: input and output, with the graph between them; weight gradients that were put off.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}
         self._queues: dict[int, Queue] = {}
@@ -66,7 +66,8 @@ class Stage:
         if self.width is None:
             return inputs.shape, inputs.dtype
         dtypes = (p.dtype for p in self.module.parameters())
-        return (*inputs.shape, self.width), next(dtypes, torch.get_default_dtype())
+        *rows, length = inputs.shape
+        return (*rows, length // self.slices, self.width), next(dtypes, torch.get_default_dtype())
 
     def forward(
         self,
@@ -87,7 +88,7 @@ class Stage:
         wants_gradient = torch.is_grad_enabled() and x.is_floating_point()
         x = x.detach().requires_grad_(wants_gradient)  # a leaf
         queue = Queue()
-        off = PutOff(queue) if split else nullcontext()
+        off = DeferWeightGradients(queue) if split else nullcontext()
         with off:
             y = self._compute(x, off)
             y = loss(y) if loss else y
@@ -95,7 +96,7 @@ class Stage:
             self._ends[m], self._queues[m] = (x, y), queue
         return y.detach()
 
-    def _compute(self, x: Tensor, off: PutOff | nullcontext) -> Tensor:
+    def _compute(self, x: Tensor, off: DeferWeightGradients | nullcontext) -> Tensor:
         if self.recompute:
             return checkpoint(self.module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), off))
         return self.module(x)
@@ -127,27 +128,6 @@ class Stage:
     def microbatches(self) -> int:
         """How many are under way here: forward has been, and backward, or its second half, has not."""
         return len(self._queues)
-
-
-@torch.no_grad()
-def check_shapes(pieces: Sequence[nn.Module], inputs: Tensor, width: int | None = None) -> None:
-    """Whether a model can be cut so: each stage but the last must give what the next one takes.
-
-    The pieces run one after the other on the meta device: nothing is allocated, computed or changed.
-
-    Args:
-        pieces: of all stages, in order.
-        inputs: of the first one, [b, …], such as one microbatch; only shape and dtype count.
-        width: as in `Stage`.
-
-    Raises:
-        ScheduleError: the first stage that gives another shape or dtype.
-    """
-    x = inputs = torch.empty_like(inputs, device="meta")
-    for stage, (piece, taker) in enumerate(pairwise(pieces)):
-        tensors = chain(piece.named_parameters(), piece.named_buffers())
-        x = functional_call(piece, {name: t.to("meta") for name, t in tensors}, (x,))
-        Stage(taker, width).check_output(stage, x, inputs)
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
@@ -201,30 +181,56 @@ def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:
     return balanced(costs, num_stages)
 
 
-def cut(model: GPT, num_stages: int) -> list[nn.Sequential]:
+class GPTStage(nn.Module):
+    """Neighbouring layers of a GPT, under their names in it: `blocks.3.mlp.up.weight`.
+
+    Args:
+        model: whose layers they are; it keeps them.
+        layers: which of its blocks; one more is the head.
+        first: the embedding is in it.
+
+    Attributes:
+        shared: id of a parameter that several stages use → (its name in the model, those stages); on every stage of
+            the model alike, also where it is none of its own.
+    """
+
+    def __init__(self, model: GPT, layers: range, first: bool) -> None:
+        super().__init__()
+        self.shared: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.embed = model.embed if first else None
+        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in layers if i < len(model.blocks)})
+        self.head = model.head if len(model.blocks) in layers else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.embed, *self.blocks.values(), self.head):
+            x = x if layer is None else layer(x)
+        return x
+
+
+def cut(model: GPT, num_stages: int) -> list[GPTStage]:
     """A GPT in stages of about equal cost.
 
     The embedding is with the first blocks. The head is with the last, or alone, if it is as expensive as several.
 
-    The stages' parameters are those of `model`. A tied weight is on two of them: see `sum_tied_gradients`.
+    The stages' parameters are those of `model`, by the same names. A tied weight is on two of them.
 
     Raises:
         ValueError: more stages than blocks and a head.
     """
     parts = layers_of_stages(model.config, num_stages)
-    layers = [*model.blocks, model.head]
-    pieces = [[layers[i] for i in part] for part in parts]
-    pieces[0].insert(0, model.embed)
-    return [nn.Sequential(*piece) for piece in pieces]
+    pieces = [GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)]
+    for name, p in model.named_parameters():
+        users = tuple(i for i, piece in enumerate(pieces) if any(p is one for one in piece.parameters()))
+        if len(users) > 1:
+            for piece in pieces:
+                piece.shared[id(p)] = name, users
+    return pieces
 
 
-def stages_of_rank(
-    model: GPT,
-    schedule: Schedule,
-    rank: int,
-    recompute: bool = False,
-) -> tuple[dict[int, Stage], dict[str, nn.Parameter]]:
-    """A rank's stages, by number; and its parameters, by their names in the model.
+def stages_of(model: GPT, schedule: Schedule, rank: int, recompute: bool = False) -> dict[int, Stage]:
+    """A rank's stages of a GPT, by number.
+
+    What leaves them is [b, T, D], or [b, T/n, D] where tensor-parallel ranks have slices of the sequence.
 
     Args:
         recompute: as in `Stage`.
@@ -232,11 +238,17 @@ def stages_of_rank(
     Raises:
         ValueError: as `cut`.
     """
-    stages = {
-        s: Stage(piece, model.config.d_model, recompute)
+    return {
+        s: Stage(piece, model.config.d_model, recompute, model.sequence_slices)
         for s, piece in enumerate(cut(model, schedule.num_stages))
         if schedule.rank_of[s] == rank
     }
-    mine = {id(p) for s in stages.values() for p in s.module.parameters()}
-    named = model.named_parameters()
-    return stages, {name: p for name, p in named if id(p) in mine}
+
+
+def parameters_of(stages: Mapping[int, Stage]) -> dict[str, nn.Parameter]:
+    """All parameters of a rank's stages, by their names in the model; one that two stages share comes once."""
+    found: dict[str, nn.Parameter] = {}
+    for stage in stages.values():
+        known = {id(p) for p in found.values()}
+        found |= {name: p for name, p in stage.module.named_parameters() if id(p) not in known}
+    return found

@@ -8,7 +8,7 @@ time and memory beside those of the schedules of this book, and says where the n
     workshop("0F0 0I0 0W0\\n1F0 1I0 1W0", Par(2, 1))
 
 Nothing is run here: `verdict.schedule` is for `lib.pipeline.rehearse`, `verdict.timeline` for a picture.
-Read before: `lib/pipeline/check.py`, `lib/pipeline/simulate.py`. Chapter 10.
+Read before: `lib/pipeline/prove.py`, `lib/pipeline/simulate.py`. Page: the schedule workshop.
 """
 
 from __future__ import annotations
@@ -19,40 +19,37 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from lib.pipeline.action import Action, Op, Schedule, ScheduleError
-from lib.pipeline.check import check
 from lib.pipeline.gantt import gantt
-from lib.pipeline.gpipe import gpipe, naive
-from lib.pipeline.interleaved import interleaved
 from lib.pipeline.lower import lower, message_before
-from lib.pipeline.one_f_one_b import one_f_one_b
+from lib.pipeline.prove import prove
+from lib.pipeline.schedules.action import Action, Op, Schedule
+from lib.pipeline.schedules.fault import Fault, ScheduleError
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2
 from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
-from lib.pipeline.zero_bubble import zb_h1, zb_h2
 
 SLACK = 1e-9  # times that differ by less are equal
 
-WHY = (  # part of an error of `Schedule.from_text` or `check`, and what it means to somebody who is learning
-    ("this is for", "Times and memory compare only where the work is the same."),
-    ("different numbers", "A rank with more stages would be the slowest, and all others would wait for it."),
-    ("nothing goes backward", "An evaluation has no bubble to fill; training does."),
-    ("is no action", "F is forward, B the whole backward, I and W are its two halves. Blanks go between actions."),
-    ("says rank", "Lines are ranks, from rank 0 downward, whatever they are called."),
-    ("nobody has stage", "A microbatch passes through all stages, so every number up to the last needs a rank."),
-    ("is on rank", "A stage's weights lie on one rank, and all that is done with them is done there."),
-    ("whole backward, so", "B is I and W in one. Write B, or I and later W."),
-    ("times", "Done twice, its gradient would count twice."),
-    (
-        "half a backward",
-        "I without W: these weights would not learn from that microbatch. W without I: nothing to do.",
-    ),
-    ("is missing", "Each microbatch goes once forward and once back through each stage, or its gradient is missing."),
-    ("comes before", "A backward uses what its own forward has left behind, and W what I has left behind."),
-    (
-        "each other",
-        "None of these ranks can go on before another one does. Put what is waited for in front of the wait.",
-    ),
-    ("for ever", "What it waits for is never done. Is it missing, or behind the wait on the same rank?"),
-)
+_LETTERS = "F is forward, B the whole backward, I and W are its two halves. Blanks go between actions."
+WHY = {  # what a fault means to somebody who is learning
+    Fault.OTHER_SIZES: "Times and memory compare only where the work is the same.",
+    Fault.UNEQUAL: "A rank with more stages would be the slowest, and all others would wait for it.",
+    Fault.NO_BACKWARD: "An evaluation has no bubble to fill; training does.",
+    Fault.EMPTY: _LETTERS,
+    Fault.NO_ACTION: _LETTERS,
+    Fault.OTHER_LINE: "Lines are ranks, from rank 0 downward, whatever they are called.",
+    Fault.NO_RANK: "A microbatch passes through all stages, so every number up to the last needs a rank.",
+    Fault.WRONG_RANK: "A stage's weights lie on one rank, and all that is done with them is done there.",
+    Fault.HALF_AGAIN: "B is I and W in one. Write B, or I and later W.",
+    Fault.REPEATED: "Done twice, its gradient would count twice.",
+    Fault.HALF: "I without W: these weights would not learn from that microbatch. W without I: nothing to do.",
+    Fault.MISSING: "Each microbatch goes once forward and once back through each stage, or its gradient is missing.",
+    Fault.TOO_EARLY: "A backward uses what its own forward has left behind, and W what I has left behind.",
+    Fault.CIRCLE: "None of these ranks can go on before another one does. Put what is waited for in front of the wait.",
+    Fault.ENDLESS: "What it waits for is never done. Is it missing, or behind the wait on the same rank?",
+}
 SHORT = "Write a line for each rank: a stage's number, F, B, I or W, and the microbatch's, such as 0F0 0F1 0B0 0B1."
 
 
@@ -158,7 +155,7 @@ class Verdict:
         schedule: what was typed, None if it cannot be read.
         timeline: when it runs, None if it is wrong.
         score: None if it is wrong.
-        problem: what is wrong, and where; empty if nothing is.
+        error: what is wrong, and where; None if nothing is.
         advice: why that cannot be, or what to try next.
     """
 
@@ -166,8 +163,13 @@ class Verdict:
     schedule: Schedule | None = None
     timeline: Timeline | None = None
     score: Score | None = None
-    problem: str = ""
+    error: ScheduleError | None = None
     advice: str = ""
+
+    @property
+    def problem(self) -> str:
+        """The error in words; empty if there is none."""
+        return str(self.error or "")
 
     def rows(self) -> list[Score]:
         """This one between the book's, the fastest first; none if it is wrong."""
@@ -228,11 +230,12 @@ def workshop(text: str, par: Par | None = None, name: str = "yours") -> Verdict:
     try:
         schedule = Schedule.from_text(str(text), name)
         _fits(schedule, par)
-        check(lower(check(schedule)))
+        prove(lower(prove(schedule)))
     except ScheduleError as error:
-        return Verdict(par, schedule, problem=str(error), advice=_why(str(error)))
+        return Verdict(par, schedule, error=error, advice=WHY.get(error.kind, SHORT))
     except ValueError:  # Python's own, of thousands of digits
-        return Verdict(par, problem="a number in it is too long for a stage or a microbatch", advice=SHORT)
+        error = ScheduleError("a number in it is too long for a stage or a microbatch", Fault.NO_ACTION)
+        return Verdict(par, error=error, advice=SHORT)
     timeline = par.play(schedule)
     return Verdict(par, schedule, timeline, par.score(timeline), advice=_next(timeline, par))
 
@@ -243,21 +246,18 @@ def _fits(schedule: Schedule, par: Par) -> None:
     if sizes != (par.num_ranks, par.num_microbatches):
         raise ScheduleError(
             f"this is for {sizes[0]} ranks and {sizes[1]} microbatches, par is for {par.num_ranks} and "
-            f"{par.num_microbatches}; write all of them, or compare with Par{sizes}"
+            f"{par.num_microbatches}; write all of them, or compare with Par{sizes}",
+            Fault.OTHER_SIZES,
         )
     counts = Counter(schedule.rank_of)
     if len(counts) < par.num_ranks or len({*counts.values()}) > 1:
         raise ScheduleError(
             "ranks with different numbers of stages have different work, and par is for equal work: give each rank "
-            "as many stages"
+            "as many stages",
+            Fault.UNEQUAL,
         )
     if schedule.is_forward_only:
-        raise ScheduleError("nothing goes backward, so nothing is learned: add B, or I and W")
-
-
-def _why(problem: str) -> str:
-    first = problem.partition("\n")[0]
-    return next((why for part, why in WHY if part in first), SHORT)
+        raise ScheduleError("nothing goes backward, so nothing is learned: add B, or I and W", Fault.NO_BACKWARD)
 
 
 def _next(timeline: Timeline, par: Par) -> str:

@@ -1,132 +1,128 @@
-"""The whole GPT on several ranks, made from a serial one; and back.
+"""A model on several ranks: its layers replaced in place, each by this rank's part of it.
 
-The problem: what is between the ends of the model is cut by now, but the ends have the largest matrix: that of the
-vocabulary. The idea: the same pair once more, around the whole model. The embedding is cut by words and its output
+The problem: what works for one layer has to be done to all of a model, and whoever writes a second model for it, with
+other names and another loss, has two models to keep equal.
+The idea: nothing but the layers changes. Inside a block the heads are cut, and the MLP's width; two column-row pairs,
+two all-reduces forward and two backward. At the ends it is the vocabulary: the embedding is cut by words and its output
 summed; the head is a column layer over words, whose output stays in parts, as the loss needs no more (`vocab.py`).
+What comes out is a GPT still, with the parameters' serial names.
 
-    model = TensorParallelGPT(GPT(config), mesh.group("tp"))
-    loss = model.loss(model(tokens), targets)
+    model = tensor_parallel(GPT(config), mesh.group("tp"))
+    loss = vocab_parallel_loss(model(tokens), targets, mesh.group("tp"))
     loss.backward()
-    model.finish()                # sums what each rank has a term of; nothing to do without sequence parallelism
     optimizer.step()              # any optimizer, on this rank's parts
 
+With `sequence_parallel` the gradients of what stands between the pairs are terms of a sum over these ranks, too
+(`partial_gradients` of a module): `lib.parallel.facts_of` knows, and `Gradients` sums them.
+
 Every rank must be given the same tokens, and have the same seed where there is dropout.
+
+Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3.
 """
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import embedding
 
-from lib.clip import scale_to_norm
-from lib.layout import once, parts, unshard
+from lib.layout import parts, unshard
 from lib.mesh import Group
-from lib.model import GPT, Embed, Head
-from lib.tensor_parallel.block import SEQUENCE_DIM, ParallelBlock
-from lib.tensor_parallel.linear import ColumnParallelLinear
-from lib.tensor_parallel.sequence import dropout, replicated, slice_of_rank, sum_partial_gradients
-from lib.tensor_parallel.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy
+from lib.model import GPT, MLP, Attention, Block, Embed, Head, recompute
+from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, check_heads
+from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from lib.tensor_parallel.sequence import dropout, replicate, slice_of_rank
+from lib.tensor_parallel.vocab import VocabParallelEmbedding
 
-RECOMPUTE = ("none", "selective", "full")
-
-
-class ParallelEmbed(nn.Module):
-    """tokens[B, T] → x[B, T, D]; with sequence parallelism x[B, T/n, D]."""
-
-    def __init__(self, serial: Embed, group: Group, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        self.context, self.group, self.sequence_parallel = serial.context, group, sequence_parallel
-        dim = SEQUENCE_DIM if sequence_parallel else None
-        self.token = VocabParallelEmbedding.from_serial(serial.token, group, sequence_dim=dim)
-        self.position = replicated(serial.position, group, sequence_parallel)
-        self.dropout = dropout(serial.dropout.p, group, sequence_parallel)
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        length = tokens_BT.shape[1]
-        if length > self.context:
-            raise ValueError(f"{length} tokens do not fit context={self.context}")
-        mine = slice_of_rank(length, self.group) if self.sequence_parallel else slice(length)
-        positions = torch.arange(length, device=tokens_BT.device)[mine]
-        return self.dropout(self.token(tokens_BT) + self.position(positions))
+SEQUENCE_DIM = 1  # of x[B, T, D]
+Model = TypeVar("Model", bound=nn.Module)
 
 
-class ParallelHead(nn.Module):
-    """x[B, T, D] → logits[B, T, V/n], of this rank's words; with sequence parallelism from x[B, T/n, D]."""
+def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False, again: str = "none") -> Model:
+    """Keep this rank's parts of a GPT, or of a block, an attention, an MLP; the values are those of the group's rank 0.
 
-    def __init__(self, serial: Head, group: Group, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        dim = SEQUENCE_DIM if sequence_parallel else None
-        self.norm = replicated(serial.norm, group, sequence_parallel)
-        self.linear = ColumnParallelLinear.from_serial(serial.linear, group, sequence_dim=dim)
+    A block, x[B, T, D] → x[B, T, D]. forward: two all-reduces of x. backward: two of its gradient. Together
+    8(n−1)/n · B·T·D elements per rank. With `sequence_parallel`, x[B, T/n, D] → x[B, T/n, D]: two all-gathers and two
+    reduce-scatters in each direction, the same elements; and two all-gathers more in backward, 10(n−1)/n in all, as
+    the column layers keep slices and collect them again.
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.linear(self.norm(x_BTD))
-
-
-class TensorParallelGPT(nn.Module):
-    """The GPT in parts, with the parameters' names of the serial one. tokens[B, T] → logits[B, T, V/n].
+    A GPT: tokens[B, T] → logits[B, T, V/n].
 
     Args:
-        serial: of which each rank keeps its part; the values are those of the group's rank 0.
+        model: changed in place. Afterwards its parameters are this rank's parts.
         group: the tensor-parallel ranks.
         sequence_parallel: slices of the sequence between the parallel layers, see `sequence.py`.
-        recompute: what backward computes again instead of keeping it: `none`; `selective`, what is between the
-            projections of attention; `full`, each block, of which the input is kept.
+        again: what backward computes again, as in `lib.model.recompute`. Sends nothing but with `full`.
+
+    Returns:
+        The model.
 
     Raises:
-        ValueError: something cannot be cut evenly.
+        ValueError: something cannot be cut evenly, or is cut already.
     """
+    recompute(model, again)
+    _check(model, group)
+    dim = SEQUENCE_DIM if sequence_parallel else None
+    tied = isinstance(model, GPT) and model.head.linear.weight is model.embed.token.weight
+    for module in list(model.modules()):
+        match module:
+            case Embed():
+                module.token = VocabParallelEmbedding.from_serial(module.token, group, sequence_dim=dim)
+                if sequence_parallel:
+                    module.position = SlicedPositions(module.position, group)
+                replicate(module.position, group, sequence_parallel)
+                module.dropout = dropout(module.dropout.p, group, sequence_parallel)
+            case Attention():
+                heads = module.heads
+                widths = {"heads": heads.widths[0] // heads.d_head, "kv_heads": heads.widths[1] // heads.d_head}
+                module.qkv = QKVParallelLinear.from_serial(
+                    module.qkv, group, sequence_dim=dim, **widths, d_head=heads.d_head
+                )
+                heads.widths = module.qkv.widths
+                module.heads = OwnDropout(heads, group)
+                module.out = RowParallelLinear.from_serial(module.out, group, sequence_dim=dim)
+                module.dropout = dropout(module.dropout.p, group, sequence_parallel)
+            case MLP():
+                module.up = ColumnParallelLinear.from_serial(module.up, group, sequence_dim=dim)
+                module.down = RowParallelLinear.from_serial(module.down, group, sequence_dim=dim)
+                module.dropout = dropout(module.dropout.p, group, sequence_parallel)
+            case Block():
+                replicate(module.norm1, group, sequence_parallel)
+                replicate(module.norm2, group, sequence_parallel)
+            case Head():
+                replicate(module.norm, group, sequence_parallel)
+                module.linear = ColumnParallelLinear.from_serial(module.linear, group, sequence_dim=dim)
+    if isinstance(model, GPT) and sequence_parallel:
+        model.sequence_slices = group.size
+    if tied:
+        model.head.linear.weight = model.embed.token.weight
+    return model
 
-    def __init__(self, serial: GPT, group: Group, sequence_parallel: bool = False, recompute: str = "none") -> None:
-        super().__init__()
-        if recompute not in RECOMPUTE:
-            raise ValueError(f"recompute={recompute!r} must be one of {', '.join(RECOMPUTE)}")
-        self.config, self.group, self.recompute = serial.config, group, recompute
-        self.embed = ParallelEmbed(serial.embed, group, sequence_parallel)
-        self.blocks = nn.ModuleList(
-            ParallelBlock(block, group, sequence_parallel, recompute == "selective") for block in serial.blocks
-        )
-        self.head = ParallelHead(serial.head, group, sequence_parallel)
-        if serial.head.linear.weight is serial.embed.token.weight:
-            self.head.linear.weight = self.embed.token.weight
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTD = self.embed(tokens_BT)
-        for block in self.blocks:
-            if self.recompute == "full" and torch.is_grad_enabled():
-                x_BTD = checkpoint(block, x_BTD, use_reentrant=False)
-            else:
-                x_BTD = block(x_BTD)
-        return self.head(x_BTD)
+def _check(model: nn.Module, group: Group) -> None:
+    """Before anything is changed: whether heads can be shared out, and nothing is in parts already."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            if isinstance(module.qkv, QKVParallelLinear):
+                raise ValueError("this model is in parts already: cut a whole one, such as GPT(config)")
+            heads, kv_heads, _ = (width // module.heads.d_head for width in module.heads.widths)
+            check_heads(heads, kv_heads, group)
 
-    def loss_sum_and_count(
-        self, logits_BTv: Tensor, targets_BT: Tensor, ignore_index: int = -100
-    ) -> tuple[Tensor, Tensor]:
-        """As `lib.model.loss_sum_and_count`, from logits in parts; equal on all ranks."""
-        losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, self.group, ignore_index)
-        return losses.sum(), (targets_BT != ignore_index).sum()
 
-    def loss(self, logits_BTv: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
-        """Mean cross-entropy in nats per counted token, shape [], equal on all ranks."""
-        total, count = self.loss_sum_and_count(logits_BTv, targets_BT, ignore_index)
-        return total / count.clamp(min=1)
+class SlicedPositions(nn.Embedding):
+    """Position embedding of this rank's slice of the sequence. positions[T] → [T/n, D]."""
 
-    def finish(self) -> None:
-        """After the last backward of a step: every gradient becomes that of this rank's part of the serial model."""
-        sum_partial_gradients(self, self.group)
+    def __init__(self, serial: nn.Embedding, group: Group) -> None:
+        super().__init__(serial.num_embeddings, serial.embedding_dim, _weight=serial.weight)
+        self.weight, self.group = serial.weight, group
 
-    @torch.no_grad()
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that the norm of the whole model's is at most `max_norm`; return the norm it was.
+    def forward(self, positions_T: Tensor) -> Tensor:
+        return embedding(positions_T[slice_of_rank(len(positions_T), self.group)], self.weight)
 
-        What several ranks have counts once. One all-reduce of a number.
-        """
-        own = {id(p): (p.grad, placement) for p, placement in parts(self).values() if p.grad is not None}
-        squares = [once(grad.square(), placement, self.group) for grad, placement in own.values()]
-        return scale_to_norm((grad for grad, _ in own.values()), torch.stack(squares).sum(), self.group, max_norm)
 
-    @torch.no_grad()
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """The serial model's `state_dict`, on every rank."""
-        return {name: unshard(p, placement, self.group) for name, (p, placement) in parts(self).items()}
+@torch.no_grad()
+def full_state_dict(model: nn.Module, group: Group) -> dict[str, Tensor]:
+    """The serial model's `state_dict`, on every rank."""
+    return {name: unshard(p, placement, group) for name, (p, placement) in parts(model).items()}

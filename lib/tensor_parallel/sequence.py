@@ -12,7 +12,7 @@ the next column layer needs all tokens. What stands between the two halves is do
     in slices    norm → all-gather → column … row → reduce-scatter → dropout → + → norm → all-gather → column …
 
 Two things change for what stands between. A norm's weight sees only this rank's tokens, so its gradient is a term of a
-sum (`sum_partial_gradients`). And dropout must be drawn for each rank by itself, where before it had to be equal
+sum (`partial_gradients`). And dropout must be drawn for each rank by itself, where before it had to be equal
 (`each_rank_its_own`).
 
 Source: Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2.
@@ -20,7 +20,6 @@ Source: Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.layout import Replicate, distribute, split_size
+from lib.layout import split_size
 from lib.mesh import Group
 
 
@@ -65,16 +64,18 @@ def dropout(p: float, group: Group, sequence_parallel: bool) -> nn.Dropout:
     return ShardedDropout(p, group) if sequence_parallel else nn.Dropout(p)
 
 
-def replicated(serial: nn.Module, group: Group, sequence_parallel: bool) -> nn.Module:
-    """A copy of a module that treats each token by itself, with the weights of the group's rank 0.
+@torch.no_grad()
+def replicate(module: nn.Module, group: Group, sequence_parallel: bool) -> None:
+    """Give a module that treats each token by itself the weights of the group's rank 0.
 
-    With `sequence_parallel` it sees some of the tokens, and its gradients are terms of a sum.
+    With `sequence_parallel` it sees some of the tokens, and its gradients are terms of a sum: it says so in
+    `partial_gradients`.
     """
-    made = copy.deepcopy(serial)
-    made._parameters = {name: distribute(p, Replicate(), group) for name, p in serial.named_parameters(recurse=False)}
+    for p in module.parameters(recurse=False):
+        if not p.is_meta:
+            p.copy_(comm.broadcast(p, group))
     if sequence_parallel:
-        made.partial_gradients = tuple(made._parameters)
-    return made
+        module.partial_gradients = tuple(name for name, _ in module.named_parameters(recurse=False))
 
 
 def slice_of_rank(length: int, group: Group) -> slice:
@@ -85,28 +86,3 @@ def slice_of_rank(length: int, group: Group) -> slice:
     """
     part = split_size(length, group, "sequence")
     return slice(group.rank * part, (group.rank + 1) * part)
-
-
-@torch.no_grad()
-def sum_partial_gradients(module: nn.Module, group: Group) -> None:
-    """After backward: sum over the ranks what is a term of a sum on each.
-
-    Once a step, whatever the microbatches: one all-reduce for all of them together, as they are many and small. A
-    module names them in `partial_gradients`.
-    """
-    partial = [
-        p
-        for one in module.modules()
-        for name in getattr(one, "partial_gradients", ())
-        if (p := getattr(one, name)) is not None and p.requires_grad
-    ]
-    if not partial:
-        return
-    for p in partial:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    flat = torch.cat([p.grad.flatten() for p in partial])
-    with comm.label("partial gradients"):
-        summed = comm.all_reduce(flat, group)
-    sums = summed.split([p.numel() for p in partial])
-    for p, gradient in zip(partial, sums, strict=True):
-        p.grad = gradient.view_as(p)

@@ -72,6 +72,7 @@ class VocabParallelEmbedding(nn.Module):
         term = embedding(words, self.weight).masked_fill(~is_mine.unsqueeze(-1), 0)
         if self.sequence_dim is None:
             return all_reduce_identity(term, self.group)
+        split_size(term.shape[self.sequence_dim], self.group, "sequence")
         return reduce_scatter_all_gather(term, self.group, self.sequence_dim)
 
 
@@ -97,6 +98,18 @@ def vocab_parallel_cross_entropy(
     counts = targets != ignore_index
     _check_words(targets.masked_fill(~counts, 0), logits.shape[-1] * group.size, "target")
     return _CrossEntropy.apply(logits, targets, counts, group, label_smoothing)
+
+
+def vocab_parallel_loss(
+    logits_BTv: Tensor, targets_BT: Tensor, group: Group, count: int | Tensor | None = None, ignore_index: int = -100
+) -> Tensor:
+    """`lib.model.loss_term` from logits in parts, shape [], equal on all ranks.
+
+    Args:
+        count: tokens that the mean is of, on all ranks and in all microbatches. None: those that count here.
+    """
+    losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, group, ignore_index)
+    return losses.sum() / ((targets_BT != ignore_index).sum().clamp(min=1) if count is None else count)
 
 
 class _CrossEntropy(torch.autograd.Function):

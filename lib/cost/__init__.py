@@ -1,0 +1,26 @@
+"""What it should cost: bytes, seconds, operations, bubbles, each from a formula with its source.
+
+May import nothing else. It is pure Python, so that a planner or a web page never waits for torch.
+Must never know how anything is done: what is predicted here is measured elsewhere, and the two must agree.
+"""
+
+from lib.cost.comm import block_wire_bytes, comm_s, overlap, sharded_step, wire_bytes, zero_wire_bytes
+from lib.cost.flops import forward_flops, train_flops, train_s
+from lib.cost.memory import activation_bytes, state_bytes
+from lib.cost.saved import block_saved_bytes, gpt_saved_bytes
+
+__all__ = [
+    "activation_bytes",
+    "block_saved_bytes",
+    "block_wire_bytes",
+    "comm_s",
+    "forward_flops",
+    "gpt_saved_bytes",
+    "overlap",
+    "sharded_step",
+    "state_bytes",
+    "train_flops",
+    "train_s",
+    "wire_bytes",
+    "zero_wire_bytes",
+]

@@ -1,0 +1,62 @@
+"""What a pipeline's schedule costs, in closed form: for equal stages, and messages that take no time.
+
+The simulator says the same of any schedule (`lib.pipeline.simulate`), and the tests hold the two against each other.
+These are for a planner, which has thousands of layouts to compare, and for a reader with a pencil.
+
+Words: P ranks, M microbatches, V stages on each rank; forward and backward times are of all of a rank's layers for one
+microbatch. Chapters 8 to 12.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def bubble(num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> float:
+    """(P-1)/V / (M + (P-1)/V): the part of a step in which a rank waits, under GPipe, 1F1B or interleaved 1F1B.
+
+    Source: Narayanan et al. 2021, section 2.2, where it is a part of the ideal time: (P-1)/(V·M).
+    """
+    waits = (num_ranks - 1) / stages_per_rank
+    return waits / (num_microbatches + waits)
+
+
+def pipeline_s(
+    num_ranks: int, num_microbatches: int, forward_s: float, backward_s: float, stages_per_rank: int = 1
+) -> float:
+    """(M + (P-1)/V) · (t_F + t_B): seconds of a step without the optimizer, under the same schedules."""
+    return (num_microbatches + (num_ranks - 1) / stages_per_rank) * (forward_s + backward_s)
+
+
+def microbatches_for(num_ranks: int, most: float) -> int:
+    """(P-1)·(1/most - 1), rounded up: the fewest microbatches with a bubble of at most this, with a stage a rank.
+
+    Args:
+        most: part of the step, above 0 and up to 1.
+    """
+    return max(1, math.ceil((num_ranks - 1) * (1 / most - 1) - 1e-9))
+
+
+def kept_by(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> float:
+    """Microbatches whose activations a rank keeps at the peak under 1F1B, counted in all of the rank's layers.
+
+    min(M, P-r) with a stage a rank. With V the warm-up is 2(P-r-1) + (V-1)P stages long, and one more is under way.
+    Under GPipe it is M on each rank.
+
+    Source: Korthikanti et al. 2022, section 4.2.3, for rank 0: 1 + (P-1)/(PV) times P.
+    """
+    if stages_per_rank == 1:
+        return min(num_microbatches, num_ranks - rank)
+    warm_up = 2 * (num_ranks - rank - 1) + (stages_per_rank - 1) * num_ranks
+    return min(warm_up + 1, num_microbatches * stages_per_rank) / stages_per_rank
+
+
+def zero_bubble_wait_s(num_ranks: int, forward_s: float, input_s: float, weight_s: float) -> float:
+    """(P-1)·(t_F + t_I - t_W): how long a rank waits in a step under ZB-H1, if M ≥ P and t_W ≤ t_F, t_I.
+
+    Args:
+        input_s, weight_s: the two halves of backward, for the gradients of the input and of the weights.
+
+    Source: Qi et al. 2024, table 1, where the first half is called B.
+    """
+    return (num_ranks - 1) * (forward_s + input_s - weight_s)

@@ -1,0 +1,190 @@
+"""Bytes on the wire and seconds on a link.
+
+The problem: published figures disagree by factors of two and eight, mostly because one of them counts both directions
+of a link, or the whole array where the other counts a shard. The idea: one function per quantity, with the unit in its
+name, and a claim in the chapter beside it that compares it with what was counted.
+
+Letters: `S` bytes of the whole array, `n` ranks, `alpha_s` seconds until the first byte of a message arrives,
+`bandwidth_Bps` bytes a second in one direction of one rank's link.
+"""
+
+from __future__ import annotations
+
+from lib.cost.sizes import check_choice, check_zero
+
+# For n ranks, as multiples of the whole array: bytes that a rank sends, the mean over all ranks; bytes that the busiest
+# link carries. Then messages that follow one another.
+_RING = {
+    "all_reduce": (lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1)),
+    "reduce_scatter": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
+    "all_gather": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
+    "all_to_all": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
+    # A chain of n ranks has n - 1 links, and each carries the whole array.
+    "broadcast": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
+    "reduce": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
+    # Straight to one rank, or from it: its link carries all parts but its own.
+    "gather": (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1),
+    "scatter": (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1),
+    "send": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),
+    "recv": (lambda n: 0.0, lambda n: 1.0, lambda n: 1),
+    "barrier": (lambda n: 0.0, lambda n: 0.0, lambda n: 2 * (n - 1)),
+}
+
+
+def _ring(kind: str) -> tuple:
+    if kind not in _RING:
+        raise ValueError(f"unknown collective {kind!r}; known are {', '.join(_RING)}")
+    return _RING[kind]
+
+
+def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
+    """Bytes that one rank sends when `n` ranks do a collective as an ideal ring, or chain: the mean over the ranks.
+
+    `all_reduce` is a reduce-scatter and an all-gather, hence its factor 2(n-1)/n; it receives as much again.
+
+    Args:
+        kind: one of the names of `comm`.
+        payload_bytes: bytes of the whole array (not of a shard).
+        n: ranks in the group.
+
+    Source: Patarasuk & Yuan, JPDC 69(2), 2009; NCCL tests, PERFORMANCE.md.
+    """
+    return _ring(kind)[0](n) * payload_bytes
+
+
+def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bps: float) -> float:
+    """Seconds of a collective in the alpha-beta model: messages in a row, and bytes over one direction's bandwidth.
+
+    `all_reduce`: 2(n-1)·alpha + 2(n-1)/n · S / bandwidth.
+
+    Args:
+        payload_bytes: bytes of the whole array.
+        alpha_s: latency of one message in seconds.
+        bandwidth_Bps: bytes a second, one direction.
+
+    Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005.
+    """
+    if bandwidth_Bps <= 0:
+        raise ValueError(f"bandwidth_Bps={bandwidth_Bps} must be above 0")
+    if n == 1:
+        return 0.0
+    _, busiest, messages = _ring(kind)
+    return messages(n) * alpha_s + busiest(n) * payload_bytes / bandwidth_Bps
+
+
+def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, float]]:
+    """When each bucket travels: not before its gradients exist, and not before the bucket ahead of it has arrived.
+
+    Args:
+        ready_s: when backward has made the last gradient of each bucket, in the order of sending.
+        lasts_s: how long each bucket's all-reduce takes.
+
+    Returns:
+        (start, end) of each, in seconds. Whatever lies after the end of backward is exposed.
+
+    Raises:
+        ValueError: the two lists differ in length.
+    """
+    times, free_s = [], 0.0
+    for ready, lasts in zip(ready_s, lasts_s, strict=True):
+        start = max(ready, free_s)
+        free_s = start + lasts
+        times.append((start, free_s))
+    return times
+
+
+def zero_wire_bytes(
+    stage: int, payload_bytes: float, n: int, *, microbatches: int = 1, reduce_each: bool = True, reshard: bool = True
+) -> float:
+    """Bytes that one rank sends for gradients and parameters in a step: 2(n-1)/n·S up to ZeRO-2, 3(n-1)/n·S at ZeRO-3.
+
+    Stage 0, plain data parallelism, is one all-reduce of the gradients; stage 1 its two halves, with the step in
+    between; stage 3 gathers all parameters for forward and again for backward.
+
+    Args:
+        payload_bytes: of all parameters, as they travel (gradients have the same size), padding included.
+        microbatches: of a step. Stage 3 collects the parameters for each.
+        reduce_each: stages 2 and 3 reduce after each microbatch; False keeps full gradients and reduces once.
+        reshard: after forward. False: stage 3 keeps what it has gathered until backward.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 7.
+    """
+    gather, reduce = wire_bytes("all_gather", payload_bytes, n), wire_bytes("reduce_scatter", payload_bytes, n)
+    reductions = microbatches if reduce_each and check_zero(stage) >= 2 else 1
+    gathers = microbatches * (2 if reshard else 1) if stage == 3 else 1
+    return reductions * reduce + gathers * gather
+
+
+def block_wire_bytes(
+    payload_bytes: float,
+    n: int,
+    recompute: str = "none",
+    *,
+    sequence_parallel: bool = False,
+    regather: bool = True,
+    early_stop: bool = False,
+) -> float:
+    """Bytes that one rank sends for a tensor-parallel block and microbatch: 8(n-1)/n · x, four all-reduces of x.
+
+    With sequence parallelism the same in four gathers and four scatters, and 10(n-1)/n · x if column layers keep their
+    slice and collect the rest again in backward.
+
+    Args:
+        payload_bytes: of x[B, T, D], whole, as it travels.
+        recompute: `full` sends again what forward sent; `none` and `selective` send nothing again.
+        early_stop: of a `full` checkpoint: without the last sum, as nobody needs it again (torch's default).
+
+    Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
+    """
+    halves = 10 if sequence_parallel and regather else 8  # of an all-reduce
+    last = 1 if sequence_parallel else 2
+    halves += check_choice(recompute, {"none": 0, "selective": 0, "full": 4 - last * early_stop})
+    return halves * wire_bytes("all_gather", payload_bytes, n)
+
+
+def sharded_step(
+    forward_s: list[float],
+    backward_s: list[float],
+    gather_s: list[float],
+    reduce_s: list[float],
+    prefetch: bool = True,
+) -> list[tuple[str, int, float, float]]:
+    """When ZeRO-3 computes and sends in a step, if the link carries one message after another.
+
+    A unit computes when its parameters have arrived. They are asked for when it would compute, or with `prefetch`
+    when the unit before it begins to; and its gradients leave when its backward ends, if those before are through.
+
+    Args:
+        forward_s, backward_s: what each unit computes, in the order of forward.
+        gather_s, reduce_s: how long its all-gather and its reduce-scatter take.
+
+    Returns:
+        (what, unit, start_s, end_s), what being `forward`, `backward`, `gather` or `reduce`. All gradients have
+        arrived at the last end.
+    """
+    times: list[tuple[str, int, float, float]] = []
+    now_s = link_free_s = 0.0
+    arrives_s: dict[int, float] = {}
+
+    def send(what: str, unit: int, lasts_s: float) -> float:
+        nonlocal link_free_s
+        start_s = max(now_s, link_free_s)
+        link_free_s = start_s + lasts_s
+        times.append((what, unit, start_s, link_free_s))
+        return link_free_s
+
+    order = range(len(forward_s))
+    for what, units, lasts_s in (("forward", order, forward_s), ("backward", order[::-1], backward_s)):
+        reduced_s = 0.0
+        for place, unit in enumerate(units):
+            if unit not in arrives_s:
+                arrives_s[unit] = send("gather", unit, gather_s[unit])
+            now_s = max(now_s, arrives_s.pop(unit))
+            for ahead in units[place + 1 : place + 2] if prefetch else ():
+                arrives_s[ahead] = send("gather", ahead, gather_s[ahead])
+            times.append((what, unit, now_s, now_s + lasts_s[unit]))
+            now_s += lasts_s[unit]
+            if what == "backward":
+                now_s = max(now_s, reduced_s)  # memory for one unit's gradients on their way
+                reduced_s = send("reduce", unit, reduce_s[unit])
+    return times

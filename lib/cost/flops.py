@@ -1,0 +1,50 @@
+"""Operations of a step, and how long devices need for them.
+
+Letters of Korthikanti et al.: b rows of a microbatch, s tokens of a row, h width, L layers, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from lib.cost.sizes import ModelShape, check_choice
+
+
+def forward_flops(shape: ModelShape, rows: int) -> int:
+    """FLOPs of one forward's matrix products; a multiply-add counts as two.
+
+    24sbh²L(1 + s/6h + v/12hL) for a GPT: each token goes through each weight once, and attention multiplies
+    s × s scores twice. The part above the diagonal is counted, as the papers and PyTorch's counter do.
+
+    Source: Korthikanti et al. 2022, appendix A.
+    """
+    block = shape.num_block_weights + 2 * shape.context * shape.d_model
+    head = shape.vocab_size * shape.d_model
+    return 2 * rows * shape.context * (shape.num_layers * block + head)
+
+
+def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
+    """Operations of one step: forward, a backward of twice that, and what is computed again.
+
+    Without recomputation that is what the *model* needs (for MFU); with it, what the *hardware* does (for HFU).
+
+    Source: Korthikanti et al. 2022, appendix A (which for `selective` counts a backward again, too; nobody runs it);
+    Narayanan et al. 2021, section 5.1.
+    """
+    tokens, forward = rows * shape.context, forward_flops(shape, rows)
+    again = {
+        "none": 0,
+        "selective": 4 * tokens * shape.context * shape.d_model * shape.num_layers,  # both products of attention
+        "full": forward - 2 * tokens * shape.vocab_size * shape.d_model,  # the layers, not the head
+    }
+    return 3 * forward + check_choice(recompute, again)
+
+
+def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> float:
+    """Seconds that `n` devices need for `flops` operations, about 6·parameters·tokens (Kaplan et al. 2020).
+
+    Args:
+        peak_flops: of one device, per second, dense.
+        utilisation: the part of the peak that is reached (MFU), above 0 and at most 1.
+    """
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"utilisation={utilisation} must be above 0 and at most 1, such as 0.4")
+    return flops / (peak_flops * utilisation * n)

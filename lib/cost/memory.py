@@ -1,0 +1,50 @@
+"""Bytes that a rank keeps: the model's state, and a layer's activations as the papers count them.
+
+Letters of Korthikanti et al.: b rows of a microbatch, s tokens of a row, h width, a heads.
+"""
+
+from __future__ import annotations
+
+from lib.cost.sizes import ModelShape, Recipe, check_choice, check_zero
+
+
+def state_bytes(
+    num_parameters: float, recipe: Recipe, *, zero: int = 0, dp: int = 1, tp: int = 1, pp: int = 1
+) -> dict[str, float]:
+    """Bytes of parameters, gradients and optimizer state (master copy included) that one rank keeps.
+
+    Tensor and pipeline parallelism divide all three by tp·pp; data parallelism divides nothing by itself. ZeRO
+    divides over dp what it shards: stage 1 the optimizer's state, stage 2 the gradients too, stage 3 all three.
+    An even split is taken for granted; what ZeRO-3 gathers for a moment is not in it.
+
+    Raises:
+        ValueError: no such stage, or a degree that is no positive whole number.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5.
+    """
+    check_zero(zero)
+    for name, degree in (("dp", dp), ("tp", tp), ("pp", pp)):
+        if degree < 1 or degree != int(degree):
+            raise ValueError(f"{name}={degree} cannot be a number of ranks; use 1 or more")
+    held = num_parameters / (tp * pp)
+    return {
+        "parameter": held * recipe.weight_bytes / (dp if zero >= 3 else 1),
+        "gradient": held * recipe.gradient_bytes / (dp if zero >= 2 else 1),
+        "optimizer": held * (recipe.master_bytes + recipe.state_bytes) / (dp if zero >= 1 else 1),
+    }
+
+
+def activation_bytes(
+    shape: ModelShape, rows: int, recompute: str = "none", *, tp: int = 1, sequence_parallel: bool = False
+) -> float:
+    """Bytes that one layer of a GPT keeps for backward, in 16 bit with dropout: sbh(34 + 5as/h) on one rank.
+
+    `selective` recomputes the attention matrix, and the second term goes; `full` keeps the layer's input only, 2sbh.
+    Tensor parallelism leaves 10sbh on every rank unless the sequence is split too.
+
+    Source: Korthikanti et al. 2022, table 2.
+    """
+    sbh, matrix = rows * shape.context * shape.d_model, 5 * shape.num_heads * shape.context / shape.d_model
+    whole, divided = (0, 34) if sequence_parallel else (10, 24)
+    kept = {"none": whole + (divided + matrix) / tp, "selective": whole + divided / tp, "full": 2}
+    return sbh * check_choice(recompute, kept)

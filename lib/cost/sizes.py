@@ -1,0 +1,118 @@
+"""What is trained: the sizes of a transformer, the published ones, and what training keeps for each parameter.
+
+The problem: "a 7B model" has 6.74 billion parameters, or 6.61 if its head shares a weight, and needs 4 to 18
+bytes for each. The idea: a model is its few sizes, a recipe its four numbers of bytes, and `lib.cost` takes both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder-only transformer, from which its sums follow.
+
+    Args:
+        d_model, num_layers, num_heads, vocab_size, context: h, L, a, v, s.
+        num_kv_heads: heads of keys and values; None means `num_heads`.
+        d_mlp: hidden width of the MLP; None means 4h.
+        llama: no biases, three MLP matrices (gated) instead of two, positions without parameters (Touvron et al.
+            2023, section 2.2). False: as GPT-2 and `lib/model.py`.
+        tied: the head uses the token embedding's weight.
+    """
+
+    d_model: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    context: int
+    num_kv_heads: int | None = None
+    d_mlp: int | None = None
+    llama: bool = False
+    tied: bool = True
+
+    @classmethod
+    def of(cls, config: Any) -> ModelShape:
+        """The shape of a `lib.model.GPTConfig`."""
+        names = ("d_model", "num_layers", "num_heads", "vocab_size", "context", "num_kv_heads", "d_mlp", "tied")
+        return cls(**{name: getattr(config, name) for name in names})
+
+    @property
+    def d_kv(self) -> int:
+        """Width of all keys, and of all values: h, less where query heads share them."""
+        return self.d_model * (self.num_kv_heads or self.num_heads) // self.num_heads
+
+    @property
+    def num_block_weights(self) -> int:
+        """Numbers in the matrices of one block: 12h² for a GPT."""
+        h = self.d_model
+        return h * (2 * h + 2 * self.d_kv) + (3 if self.llama else 2) * h * (self.d_mlp or 4 * h)
+
+    @property
+    def num_block_parameters(self) -> int:
+        """Parameters of one block: 12h² + 13h for a GPT."""
+        h = self.d_model
+        biases = 0 if self.llama else 3 * h + 2 * self.d_kv + (self.d_mlp or 4 * h)
+        return self.num_block_weights + biases + 2 * self._norm
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, a tied weight counted once."""
+        tokens = self.vocab_size * self.d_model
+        embed = tokens + (0 if self.llama else self.context * self.d_model)
+        return embed + self.num_layers * self.num_block_parameters + self._norm + (0 if self.tied else tokens)
+
+    @property
+    def _norm(self) -> int:
+        return self.d_model if self.llama else 2 * self.d_model
+
+
+_LLAMA2 = {"vocab_size": 32_000, "context": 4096, "llama": True, "tied": False}
+MODELS = {  # Touvron et al. 2023 (Llama 2); Brown et al. 2020 (GPT-3), table 2.1; Llama 3 2024, table 3
+    "7B": ModelShape(4096, 32, 32, d_mlp=11_008, **_LLAMA2),
+    "13B": ModelShape(5120, 40, 40, d_mlp=13_824, **_LLAMA2),
+    "70B": ModelShape(8192, 80, 64, num_kv_heads=8, d_mlp=28_672, **_LLAMA2),
+    "175B": ModelShape(12_288, 96, 96, vocab_size=50_257, context=2048),
+    "405B": ModelShape(16_384, 126, 128, 128_256, 8192, num_kv_heads=8, d_mlp=53_248, llama=True, tied=False),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Bytes that training keeps for each parameter: the weight that computes, its gradient, a more precise master
+    copy that the optimizer updates (0: none), and what it remembers (8: Adam's two float32 averages; SGD: 0)."""
+
+    weight_bytes: int
+    gradient_bytes: int
+    master_bytes: int
+    state_bytes: int
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Their sum."""
+        return self.weight_bytes + self.gradient_bytes + self.master_bytes + self.state_bytes
+
+
+RECIPES = {  # Rajbhandari et al. 2020, section 3.1; Megatron-LM's estimator keeps gradients in float32
+    "bf16 SGD": Recipe(2, 2, 0, 0),
+    "bf16 Adam, no master": Recipe(2, 2, 0, 8),
+    "fp32 Adam": Recipe(4, 4, 0, 8),
+    "mixed Adam": Recipe(2, 2, 4, 8),
+    "mixed Adam, fp32 gradients": Recipe(2, 4, 4, 8),
+}
+
+
+def check_choice(recompute: str, choices: dict[str, float]) -> float:
+    """The number that belongs to a way of recomputing; ValueError for a way that is not among them."""
+    if recompute not in choices:
+        raise ValueError(f"recompute={recompute!r} must be one of {', '.join(choices)}")
+    return choices[recompute]
+
+
+def check_zero(zero: int) -> int:
+    """The stage itself, if ZeRO has it; otherwise a ValueError."""
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero={zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
+    return zero

@@ -1,0 +1,243 @@
+"""Gradients on their way to being sums: when each is sent, and in which order.
+
+The problem: g = (1/N) Σ gᵢ is one line of mathematics. Done in one line of code after backward, every rank sits idle
+while all gradients travel, and a model of sixty tensors pays the latency of sixty messages.
+
+The idea, in two steps. *Buckets*: copy gradients side by side into a few flat buffers and sum a buffer at once.
+*Overlap*: backward makes the last layer's gradients first, so the first bucket can travel while the rest is computed.
+
+What a bucket is, and whether its sum comes whole or scattered, is not known here: `Bucket` is all-reduced, a `Flat`
+(`flat.py`) is reduce-scattered. Nor are layers: a parameter is known by its `Fact`, which names the ranks to sum over.
+Parameters of other ranks to sum over, or of other pipeline stages, are in buckets of their own.
+
+Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.2 and 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lib import comm
+from lib.data_parallel.buckets import ONE, Bucket, fill_buckets
+from lib.data_parallel.gradient_sums import GradientSums, State
+from lib.facts import Fact
+from lib.mesh import Group
+
+BUCKET_BYTES = 4 * 2**20
+_SECOND = (
+    "a second gradient came for a parameter whose first may be under way: between two finish() only the last backward "
+    "may run outside no_sync()"
+)
+
+
+class Gradients(GradientSums):
+    """Sums of whole buckets, started inside backward.
+
+    forward: no communication. backward: one sum per bucket, as soon as its gradients exist. finish: waits.
+
+    Buckets go from the last parameters to the first, which is about the order in which backward makes their
+    gradients, and are sent in the same order on all ranks even where gradients come in another.
+
+    Where a pipeline adds up gradients over many backwards, its schedule says which is a stage's last one, and when its
+    sums leave: `last_backward`, `start`.
+
+    Args:
+        facts, op: as for `GradientSums`.
+        bucket_bytes: about how much a bucket holds, see `fill_buckets`.
+        make: from neighbouring parameters' facts to their bucket. Default: all-reduced (`Bucket`).
+        each: send the gradients of each backward, not of the last one only: a bucket then adds up what comes back.
+        one_at_a_time: let a sum arrive before the next one leaves: memory for one bucket on its way.
+    """
+
+    def __init__(
+        self,
+        facts: Iterable[Fact],
+        op: str = "sum",
+        bucket_bytes: int = BUCKET_BYTES,
+        make: Callable[[list[Fact]], Bucket] | None = None,
+        each: bool = False,
+        one_at_a_time: bool = False,
+        buckets: Sequence[Bucket] | None = None,
+    ) -> None:
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
+        self._lines: list[_Line] = []
+        super().__init__(facts, op)
+        self.each, self.one_at_a_time = each, one_at_a_time
+        self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))
+        for number, bucket in enumerate(self.buckets):
+            line = self._line_of(self.facts[id(bucket.params[0])])
+            line.buckets.append(bucket)
+            line.labels.append(f"bucket {number}")
+            for i, p in enumerate(bucket.params):
+                p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, line, bucket, i))
+
+    def _make_buckets(self, bucket_bytes: int, make: Callable[[list[Fact]], Bucket]) -> Iterator[Bucket]:
+        lines: dict[tuple, list[nn.Parameter]] = {}
+        for p in self.trained[::-1]:
+            fact = self.facts[id(p)]
+            lines.setdefault((fact.sum_over.ranks, fact.stages), []).append(p)
+        for params in lines.values():
+            for some in fill_buckets(params, bucket_bytes):
+                yield make([self.facts[id(p)] for p in some])
+
+    def _line_of(self, fact: Fact) -> _Line:
+        for line in self._lines:
+            if (line.group.ranks, line.stages) == (fact.sum_over.ranks, frozenset(fact.stages)):
+                return line
+        scale = ONE / fact.sum_over.size if self.op == "mean" else ONE
+        self._lines.append(_Line(fact.sum_over, frozenset(fact.stages), scale))
+        return self._lines[-1]
+
+    @property
+    def syncs(self) -> bool:
+        """Whether what backward makes is sent as soon as a bucket is full."""
+        return self._syncs
+
+    @syncs.setter
+    def syncs(self, value: bool) -> None:
+        self._syncs = value
+        for line in self._lines:
+            line.syncs = value
+
+    @property
+    def begun(self) -> bool:
+        return any(line.begun for line in self._lines)
+
+    @property
+    def pending(self) -> list[comm.Pending]:
+        """Sums that nobody has waited for yet."""
+        return [pending for line in self._lines for pending in line.pending]
+
+    def _gradient_is_there(
+        self,
+        line: _Line,
+        bucket: Bucket,
+        i: int,
+        _: nn.Parameter,
+    ) -> None:
+        if i not in bucket.missing:
+            raise RuntimeError(_SECOND)
+        self._watch_backward()
+        if line.syncs:
+            bucket.take(i, line.scale)
+            bucket.missing.remove(i)
+            if not bucket.missing:
+                self._send_full_buckets(line)
+        else:
+            bucket.keep(i)
+            line.sent = line.left = False
+
+    def _send_full_buckets(self, line: _Line) -> None:
+        while line.next < len(line.buckets) and not line.buckets[line.next].missing:
+            bucket = line.buckets[line.next]
+            if self.one_at_a_time and line.pending:
+                line.pending[-1].wait()
+            with comm.label(line.labels[line.next]):
+                line.pending.append(bucket.send(line.group))
+            line.next += 1
+        if self.each and line.next == len(line.buckets):  # ready for another microbatch
+            del line.pending[:-1]  # the others have arrived
+            line.begin_again()
+            line.sent = line.left = True
+
+    def _send_the_rest(self, line: _Line) -> None:
+        """All buckets that backward has not filled, with what they have."""
+        for bucket in line.buckets[line.next :]:
+            for i in bucket.missing:
+                p = bucket.params[i]
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
+                bucket.take(i, line.scale)
+                if not p.requires_grad:
+                    p.grad = None  # frozen since
+            bucket.missing.clear()
+        self._send_full_buckets(line)
+
+    def before_forward(self) -> None:
+        if self.each and self._through:  # of a microbatch that did not use all parameters
+            for line in self._lines:
+                if line.begun:
+                    self._send_the_rest(line)
+        super().before_forward()
+
+    def last_backward(self, stage: int) -> None:
+        """The next backward of this stage is its last before `start`: its buckets leave as they fill."""
+        for line in self._lines:
+            line.closed.add(stage)
+            line.syncs = line.syncs or line.stages <= line.closed
+
+    @torch.no_grad()
+    def start(self, stage: int) -> None:
+        """The stage's last backward is through: what it has left leaves now."""
+        for line in self._lines:
+            line.started.add(stage)
+            if line.stages <= line.started:
+                if not line.left or line.begun:  # not all has left inside backward
+                    self._send_the_rest(line)
+                line.syncs, line.left = self._syncs, False
+                line.closed.clear()
+                line.started.clear()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        if self.state is State.SUMMED and not self.begun and all(p.grad is None for p in self.trained):
+            return  # nothing is new
+        for line in self._lines:
+            if not line.sent or line.begun:
+                self._send_the_rest(line)
+        self._end_lines()
+        for bucket in self.buckets:
+            bucket.summed()
+        self.state = State.SUMMED
+
+    def _end_lines(self) -> None:
+        for line in self._lines:
+            line.wait()
+            line.begin_again()
+            line.syncs = self._syncs
+            line.sent = line.left = False
+
+    def give_up(self) -> None:
+        self._end_lines()
+        for bucket in self.buckets:
+            bucket.drop()
+        super().give_up()
+
+    def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
+        for bucket in self.buckets:
+            yield from bucket.held(self.facts)
+
+
+class _Line:
+    """Buckets of one group and the same stages, sent one behind the other."""
+
+    def __init__(self, group: Group, stages: frozenset[int], scale: Tensor) -> None:
+        self.group, self.stages, self.scale = group, stages, scale
+        self.buckets: list[Bucket] = []
+        self.labels: list[str] = []
+        self.pending: list[comm.Pending] = []
+        self.next = 0  # the bucket that must be sent next
+        self.syncs = True
+        # All that there was has left, in this step, and since the last `start`; only where each backward is sent.
+        self.sent = self.left = False
+        self.closed: set[int] = set()  # stages whose last backward has begun
+        self.started: set[int] = set()  # ... and is through
+
+    @property
+    def begun(self) -> bool:
+        return self.next > 0 or any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets)
+
+    def wait(self) -> None:
+        for pending in self.pending:
+            pending.wait()
+        self.pending = []
+
+    def begin_again(self) -> None:
+        self.next = 0
+        for bucket in self.buckets:
+            bucket.missing.update(range(len(bucket.params)))

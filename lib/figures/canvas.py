@@ -1,0 +1,150 @@
+"""A canvas: shapes, words and tips are put on it, and it becomes a figure.
+
+The problem: a picture is computed from left to right and seen from back to front, and a thousand bars that each name
+their colour make a page heavy. The idea: layers. What is put on the canvas itself lies at the bottom, in order. A layer
+lies above it, gives its attributes to all that is put on it, and is there as soon as somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from html import escape
+
+from lib.figures.svg import FONT, OUTLINE, READABLE_PX, SMALLEST_PX, Figure, color, num, tag, text_width
+
+Legend = Iterable[tuple[str, str]]  # (name of a colour, words); `idle` is hatched, `outline` a dashed frame
+_BARS, FRAMES, _WORDS = 1, 2, 9  # levels, from back to front
+
+
+class Layer:
+    """Shapes and words, in the order in which they come, that share attributes such as a fill."""
+
+    def __init__(self, **attributes: object) -> None:
+        self._attributes, self._drawn = attributes, []
+
+    def __str__(self) -> str:
+        drawn = "".join(self._drawn)
+        return tag("g", drawn, **self._attributes) if self._attributes else drawn
+
+    def rect(
+        self, x: float, y: float, width: float, height: float, tip: str = "", radius: float = 2, **paint: object
+    ) -> None:
+        """A rectangle with rounded corners, and `tip` as the words that the mouse finds on it."""
+        place = {"x": float(x), "y": float(y), "width": float(max(width, 0.8)), "height": float(height)}
+        title = tag("title", escape(tip)) if tip else ""
+        self._drawn.append(tag("rect", title, **place, rx=float(radius), **paint))
+
+    def text(self, x: float, y: float, words: str, anchor: str = "", **paint: object) -> None:
+        """Words at a point; `anchor` is `middle`, `end` or empty."""
+        paint = {"text_anchor": anchor, **paint} if anchor else paint
+        self._drawn.append(tag("text", escape(words), x=float(x), y=float(y), **paint))
+
+    def path(self, path: str, fill: str = "none", **paint: object) -> None:
+        """A line, or with a `fill` an area; the path as SVG writes it."""
+        self._drawn.append(tag("path", d=path, fill=fill, **paint))
+
+    def dot(self, x: float, y: float) -> None:
+        """A circle where something was measured."""
+        ink = {"fill": color("panel"), "stroke": color("text"), "stroke_width": 1.6}
+        self._drawn.append(tag("circle", cx=float(x), cy=float(y), r=4, **ink))
+
+    def arrow(self, path: str, x: float, y: float, to_left: bool = False) -> None:
+        """A line, and the tip of its arrow at (x, y), which points to the right or to the left."""
+        self.path(path, stroke=color("text"), stroke_width=1.5)
+        self.path(f"M{num(x)} {num(y)}l{7 if to_left else -7} -4v8z", fill=color("text"))
+
+
+class Canvas(Layer):
+    """The layer at the bottom, with those above it.
+
+    Args:
+        alt: the sentence that you would say about the picture on the phone.
+    """
+
+    def __init__(self, alt: str) -> None:
+        super().__init__()
+        self._alt, self._layers, self._is_hatched = alt, {}, False
+        self._idle = "idle-" + hashlib.sha256(alt.encode()).hexdigest()[:8]  # not random: equal pictures stay equal
+
+    @property
+    def hatched(self) -> str:
+        """The fill of idle time."""
+        self._is_hatched = True
+        return f"url(#{self._idle})"
+
+    def layer(self, level: int, **attributes: object) -> Layer:
+        """The layer with these attributes; a higher level lies in front."""
+        return self._layers.setdefault((level, *attributes.items()), Layer(**attributes))
+
+    def bars(self, name: str) -> Layer:
+        """Where bars of a colour of the palette are put."""
+        return self.layer(_BARS, fill=color(name, True))
+
+    def words_on(self, name: str) -> Layer:
+        """Where centred words on bars of that colour are put; a rim of it keeps lines off the letters."""
+        idle = name == "idle"
+        return self.layer(
+            _WORDS,
+            fill=color("text" if idle else f"on-{name}"),
+            stroke=color(name, not idle),
+            stroke_width=2.4,
+            stroke_linejoin="round",
+            paint_order="stroke",
+            font_size=SMALLEST_PX,
+            font_weight=600,
+            text_anchor="start" if idle else "middle",
+        )
+
+    def note(self, x: float, y: float, words: str, anchor: str = "") -> None:
+        """Small words in a soft colour: a number at an axis, a size below a matrix."""
+        self.layer(_BARS, fill=color("soft"), font_size=SMALLEST_PX).text(x, y, words, anchor)
+
+    def title(self, words: str) -> None:
+        self.text(0, 15, words, font_weight=650)
+
+    def head(self, title: str, legend: Legend, left: float, width: float) -> float:
+        """Title, then a legend that begins at `left`; the height that they take."""
+        self.title(title)
+        x, y = left, 25.0
+        for name, words in legend:
+            step = 17 + text_width(words)
+            if x + step > width and x > left:
+                x, y = left, y + 19
+            if name == "outline":
+                paint = {"fill": "none", **OUTLINE}
+            elif name == "idle":
+                paint = {"fill": self.hatched, "stroke": color("rule")}
+            else:
+                paint = {"fill": color(name, True)}
+            self.rect(x, y, 12, 12, **paint)
+            self.text(x + 17, y + 11, words)
+            x += step + 12
+        return y + 25
+
+    def figure(self, width: float, height: float, caption: str = "") -> Figure:
+        """What has been put on it. Its words are never shown smaller than 12 px."""
+        levels = sorted(self._layers.items(), key=lambda item: item[0][0])
+        drawing = [self._hatch()] if self._is_hatched else []
+        drawing += [str(self), *(str(layer) for _, layer in levels)]
+        least, most = width * READABLE_PX / SMALLEST_PX, width * 1.15
+        style = f"display:block;width:100%;height:auto;min-width:{least:.0f}px;max-width:{most:.0f}px"
+        picture = tag(
+            "svg",
+            "".join(drawing),
+            xmlns="http://www.w3.org/2000/svg",
+            role="img",
+            aria_label=escape(self._alt),
+            viewBox=f"0 0 {num(width)} {num(height)}",
+            fill=color("text"),
+            font_family=FONT,
+            font_size=13,
+            style=f"{style};font-variant-numeric:tabular-nums",
+        )
+        return Figure(picture, self._alt, caption)
+
+    def _hatch(self) -> str:
+        stripe = tag("path", d="M0 0V6", stroke=color("idle-line"), stroke_width=2)
+        tile = tag("rect", width=6, height=6, fill=color("idle")) + stripe
+        size = {"width": 6, "height": 6, "patternTransform": "rotate(45)", "patternUnits": "userSpaceOnUse"}
+        return tag("defs", tag("pattern", tile, id=self._idle, **size))

@@ -1,0 +1,233 @@
+"""Pictures with sliders that live in a page without a kernel.
+
+The problem: an ipywidgets slider in a built page moves and changes nothing, because the Python behind it is gone.
+The idea: Python computes the picture and its sentence for every setting beforehand and is the only place with subject
+logic; a few lines of JavaScript (`explorer.js`) show the frame that belongs to the sliders. The HTML needs nothing
+else: no kernel, no network, no widget manager. `Explorer.widget()` is the live version over the same function.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lib.figures.svg import FONT, Figure, color
+
+MOST_SLIDERS, MOST_FRAMES, MOST_BYTES = 3, 64, 300_000
+Format = str | Callable[[Any], str]
+
+_SCRIPT = Path(__file__).with_name("explorer.js")
+_STYLE = f"""
+.pbh-explorer{{margin:1.4em 0;padding:16px 18px;border-radius:10px;font:15px/1.5 {FONT};
+  background:{color("panel")};color:{color("text")};border:1px solid {color("rule")}}}
+.pbh-explorer .pbh-title{{margin:0 0 10px;font-weight:650;font-size:15px}}
+.pbh-explorer .pbh-knobs{{display:flex;flex-wrap:wrap;gap:8px 24px;margin:0 0 12px}}
+.pbh-explorer .pbh-knob{{flex:1 1 130px;max-width:260px}}
+.pbh-explorer label{{color:{color("soft")};font-size:14px;margin:0}}
+.pbh-explorer output{{display:inline;padding:0;font-weight:650;font-size:14px;font-variant-numeric:tabular-nums}}
+.pbh-explorer input{{display:block;width:100%;height:28px;margin:0;cursor:pointer;accent-color:{color("accent")}}}
+.pbh-explorer .pbh-picture{{overflow-x:auto}}
+.pbh-explorer figcaption{{margin:12px 0 0;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
+""".replace("\n  ", "").strip()
+
+
+class Explorer:
+    """A picture and a sentence that follow up to three sliders; as a cell's last expression it shows itself.
+
+    Every combination is computed when it is made (at most 64), and equal frames are kept once.
+
+    Args:
+        compute: called as `compute(**setting)`, returns (picture, sentence): a `Figure` or one `<svg>` element, and
+            what it shows, with numbers and units. The sentence is both the caption and the alternative text.
+        title: what the reader explores.
+        start: parameter to the value shown first. Default: the middle one of each.
+        labels: parameter to (name, format): `{"bucket_MB": ("bucket size", "{} MB")}`; the format is a string or a
+            function of the value. Default: the parameter's own name with spaces.
+        values: parameter to its values, one slider each, the first one at the left.
+
+    Raises:
+        ValueError: more than three sliders or 64 frames, a start value that is none of the values, or a page part of
+            more than 300 KB compressed.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., tuple[Figure | str, str]],
+        title: str,
+        /,
+        *,
+        start: Mapping[str, Any] | None = None,
+        labels: Mapping[str, tuple[str, Format]] | None = None,
+        **values: Sequence[Any],
+    ) -> None:
+        self.compute, self.title = compute, title
+        self.values = {name: list(choices) for name, choices in values.items()}
+        labels, start = dict(labels or {}), dict(start or {})
+        self._check(labels, start)
+        self.labels = {name: labels.get(name, (name.replace("_", " "), _plain)) for name in values}
+        self.start = {name: start.get(name, x[(len(x) - 1) // 2]) for name, x in self.values.items()}
+        settings = itertools.product(*self.values.values())
+        frames = [self._frame(dict(zip(self.values, setting, strict=True))) for setting in settings]
+        self._frames = list(dict.fromkeys(frames))
+        self._order = [self._frames.index(frame) for frame in frames]  # for each setting, the frame that it shows
+        size = len(gzip.compress(self._repr_html_().encode(), mtime=0))
+        if size > MOST_BYTES:
+            raise ValueError(
+                f"{self.title!r}: {len(self._frames)} frames take {size / 1000:.0f} KB compressed, "
+                f"at most {MOST_BYTES / 1000:.0f}; use fewer values or a simpler picture"
+            )
+
+    def _check(self, labels: Mapping[str, Any], start: Mapping[str, Any]) -> None:
+        sizes = [len(choices) for choices in self.values.values()]
+        if not 1 <= len(sizes) <= MOST_SLIDERS or 0 in sizes:
+            raise ValueError(
+                f"{self.title!r} has {len(sizes)} sliders of {sizes} values; "
+                f"use 1 to {MOST_SLIDERS}, each with at least one value, and split into several Explorers if need be"
+            )
+        frames = 1
+        for size in sizes:
+            frames *= size
+        if frames > MOST_FRAMES:
+            raise ValueError(
+                f"{self.title!r}: {' x '.join(map(str, sizes))} = {frames} frames, at most {MOST_FRAMES}; "
+                "split it into several Explorers or thin the values"
+            )
+        for name in {**labels, **start}:
+            if name not in self.values:
+                raise ValueError(f"{self.title!r} has no parameter {name!r}; it has {', '.join(self.values)}")
+        for name, value in start.items():
+            if value not in self.values[name]:
+                raise ValueError(f"start: {name}={value!r} is none of its values {self.values[name]}")
+
+    def _frame(self, setting: Mapping[str, Any]) -> tuple[str, str]:
+        """The picture, without a name of its own, and the sentence for a setting."""
+        result = self.compute(**setting)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str)):
+            raise ValueError(
+                f"compute({_call(setting)}) returned {type(result).__name__}; return (picture, sentence)"
+            )
+        picture, sentence = result
+        svg = picture.svg if isinstance(picture, Figure) else str(picture).strip()
+        if not (svg.startswith("<svg") and svg.endswith("</svg>")):
+            raise ValueError(f"compute({_call(setting)}): the picture must be a Figure or one <svg> element")
+        opening, rest = svg.split(">", 1)
+        return re.sub(r' (role|aria-label)="[^"]*"', "", opening) + ">" + rest, sentence
+
+    def _text(self, name: str, value: Any) -> str:
+        form = self.labels[name][1]
+        return form.format(value) if isinstance(form, str) else form(value)
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self._first()[1]}"
+
+    def _first(self) -> tuple[str, str]:
+        place = 0
+        for name, choices in self.values.items():
+            place = place * len(choices) + choices.index(self.start[name])
+        return self._frames[self._order[place]]
+
+    def _repr_html_(self) -> str:
+        texts = [[self._text(name, value) for value in choices] for name, choices in self.values.items()]
+        data = json.dumps({"values": texts, "order": self._order, "frames": self._frames}, ensure_ascii=False)
+        data = data.replace("</", "<\\/").replace("<!--", "\\u003c!--")
+        script = _SCRIPT.read_text(encoding="utf-8")
+        identity = "pbh-" + hashlib.sha256(f"{self.title}{self.start}{data}".encode()).hexdigest()[:10]
+        knobs = []
+        for i, (name, choices) in enumerate(self.values.items()):
+            at = choices.index(self.start[name])
+            words = escape(texts[i][at])
+            knobs.append(
+                f'<div class="pbh-knob"><label for="{identity}-{i}">{escape(self.labels[name][0])}</label> '
+                f'<output for="{identity}-{i}" aria-live="off">{words}</output>'
+                f'<input type="range" id="{identity}-{i}" min="0" max="{len(choices) - 1}" step="1" value="{at}" '
+                f'aria-valuetext="{words}" autocomplete="off" disabled></div>'
+            )
+        svg, sentence = self._first()
+        return (
+            f'<figure class="pbh-explorer" data-pbh="{identity}" aria-labelledby="{identity}-title">'
+            f"<style>{_STYLE}</style>"
+            f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>'
+            f'<div class="pbh-knobs">{"".join(knobs)}</div>'
+            f'<div class="pbh-picture" role="group" tabindex="0" aria-label="picture">{_named(svg, sentence)}</div>'
+            f'<figcaption aria-live="polite">{escape(sentence)}</figcaption>'
+            f'<script type="application/json">{data}</script>'
+            f"<script>(function () {{\n{script}"
+            f"document.querySelectorAll('figure[data-pbh=\"{identity}\"]').forEach(showExplorer);\n"
+            "})();</script></figure>"
+        )
+
+    def widget(self) -> Any:
+        """The live version, for a reader with a kernel: an ipywidgets box over the same `compute`.
+
+        Numbers may take any value between their least and greatest, not only those of the page. A `ValueError` of
+        `compute` (ranks that do not divide) is shown as the sentence.
+
+        Raises:
+            ImportError: ipywidgets is not installed.
+        """
+        try:
+            import ipywidgets
+        except ImportError as error:
+            raise ImportError(
+                "Explorer.widget() needs ipywidgets (pip install ipywidgets); without it, show the Explorer itself"
+            ) from error
+        picture = ipywidgets.HTML()
+        sliders = {name: _slider(ipywidgets, self, name) for name in self.values}
+        shown = {name: ipywidgets.HTML() for name in self.values}
+
+        def update(_: object = None) -> None:
+            setting = {name: slider.value for name, slider in sliders.items()}
+            for name, value in setting.items():
+                shown[name].value = f"<b>{escape(self._text(name, value))}</b>"
+            try:
+                svg, sentence = self._frame(setting)
+            except ValueError as error:
+                svg, sentence = "", str(error)
+            named = _named(svg, sentence) if svg else ""
+            picture.value = f'<div style="overflow-x:auto">{named}</div><p>{escape(sentence)}</p>'
+
+        for slider in sliders.values():
+            slider.observe(update, names="value")
+        update()
+        rows = [ipywidgets.HBox([sliders[name], shown[name]]) for name in sliders]
+        title = ipywidgets.HTML(f"<b>{escape(self.title)}</b>")
+        return ipywidgets.VBox([title, *rows, picture])
+
+
+def _named(svg: str, sentence: str) -> str:
+    """An `<svg>` element with the name that `_frame` leaves out."""
+    return f'<svg role="img" aria-label="{escape(sentence)}"' + svg.removeprefix("<svg")
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _call(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in setting.items())
+
+
+def _slider(ipywidgets: Any, explorer: Explorer, name: str) -> Any:
+    """The slider that fits: whole numbers, decimals, powers of ten, or the values themselves."""
+    choices, value = explorer.values[name], explorer.start[name]
+    common = {"description": explorer.labels[name][0], "style": {"description_width": "initial"}}
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in choices)
+    if not numbers or min(choices) == max(choices):
+        options = [(explorer._text(name, v), v) for v in choices]
+        return ipywidgets.SelectionSlider(options=options, value=value, readout=False, **common)
+    low, high = min(choices), max(choices)
+    if all(isinstance(v, int) for v in choices):
+        return ipywidgets.IntSlider(value=value, min=low, max=high, readout=False, **common)
+    if low > 0 and high >= 100 * low:
+        return ipywidgets.FloatLogSlider(
+            value=value, min=math.log10(low), max=math.log10(high), readout=False, **common
+        )
+    return ipywidgets.FloatSlider(value=value, min=low, max=high, step=(high - low) / 100, readout=False, **common)

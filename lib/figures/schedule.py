@@ -1,0 +1,115 @@
+"""A schedule in time as a picture: simulated, measured, or both on one axis; and the order of its messages."""
+
+from __future__ import annotations
+
+from lib.figures.axes import Scale, draw_axis
+from lib.figures.canvas import FRAMES, Canvas
+from lib.figures.svg import SMALLEST_PX, Figure, color, num
+from lib.figures.timeline import COMPUTE, NETWORK, Bar, draw_timeline
+from lib.pipeline.gantt import KIND
+from lib.pipeline.lower import message_behind
+from lib.pipeline.schedules.action import Op, Schedule
+from lib.pipeline.simulate import Timeline, simulate
+
+
+def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
+    """A bar for each action, with its microbatch; with its stage in front of it where a rank has several.
+
+    Sums of gradients that take time are on the rank's network lane.
+
+    Bars of another stage than a rank's first are marked.
+
+    Args:
+        scale: what times are multiplied with: 1000 for milliseconds, if they are seconds.
+    """
+    schedule = timeline.schedule
+    several = schedule.num_stages > schedule.num_ranks
+    first = {schedule.rank_of.index(rank) for rank in range(schedule.num_ranks)}
+    sums = [
+        Bar(rank, NETWORK, "comm", f"stage {action.stage}" if several else "sum", scale * start, scale * end)
+        for rank, action, start, end in timeline.slots
+        if action.op == Op.REDUCE and end > start
+    ]
+    return sums + [
+        Bar(
+            rank,
+            COMPUTE,
+            KIND[action.op],
+            f"stage {action.stage}, {action.microbatch}" if several else f"{action.microbatch}",
+            scale * start,
+            scale * end,
+            marked=action.stage not in first,
+        )
+        for rank, action, start, end in timeline.compute
+    ]
+
+
+def draw_gantt(
+    timeline: Timeline,
+    *,
+    title: str,
+    alt: str,
+    caption: str = "",
+    unit: str = "units",
+    scale: float = 1.0,
+    predicted: Timeline | None = None,
+    end: float | None = None,
+    width: float = 680,
+) -> Figure:
+    """Ranks from top to bottom, time to the right; the hatching that is left is the bubble.
+
+    Where a rank has several stages, a line is under what is done in another than its first, and the caption says so.
+
+    Args:
+        unit, scale: of the axis, and what the timeline's times are multiplied with to be in it.
+        predicted: another timeline, of the same unit, drawn as outlines.
+        end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare.
+    """
+    bars = schedule_bars(timeline, scale)
+    if any(bar.marked for bar in bars):
+        caption = f"{caption} Underlined is what is not in a rank's first stage.".strip()
+    return draw_timeline(
+        bars,
+        title=title,
+        alt=alt,
+        caption=caption,
+        unit=unit,
+        outline=None if predicted is None else schedule_bars(predicted, scale),
+        end=end,
+        width=width,
+    )
+
+
+_PITCH, _TALL, _TOP = 62, 26, 62  # of rows with room for arrows in between
+
+
+def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = "", width: float = 680) -> Figure:
+    """The simulated schedule, with an arrow for each message, numbered in the order in which `lower` writes them."""
+    seen, left = simulate(schedule), 62
+    unit = (width - left - 12) / seen.makespan
+    kinds = dict.fromkeys(KIND[slot.action.op] for slot in seen.slots)
+    canvas = Canvas(alt)
+    canvas.head(title, [*((kind, kind) for kind in kinds), ("comm", "message")], left, width)
+    for rank in range(schedule.num_ranks):
+        y = _TOP + rank * _PITCH
+        canvas.text(left - 9, y + 18, f"rank {rank}", "end")
+        canvas.rect(left, y, width - left - 12, _TALL, radius=3, fill=canvas.hatched)
+    numbers, arrows = canvas.layer(FRAMES, font_size=SMALLEST_PX), []
+    for slot in sorted(seen.slots, key=lambda slot: slot.end):
+        kind, x, y = KIND[slot.action.op], left + slot.start * unit, _TOP + slot.rank * _PITCH
+        long = (slot.end - slot.start) * unit
+        canvas.bars(kind).rect(x, y, long - 1, _TALL)
+        canvas.words_on(kind).text(x + long / 2, y + 17.5, str(slot.action.microbatch))
+        if message := message_behind(slot.action, schedule):
+            down = message[0] > slot.rank
+            at = x + long - 0.5 + (4 if down else -4)  # beside the other direction's
+            near = y + _TALL + 3 if down else y - 3
+            far = _TOP + message[0] * _PITCH + (-3 if down else _TALL + 3)
+            tip = -5 if down else 5
+            arrows.append(f"M{num(at)} {num(near)}V{num(far)}m-4 {tip}l4 {-tip}l4 {tip}")
+            beside, anchor = (at + 6, "") if down else (at - 6, "end")
+            numbers.text(beside, (near + far) / 2 + 4.5, str(len(arrows)), anchor)
+    canvas.layer(FRAMES).path("".join(arrows), stroke_width=2, stroke=color("comm"))
+    bottom = _TOP + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
+    below = draw_axis(canvas, left, width - 12, bottom, Scale(0, seen.makespan), "units")
+    return canvas.figure(width, bottom + below, caption)

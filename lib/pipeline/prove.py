@@ -1,0 +1,196 @@
+"""Prove that a schedule is right before any process starts.
+
+A schedule that is wrong does not crash. It hangs, or it trains on half of the gradients. What has to hold:
+
+1. In each stage each microbatch goes forward once, and backward once: B, or I and then W.
+2. Nobody waits for what cannot come: F before B, stage before stage, and no circle of ranks that wait for each other.
+3. Each message between ranks is sent once, behind what it carries, and received once, in front of what needs it.
+4. Between two ranks messages are received in the order in which they are sent: they carry no names.
+5. No circle of waiting either where a send ends only when it is received (`lib.pipeline.rendezvous`).
+
+3 to 5 are about schedules with messages in them, as `lower` writes them. An error shows the schedule, with the guilty
+action between > and <.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from lib.pipeline.lower import message_behind, other_end
+from lib.pipeline.rendezvous import rendezvous
+from lib.pipeline.schedules.action import ALL, COMPUTE, RECVS, SENDS, Action, Op, Schedule
+from lib.pipeline.schedules.fault import Fault, ScheduleError
+from lib.pipeline.simulate import Slot, Timeline, simulate
+
+
+def prove(schedule: Schedule) -> Schedule:
+    """The schedule itself, if it is right.
+
+    Raises:
+        ScheduleError: it is not; the message shows where.
+    """
+    _belongs(schedule)
+    _once(schedule)
+    _in_order(schedule)
+    _sums(schedule)
+    if schedule.is_lowered:
+        _messages(schedule)
+        _channels(schedule)
+    simulate(schedule)
+    if schedule.is_lowered:
+        rendezvous(schedule)
+    return schedule
+
+
+def prove_times(timeline: Timeline) -> Timeline:
+    """The timeline itself, if it can be: nothing begins before what it needs, and a rank does one thing at a time.
+
+    For what did not come out of `simulate`: a drawing, or a measurement.
+
+    Raises:
+        ScheduleError: it cannot; the message names two actions and their times.
+    """
+    ends = {slot.action: slot.end for slot in timeline.compute}
+    busy: dict[int, Slot] = {}
+    for slot in timeline.compute:
+        stage, op, m = slot.action
+        before = [Action(stage - 1, Op.F, m)] if op == Op.F else [Action(stage, Op.I if op == Op.W else Op.F, m)]
+        if op in (Op.B, Op.I):
+            before += [Action(stage + 1, Op.B, m), Action(stage + 1, Op.I, m)]
+        known = [(action, ends[action]) for action in before if action in ends]
+        known += [(busy[slot.rank].action, busy[slot.rank].end)] if slot.rank in busy else []
+        for action, end in known:
+            if end > slot.start + 1e-9:
+                said = f"{slot.action} begins at {slot.start:g}, but {action}, which comes before it, ends at {end:g}"
+                _fail(timeline.schedule, Fault.TIMES, (slot.action, action), said)
+        busy[slot.rank] = slot
+    return timeline
+
+
+def _fail(
+    schedule: Schedule, kind: Fault, about: tuple[Action, ...], what: str, marked: Action | None = None
+) -> None:
+    """With the first action that it is `about` marked in the grid, or `marked` where that one is not there."""
+    raise ScheduleError(f"{schedule.name}: {what}\n{schedule.grid(marked or about[0])}", kind, about)
+
+
+def _belongs(schedule: Schedule) -> None:
+    """Each action is of a stage and a microbatch that there is, on the rank that has the stage."""
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            if not 0 <= action.stage < schedule.num_stages:
+                last = schedule.num_stages - 1
+                _fail(schedule, Fault.NO_SUCH, (action,), f"{action}: the stages are 0 to {last}")
+            of_all = action.op == Op.REDUCE and action.microbatch == ALL
+            if not of_all and not 0 <= action.microbatch < schedule.num_microbatches:
+                last = schedule.num_microbatches - 1
+                _fail(schedule, Fault.NO_SUCH, (action,), f"{action}: the microbatches are 0 to {last}")
+            if schedule.rank_of[action.stage] != rank:
+                owner = schedule.rank_of[action.stage]
+                what = f"{action} is on rank {rank}, but rank {owner} has stage {action.stage}"
+                _fail(schedule, Fault.WRONG_RANK, (action,), what)
+
+
+def _once(schedule: Schedule) -> None:
+    """Each microbatch goes through each stage once, forward and back."""
+    counts = Counter(action for row in schedule.actions for action in row)
+    for action, count in counts.items():
+        if count > 1:
+            _fail(schedule, Fault.REPEATED, (action,), f"{action} is there {count} times")
+    for stage in range(schedule.num_stages):
+        for m in range(schedule.num_microbatches):
+            f, b, i, w = (Action(stage, op, m) for op in (Op.F, Op.B, Op.I, Op.W))
+            if f not in counts:
+                _fail(schedule, Fault.MISSING, (f,), f"{f} is missing")
+            if b in counts and (i in counts or w in counts):
+                half = i if i in counts else w
+                what = f"{b} is the whole backward, so {half} does a half of it again"
+                _fail(schedule, Fault.HALF_AGAIN, (half, b), what)
+            if (i in counts) != (w in counts):
+                there, lacks = (i, w) if i in counts else (w, i)
+                _fail(schedule, Fault.HALF, (there, lacks), f"{there} is half a backward; {lacks} is missing")
+            if not (b in counts or i in counts or schedule.is_forward_only):
+                _fail(schedule, Fault.MISSING, (b,), f"{b} is missing, or {i} and {w}")
+
+
+def _in_order(schedule: Schedule) -> None:
+    """On a rank: forward, then backward; the gradient of the input, then those of the weights."""
+    for row in schedule.actions:
+        place = {action: i for i, action in enumerate(row)}
+        for action, i in place.items():
+            stage, op, m = action
+            before = {Op.B: Op.F, Op.I: Op.F, Op.W: Op.I}.get(op)
+            if before and place[needs := Action(stage, before, m)] > i:
+                _fail(schedule, Fault.TOO_EARLY, (action, needs), f"{action} comes before {needs}")
+
+
+def _sums(schedule: Schedule) -> None:
+    """If gradients are summed: those of every stage and microbatch, once, behind the backward that makes them."""
+    if not any(action.op == Op.REDUCE for row in schedule.actions for action in row):
+        return
+    for stage, rank in enumerate(schedule.rank_of):
+        row = [action for action in schedule.actions[rank] if action.stage == stage]
+        for m in range(schedule.num_microbatches):
+            made = max(i for i, a in enumerate(row) if a.microbatch == m and a.op in (Op.B, Op.W))
+            sums = [i for i, a in enumerate(row) if a.op == Op.REDUCE and a.microbatch in (m, ALL)]
+            if len(sums) != 1:
+                what = f"the weight gradients of stage {stage}, microbatch {m}, are summed {len(sums)} times"
+                guilty = row[sums[-1]] if sums else row[made]
+                _fail(schedule, Fault.REPEATED if sums else Fault.MISSING, (guilty,), what)
+            if sums[0] < made:
+                what = f"{row[sums[0]]} comes before {row[made]}, which makes some of what it sums"
+                _fail(schedule, Fault.TOO_EARLY, (row[sums[0]], row[made]), what)
+
+
+def _messages(schedule: Schedule) -> None:
+    """What goes from rank to rank is sent behind what makes it, and received in front of what needs it."""
+    places = [{action: i for i, action in enumerate(row)} for row in schedule.actions]
+    wanted = set()
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            message = message_behind(action, schedule) if action.op in COMPUTE else None
+            if message is None:
+                continue
+            peer, send, receive = message
+            wanted |= {send, receive}
+            if send not in places[rank]:
+                what = f"{send} is missing: rank {peer} needs what {action} makes"
+                _fail(schedule, Fault.MISSING, (send,), what, marked=action)
+            if receive not in places[peer]:
+                what = f"{receive} is missing on rank {peer}: nobody takes {send}"
+                _fail(schedule, Fault.MISSING, (receive,), what, marked=send)
+            if places[rank][send] < places[rank][action]:
+                what = f"{send} comes before {action}, which makes what it sends"
+                _fail(schedule, Fault.TOO_EARLY, (send, action), what)
+            user = next(a for a in _users(receive) if a in places[peer])
+            if places[peer][user] < places[peer][receive]:
+                what = f"{receive} comes after {user}, which needs what it receives"
+                _fail(schedule, Fault.TOO_LATE, (receive, user), what)
+    for row in schedule.actions:
+        for action in row:
+            if action.op in SENDS + RECVS and action not in wanted:
+                _fail(schedule, Fault.NEEDLESS, (action,), f"{action} carries nothing that another rank needs")
+
+
+def _users(receive: Action) -> Iterable[Action]:
+    ops = (Op.F,) if receive.op == Op.RECV_F else (Op.B, Op.I)
+    return (Action(receive.stage, op, receive.microbatch) for op in ops)
+
+
+def _channels(schedule: Schedule) -> None:
+    """From one rank to another, messages are received in the order in which they are sent."""
+    sent, received = defaultdict(list), defaultdict(list)
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            if action.op in SENDS:
+                sent[rank, schedule.rank_of[other_end(action).stage]].append(other_end(action))
+            elif action.op in RECVS:
+                received[schedule.rank_of[other_end(action).stage], rank].append(action)
+    for (src, dst), order in sent.items():
+        for theirs, mine in zip(order, received[src, dst], strict=True):
+            if theirs != mine:
+                send = other_end(theirs)
+                what = f"rank {src} sends {send} next, but rank {dst} receives {mine}: messages between two "
+                what += "ranks come in the order in which they are sent"
+                _fail(schedule, Fault.CROSSED, (mine, send), what)

@@ -1,0 +1,43 @@
+"""One microbatch after the other, and GPipe: all forwards, then all backwards.
+
+Naive: a batch passes through the stages and back, and one rank works while all others wait. GPipe cuts the batch into
+microbatches, so that the next stage begins as soon as the first of them is there. Both ends of the step are still a
+staircase: the bubble. And before the first backward each rank holds the activations of *all* microbatches.
+
+Read before: `lib/pipeline/schedules/action.py`. Chapter 8 · Huang et al. 2019.
+"""
+
+from __future__ import annotations
+
+from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes, one_stage_each
+
+
+def naive(num_ranks: int, num_microbatches: int = 1) -> Schedule:
+    """A microbatch goes all the way forward and back before the next one.
+
+    Bubble: (P-1)/P of the step.
+    """
+    check_sizes(num_ranks, num_microbatches)
+    ops = [(op, m) for m in range(num_microbatches) for op in (Op.F, Op.B)]
+    rows = [[Action(s, op, m) for op, m in ops] for s in range(num_ranks)]
+    return one_stage_each("naive", num_microbatches, rows)
+
+
+def gpipe(
+    num_ranks: int,
+    num_microbatches: int,
+    last_first: bool = False,
+) -> Schedule:
+    """All forwards, then all backwards.
+
+    Bubble: (P-1)/(M+P-1) of the step; alive on each rank: M.
+
+    Args:
+        last_first: begin backward with the microbatch that came last, as GPipe does; it takes as long.
+    """
+    check_sizes(num_ranks, num_microbatches)
+    forth = range(num_microbatches)
+    back = reversed(forth) if last_first else forth
+    ops = [(Op.F, m) for m in forth] + [(Op.B, m) for m in back]
+    rows = [[Action(s, op, m) for op, m in ops] for s in range(num_ranks)]
+    return one_stage_each("GPipe", num_microbatches, rows)

@@ -1,0 +1,62 @@
+"""Interleaved 1F1B: each rank has several short stages instead of one long one.
+
+With stages of half the length the staircase at both ends has steps of half the height, so V stages a rank divide the
+bubble by V. The price: V times as many messages, and more microbatches under way. A microbatch goes around all ranks V
+times; microbatches travel in groups of P, so that a group's first is back at rank 0 when its last has left.
+
+Read before: `lib/pipeline/schedules/one_f_one_b.py`. Chapter 11 · Narayanan et al. 2021, section 2.2.
+"""
+
+from __future__ import annotations
+
+from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes
+from lib.pipeline.schedules.one_f_one_b import in_turns
+
+
+def interleaved(
+    num_ranks: int,
+    num_microbatches: int,
+    stages_per_rank: int,
+) -> Schedule:
+    """Rank r has stages r, r + P, r + 2P …, and takes turns as in 1F1B.
+
+    Bubble: (P-1)(F+B)/V, where F and B are times of all that a rank has.
+
+    Args:
+        stages_per_rank: V, at least 2; with one it would be 1F1B.
+
+    Raises:
+        ValueError: microbatches that are no multiple of the ranks, which this order, Megatron's, cannot fill.
+    """
+    check_sizes(num_ranks, num_microbatches)
+    n, m, v = num_ranks, num_microbatches, stages_per_rank
+    if v < 2:
+        way_out = "with one stage on each rank take one_f_one_b"
+        raise ValueError(f"stages_per_rank={v} must be at least 2; {way_out}")
+    if m % n:
+        raise ValueError(
+            f"num_microbatches={m} must be a multiple of the {n} ranks, such "
+            f"as {-(-m // n) * n}: they go around in groups of {n}"
+        )
+
+    def action(rank: int, op: Op, k: int) -> Action:
+        """The k-th of a rank: P go through all its stages, then P more."""
+        group, k = divmod(k, n * v)
+        turn, place = divmod(k, n)
+        turn = turn if op == Op.F else v - 1 - turn
+        return Action(rank + n * turn, op, n * group + place)
+
+    rows = []
+    for rank in range(n):
+        turns = in_turns(v * m, warm_up(rank, n, v))
+        rows.append(tuple(action(rank, op, k) for op, k in turns))
+    name, rank_of = f"interleaved, {v} stages each", tuple(range(n)) * v
+    return Schedule(name, n * v, m, rank_of, tuple(rows))
+
+
+def warm_up(rank: int, num_ranks: int, stages_per_rank: int) -> int:
+    """Forwards before the first backward, as in Megatron.
+
+    A whole round through all stages but the last, and the way there and back.
+    """
+    return 2 * (num_ranks - rank - 1) + (stages_per_rank - 1) * num_ranks

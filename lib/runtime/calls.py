@@ -1,0 +1,121 @@
+"""One record of a call of communication, for all who follow it.
+
+The problem: four parties want to know what a rank sends. The call table compares it with the other ranks' calls, the
+report of a hang says it, a trace counts it, and a grader judges it. If each has its own idea of a call, one of them
+overlooks what another one sees.
+The idea: `Call` says what is known before a call is made, whoever makes it: `lib.comm`, or a reader's own line that
+calls `torch.distributed` (`spy.py`). `Record` is the call under way. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import NamedTuple
+
+from lib import cost, trace
+from lib.runtime import call_table, places
+
+table: call_table.CallTable | None = None  # shared by the ranks of one machine; set by worker, absent under torchrun
+
+
+class Call(NamedTuple):
+    """What is known of a call before it is made.
+
+    Args:
+        kind: as `trace.CommEvent` has it; or `new_group`, which is compared and moves nothing.
+        payload_bytes: of the whole array that it speaks about; None if of none (a barrier).
+        axis, rank, size: of the group: its mesh axis, this rank's global number, how many ranks it has.
+        channel, members, what: where it is entered in the call table, who must make the same, and what they compare;
+            channel is empty if nothing can be compared.
+        peers, shown: whom this rank then waits for, and how a report of a hang says it.
+    """
+
+    kind: str
+    payload_bytes: int | None
+    axis: str
+    rank: int
+    size: int
+    channel: str
+    members: tuple[int, ...]
+    what: str
+    peers: tuple[int, ...]
+    shown: str
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that this rank sends, if a collective is an ideal ring."""
+        return cost.wire_bytes(self.kind, self.payload_bytes or 0, self.size)
+
+
+class Listener(NamedTuple):
+    """Who wants to be told of each call that moves something: when it starts, and when this rank waits for it."""
+
+    starts: Callable[[Call], None]
+    waits: Callable[[Call], None]
+
+
+listeners: list[Listener] = []
+_label = ""
+
+
+@contextmanager
+def label(text: str) -> Iterator[None]:
+    """Name the communication that the body starts, for traces and figures."""
+    global _label
+    before, _label = _label, text
+    try:
+        yield
+    finally:
+        _label = before
+
+
+class Record:
+    """A call from here on: compared with the other ranks', told to those who listen, counted when it is `done`.
+
+    Args:
+        due_s: when this rank's emulated link would be through with it (`lib.runtime.link`).
+
+    Raises:
+        MismatchError: another rank has made another call.
+    """
+
+    __slots__ = ("call", "number", "waiting", "_label", "_start_s", "_ended_s")
+
+    def __init__(self, call: Call, start_s: float, due_s: float = 0.0) -> None:
+        self.call, self.number, self.waiting = call, 0, nullcontext
+        self._label, self._start_s, self._ended_s = _label, start_s, 0.0
+        if call.payload_bytes is not None:
+            for listener in listeners:
+                listener.starts(call)
+        if table is not None:
+            line = places.where()
+            if call.channel:
+                self.number = table.call(call.channel, call.members, call.what, line, due_s)
+            note = call.shown, line, call.peers, call.channel, self.number
+            self.waiting = partial(table.waiting, *note)  # makes a context: in it, this rank waits
+
+    def follow(self, works: tuple) -> None:
+        """Note when the works end, if somebody counts and they can tell: gloo has no future for a message."""
+        if trace.recording() and self.call.kind not in ("send", "recv"):
+            for work in works:
+                work.get_future().add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        self._ended_s = time.perf_counter()
+
+    def waits(self) -> None:
+        """This rank begins to wait for it."""
+        if self.call.payload_bytes is not None:
+            for listener in listeners:
+                listener.waits(self.call)
+
+    def done(self, late_s: float = 0.0) -> None:
+        """It is through, at `late_s` on an emulated link."""
+        if trace.recording() and self.call.kind != "new_group":
+            call, end_s = self.call, max(self._ended_s or time.perf_counter(), late_s)
+            sizes = call.payload_bytes or 0, call.wire_bytes
+            who = call.rank, call.kind, call.axis, call.peers
+            trace.add(trace.CommEvent(*who, *sizes, self._label, self._start_s, end_s))

@@ -1,0 +1,292 @@
+"""The processes of one run: started, watched, listened to, and always ended.
+
+The problem: of four ranks one fails, and three report "connection closed by peer"; or none fails, and all wait. What
+the reader needs is one sentence about the one cause, a second later, and a machine with nothing left running.
+
+The idea: ranks come from a server that has imported torch already (`server.py`). This side polls: what ranks say,
+whether they live, what they print, how often they have moved (`call_table.py`), and how much memory is left
+(`headroom.py`). A rank that lost a peer is never the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing import connection
+from typing import Any
+
+from lib.runtime import call_table, headroom, output
+from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
+
+STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
+SPIN_S = 10.0  # ... for so long, though a processor is busy: a message that large does not fit in memory
+GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it
+ALIKE_S = 0.2  # ... and, when that is known, for ranks that fail alike
+
+NOISE_BYTES = headroom.MB  # of what a rank's libraries say past Python; the file begins anew when it is longer
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
+
+
+class RankError(RunError):
+    """A rank raised an exception, left, or was killed.
+
+    Args:
+        rank: which one.
+        error: name of its exception type, or "" if it died without one.
+        trace_back: its own, as it is in the message too; "" if it raised nothing.
+    """
+
+    def __init__(self, message: str, rank: int, error: str = "", trace_back: str = "") -> None:
+        super().__init__(message)
+        self.rank, self.error, self.trace_back = rank, error, trace_back
+
+
+class HangError(RunError):
+    """Ranks wait for what will never come: for each other in a circle, or for one that has finished.
+
+    Args:
+        waits: rank → what it waits for; none if the call table cannot be read.
+        finished: ranks that wait for nothing.
+        circle: ranks of which each waits for the next one, and the last for the first; () if there is no circle.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        waits: Mapping[int, call_table.AwaitedCall] | None = None,
+        finished: tuple[int, ...] = (),
+        circle: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.waits, self.finished, self.circle = dict(waits or {}), finished, circle
+
+
+class RunTimeout(RunError, TimeoutError):
+    """The ranks still computed when the time was up."""
+
+
+class Ranks:
+    """The processes of one run."""
+
+    def __init__(self, world_size: int, folder: str, table: call_table.CallTable) -> None:
+        self.folder, self.table, self.size = folder, table, world_size
+        self.processes: list[Any] = []
+        self.conns: list[connection.Connection] = []
+        self.done: set[int] = set()
+        self.output = output.Reader(folder, world_size)
+        memory = headroom.system_memory()
+        self.floor_bytes = memory.floor_bytes() if memory else 0.0
+        self.pause_s = 0.05  # between two looks
+
+    def start(self, context) -> None:
+        """Start them from a context of `lib.runtime.server`."""
+        from lib.runtime import worker
+
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        with starting():
+            for rank in range(self.size):
+                ours, theirs = context.Pipe()
+                args = (rank, self.size, self.folder, loopback, theirs)
+                process = context.Process(target=worker.rank_main, args=args, daemon=True)
+                self.processes.append(process)
+                self.conns.append(ours)
+                try:
+                    process.start()
+                except (EOFError, ConnectionError):
+                    raise RunError(f"the server that ranks come from could not start; {why_no_rank()}") from None
+                theirs.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until all are done; raise what went wrong. Whatever happens, show what they printed."""
+        try:
+            self._join(timeout_s)
+        finally:
+            self.output.show_all()
+
+    def _join(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        moves, since, busy_s = None, 0.0, 0.0
+        while len(self.done) < self.size:
+            ready = self._wait(self.pause_s)
+            self.output.show_rank_0()
+            for rank in ready:
+                self._hear(rank)
+            self._watch_headroom()
+            now = time.monotonic()
+            if now > deadline:
+                raise RunTimeout(self._timeout(timeout_s))
+            latest = self.table.moves()
+            if latest != moves or not self.table.all_wait():
+                moves, since, busy_s = latest, now, self._busy_s()
+            elif (still_s := now - since) > STILL_S:
+                # A large message under way keeps a processor busy; but gloo may spin on one that nobody will ever take.
+                if self._busy_s() - busy_s < 0.1 * still_s or still_s > SPIN_S:
+                    raise self._hang(still_s)
+
+    def _wait(self, timeout_s: float) -> list[int]:
+        """Ranks that said something or died."""
+        watched = {}
+        for rank in range(self.size):
+            if rank not in self.done:
+                watched[self.conns[rank]] = watched[self.processes[rank].sentinel] = rank
+        return sorted({watched[x] for x in connection.wait(list(watched), timeout_s)})
+
+    def _hear(self, rank: int) -> None:
+        """Take in how a rank ended; if it failed, find the cause and raise it.
+
+        Another rank may be the cause, as those that lost a peer are never to blame; and where several failed alike,
+        the first in rank order speaks.
+        """
+        outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
+        self.done.add(rank)
+        if outcomes[rank] is not None and outcomes[rank].kind == "ok":
+            return
+        while len(self.done) < self.size:
+            known = any(map(_is_cause, outcomes.values()))
+            if time.monotonic() - began > (ALIKE_S if known else GRACE_S):
+                break
+            outcomes |= {r: self._outcome(r) for r in self._wait(0.02)}
+            self.done |= outcomes.keys()
+        cause = next((r for r, outcome in outcomes.items() if _is_cause(outcome)), rank)
+        cause = min((r for r, outcome in outcomes.items() if _alike(outcome, outcomes[cause])), default=cause)
+        raise self._error(cause, outcomes[cause])
+
+    def _outcome(self, rank: int):
+        try:
+            return self.conns[rank].recv() if self.conns[rank].poll() else None
+        except (EOFError, OSError):
+            return None
+
+    def _error(self, rank: int, outcome) -> Exception:
+        who = f"rank {rank} of {self.size}"
+        if outcome is None:
+            self.processes[rank].join(1)
+            if not os.path.exists(self._noise(rank)):
+                return RunError(f"{who} could not start; {why_no_rank()}")
+            return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
+        if outcome.kind == "mismatch":
+            return call_table.MismatchError(outcome.text)
+        told = f"{who} {outcome.text}" + f"\n\n{outcome.trace_back}" * bool(outcome.trace_back)
+        return RankError(told, rank, outcome.error, outcome.trace_back)
+
+    def _hang(self, still_s: float) -> HangError:
+        """Who waits, and for what; who has finished."""
+        still = f"Nothing has moved for {still_s:.0f} s."
+        if unreadable := self._unreadable():
+            return HangError(f"hang: the ranks wait. {still}\n{unreadable}")
+        waits = self.table.waits()
+        text = f"{self.table.summary()}. {still}\n{self.table.report()}"
+        return HangError(text, waits, self.table.finished(), call_table.circle_of(waits))
+
+    def _timeout(self, timeout_s: float) -> str:
+        """Where each rank was when its time was up."""
+        where = self._unreadable() or self.table.report()
+        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", where]
+        busy = sorted(set(range(self.size)) - self.done)
+        for rank in busy:
+            with contextlib.suppress(OSError):
+                self.conns[rank].send("where")
+        until = time.monotonic() + 1
+        for rank in busy:
+            with contextlib.suppress(Exception):  # it may be ending just now, and say something else
+                if self.conns[rank].poll(max(0.0, until - time.monotonic())):
+                    lines.append(f"rank {rank}:\n{self.conns[rank].recv().rstrip()}")
+        return "\n".join(lines)
+
+    def _unreadable(self) -> str:
+        """Why the call table cannot be read, or "": on a full disk, to read its pages that are not there yet kills."""
+        if headroom.free_disk_bytes(self.folder) >= headroom.MB:
+            return ""
+        return headroom.full_disk(os.path.dirname(self.folder), "what each rank waits for cannot be read")
+
+    def _busy_s(self) -> float:
+        """Processor seconds that the ranks have used, where the system tells."""
+        ticks = 0
+        for process in self.processes:
+            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/stat") as file:
+                fields = file.read().rsplit(")", 1)[1].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+    def _watch_headroom(self) -> None:
+        """When memory runs out, the system may end the notebook: so the ranks are ended before. Noise stays short."""
+        for rank in range(self.size):
+            with contextlib.suppress(OSError):
+                if os.path.getsize(self._noise(rank)) > NOISE_BYTES:
+                    os.truncate(self._noise(rank), 0)
+        memory = headroom.system_memory()
+        if memory is None:
+            return
+        self.pause_s = 0.05 if memory.free_bytes > 2 * self.floor_bytes else 0.01  # a rank can take 1 GB in 0.2 s
+        if memory.free_bytes > self.floor_bytes:
+            return
+        held = [headroom.held_bytes(process.pid) for process in self.processes]
+        if sum(held) < self.floor_bytes:
+            return  # another program's doing: to end the ranks would not help
+        rank = held.index(max(held))
+        with contextlib.suppress(OSError):
+            os.kill(self.processes[rank].pid, signal.SIGABRT)  # gives its memory back, and says where it was
+        self.processes[rank].join(1)
+        rows = "".join(f"\n  rank {r} held {headroom.size_text(n)}" for r, n in enumerate(held))
+        raise RankError(
+            f"rank {rank} of {self.size} was ended before it took the last memory: {memory}.{rows}\n"
+            f"Use smaller tensors or fewer ranks.{self._last_noise(rank)}",
+            rank,
+            "MemoryError",
+        )
+
+    def _death(self, rank: int) -> str:
+        code = self.processes[rank].exitcode
+        if code is None or code >= 0:
+            return f"left without returning (os._exit?), with exit code {code}"
+        name, hint = str(-code), ""
+        with contextlib.suppress(ValueError):  # not every signal has a name
+            name = signal.Signals(-code).name
+        if name == "SIGKILL":
+            hint = "; was the machine out of memory?"
+        if name == "SIGBUS":
+            full = f"is its disk full? {headroom.size_text(headroom.free_disk_bytes(self.folder))} free"
+            hint = f"; ranks share memory through a file in {os.path.dirname(self.folder)}: {full}"
+        return f"was killed by {name}{hint}"
+
+    def _noise(self, rank: int) -> str:
+        return os.path.join(self.folder, f"noise{rank}")
+
+    def _last_noise(self, rank: int) -> str:
+        """What C++ and Python's fault handler said at last, up to the machine's own frames."""
+        try:
+            with open(self._noise(rank), "rb") as file:
+                said = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        ours = (f'  File "{os.path.join(_HERE, "runtime", "worker.py")}"', "Extension modules:")
+        lines = itertools.takewhile(lambda line: not line.startswith(ours), filter(str.strip, said.splitlines()))
+        return "".join(f"\n  {line}" for line in list(lines)[-8:])
+
+    def end(self) -> None:
+        """End all ranks with all that they started, and wait until they are gone."""
+        with uninterrupted():
+            for process in self.processes:
+                if process.pid is not None:
+                    with contextlib.suppress(OSError, AttributeError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.kill()
+            for process, conn in zip(self.processes, self.conns, strict=True):
+                conn.close()
+                if process.pid is not None:
+                    process.join()
+                process.close()
+
+
+def _is_cause(outcome) -> bool:
+    return outcome is None or outcome.kind in ("error", "mismatch")
+
+
+def _alike(one, other) -> bool:
+    return None not in (one, other) and (one.kind, one.error) == (other.kind, other.error)

@@ -1,0 +1,111 @@
+"""One transfer: compared, started, awaited, late if a link is emulated, and counted.
+
+The problem: every communication of the library needs the same five things around it, and none of them is about what it
+communicates.
+The idea: `collective` and `message` take what differs (what to launch, whom it waits for, how to finish) and give back
+a `Pending`. All else happens here, once. `lib.comm` is the vocabulary on top.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch.distributed as dist
+from torch import Tensor
+
+from lib.mesh import Group
+from lib.runtime import calls, link
+from lib.runtime.calls import Call, Record
+
+# Taken now, as lib.runtime.spy puts watched versions in their place for those who call torch.distributed themselves.
+_work_wait = dist.Work.wait
+
+_works: set[tuple[dist.Work, ...]] = set()  # under way; gloo forgets a message whose Work is gone
+
+
+class Pending:
+    """A communication under way; `wait()` returns its result, at once when it is called again."""
+
+    def __init__(self, finish: Callable[[], Tensor | dict | None]) -> None:
+        self._finish: Callable | None = finish
+        self._result: Tensor | dict | None = None
+
+    def wait(self) -> Tensor | dict | None:
+        if self._finish is not None:
+            self._result, self._finish = self._finish(), None
+        return self._result
+
+
+def spec(x: Tensor) -> str:
+    """Type and shape as a call table and an error show them: `float32[4, 2]`."""
+    return f"{str(x.dtype)[6:]}{list(x.shape)}"
+
+
+def collective(
+    what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
+) -> Pending:
+    """`function(*args)` does `what` for an array of `times` x on all ranks, `finish` gives the result."""
+    if group.size == 1:
+        return Pending(finish)
+    kind, what = what.split()[0], what if x is None else f"{what} {spec(x)}"
+    payload_bytes = None if x is None else x.numel() * x.element_size() * times
+    axis, rank, ranks, channel = group.axis, group.global_rank, group.ranks, f"{group.lane}{group.ranks}"
+    call = Call(kind, payload_bytes, axis, rank, group.size, channel, ranks, what, ranks, what)
+    return _start(call, partial(function, *args, group=group.pg, async_op=True), finish)
+
+
+def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable) -> Pending:
+    """`function` sends or receives `body`."""
+    me, other, what = group.global_rank, group.ranks[peer], spec(body)
+    src, dst, shown = (me, other, f"send to {other}") if kind == "send" else (other, me, f"recv from {other}")
+    payload_bytes = body.numel() * body.element_size()
+    channel, what, shown = f"{src}>{dst}", f"message {what}", f"{shown}, {what}"
+    call = Call(kind, payload_bytes, group.axis, me, group.size, channel, (src, dst), what, (other,), shown)
+    result = body if kind == "recv" else None
+    return _start(call, partial(function, body, other, group=group.pg), lambda: result)
+
+
+def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | None], finish: Callable) -> Pending:
+    """Make the call; `launch` gives its Work, or several, or None if it has waited itself."""
+    start_s = time.perf_counter()
+    due_s = _book(call, start_s)
+    record = Record(call, start_s, due_s)
+    if call.payload_bytes == 0:
+        return Pending(finish)  # the call was compared, and there is nothing to move
+    with record.waiting():
+        launched = launch() or ()
+    works = launched if isinstance(launched, tuple) else (launched,)
+    _works.add(works)
+    record.follow(works)
+
+    def wait() -> Tensor | None:
+        record.waits()
+        with record.waiting():
+            for work in works:
+                _work_wait(work)
+        _works.discard(works)
+        record.done(_arrive(record, due_s))
+        return finish()
+
+    return Pending(wait)
+
+
+def _book(call: Call, start_s: float) -> float:
+    """When this rank's emulated link would be through with the call; 0 where none is used."""
+    emulated = link.along(call.axis)
+    if emulated is None or call.kind == "recv":  # a message takes the link of its sender
+        return 0.0
+    return emulated.book(call.kind, call.payload_bytes or 0, call.size, start_s)
+
+
+def _arrive(record: Record, due_s: float) -> float:
+    """Sleep until the slowest rank's emulated link is through with the call; give that moment, or 0."""
+    call = record.call
+    if link.along(call.axis) is None:
+        return 0.0
+    if calls.table is not None:
+        due_s = max(due_s, calls.table.due_s(call.channel, record.number, call.members))
+    link.sleep_until(due_s)
+    return due_s

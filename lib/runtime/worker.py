@@ -1,0 +1,223 @@
+"""What happens inside one rank that `lib.launch.run` started.
+
+The server of `launch` has imported this file, and torch with it, before it forks a rank: that is why a rank is there in
+hundredths of a second. The rank meets the others through a private file, opens its row in the call table, runs the
+function, leaves its result in the run's folder, and stays until every rank is done: a peer may still read from it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import io
+import linecache
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from lib import trace
+from lib.mesh import Group
+from lib.runtime import call_table, calls, headroom, output, places, spy
+
+MOST_SAID = 20_000  # letters of a traceback
+
+# A function under torch.autograd.function.once_differentiable is pickled with the globals of torch's wrapper. This one
+# can be imported nowhere, but it is a module: known by its name, it is found again in a rank.
+sys.modules.setdefault("torch._C._functions", torch._C._functions)
+
+in_rank = False  # whether this process is a rank
+
+_MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, spy.__file__))
+_PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
+
+
+@dataclass
+class Job:
+    """All that a rank needs to know, pickled once for all ranks by `cloudpickle`."""
+
+    fn: Callable
+    args: tuple
+    trace: bool
+    cells: dict[str, str] = field(default_factory=dict)  # file of a notebook cell -> its name
+    sources: dict[str, str] = field(default_factory=dict)  # ... -> its text, for tracebacks
+
+
+@dataclass
+class Outcome:
+    """How a rank ended: `kind` is `ok`, `error`, `peer gone` or `mismatch`; `text` goes on from "rank 2 of 4 …"."""
+
+    kind: str
+    text: str = ""
+    error: str = ""
+    trace_back: str = ""
+
+
+def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn) -> None:
+    """The whole life of a rank."""
+    global in_rank
+    in_rank = True
+    out = _leave_the_terminal(folder, rank, world_size)
+    table = calls.table = call_table.CallTable(os.path.join(folder, "table"), world_size, rank)
+    threading.Thread(target=_obey, args=(conn, folder), daemon=True).start()
+    try:
+        outcome = _work(rank, world_size, folder, loopback, table)
+    except BaseException as error:
+        outcome = _explain(error, os.path.dirname(folder))
+    table.state(call_table.FINISHED if outcome.kind == "ok" else call_table.FAILED)
+    with suppress(Exception):  # a full disk, or a stdout that the function has closed: the outcome matters more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        out.finish()
+    conn.send(outcome)
+    if outcome.kind != "ok":
+        os._exit(1)  # at once: the peers that wait for this rank must notice
+    threading.Event().wait()  # until the parent ends us
+
+
+def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_table.CallTable) -> Outcome:
+    torch.set_num_threads(1)
+    with open(os.path.join(folder, "place"), "rb") as file:
+        sys.path[:], cwd, environment = pickle.load(file)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment, GLOO_SOCKET_IFNAME=loopback)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(os.path.join(folder, "store"), world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(days=1),  # hangs are diagnosed by launch, long before gloo would give up
+    )
+    spy.watch()  # before the job is read, which may hold some of its functions by name
+    with open(os.path.join(folder, "job"), "rb") as file:
+        job: Job = cloudpickle.load(file)
+    places.cells.update(job.cells)
+    for name, text in job.sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    world = Group("world", tuple(range(world_size)), rank)
+    table.state(call_table.RUNNING)
+    start_s = time.perf_counter()
+    with trace.record(rank) if job.trace else nullcontext() as recorded:
+        result = job.fn(world, *job.args)
+    end_s = time.perf_counter()
+    returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
+    try:
+        torch.save(returned, path, pickle_module=cloudpickle)
+    except Exception as error:
+        if headroom.is_full(error, folder):
+            with suppress(OSError):
+                os.remove(path)
+            size = _Size()
+            torch.save(returned, size, pickle_module=cloudpickle)
+            needs = f"the result takes {headroom.size_text(size.bytes)}"
+            text = (
+                f"returned {_kind(result)} that cannot be sent: {headroom.full_disk(os.path.dirname(folder), needs)}"
+            )
+            return Outcome("error", text, "OSError")
+        text = f"returned {_kind(result)}, which cannot be sent to the process that called run: {error}"
+        return Outcome("error", text, type(error).__name__)
+    return Outcome("ok")
+
+
+class _Size(io.RawIOBase):
+    """A file that counts and keeps nothing."""
+
+    bytes = 0
+
+    def write(self, data) -> int:
+        self.bytes += len(data)
+        return len(data)
+
+
+def _kind(result: object) -> str:
+    name = type(result).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _leave_the_terminal(folder: str, rank: int, world_size: int) -> output.Writer:
+    """Own process group, no Ctrl-C (the parent gets it and ends us); C++ chatter to one file, prints to another."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if memory runs out at once, the system ends a rank, not the notebook
+    if hasattr(os, "setsid"):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "fork"):  # locks made in a rank (tqdm has one) then have no name that would outlive it
+        multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.current_process().daemon = False  # or a DataLoader could not have workers of its own
+    noise = os.open(os.path.join(folder, f"noise{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(noise, 1)
+    os.dup2(noise, 2)
+    os.close(noise)
+    faulthandler.enable(open(2, "w", closefd=False), all_threads=False)
+    out = output.Writer(os.path.join(folder, f"out{rank}"), output.shares(world_size), f"rank {rank}")
+    sys.stdout = sys.stderr = io.TextIOWrapper(out, "utf-8", "backslashreplace", line_buffering=True)
+    return out
+
+
+def _obey(conn, folder: str) -> None:
+    """Tell the parent where we are when it asks. When it is gone, leave, and leave nothing."""
+    while True:
+        try:
+            conn.recv()
+        except (EOFError, OSError):
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
+        lines = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
+        start = next((i for i, line in enumerate(lines) if _mine(line)), 0)
+        conn.send("".join(_tidy(lines[start:])))
+
+
+def _explain(error: BaseException, temporary: str) -> Outcome:
+    if isinstance(error, call_table.MismatchError):
+        return Outcome("mismatch", str(error))
+    name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error)))
+    if isinstance(error, SystemExit):
+        did, kind = f"called sys.exit({'' if error.code is None else repr(error.code)})", "error"
+    else:
+        did, kind = f"raised {name}", "peer gone" if _PEER_GONE.search(trace_back) else "error"
+    return Outcome(kind, did, name, _cut(trace_back.rstrip()) + _what_ran_out(error, trace_back, temporary))
+
+
+def _cut(text: str) -> str:
+    """An exception may carry a tensor in words."""
+    if len(text) <= MOST_SAID:
+        return text
+    half = MOST_SAID // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} letters left out ...\n{text[-half:]}"
+
+
+def _what_ran_out(error: BaseException, said: str, temporary: str) -> str:
+    """What is left of what the error says is gone: memory, or the disk of the folder for temporary files."""
+    if isinstance(error, OSError) and headroom.is_full(error, temporary):
+        return f"\n{headroom.full_disk(temporary, 'a write did not fit')}."
+    memory = headroom.system_memory()
+    if memory and (isinstance(error, MemoryError) or "can't allocate memory" in said):
+        return f"\n{memory}."
+    return ""
+
+
+def _tidy(lines: list[str]) -> list[str]:
+    """A traceback without this file's own frames, with the names that a reader knows for the files."""
+
+    def rename(match: re.Match) -> str:
+        return places.short(match[1]) if match[1] in places.cells else f'File "{places.short(match[1])}"'
+
+    return [re.sub(r'File "([^"]+)"', rename, x) for x in lines if not _mine(x)]
+
+
+def _mine(line: str) -> bool:
+    return any(file in line for file in _MINE)

@@ -1,0 +1,102 @@
+"""The fused projection of queries, keys and values, cut by heads.
+
+The problem: attention has four matrices and a softmax between them. Cut each matrix for itself, and there are four
+all-reduces, some of them around a softmax.
+
+The idea: cut by heads. A head's queries, keys and values, its scores and its output meet no other head before the last
+matrix. So the fused projection is a column layer of which each rank has whole heads; what they give is a part of the
+last matrix's input; and that is a row layer.
+
+Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3; Ainslie et al., 2023, arXiv 2305.13245, on
+heads of keys and values that are fewer than ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lib import comm
+from lib.conjugate import identity, pair
+from lib.layout import Fused, split_size
+from lib.mesh import Group
+from lib.model import Heads
+from lib.tensor_parallel.linear import ColumnParallelLinear
+from lib.tensor_parallel.sequence import each_rank_its_own
+
+
+class QKVParallelLinear(ColumnParallelLinear):
+    """Queries, keys and values in one column layer: each rank has the rows of its heads, of all three.
+
+    Where there are fewer heads of keys and values than ranks, neighbours have the same one (`copies` of them). Each
+    computes a term of its gradient, for the queries that it serves there. They are summed in backward: one all-reduce
+    of all keys' and values' weights, and one of their biases.
+
+    Args:
+        heads, kv_heads: of queries, and of keys and values.
+        d_head: width of each.
+
+    Attributes:
+        widths: of this rank's queries, keys and values.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: Group,
+        *args,
+        heads: int,
+        kv_heads: int,
+        d_head: int,
+        **options,
+    ) -> None:
+        self.copies = check_heads(heads, kv_heads, group)
+        rows = Fused(0, (heads * d_head, kv_heads * d_head, kv_heads * d_head), (1, self.copies, self.copies))
+        self.widths = [size for size, _ in rows.sections(group)]
+        self.kv_heads = kv_heads
+        super().__init__(in_features, out_features, group, *args, rows=rows, **options)
+
+    def _used(self) -> tuple[Tensor, Tensor | None]:
+        if self.copies == 1:
+            return super()._used()
+        weight, bias = (None if p is None else pair(p, identity, self._sum_copies) for p in (self.weight, self.bias))
+        return weight, bias
+
+    def _sum_copies(self, gradient: Tensor) -> Tensor:
+        """The gradient of this rank's rows, with the terms of the others that have the same keys and values."""
+        queries, mine = gradient.split([self.widths[0], 2 * self.widths[1]])
+        head = self.group.rank // self.copies
+        of_each_head = gradient.new_zeros(self.kv_heads, *mine.shape)
+        of_each_head[head] = mine
+        return torch.cat([queries, comm.all_reduce(of_each_head, self.group)[head]])
+
+
+class OwnDropout(nn.Module):
+    """Heads that drop other scores on each rank: they are other heads."""
+
+    def __init__(self, heads: Heads, group: Group) -> None:
+        super().__init__()
+        self.heads, self.group = heads, group
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        if not (self.training and self.heads.p):
+            return self.heads(qkv)
+        with each_rank_its_own(self.group):
+            return self.heads(qkv)
+
+
+def check_heads(heads: int, kv_heads: int, group: Group) -> int:
+    """How many neighbouring ranks have the same keys and values.
+
+    Raises:
+        ValueError: heads that cannot be shared out evenly.
+    """
+    n = group.size
+    split_size(heads, group, "num_heads")
+    if kv_heads % n and n % kv_heads:
+        raise ValueError(
+            f"num_kv_heads={kv_heads} cannot be split over {group.axis}={n}, nor {n} ranks over {kv_heads} heads: one "
+            "must be a multiple of the other"
+        )
+    return max(1, n // kv_heads)

@@ -1,0 +1,315 @@
+"""Figures say what they show, are readable, come out the same in every run, and are drawn to scale."""
+
+import itertools
+import math
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from lib.figures import axes
+from lib.figures.curves import draw_bars, draw_curves
+from lib.figures.svg import Figure, variables
+from lib.figures.timeline import draw_timeline
+from lib.trace import CommEvent, Span, Trace
+
+ROOT = Path(__file__).parents[1]
+
+
+def measured() -> Trace:
+    """Two ranks: 10 ms forward, 20 ms backward, one all-reduce over its end; the run starts 100 ms late."""
+    spans = [Span(r, "forward", "", 0.1, 0.11) for r in (0, 1)] + [
+        Span(r, "backward", "", 0.11, 0.13) for r in (0, 1)
+    ]
+    events = [CommEvent(r, "all_reduce", "dp", (0, 1), 8, 8.0, "bucket 0", 0.12, 0.135) for r in (0, 1)]
+    return Trace(events, spans)
+
+
+def examples() -> dict[str, Figure]:
+    """One figure of each kind, used by every general test below."""
+    predicted = [(r, "compute", "forward", "", 0, 10) for r in (0, 1)] + [(1, "network", "comm", "", 21, 33)]
+    line = [4.2 - math.log(1 + i) for i in range(40)]
+    parts = {"plain": {"parameter": 2, "gradient": 2, "optimizer state": 12}, "ZeRO-3": {"parameter": 0.25}}
+    about = {"title": "A <title> & more", "alt": 'What "you" see & hear <now>', "caption": "Look at <this>."}
+    return {
+        "timeline": draw_timeline(measured(), outline=predicted, **about),
+        "curves": draw_curves({"a": line, "b": line, "c": line}, x="step", y="loss", reference={"floor": 1}, **about),
+        "bars": draw_bars(parts, unit="bytes", outline={"plain": 15}, **about),
+    }
+
+
+def parse(figure: Figure) -> ElementTree.Element:
+    return ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", figure.svg))
+
+
+def rects(figure: Figure, name: str) -> list[dict[str, float]]:
+    """The rectangles of the group filled with a colour of the palette."""
+    groups = [g for g in parse(figure).iter("g") if g.get("fill", "").startswith(f"var(--pbh-{name},")]
+    found = [r for g in groups for r in g.iter("rect")]
+    return [{key: float(r.get(key)) for key in ("x", "y", "width", "height")} for r in found]
+
+
+# ---- Every figure
+
+
+@pytest.mark.parametrize("kind", examples())
+def test_figure_says_what_it_shows(kind):
+    figure = examples()[kind]
+    root = parse(figure)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == figure.alt == repr(figure) == 'What "you" see & hear <now>'
+    html = figure._repr_html_()
+    assert html.count("<figcaption") == 1 and "Look at &lt;this&gt;." in html
+    assert "<now>" not in html and "<title>" not in re.sub(r"<rect[^>]*><title>", "", html)
+    assert "A <title> & more" in [t.text for t in root.iter("text")]
+
+
+@pytest.mark.parametrize("kind", examples())
+def test_figure_has_no_color_of_its_own(kind):
+    """Every colour is a variable of the page, with the light palette or the surrounding text behind it."""
+    code = examples()[kind].svg
+    without = re.sub(r"var\(--pbh-[\w-]+, (#\w{6}|currentColor|color-mix\([^()]*\))\)", "", code)
+    assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?!\))", without.replace("url(#idle-", "")), without
+    assert set(re.findall(r"var\((--pbh-[\w-]+)", code)) <= set(variables("light"))
+
+
+@pytest.mark.parametrize("kind", examples())
+def test_figure_is_readable_on_a_phone(kind):
+    """The smallest text, at the smallest width that the figure takes, is 12 px or more."""
+    root = parse(examples()[kind])
+    sizes = [float(e.get("font-size")) for e in root.iter() if e.get("font-size")]
+    least = float(re.search(r"min-width:(\d+)px", root.get("style")).group(1))
+    assert min(sizes) * least / float(root.get("viewBox").split()[2]) >= 11.99
+    assert "overflow-x:auto" in examples()[kind]._repr_html_()
+
+
+def test_figures_are_the_same_in_every_run():
+    code = "from tests.test_figures import examples; print([f._repr_html_() for f in examples().values()])"
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1] and len(runs[0]) > 5000
+
+
+def test_two_figures_do_not_share_an_id():
+    ids = [re.search(r'id="(idle-\w+)"', examples()["timeline"].svg).group(1)]
+    ids.append(re.search(r'id="(idle-\w+)"', draw_timeline(measured(), title="b", alt="b").svg).group(1))
+    assert ids[0] != ids[1] and "idle-here" not in examples()["timeline"].svg
+
+
+# ---- Timelines
+
+
+def test_trace_is_drawn_to_scale():
+    figure = draw_timeline(measured(), title="t", alt="a")
+    forward, backward, comm = (rects(figure, name) for name in ("forward", "backward", "comm"))
+    assert [len(part) for part in (forward, backward, comm)] == [2, 2, 2]
+    scale = (forward[0]["width"] + 1) / 10  # pixels a millisecond; a bar leaves one pixel to the next
+    assert (backward[0]["width"] + 1) / scale == pytest.approx(20, abs=0.1)
+    assert (comm[0]["x"] - forward[0]["x"]) / scale == pytest.approx(20, abs=0.1)  # counted from the first span
+    assert (comm[0]["width"] + 1) / scale == pytest.approx(15, abs=0.1)
+    assert forward[0]["y"] < comm[0]["y"] < forward[1]["y"] < comm[1]["y"]  # rank 0 on top, its network below it
+    labels = {t.text: float(t.get("y")) for t in parse(figure).iter("text")}
+    assert forward[0]["y"] < labels["rank 0"] < comm[0]["y"] and forward[1]["y"] < labels["rank 1"] < comm[1]["y"]
+    assert {"rank 0", "rank 1", "network", "ms", "forward", "backward", "bucket 0", "communication", "idle"} <= set(
+        labels
+    )
+
+
+def test_seconds_and_milliseconds_draw_the_same_bars():
+    in_ms, in_s = (rects(draw_timeline(measured(), title="", alt="", unit=u), "comm") for u in ("ms", "s"))
+    assert in_ms == in_s
+
+
+def test_idle_time_is_hatched_behind_compute_only():
+    figure = draw_timeline(measured(), title="t", alt="a")
+    hatched = [
+        r for r in parse(figure).iter("rect") if r.get("fill", "").startswith("url(#idle-") and r.get("x") > "1"
+    ]
+    lanes = [r for r in hatched if float(r.get("width")) > 100]
+    assert [float(r.get("y")) for r in lanes] == [r["y"] for r in rects(figure, "forward")]
+
+
+def test_overlapping_messages_are_stacked():
+    bars = [(0, "network", "comm", f"bucket {i}", 10 * i, 10 * i + 15) for i in range(3)]
+    first, second, third = sorted(rects(draw_timeline(bars, title="t", alt="a"), "comm"), key=lambda r: r["x"])
+    assert first["y"] == third["y"] < second["y"]
+    assert first["y"] + first["height"] < second["y"]
+
+
+def test_prediction_is_an_outline_on_the_same_axis():
+    predicted = [(0, "compute", "forward", "", 0, 10), (0, "compute", "backward", "", 10, 40)]
+    figure = draw_timeline(measured(), title="t", alt="a", outline=predicted)
+    group = [g for g in parse(figure).iter("g") if g.get("fill") == "none" and g.get("stroke-dasharray")][0]
+    frames = list(group.iter("rect"))
+    assert [float(f.get("width")) + 1 for f in frames] == [
+        pytest.approx(w, abs=0.2)
+        for w in (rects(figure, "forward")[0]["width"] + 1, 3 * (rects(figure, "forward")[0]["width"] + 1))
+    ]
+    assert "predicted" in [t.text for t in parse(figure).iter("text")]
+    assert "predicted" not in draw_timeline(measured(), title="t", alt="a").svg
+
+
+def test_words_stand_only_where_they_fit():
+    bars = [(0, "compute", "forward", "microbatch 7", 0, 100), (0, "compute", "backward", "microbatch 8", 100, 106)]
+    words = [t.text for t in parse(draw_timeline(bars, title="t", alt="a", end=300, unit="forwards")).iter("text")]
+    assert "microbatch 7" in words and "microbatch 8" not in words and "8" in words  # the number alone still fits
+    tips = [
+        t.text
+        for t in parse(
+            draw_timeline([(0, "compute", "backward", "long name", 0, 3)], title="", alt="", end=100)
+        ).iter("title")
+    ]
+    assert tips == ["long name: 0 to 3 ms"]
+
+
+def test_a_wait_is_named_and_measured():
+    bars = [(0, "compute", "backward", "", 0, 10), (0, "compute", "idle", "waits 5 ms", 10, 15)]
+    figure = draw_timeline(bars, title="t", alt="a", end=50)
+    line, backward = rects(figure, "text")[0], rects(figure, "backward")[0]
+    assert line["width"] == pytest.approx((backward["width"] + 1) / 2, abs=0.2)
+    assert "waits 5 ms" in [t.text for t in parse(figure).iter("text")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], {}, "0 bars"),
+        ([(0, "compute", "sleep", "", 0, 1)], {}, "'sleep'.*use one of forward"),
+        ([(0, "compute", "forward", "", 2, 1)], {}, "start <= end"),
+        ([(0, "compute", "forward", "", 0, math.nan)], {}, "both finite"),
+        ([(0, "compute", "forward", "", 0, 9)], {"end": 5}, "end=5.*ends at 9 ms"),
+        (measured(), {"unit": "forwards"}, "use one of"),
+    ],
+)
+def test_impossible_timelines_say_so(rows, options, message):
+    with pytest.raises(ValueError, match=message):
+        draw_timeline(rows, title="t", alt="a", **options)
+
+
+# ---- Curves
+
+
+def line_paths(figure: Figure) -> list[ElementTree.Element]:
+    return [p for p in parse(figure).iter("path") if p.get("stroke-linejoin") == "round"]
+
+
+def test_coinciding_curves_all_stay_visible():
+    values = [3.0, 2.0, 1.5]
+    figure = draw_curves({name: values for name in "abcde"}, x="step", y="loss", title="t", alt="a")
+    paths = line_paths(figure)
+    assert len({p.get("d").rsplit("M", 1)[0] for p in paths}) == 1  # the same line five times,
+    styles = [(float(p.get("stroke-width")), p.get("stroke-dasharray")) for p in paths]
+    assert (
+        len(set(styles)) == 5 and styles[0][0] > styles[1][0] > styles[2][0]
+    )  # each seen beside or through the next
+    heights = sorted(float(t.get("y")) for t in parse(figure).iter("text") if t.text in "abcde")
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 17.9  # and their names apart
+
+
+def test_curve_points_are_where_the_values_are():
+    figure = draw_curves({"a": ([0, 10, 20], [0, 1, 4])}, x="x", y="y", title="", alt="")
+    numbers = re.findall(r"-?[\d.]+", line_paths(figure)[0].get("d").rsplit("M", 1)[0])
+    x0, y0, x1, y1, x2, y2 = map(float, numbers)
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
+    assert (y0 - y2) == pytest.approx(4 * (y0 - y1), abs=0.4) and y2 < y1 < y0
+
+
+def test_measured_points_are_circles_on_the_same_axes():
+    """On the curve where they are equal to it; and the axes reach one that lies far from every curve."""
+    figure = draw_curves({"a": [0, 1, 4]}, x="x", y="y", title="", alt="", points=([0, 2, 2], [0, 4, 40]))
+    numbers = re.findall(r"-?[\d.]+", line_paths(figure)[0].get("d").rsplit("M", 1)[0])
+    circles = [(c.get("cx"), c.get("cy")) for c in parse(figure).iter("circle")]
+    assert circles[:2] == [tuple(numbers[:2]), tuple(numbers[4:])]
+    assert 36 < float(circles[2][1]) < float(circles[1][1])
+
+
+def test_reference_line_stands_at_its_value():
+    figure = draw_curves({"a": [4.0, 1.0]}, x="x", y="y", title="", alt="", reference={"entropy": 4.0})
+    dashed = next(p for p in parse(figure).iter("path") if p.get("stroke-dasharray") == "7 4")
+    start = re.match(r"M[\d.]+ ([\d.]+)", line_paths(figure)[0].get("d")).group(1)
+    assert re.match(r"M[\d.]+ ([\d.]+)H", dashed.get("d")).group(1) == start
+    assert "entropy 4" in [t.text for t in parse(figure).iter("text")]
+
+
+def test_a_gap_breaks_the_line():
+    figure = draw_curves({"a": [3, math.nan, 1, math.inf, 2]}, x="x", y="y", title="", alt="")
+    assert line_paths(figure)[0].get("d").rsplit("M", 1)[0].count("M") == 3
+    assert "nan" not in figure.svg and "inf" not in figure.svg
+
+
+def test_a_flat_curve_and_a_single_point_can_be_drawn():
+    for values in ([2.0, 2.0, 2.0], [0.0, 0.0], [5.0]):
+        assert "nan" not in draw_curves({"a": values}, x="x", y="y", title="", alt="").svg
+
+
+def test_impossible_curves_say_so():
+    for series, message in (
+        ({}, "0 curves"),
+        ({str(i): [1] for i in range(6)}, "6 curves; draw 1 to 5"),
+        ({"a": ([1, 2, 3], [1, 2])}, "3 x values and 2 y values"),
+        ({"a": [math.nan]}, "no finite point"),
+        ({"a": []}, "at least one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw_curves(series, x="x", y="y", title="", alt="")
+
+
+# ---- Bars
+
+
+def test_bars_are_as_long_as_their_values():
+    rows = {"plain": {"parameter": 2, "optimizer state": 6}, "ZeRO": {"parameter": 2, "optimizer state": 3}}
+    figure = draw_bars(rows, unit="MB", title="t", alt="a")
+    drawn = [r for r in parse(figure).iter("rect") if r.get("height") == "26"]
+    widths = [float(r.get("width")) + 1 for r in drawn]
+    assert [w / widths[0] for w in widths] == [pytest.approx(v, abs=0.02) for v in (1, 3, 1, 1.5)]
+    assert float(drawn[1].get("x")) == pytest.approx(float(drawn[0].get("x")) + widths[0], abs=0.2)
+    words = [t.text for t in parse(figure).iter("text")]
+    assert {"8 MB", "5 MB", "plain", "ZeRO", "parameters", "optimizer states", "6", "3"} <= set(words)
+
+
+def test_fixed_end_makes_bars_comparable():
+    def width(value):
+        figure = draw_bars({"a": {"parameter": value}}, unit="MB", title="", alt="", end=16, form="{:05.2f}")
+        return [float(r.get("width")) + 1 for r in parse(figure).iter("rect") if r.get("height") == "26"][0]
+
+    assert width(16) == pytest.approx(4 * width(4), abs=0.3)
+
+
+def test_predicted_total_is_an_outline():
+    figure = draw_bars({"a": {"parameter": 8}}, unit="MB", title="", alt="", outline={"a": 4})
+    frame = next(r for g in parse(figure).iter("g") if g.get("stroke-dasharray") for r in g.iter("rect"))
+    bar = next(r for r in parse(figure).iter("rect") if r.get("height") == "26")
+    assert float(frame.get("width")) - 5 == pytest.approx((float(bar.get("width")) + 1) / 2, abs=0.2)
+
+
+def test_impossible_bars_say_so():
+    for rows, options, message in (
+        ({}, {}, "0 rows"),
+        ({"a": {}}, {}, "no parts"),
+        ({"a": {"weights": 1}}, {}, "a: weights = 1.*parameter"),
+        ({"a": {"parameter": -1}}, {}, "a: parameter = -1"),
+        ({"a": {"parameter": 3}}, {"end": 2}, "end=2 MB is shorter.*3 MB"),
+        ({"a": {"parameter": 3}}, {"outline": {"b": 2}}, "b: predicted, not measured"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw_bars(rows, unit="MB", title="", alt="", **options)
+
+
+def test_curves_over_named_stretches():
+    """The names stand in the middle of their stretches, a line between them, and no number below the axis."""
+    figure = draw_curves(
+        {"a": ([0.5, 1.5, 2.5], [1, 2, 3])}, x=("forward", "backward", "step"), y="MB", title="t", alt="a"
+    )
+    places = [
+        float(re.search(rf'x="([\d.]+)"[^>]*>{name}<', figure.svg)[1]) for name in ("forward", "backward", "step")
+    ]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2) and places[0] < places[1]
+    assert figure.svg.count("<text") == 6 + len(axes.ticks(0.88, 3.12, 7))  # title, y, three names, the curve's own

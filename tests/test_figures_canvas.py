@@ -1,0 +1,75 @@
+"""A canvas and its layers, and the axes on it."""
+
+import re
+
+import pytest
+
+from lib.figures.axes import Axes, Scale
+from lib.figures.canvas import FRAMES, Canvas
+from lib.figures.svg import color
+
+
+def test_layers_lie_in_front_by_level_and_not_by_when_they_were_made():
+    canvas = Canvas("a")
+    canvas.words_on("comm").text(1, 2, "word")
+    canvas.layer(FRAMES, fill="none").rect(0, 0, 5, 5)
+    canvas.bars("comm").rect(0, 0, 5, 5)
+    canvas.rect(0, 0, 9, 9)
+    canvas.bars("comm").rect(6, 0, 3, 5)
+    drawn = canvas.figure(10, 10).svg
+    order = [
+        drawn.index(what) for what in ('width="9"', f'<g fill="{color("comm", True)}"', '<g fill="none"', "word")
+    ]
+    assert order == sorted(order) and drawn.count("<g ") == 3, "what shares its colour shares a group"
+
+
+def test_words_and_tips_are_no_markup():
+    canvas = Canvas('What "you" see & <hear>')
+    canvas.text(0, 0, "<b>")
+    canvas.rect(0, 0, 1, 1, tip="a & b")
+    figure = canvas.figure(10, 10, "<i>")
+    assert "<b>" not in figure.svg and "<title>a &amp; b</title>" in figure.svg
+    assert 'aria-label="What &quot;you&quot; see &amp; &lt;hear&gt;"' in figure.svg
+    assert "<i>" not in figure._repr_html_() and figure.alt == 'What "you" see & <hear>'
+
+
+def test_the_hatching_is_there_if_it_is_used_and_has_the_pictures_own_name():
+    plain, one, other = Canvas("a"), Canvas("a"), Canvas("b")
+    for canvas in (one, other):
+        canvas.rect(0, 0, 1, 1, fill=canvas.hatched)
+    ids = [re.findall(r'id="([\w-]+)"', canvas.figure(1, 1).svg) for canvas in (plain, one, other)]
+    assert ids[0] == [] and len({*ids[1], *ids[2]}) == 2 and f"url(#{ids[1][0]})" in one.figure(1, 1).svg
+
+
+def test_lengths_are_short_and_a_bar_can_always_be_seen():
+    canvas = Canvas("a")
+    canvas.rect(1 / 3, 2.0, 0, 5, fill_opacity=0.28)
+    assert '<rect x="0.3" y="2" width="0.8" height="5" rx="2" fill-opacity="0.28"/>' in canvas.figure(1, 1).svg
+
+
+@pytest.mark.parametrize(
+    ("scale", "value", "share"),
+    [
+        (Scale(10, 30), 15, 0.25),
+        (Scale(1, 1e4, log=True), 10, 0.25),
+        (Scale(5, 5), 5, 0),
+        (Scale(5, 5, log=True), 5, 0),
+    ],
+)
+def test_where_a_number_lies(scale, value, share):
+    assert scale.share(value) == pytest.approx(share)
+    axes = Axes(Canvas("a"), scale, Scale(0, 1), right=100, top=10, bottom=50)
+    assert axes.at(value, 0.25) == pytest.approx((axes.left + share * (100 - axes.left), 40))
+
+
+def test_marks_are_written_as_people_do():
+    log = Scale(0.01, 2e7, log=True)
+    words = "0.01, 0.1, 1, 10, 100, 1 k, 10 k, 100 k, 1 M, 10 M"
+    assert ", ".join(log.words(mark) for mark in log.marks()) == words
+    assert Scale(1, 30, log=True).marks() == [1, 2, 5, 10, 20], "few powers: twice and five times them, too"
+    assert [Scale(0, 1e4).words(mark) for mark in (0, 2500, 10000)] == ["0", "2500", "10000"]
+
+
+def test_numbers_beside_an_axis_have_room():
+    narrow, wide = (Axes(Canvas("a"), Scale(0, 1), Scale(0, high), right=90, top=9, bottom=90) for high in (1, 1e5))
+    assert wide.left - narrow.left > 15

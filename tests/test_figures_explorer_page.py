@@ -1,0 +1,157 @@
+"""Explorers and figures in a real browser: keyboard, screen reader, phone, dark mode, no script, no network."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_figures_explorer import HOSTILE, buckets, hostile, memory, step
+
+from lib.figures.curves import draw_bars, draw_curves
+from lib.figures.explorer import Explorer
+from lib.figures.svg import css
+from lib.figures.timeline import draw_timeline
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()
+QUIET += ["--disable-component-update", "--disable-sync"]
+browser_test = pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: no Chromium on this machine")
+
+
+def page_of(*shown: object, mode: str = "light") -> str:
+    """A page with the book's palette, `shown` as notebook outputs in it."""
+    paper = {"light": "#ffffff", "dark": "#12161c"}[mode]
+    style = f"{css()} body{{background:{paper};color:var(--pbh-text);max-width:760px;margin:0 auto;padding:0 20px}}"
+    body = "".join(f"<div>{item._repr_html_()}</div>" for item in shown)
+    return (
+        f'<!doctype html><html lang="en" data-theme="{mode}"><head><meta charset="utf-8"><title>page</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>'
+        f"<body><main><h1>Page</h1>{body}</main></body></html>"
+    )
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Opens a page from file:// with the network off; at the end: no error in the console, no request elsewhere."""
+    complaints: list[str] = []
+    contexts = []
+
+    def watch(request):
+        if not request.url.startswith(tmp_path.as_uri()):
+            complaints.append(f"request to {request.url}")
+
+    def open_page(html: str, width: int = 1280, **options):
+        (tmp_path / "page.html").write_text(html, encoding="utf-8")
+        contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, offline=True, **options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", watch)
+        page.goto((tmp_path / "page.html").as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.mark.browser
+@browser_test
+def test_sliders_answer_the_keyboard(opened):
+    page = opened(page_of(buckets(), Explorer(memory, "Memory", ranks=[1, 2, 4, 8])))
+    page.evaluate("addEventListener('keydown', () => { window.leaked = true })")
+    figures = page.locator("figure.pbh-explorer")
+    assert figures.count() == 2
+    setting = [{"bucket_MB": 25, "ranks": 4, "bandwidth": 50}, {"ranks": 2}]
+    moves = [
+        (0, 0, "bucket size", "ArrowLeft", {"bucket_MB": 5}, "5 MB"),
+        (0, 1, "ranks", "End", {"ranks": 16}, "16"),
+        (0, 2, "bandwidth", "End", {"bandwidth": 400}, "400 Gbit/s"),
+        (1, 0, "ranks", "ArrowRight", {"ranks": 4}, "4"),
+        (1, 0, "ranks", "End", {"ranks": 8}, "8"),
+    ]
+    for which, number, name, key, change, words in moves:
+        figure, other = figures.nth(which), figures.nth(1 - which)
+        slider = figure.get_by_role("slider", name=name, exact=True)
+        picture, sentence = figure.locator(".pbh-picture svg"), figure.locator("figcaption")
+        before = (picture.screenshot(), sentence.inner_text(), slider.get_attribute("aria-valuetext"))
+        aside = other.inner_html()
+        slider.press(key)
+        setting[which].update(change)
+        wanted = (step, memory)[which](**setting[which])[1]
+        assert sentence.inner_text() == wanted == picture.get_attribute("aria-label")
+        assert slider.get_attribute("aria-valuetext") == words == figure.locator("output").nth(number).inner_text()
+        assert picture.get_attribute("role") == "img"
+        after = (picture.screenshot(), sentence.inner_text(), words)
+        assert all(a != b for a, b in zip(after, before, strict=True))
+        assert other.inner_html() == aside
+    assert page.evaluate("window.leaked") is None  # JupyterLab would move to another cell
+
+
+@pytest.mark.browser
+@browser_test
+def test_page_without_javascript_keeps_the_first_frame(opened):
+    page = opened(page_of(buckets()), java_script_enabled=False)
+    assert page.get_by_text(step(25, 4, 50)[1]).is_visible() and page.locator(".pbh-picture svg").is_visible()
+    assert page.locator("input:disabled").count() == 3
+
+
+@pytest.mark.browser
+@browser_test
+def test_hostile_words_stay_words(opened):
+    page = opened(page_of(hostile()))
+    page.get_by_role("slider").press("End")
+    assert page.locator("output").inner_text().endswith("2")
+    assert page.locator("figcaption").text_content() == HOSTILE
+
+
+def gallery() -> list[object]:
+    """Explorers and figures with everything that they can draw."""
+    bars = [(0, "compute", "forward", "", 0, 10), (3, "network", "comm", "bucket 10", 5, 30)]
+    curves = {name: [4, 3, 2, 1.5] for name in ("1 rank", "2 ranks", "without the all-reduce")}
+    about = {"title": "A title", "alt": "What it shows.", "caption": "What to see."}
+    return [
+        buckets(),
+        draw_timeline(bars, outline=[(0, "compute", "backward", "", 10, 33.3)], unit="forwards", **about),
+        draw_curves(curves, x="step", y="loss (nats per token)", reference={"unigram entropy": 3.2}, **about),
+        draw_bars({"plain DP": {"parameter": 2, "gradient": 12}}, unit="bytes per parameter", **about),
+    ]
+
+
+@pytest.mark.browser
+@browser_test
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_everybody_can_read_it(opened, mode):
+    page = opened(page_of(*gallery(), mode=mode))
+    page.add_script_tag(content=(ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
+    assert found == []
+
+
+@pytest.mark.browser
+@browser_test
+@pytest.mark.parametrize("width", [390, 1280])
+def test_words_are_large_enough_and_inside_their_picture(opened, width):
+    page = opened(page_of(*gallery()), width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # a wide figure scrolls in its own box
+    words = page.evaluate(
+        """[...document.querySelectorAll("svg text")].map((t) => {
+            const box = t.getBoundingClientRect(), all = t.ownerSVGElement.getBoundingClientRect();
+            const size = parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a;
+            const inside = box.left >= all.left - 1 && box.right <= all.right + 1
+                && box.top >= all.top - 1 && box.bottom <= all.bottom + 1;
+            return [t.textContent, size, inside];
+        })"""
+    )
+    assert len(words) > 50
+    assert [w for w in words if w[1] < 11.99 or not w[2]] == []

@@ -1,0 +1,280 @@
+"""Techniques put together, by hand and in one place: the twin's numbers; and what happens if one group is forgotten."""
+
+import copy
+import sys
+from dataclasses import replace
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from lib import comm, run
+from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.optimizer import ShardedOptimizer
+from lib.data_parallel.zero import sharded_gradients
+from lib.facts import Fact
+from lib.layout import parts, shard
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT, GPTConfig, mean_loss
+from lib.parallel import ParallelGPT, check_layout, facts_of
+from lib.pipeline.execute import execute
+from lib.pipeline.schedules.action import Action, Op, Schedule, ScheduleError
+from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.with_reduce import with_reduce
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
+from lib.pipeline.stage import stages_of
+from lib.tensor_parallel.gpt import tensor_parallel
+from lib.tensor_parallel.vocab import vocab_parallel_loss
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+CONFIG = GPTConfig(vocab_size=24, context=8, d_model=16, num_layers=4, num_heads=4)
+ROWS, STEPS = 8, 3
+
+
+def serial(config):
+    """In float64, with biases and norms that are not all 0 and 1."""
+    torch.manual_seed(0)
+    model = GPT(config).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1 * torch.randn_like(p)
+    return model
+
+
+def momentum(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def batch(step, config):
+    """The first data-parallel rank has few tokens that count, one microbatch of the second has none."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(config.vocab_size, (ROWS, config.context + 1), generator=generator)
+    targets = tokens[:, 1:].clone()
+    targets[:3, 2:], targets[6] = -100, -100
+    return tokens[:, :-1], targets
+
+
+def by_hand(world, schedule, dp=1, tp=1, sp=False, zero=0, config=CONFIG, forget=None):
+    """The largest distance from the twin after some clipped steps: of losses, norms, this rank's parts of weights."""
+    mesh = Mesh(MeshShape(dp=dp, pp=schedule.num_ranks, tp=tp), world)
+    twin = serial(config)
+    optimizer, worst = momentum(twin.parameters()), 0.0
+    model = tensor_parallel(copy.deepcopy(twin), mesh.group("tp"), sp)
+    stages = stages_of(model, schedule, mesh.group("pp").rank)
+    facts = facts_of(stages, mesh, schedule.rank_of)
+    if forget in ("slices", "replicas", "other stage"):
+        facts = [forgetful(fact, forget, mesh) for fact in facts]
+    sums = sharded_gradients(facts, zero) if zero else Gradients(facts)
+    ours = ShardedOptimizer(sums, momentum)
+    lowered = with_reduce(schedule, each=zero == 2)
+    mine = slice(mesh.group("dp").rank * ROWS // dp, (mesh.group("dp").rank + 1) * ROWS // dp)
+    for step in range(STEPS):
+        inputs, targets = batch(step, config)
+        optimizer.zero_grad()
+        wanted = mean_loss(twin(inputs), targets)
+        wanted.backward()
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        optimizer.step()
+
+        count = (targets != -100).sum() if forget != "tokens" else dp * (targets[mine] != -100).sum()
+        loss = partial(vocab_parallel_loss, group=mesh.group("tp"), count=count)
+        result = execute(lowered, stages, mesh.group("pp"), inputs[mine], targets[mine], loss, sums)
+        sums.finish()
+        over = mesh.group("dp") if forget == "norm" else world
+        clipped = sums.clip(over, 0.1)
+        ours.step()
+        total = comm.all_reduce(result.loss, mesh.group("dp"))
+        worst = max(worst, abs(total - wanted).item(), abs(clipped / norm - 1).item())
+    whole = dict(twin.named_parameters())
+    for fact in facts:
+        right = shard(whole[fact.name].detach(), fact.placement, mesh.group("tp"))
+        worst = max(worst, ((fact.parameter - right).norm() / right.norm()).item())
+    return worst
+
+
+def forgetful(fact: Fact, what: str, mesh: Mesh) -> Fact:
+    """The fact with one group left out of its sum."""
+    dp = mesh.group("dp")
+    if what == "slices" and fact.sum_over.size == dp.size * mesh.group("tp").size > dp.size:
+        return replace(fact, sum_over=dp)
+    if what == "other stage" and fact.name == "embed.token.weight":
+        return replace(fact, sum_over=dp)
+    if what == "replicas" and fact.sum_over.ranks == dp.ranks:
+        return replace(fact, sum_over=Group(ranks=(mesh.world.rank,)))
+    return fact
+
+
+COMPOSED = {
+    "slices of the sequence, ZeRO-1": ({"dp": 2, "tp": 2, "sp": True, "zero": 1}, gpipe(1, 2), "slices"),
+    "slices of the sequence, ZeRO-2": ({"dp": 2, "tp": 2, "sp": True, "zero": 2}, gpipe(1, 2), "slices"),
+    "ZeRO-1 under 1F1B": ({"dp": 2, "zero": 1}, one_f_one_b(2, 4), "replicas"),
+    "ZeRO-1 under ZB-V": ({"dp": 2, "zero": 1}, zb_v(2, 4), "replicas"),
+    "ZeRO-2 under ZB-V": ({"dp": 2, "zero": 2}, zb_v(2, 4), "replicas"),
+    "matrices in parts inside stages, tied": ({"tp": 2, "sp": True}, interleaved(2, 4, 2), "other stage"),
+    "clipped over all axes": ({"dp": 2, "tp": 2}, one_f_one_b(2, 2), "norm"),
+    "clipped over all axes, ZeRO-1 and slices": ({"dp": 2, "tp": 2, "sp": True, "zero": 1}, zb_h1(2, 2), "norm"),
+    "uneven counts of tokens": ({"dp": 2}, one_f_one_b(2, 4), "tokens"),
+    "heads that ranks share": (
+        {"dp": 2, "tp": 4, "sp": True, "zero": 1, "config": replace(CONFIG, num_kv_heads=2)},
+        gpipe(1, 2),
+        "slices",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMPOSED)
+def test_put_together_by_hand_it_is_the_twin(case):
+    axes, schedule, forgotten = COMPOSED[case]
+    ranks = axes.get("dp", 1) * axes.get("tp", 1) * schedule.num_ranks
+    assert max(run(partial(by_hand, **axes), ranks, schedule)) < 1e-12
+    wrong = run(partial(by_hand, forget=forgotten, **axes), ranks, schedule)
+    assert max(wrong) > 1e-4, f"nobody would see that {forgotten} was forgotten"
+
+
+def in_one_place(world, schedule, dp, tp, options):
+    twin = serial(CONFIG)
+    mesh = Mesh(MeshShape(dp=dp, pp=schedule.num_ranks, tp=tp), world)
+    model, optimizer, worst = ParallelGPT(copy.deepcopy(twin), mesh, momentum, schedule, **options), None, 0.0
+    optimizer = momentum(twin.parameters())
+    for step in range(STEPS):
+        inputs, targets = batch(step, CONFIG)
+        optimizer.zero_grad()
+        wanted = mean_loss(twin(inputs), targets)
+        wanted.backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        optimizer.step()
+        worst = max(worst, abs(model.step(inputs, targets, 0.1) - wanted).item())
+    with torch.no_grad():
+        right = mean_loss(twin(inputs), targets)
+    return max(worst, abs(model.evaluate(inputs, targets) - right).item())
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "schedule", "options"),
+    [
+        (2, 2, one_f_one_b(2, 4), {"sequence_parallel": True, "zero": 1, "again": "selective"}),
+        (1, 2, zb_v(2, 4), {}),
+        (1, 2, one_f_one_b(2, 4), {"again": "full"}),
+        (2, 1, gpipe(1, 2), {"zero": 3}),
+        (1, 1, gpipe(1, 1), {}),
+    ],
+)
+def test_in_one_place_it_is_the_twin(dp, tp, schedule, options):
+    assert max(run(in_one_place, dp * tp * schedule.num_ranks, schedule, dp, tp, options)) < 1e-12
+
+
+# ---- facts ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_two_facts_of_each_parameter():
+    def facts(world):
+        mesh, schedule = Mesh(MeshShape(dp=2, pp=2, tp=2), world), one_f_one_b(2, 2)
+        model = tensor_parallel(serial(CONFIG), mesh.group("tp"), True)
+        stages = stages_of(model, schedule, mesh.group("pp").rank)
+        return {
+            f.name: (f.sum_over.axis, f.sum_over.size, f.copies) for f in facts_of(stages, mesh, schedule.rank_of)
+        }
+
+    first, last = run(facts, 8)[0], run(facts, 8)[2]
+    assert first["embed.token.weight"] == last["embed.token.weight"] == ("dp×pp", 4, 4), "tied: both stages"
+    assert first["embed.position.weight"] == last["head.norm.bias"] == ("dp×tp", 4, 2), "slices of the sequence"
+    assert first["blocks.0.attention.out.bias"] == ("dp×tp", 4, 2)
+    assert first["blocks.0.attention.qkv.weight"] == ("dp", 2, 2)
+    names = {name for name, _ in serial(CONFIG).named_parameters()}
+    assert set(first) | set(last) == names and set(first) & set(last) == {"embed.token.weight"}
+
+
+# ---- REDUCE is an action --------------------------------------------------------------------------------------------
+
+
+def left_before(world, schedule, early):
+    """Which actions of this rank were still to come when each stage's gradients had begun to leave."""
+    mesh = Mesh(MeshShape(dp=2, pp=2), world)
+    stages = stages_of(serial(CONFIG), schedule, mesh.group("pp").rank)
+    sums, seen = Gradients(facts_of(stages, mesh, schedule.rank_of)), {}
+    start, done = sums.start, []
+
+    def noted(stage):
+        start(stage)
+        seen[stage] = len(done)
+
+    sums.start = noted
+    for stage in stages.values():
+        for name in ("forward", "backward"):
+            call = getattr(stage, name)
+            setattr(stage, name, lambda *args, call=call: (done.append(1), call(*args))[1])
+    inputs, targets = batch(0, CONFIG)
+    loss = partial(vocab_parallel_loss, group=Group(), count=1)
+    execute(with_reduce(schedule), stages, mesh.group("pp"), inputs, targets, loss, sums)
+    sums.finish()
+    return {stage: len(done) - before for stage, before in seen.items()}
+
+
+def test_gradients_of_a_stage_leave_when_its_last_backward_is_through():
+    """Interleaved: the later of a rank's two stages is through while the earlier one still works."""
+    ranks = run(left_before, 4, interleaved(2, 4, 2), True)
+    assert ranks[0][2] > 0 == ranks[0][0] and ranks[1][3] > 0 == ranks[1][1]
+
+
+def test_a_schedule_without_reduce_is_refused_where_there_are_replicas():
+    def forgets(world):
+        stages = stages_of(serial(CONFIG), gpipe(1, 2), 0)
+        sums = Gradients(facts_of(stages, Mesh(MeshShape(dp=2), world)))
+        with pytest.raises(ScheduleError, match="GPipe has no REDUCE, so gradients would stay each rank's own"):
+            execute(gpipe(1, 2), stages, Group(), *batch(0, CONFIG), mean_loss, sums)
+        with pytest.raises(ScheduleError, match="GPipe has a REDUCE and nobody to do it: give reduce="):
+            execute(with_reduce(gpipe(1, 2)), stages, Group(), *batch(0, CONFIG), mean_loss)
+
+    run(forgets, 2)
+
+
+def test_what_is_cut_already_is_refused():
+    def twice(world):
+        model = tensor_parallel(serial(CONFIG), world)
+        with pytest.raises(ValueError, match="this model is in parts already"):
+            tensor_parallel(model, world)
+
+    run(twice, 2)
+
+
+def test_what_does_not_fit_together():
+    alone, two = gpipe(1, 2), one_f_one_b(2, 2)
+    for (schedule, tp, zero, again, mixed), says in {
+        (
+            two,
+            1,
+            3,
+            "none",
+            False,
+        ): "zero=3 and pp=2: a stage's parameters would be gathered twice for each microbatch",
+        (alone, 2, 3, "none", False): "zero=3 and tp=2",
+        (alone, 1, 0, "none", True): "compute_dtype needs master weights",
+        (zb_h1(2, 2), 1, 0, "full", False): "recompute=full and ZB-H1: what is computed again in the first half",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            check_layout(schedule, tp, zero, again, mixed)
+    for zero in (0, 1, 2):
+        check_layout(two, 4, zero, "full", zero > 0)
+
+
+def test_parts_are_named_as_in_the_serial_model():
+    def names(world):
+        return list(parts(tensor_parallel(serial(CONFIG), world, True))) == list(serial(CONFIG).state_dict())
+
+    assert all(run(names, 2))
+
+
+def test_reduce_is_written_parsed_and_stands_behind_the_last_backward():
+    schedule = with_reduce(one_f_one_b(2, 2))
+    assert Schedule.from_text(schedule.to_text()).actions == schedule.actions
+    assert [row[-1] for row in schedule.actions] == [Action.parse("0REDUCE"), Action.parse("1REDUCE")]
+    each = with_reduce(zb_h1(2, 2), each=True)
+    for row in each.actions:
+        for before, action in zip(row, row[1:], strict=False):
+            if action.op == Op.REDUCE:
+                assert before.op in (Op.W, Op.B) and before.microbatch == action.microbatch
+    assert sum(action.op == Op.REDUCE for row in each.actions for action in row) == 4

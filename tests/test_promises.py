@@ -1,0 +1,66 @@
+"""What the pages say of the book and tell to type is so: no chapter that is not there, no command that cannot work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def read(path: str | Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+PAGES = [
+    ROOT / "README.md",
+    *(p for folder in ("chapters", "solutions", "book") for p in sorted(ROOT.glob(f"{folder}/*.md"))),
+]
+CHAPTERS = [ROOT / f"{name}.md" for name in re.findall(r"file: (chapters/\w+)", read("_toc.yml"))]
+NUMBERS = [int(path.name[:2]) for path in CHAPTERS if path.name[0].isdigit()]  # the workshop has none
+
+
+def named(text: str) -> set[int]:
+    """The chapters that a text names: `chapter 3`, `chapters 4 and 5`, `chapters 8 to 10`."""
+    found: set[int] = set()
+    for numbers in re.findall(r"\b[Cc]hapters? (\d+(?:(?:, | and | to |–)\d+)*)", text):
+        for first, last in re.findall(r"(\d+)(?:(?: to |–)(\d+))?", numbers):
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def test_how_chapters_are_named():
+    text = "Chapter 1, chapters 4 and 5, [chapter 03](x), chapters 8 to 10. In 2019 a chapter"
+    assert sorted(named(text)) == [1, 3, 4, 5, 8, 9, 10]
+
+
+def test_chapters_are_numbered_without_a_gap():
+    assert NUMBERS == list(range(1, len(NUMBERS) + 1)) and len(NUMBERS) > 10
+
+
+@pytest.mark.parametrize("folder", [PAGES, sorted(ROOT.glob("lib/**/*.py"))], ids=["pages", "lib"])
+def test_no_file_names_a_chapter_that_is_not_there(folder):
+    found = []
+    for path in folder:
+        text = read(path)
+        links = re.findall(r"\[[Cc]hapter (\d+)\]\([\w./]*?(\d\d)_", text)
+        wrong = [f"chapter {n}" for n in named(text) - set(NUMBERS)] + [
+            link for link in links if int(link[0]) != int(link[1])
+        ]
+        wrong += re.findall(r"being written|(?:will|yet to|to) be written\b|coming soon", text)
+        found += [(path.relative_to(ROOT).as_posix(), what) for what in wrong]
+    assert found == []
+
+
+def test_the_first_page_tells_of_every_chapter():
+    assert named(read("chapters/00_start.md")) == set(NUMBERS)
+
+
+def test_each_chapter_leads_to_the_next_and_the_last_promises_none():
+    assert [path.name for path in CHAPTERS if "\n**Next.**" in read(path)] == [path.name for path in CHAPTERS[:-1]]
+
+
+def test_commands_name_the_python_that_has_the_library():
+    """A plain `python` has no torch, unless somebody has activated .venv."""
+    command = re.compile(r"(?<!\.venv/bin/)\b(?:python|torchrun) .*-m lib\..*")
+    assert [(path.name, line) for path in PAGES for line in command.findall(read(path))] == []

@@ -1,0 +1,41 @@
+"""What the suite demands of its own tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+LONG = """
+import time, pytest
+def test_quick(): pass
+def test_long(): time.sleep(0.3)
+@pytest.mark.slow("it sleeps")
+def test_long_and_says_why(): time.sleep(0.3)
+@pytest.fixture
+def prepared(): time.sleep(0.3)
+def test_prepared(prepared): pass
+def test_wrong(): assert not time.sleep(0.3) and False
+"""
+
+
+def run_pytest(folder: Path, source: str) -> tuple[int, str]:
+    (folder / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-c", TESTS.parent / "pyproject.toml", "--rootdir", folder]
+    command += ["-p", "conftest", "--longest-s=0.2", folder / "test_it.py"]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_test_that_takes_long_says_why(tmp_path):
+    code, said = run_pytest(tmp_path, LONG)
+    assert code == 1 and "2 failed, 2 passed, 1 error" in said, said
+    assert "It passed, but its call took 0 s, and a test may take 0.2 s: make it shorter" in said
+    assert "It passed, but its setup took" in said and "assert (not None and False)" in said
+
+
+def test_a_mark_that_needs_a_reason_has_one(tmp_path):
+    for mark in ("slow", "alone"):
+        code, said = run_pytest(tmp_path, f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass")
+        assert code == 4 and f'test_it is marked as {mark}, but not why: {mark}("...")' in said, said
