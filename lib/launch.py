@@ -190,13 +190,13 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
             pickle.dump((sys.path, os.getcwd(), dict(os.environ)), file)
         with open(os.path.join(folder, "job"), "wb") as file:
             file.write(body)
+        return call_table.CallTable(os.path.join(folder, "table"), world_size)
     except OSError as error:
         place = tempfile.gettempdir()
         if not headroom.is_full(error, place):
             raise
         needs = f"the function and its arguments take {headroom.size_text(len(body))}"
         raise RunError(headroom.full_disk(place, needs)) from None
-    return call_table.CallTable(os.path.join(folder, "table"), world_size)
 
 
 def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:

@@ -8,8 +8,9 @@ from sharding import said
 from torch import nn
 
 from lib import run
+from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.flat import Flat
-from lib.data_parallel.optimizer import check_elementwise
+from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
 from lib.facts import Fact, clip
 from lib.mesh import Group
 
@@ -219,6 +220,18 @@ def test_optimizers_that_need_whole_parameters(name):
     assert "cannot work on pieces of parameters" in text and "AdamW" in text
     own = "says: " in text
     assert own == (name in ("LBFGS", "Muon")) or name == "Adafactor", text
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "trust ratio"])
+def test_they_are_refused_by_hand_too_but_may_step_what_is_whole(name):
+    """A `ShardedOptimizer` knows from its buckets whether pieces are parts of parameters."""
+    for shares, refused in ((False, False), (True, True)):
+        facts = [Fact("weight", nn.Parameter(torch.ones(2, 3)), Group())]
+        sums = Gradients(facts, make=partial(Flat.around, dtype=None, gradients_stay=True) if shares else None)
+        if refused:
+            assert "cannot work on pieces" in said(lambda sums=sums: ShardedOptimizer(sums, BAD[name]), ValueError)
+        else:
+            ShardedOptimizer(sums, BAD[name])
 
 
 def test_the_check_leaves_the_random_numbers_alone():

@@ -1,5 +1,6 @@
 """FSDP beside one process, beside PyTorch's fully_shard, and beside the formulas of its memory, traffic and time."""
 
+import copy
 import time
 import warnings
 from contextlib import nullcontext
@@ -29,6 +30,7 @@ from sharding import (
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from lib import comm, cost, data, run, trace, wire_audit
@@ -150,6 +152,93 @@ def test_a_parameter_that_no_rank_uses():
         return shards_apart(model, twin), nothing_gathered(model)
 
     assert all(apart < 1e-12 and nothing for apart, nothing in run(step, 2))
+
+
+class Skipping(nn.Module):
+    """A call may leave out blocks by number, layers of blocks by letter, and a layer of the root (l)."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        for block in self.blocks:
+            block.more = nn.Linear(5, 5)
+        self.first, self.last = nn.Linear(7, 7), nn.Linear(7, 7)
+        self.double()
+
+    def forward(self, x, skip=""):
+        x = self.first(x)
+        for block, number, letter in zip(self.blocks, "0123", "abcd", strict=True):
+            block.up.forward = partial(self.up, block, letter in skip)
+            x = x if number in skip else block(x)
+        return x if "l" in skip else self.last(x)
+
+    @staticmethod
+    def up(block, skips, x):
+        y = linear(x, block.up.weight, block.up.bias)
+        return y if skips else block.more(y)
+
+
+SKIPS = [  # of each rank, in each step
+    ["", "1l", "0123"],
+    ["0l", "3l", "l"],
+    ["", "d", ""],
+    ["abcd", "", "3cb"],
+    ["012l", "", "01"],
+    ["02", "02", "02"],
+]
+
+
+@pytest.mark.parametrize("how", [{}, {"prefetch": False}, {"reshard_after_forward": False}], ids=str)
+def test_what_only_some_ranks_use_counts_as_zero_on_the_others(how):
+    """Whole units and layers of the root; as in DDP, no rank complains of another one's messages."""
+
+    def steps(world):
+        torch.manual_seed(0)
+        twin = Skipping()
+        model, optimizer, worst = FSDP(copy.deepcopy(twin), world, momentum, **how), momentum(twin.parameters()), 0.0
+        for step, skips in enumerate(SKIPS):
+            x = torch.randn(world.size, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            sum(twin(row, skip).square().sum() for row, skip in zip(x, skips, strict=True)).div(world.size).backward()
+            unused_is_zero(twin)
+            model(x[world.rank], skips[world.rank]).square().sum().backward()
+            model.finish()
+            worst = max(worst, shards_apart(model, twin))
+            optimizer.step()
+            optimizer.zero_grad()
+            model.step()
+        return worst, nothing_gathered(model)
+
+    assert all(worst < 1e-12 and nothing for worst, nothing in run(steps, 3))
+
+
+@pytest.mark.parametrize("how", [{}, {"reshard_after_forward": False}], ids=str)
+def test_an_exception_inside_backward_leaves_a_state_to_start_from(how):
+    """Without finish() or zero_grad() by hand: some buckets have been reduced, one is half full, units are whole."""
+
+    def steps(world):
+        torch.manual_seed(0)
+        twin, out = Skipping(), []
+        model = FSDP(copy.deepcopy(twin), world, momentum, **how)
+        x = torch.randn(world.size, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        twin(x).square().sum(1).mean().backward()
+
+        def fail(gradient):
+            raise ArithmeticError("bad luck")
+
+        for block in model.module.blocks:
+            failing = block.up.register_forward_hook(lambda module, args, y: y.register_hook(fail) and None)
+            y = model(x[world.rank]).square().sum()
+            said(y.backward, ArithmeticError)
+            out.append(said(model.step))
+            failing.remove()
+            model(x[world.rank]).square().sum().backward()
+            model.finish()
+            out.append(shards_apart(model, twin))
+            model.zero_grad()
+        return out, nothing_gathered(model)
+
+    for out, nothing in run(steps, 2):
+        assert nothing and all("has no averaged gradient" in text for text in out[::2]) and max(out[1::2]) < 1e-12
 
 
 # ---- clipping, axes, mixed precision --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Column and row layers against nn.Linear: outputs, gradients, messages, and what they say to wrong use."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -10,12 +11,14 @@ from torch.nn.functional import gelu, linear
 
 from lib import comm, cost, run, trace
 from lib.conjugate import all_reduce_identity, identity_all_reduce
+from lib.deferred import DeferWeightGradients, Queue
 from lib.layout import Fused, Replicate, Shard, parts, unshard
 from lib.mesh import Mesh, MeshShape
 from lib.tensor_parallel.linear import (
     ColumnParallelLinear,
     NaiveColumnParallelLinear,
     RowParallelLinear,
+    columns,
 )
 from lib.verify import assert_matches_serial
 
@@ -125,6 +128,51 @@ def test_messages_of_each_layer(n):
         assert {name: tuple(sorted(half) for half in halves) for name, halves in rank.items()} == wanted
 
 
+class Heads3(nn.Module):
+    """Queries, keys and values in layers of their own, of different widths."""
+
+    def __init__(self, q, k, v, together):
+        super().__init__()
+        self.q, self.k, self.v, self.together = q, k, v, together
+
+    def forward(self, x):
+        layers = self.q, self.k, self.v
+        q, k, v = columns(x, *layers) if self.together else [layer(x) for layer in layers]
+        return q * (k + v).repeat_interleave(2, -1)
+
+
+@pytest.mark.parametrize("slices", [False, True], ids=["whole", "slices"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_layers_of_the_same_input_send_what_one_sends(n, slices):
+    """And so they do where weight gradients are put off."""
+    dim, lies = (1, TOKENS) if slices else (None, WHOLE)
+
+    def seen(world):
+        twins = [twin(world, 12, width, bias, seed=width) for width, bias in ((24, True), (12, False), (12, True))]
+        parts = [ColumnParallelLinear.from_serial(one, world, sequence_dim=dim) for one in twins]
+        together = Heads3(*parts, together=True)
+        assert_matches_serial(Heads3(*twins, together=False), together, x_of(), world, 1e-14, lies, LAST)
+        out = []
+        for queue in (None, Queue()):
+            together.zero_grad()
+            x = (x_of().chunk(world.size, 1)[world.rank] if slices else x_of()).requires_grad_()
+            with trace.record(world.rank) as recorded:
+                with DeferWeightGradients(queue) if queue is not None else nullcontext():
+                    y = together(x)
+                y.sum().backward()
+            if queue is not None:
+                queue.run()
+            out.append((sorted(e.kind for e in recorded.events), [p.grad.clone() for p in together.parameters()]))
+        (kinds, now), (kinds_later, later) = out
+        return kinds, kinds_later, max((a - b).abs().max().item() for a, b in zip(now, later, strict=True))
+
+    kinds, kinds_later, apart = run(seen, n)[0]
+    assert apart < 1e-13
+    of_one = ["all_gather", "reduce_scatter"] if slices else ["all_reduce"]
+    assert kinds_later == (of_one if n > 1 else [])
+    assert kinds == (["all_gather"] * slices + of_one if n > 1 else []), "slices are collected once more in backward"
+
+
 def test_what_is_frozen_or_first_sends_and_computes_less():
     def seen(world):
         out = []
@@ -210,6 +258,12 @@ WRONG = {
     ),
     "something else": (lambda g: ColumnParallelLinear(8, 4, g)(torch.ones(1, 5)), "this layer takes 8 features"),
     "something else for a part": (lambda g: RowParallelLinear(8, 4, g)(torch.ones(1, 5)), "takes 2 of 8 features"),
+    "not alike": (
+        lambda g: columns(
+            torch.ones(1, 8), ColumnParallelLinear(8, 4, g), ColumnParallelLinear(8, 4, g, sequence_dim=1)
+        ),
+        "sequence_dim=None, regather=True, and one on ranks (0, 1, 2, 3) with sequence_dim=1, regather=True",
+    ),
     "tokens": (
         lambda g: RowParallelLinear(8, 4, g, sequence_dim=1)(torch.ones(1, 6, 2)),
         "sequence=6 cannot be split over world=4",

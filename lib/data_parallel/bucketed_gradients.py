@@ -148,15 +148,26 @@ class Gradients(GradientSums):
     def _send_the_rest(self, line: _Line) -> None:
         """All buckets that backward has not filled, with what they have."""
         for bucket in line.buckets[line.next :]:
-            for i in bucket.missing:
-                p = bucket.params[i]
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
-                bucket.take(i, line.scale)
-                if not p.requires_grad:
-                    p.grad = None  # frozen since
-            bucket.missing.clear()
+            self._fill(line, bucket)
         self._send_full_buckets(line)
+
+    def _fill(self, line: _Line, bucket: Bucket) -> None:
+        for i in bucket.missing:
+            p = bucket.params[i]
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
+            bucket.take(i, line.scale)
+            if not p.requires_grad:
+                p.grad = None  # frozen since
+        bucket.missing.clear()
+
+    @torch.no_grad()
+    def no_more(self, bucket: Bucket) -> None:
+        """Backward is past this bucket's parameters: what has no gradient by now has no part in it."""
+        line = self._line_of(self.facts[id(bucket.params[0])])
+        if line.syncs:
+            self._fill(line, bucket)
+            self._send_full_buckets(line)
 
     def before_forward(self) -> None:
         if self.each and self._through:  # of a microbatch that did not use all parameters

@@ -93,11 +93,19 @@ class FSDP(Sharded):
         facts = list(replicas(module, second_lane(group, "gradients"), group.size))
         gradients = Gradients(facts, op, each=True, one_at_a_time=True, buckets=buckets)
         super().__init__(module, group, gradients, optimizer, [flat for unit in made for flat in unit.flats])
-        self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch)
+        self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, self._passed)
+
+    def _passed(self, unit: Unit) -> None:
+        if unit.trained:
+            self.gradients.no_more(unit.flats[0])
+
+    def forward(self, *args, **kwargs):
+        self._schedule.end_backward()  # of the microbatch before
+        return super().forward(*args, **kwargs)
 
     def finish(self) -> None:
+        self._schedule.end_step()
         super().finish()
-        self._schedule.end_backward()
 
     def publish(self) -> None:
         """Nobody is told of new parameters: whoever needs them collects them."""
@@ -109,8 +117,8 @@ class FSDP(Sharded):
         self.publish()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._schedule.end_step()
         super().zero_grad(set_to_none)
-        self._schedule.end_backward()
 
 
 @torch.no_grad()

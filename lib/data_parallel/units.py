@@ -10,7 +10,7 @@ arXiv 2304.11277, section 3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise, takewhile
 
@@ -32,14 +32,21 @@ class UnitSchedule:
     Args:
         units: the root, then the others in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
+        passed: called with each unit once in a backward, when no more gradients come for it: its sum can leave even if
+            this rank did not use all of it. Other ranks wait for that sum before they go on to the next unit.
     """
 
-    def __init__(self, units: Sequence[Unit], reshard_after_forward: bool, prefetch: bool) -> None:
+    def __init__(
+        self, units: Sequence[Unit], reshard_after_forward: bool, prefetch: bool, passed: Callable[[Unit], None]
+    ) -> None:
         self.units, self.reshard_after_forward, self.prefetch = units, reshard_after_forward, prefetch
+        self.passed = passed
         root, *others = units
         self._order = {"forward": list(units), "backward": [root, *others[::-1]]}
         self._next = {direction: dict(pairwise(order)) for direction, order in self._order.items()}
         self._seen: set[Unit] = set()  # those that this pass has made whole
+        self._passed: set[Unit] = set()  # those that backward is through with
+        self._trains = False  # the last forward of the root was one that wants gradients
         self._backward = False  # between the first gradient of an output and finish()
         for unit in units:
             for p in unit.trained:  # behind the hook of whoever sums the gradient
@@ -48,21 +55,29 @@ class UnitSchedule:
             unit.module.register_forward_hook(lambda _, args, output, unit=unit: self._after_forward(unit, output))
 
     def end_backward(self) -> None:
-        """The step's last backward is through, or given up."""
+        """A backward is through, or given up."""
         if self._backward:
-            self._catch_up("backward")
-        self._backward = False
-        for unit in self.units:  # what backward did not go through
-            unit.inputs_open = 0
+            self._catch_up("backward", may_pass=True)
+            self._backward = False
+            for unit in self.units:  # what backward did not go through
+                unit.inputs_open = 0
+                unit.reshard()
+
+    def end_step(self) -> None:
+        """No backward of what forward has computed so far comes any more."""
+        self.end_backward()
+        for unit in self.units:
+            unit.calls_open = 0
             unit.reshard()
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if unit is self.units[0]:
-            self._backward = False
         if self._backward:  # an activation checkpoint computes forward again
             self._seen.add(unit)  # in an order of its own
             self._before_backward(unit)
         else:
+            if unit is self.units[0]:
+                self._seen.clear()
+                self._trains = torch.is_grad_enabled()
             self._make_whole(unit, "forward")
         waits = self._backward and unit.inputs_open  # already, on what was given the first time
         inputs = _with_gradient((args, kwargs)) if unit.has_frozen and torch.is_grad_enabled() and not waits else []
@@ -73,9 +88,12 @@ class UnitSchedule:
     def _after_forward(self, unit: Unit, output: object) -> None:
         if self._backward:
             return
+        if unit is self.units[0]:
+            self._catch_up("forward")
         outputs = _with_gradient(output)
+        unit.calls_open += self._trains
         if outputs:
-            when_backward_comes = partial(self._before_backward, unit)
+            when_backward_comes = partial(self._backward_comes, unit)
             register_multi_grad_hook(outputs, when_backward_comes, mode="any")
         if self.reshard_after_forward or not outputs:
             self._let_go(unit)
@@ -85,31 +103,56 @@ class UnitSchedule:
         for one in self.units if unit is self.units[0] else [unit]:
             one.reshard()
 
-    def _before_backward(self, unit: Unit, gradient: Tensor | None = None) -> None:
-        self._backward = True
-        self._make_whole(unit, "backward")
+    def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
+        unit.calls_open -= 1
+        self._before_backward(unit, may_pass=True)
+
+    def _before_backward(self, unit: Unit, may_pass: bool = False) -> None:
+        if not self._backward:
+            self._backward = True
+            self._seen.clear()
+            self._passed.clear()
+            if unit is not self.units[0]:  # what it gives is the root's output, too, and its hook comes first
+                self._before_backward(self.units[0])
+        self._make_whole(unit, "backward", may_pass)
         unit.gradients_open = {id(p) for p in unit.trained}
 
-    def _make_whole(self, unit: Unit, direction: str) -> None:
-        if unit is self.units[0]:
-            self._seen.clear()
-        if unit not in self._seen:
-            self._catch_up(direction, unit)
+    def _make_whole(self, unit: Unit, direction: str, may_pass: bool = False) -> None:
+        if may_pass or unit not in self._seen:
+            self._catch_up(direction, unit, may_pass)
         self._seen.add(unit)
         unit.unshard()
-        if self.prefetch and unit in self._next[direction]:
-            self._next[direction][unit].start()
+        following = self._next[direction].get(unit)
+        if self.prefetch and following is not None and following not in self._seen:
+            following.start()
 
-    def _catch_up(self, direction: str, until: Unit | None = None) -> None:
-        """Take part in gathers of units that this rank has skipped, and others may not have."""
+    def _catch_up(self, direction: str, until: Unit | None = None, may_pass: bool = False) -> None:
+        """Take part in gathers of units that this rank has skipped, and others may not have.
+
+        Args:
+            may_pass: backward has come to `until`, or to its end. Units before it get no more gradients if no call of
+                theirs is open, as autograd goes from what was computed last to what was computed first. (An activation
+                checkpoint that computes forward again is no such sign.)
+        """
         for unit in takewhile(lambda one: one is not until, self._order[direction]):
             if unit not in self._seen:
                 self._seen.add(unit)
-                unit.start()
-                unit.reshard()
+                unit.unshard()
+                if direction == "backward" or self.reshard_after_forward or not self._trains:
+                    unit.reshard()
+            if may_pass and unit is not self.units[0] and not (until and unit.calls_open):
+                self._pass(unit)
+
+    def _pass(self, unit: Unit) -> None:
+        if unit not in self._passed:
+            self._passed.add(unit)
+            self.passed(unit)
+            unit.reshard()
 
     def _gradient_is_there(self, unit: Unit, p: nn.Parameter) -> None:
         unit.gradients_open.discard(id(p))
+        if not unit.gradients_open:
+            self._passed.add(unit)
         unit.reshard_if_done()
 
     def _inputs_are_done(self, unit: Unit, gradients: object) -> None:
@@ -126,6 +169,7 @@ class Unit:
         self.has_frozen = any(not p.requires_grad for flat in flats for p in flat.params)
         self.is_whole = False
         self.gradients_open: set[int] = set()  # parameters whose gradient backward still owes
+        self.calls_open = 0  # calls whose outputs still wait for their gradient
         self.inputs_open = 0  # calls whose inputs still wait for their gradient, as frozen layers show no other end
         self._coming: list[comm.Pending] = []
 

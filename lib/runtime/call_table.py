@@ -74,7 +74,10 @@ class CallTable:
     def __init__(self, path: str, world_size: int, rank: int | None = None) -> None:
         if rank is None:
             with open(path, "wb") as file:
-                file.truncate(world_size * _ROW_BYTES)  # sparse: only rows that are written take memory
+                file.truncate(world_size * _ROW_BYTES)  # sparse: only what is written takes memory
+                for row in range(world_size):  # now, as reading what finds no room on the disk would end this process
+                    file.seek(row * _ROW_BYTES)
+                    file.write(bytes(_HEAD_BYTES))
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self.world_size, self.rank = world_size, rank

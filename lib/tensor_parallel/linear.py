@@ -124,15 +124,18 @@ class NaiveColumnParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         check_whole(x, self.in_features, self.group)
-        y = self._multiply(x)
+        return self._gathered(self._multiply(x))
+
+    def _gathered(self, y: Tensor) -> Tensor:
         return all_gather_split(y, self.group, dim=-1) if self.gather_output else y
 
     def _multiply(self, x: Tensor) -> Tensor:
+        return linear(self._whole(x), *self._used())
+
+    def _whole(self, x: Tensor) -> Tensor:
         if self.sequence_dim is None:
-            x = identity_all_reduce(x, self.group)
-        else:
-            x = all_gather_reduce_scatter(x, self.group, self.sequence_dim)
-        return linear(x, *self._used())
+            return identity_all_reduce(x, self.group)
+        return all_gather_reduce_scatter(x, self.group, self.sequence_dim)
 
 
 class ColumnParallelLinear(NaiveColumnParallelLinear):
@@ -150,38 +153,73 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
     def _multiply(self, x: Tensor) -> Tensor:
         if queue_here() is not None:  # put off: then nothing is left for the message to hide behind
             return super()._multiply(x)
-        return _ColumnProduct.apply(x, *self._used(), self)
+        (y,) = _ColumnProducts.apply(x, self, *self._used())
+        return y
 
 
-class _ColumnProduct(torch.autograd.Function):
+def columns(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
+    """What several column layers make of the same x, for the messages of one.
+
+    Queries, keys and values that are three layers would sum three gradients of x, each of its size. Added up on each
+    rank first, they are one.
+
+    Raises:
+        ValueError: layers on other ranks, or that take x in another way.
+    """
+    first = layers[0]
+    for layer in layers:
+        check_whole(x, layer.in_features, layer.group)
+        if _how(layer) != _how(first):
+            raise ValueError(
+                f"column layers of the same x must take it in the same way, but one is {_how(first)}, and one "
+                f"{_how(layer)}: call them one by one, or make them alike"
+            )
+    if queue_here() is not None:
+        whole = first._whole(x)
+        products = [linear(whole, *layer._used()) for layer in layers]
+    else:
+        products = _ColumnProducts.apply(x, first, *(used for layer in layers for used in layer._used()))
+    return [layer._gathered(y) for layer, y in zip(layers, products, strict=True)]
+
+
+def _how(layer: ColumnParallelLinear) -> str:
+    return f"on ranks {layer.group.ranks} with sequence_dim={layer.sequence_dim}, regather={layer.regather}"
+
+
+class _ColumnProducts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, layer: ColumnParallelLinear) -> Tensor:
+    def forward(ctx, x: Tensor, layer: ColumnParallelLinear, *used: Tensor | None) -> tuple[Tensor, ...]:
         whole = x if layer.sequence_dim is None else comm.all_gather(x, layer.group, layer.sequence_dim)
+        weights, biases = used[::2], used[1::2]
         ctx.layer = layer
-        ctx.save_for_backward(x if layer.regather else whole, weight)
-        return linear(whole, weight, bias)
+        ctx.save_for_backward(x if layer.regather else whole, *weights)
+        return tuple(linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple:
-        layer, (x, weight) = ctx.layer, ctx.saved_tensors
+    def backward(ctx, *gradients: Tensor) -> tuple:
+        layer, (x, *weights) = ctx.layer, ctx.saved_tensors
         group, dim = layer.group, layer.sequence_dim
-        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        collects = of_weight and dim is not None and layer.regather
+        of_x, _, *of_used = ctx.needs_input_grad
+        collects = any(of_used[::2]) and dim is not None and layer.regather
         coming = comm.all_gather_start(x, group, dim) if collects else None
         if of_x:
-            term = gradient @ weight
+            term, *others = (gradient @ weight for gradient, weight in zip(gradients, weights, strict=True))
+            for other in others:
+                term += other
             if dim is None:
                 summing = comm.all_reduce_start(term, group, out=term)
             else:
                 summing = comm.reduce_scatter_start(term, group, dim)
         if coming is not None:
             x = coming.wait()
-        rows = gradient.flatten(0, -2)
+        of_weights: list[Tensor | None] = []
         with trace.span("weight"):
-            weight_gradient = rows.T @ x.flatten(0, -2) if of_weight else None
-            bias_gradient = rows.sum(0) if of_bias else None
-        return summing.wait() if of_x else None, weight_gradient, bias_gradient, None
+            for gradient, of_weight, of_bias in zip(gradients, of_used[::2], of_used[1::2], strict=True):
+                rows = gradient.flatten(0, -2)
+                of_weights.append(rows.T @ x.flatten(0, -2) if of_weight else None)
+                of_weights.append(rows.sum(0) if of_bias else None)
+        return summing.wait() if of_x else None, None, *of_weights
 
 
 # ---- row ------------------------------------------------------------------------------------------------------------
