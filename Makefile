@@ -16,8 +16,8 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book site serve lab train test notebooks exercises lint bench soak repository colab screenshots
-.PHONY: cover clean
+.PHONY: help setup book site serve lab train test notebooks exercises lint bench soak perturbed repository colab
+.PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,7 +71,7 @@ train: $(READY) ## train the GPT from the command line: make train ARGS="--dp 2 
 
 test: $(READY) ## run the tests, then every solution notebook against its stored outputs
 	@echo "== Tests that may share the machine, two at a time"
-	@$(PY) -m pytest tests -m "not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(PY) -m pytest tests -m "not alone and not chapters" -n 2 --dist worksteal $(PYTEST_ARGS)
 	@echo "== Tests that measure time, memory or the wire, or press Ctrl-C: one at a time"
 	@$(PY) -m pytest tests -m alone $(PYTEST_ARGS)
 	@if ls solutions/*.ipynb >/dev/null 2>&1; then \
@@ -99,6 +99,9 @@ bench: $(READY) ## compare with PyTorch's own, on this machine
 
 soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
 	@SOAK_RUNS=500 $(PY) -m pytest tests/test_soak.py -q
+
+perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
+	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)
 
 repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO
 	@$(PY) tools/set_repository.py "$(URL)"

@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--longest-s", type=float, default=120, help="seconds that a test may take; slow ones say why")
+    parser.addoption("--longest-s", type=float, default=30, help="seconds that a test may take; slow ones say why")
 
 
 def pytest_collection_modifyitems(items):

@@ -25,7 +25,7 @@ CHAPTERS = sorted(ROOT.glob("chapters/*.ipynb"))
 GIVEN = ["torch", "numpy", "matplotlib", "ipywidgets", "ipykernel", "pip"]
 INSTALLED = ["cloudpickle", "tqdm"]  # by the setup cell
 SETUP_S = 60
-WHOLE = {"git": "00_start", "zip": "03_data_parallelism"}  # the way by which the book comes -> a chapter, run whole
+WHOLE = {"git": "00_start", "zip": "01_memory"}  # the way by which the book comes -> a chapter, run whole
 ADDRESS = "https://github.com/Some-Org/some.repo"
 
 
@@ -243,6 +243,7 @@ def imports(notebook: Path) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow("pip and a chapter, in a Python of its own")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", WHOLE)
 def test_a_chapter_runs_alone_and_what_any_chapter_imports_is_there(way, tmp_path, python, origin, wheels):

@@ -16,6 +16,7 @@ from lib.runtime import calls
 from lib.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.chapters("each test executes most of a chapter")
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +217,6 @@ def off(world, counter, fn, *args):
 ELSEWHERE = ("state over all", "one all-reduce, of norms")
 
 
-@pytest.mark.slow("it executes a chapter, watched")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("chapter", "counter", "sent", "held"),

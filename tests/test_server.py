@@ -117,6 +117,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow("each edit starts a server that imports torch anew")
 @pytest.mark.timeout(300)
 def test_a_file_of_lib_is_edited_between_two_runs(tmp_path):
     """The server holds the code that it started with: when a file is another one, it starts anew."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from test_repository import ROOT, name
 
@@ -136,11 +138,21 @@ def test_an_exercise_has_its_task_above_it_and_its_check_below(path):
     assert len(stubs) == len(checks(path)) >= 2
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One for all exercises, as each would import torch for seconds."""
+    manager = AsyncKernelManager(kernel_name="python3")
+    yield manager
+    if manager.has_kernel:
+        run_sync(manager.shutdown_kernel)(now=True)
+
+
 @pytest.mark.parametrize("path", EXERCISES, ids=name)
-def test_an_untouched_exercise_runs_to_its_end_and_says_todo(path, tmp_path):
+def test_an_untouched_exercise_runs_to_its_end_and_says_todo(path, kernel, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    where = {"metadata": {"path": tmp_path}}
-    NotebookClient(notebook, timeout=60, kernel_name="python3", resources=where).execute()
+    fresh = f"%reset -f\nimport os\nos.chdir({str(tmp_path)!r})"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(fresh))
+    NotebookClient(notebook, km=kernel, timeout=60).execute()
     ran = [cell for cell in notebook.cells if "check" in cell.metadata.get("tags", [])]
     assert [cell.id for cell in ran if not said(cell).startswith("TODO  ")] == []
     assert [cell.id for cell in notebook.cells for output in cell.get("outputs", []) if output.name == "stderr"] == []

@@ -301,9 +301,7 @@ def test_dropout_differs_where_rows_or_layers_do(axis, count):
     assert len(set(run(seeds, 2))) == count
 
 
-@pytest.mark.parametrize(
-    "flags, sends", [("", "all_reduce dp"), ("--zero 3", "reduce_scatter dp"), ("--pp 2 --microbatches 4", "send pp")]
-)
+@pytest.mark.parametrize("flags, sends", [("--zero 3", "reduce_scatter dp"), ("--pp 2 --microbatches 4", "send pp")])
 def test_under_torchrun(serial, flags, sends, tmp_path):
     report = tmp_path / "report.json"
     command = f"-m torch.distributed.run --standalone --nproc-per-node 2 -m lib.train {FLAGS} {flags}"

@@ -22,7 +22,7 @@ import types
 from multiprocessing import forkserver, resource_tracker, util
 
 # An optimizer's first step imports the last of them, for 1.5 s.
-PRELOADED = ["lib.runtime.server", "lib.runtime.worker", "torch._dynamo"]
+PRELOADED = ["lib.runtime.server", "lib.runtime.warm", "torch._dynamo"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
 _one_at_a_time = threading.RLock()  # starting changes what belongs to the whole process: __main__, its environment
