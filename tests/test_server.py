@@ -75,9 +75,16 @@ SCRIPT = """
     print("an error when it is imported")
     (HERE / "trace.py").write_text(source + "1 / 0\\n")
     said = refused()
+    assert said.startswith("rank 0 of 1 could not start; `import lib.runtime.worker` fails there:\\n"), said
+    assert said.endswith("ZeroDivisionError: division by zero"), said
+
+    print("an error that the server itself cannot do without")
+    package = (HERE / "__init__.py").read_text()
+    (HERE / "__init__.py").write_text(package + "1 / 0\\n")
+    said = refused()
     says = "the server that ranks come from could not start; `import lib.runtime.worker` fails there:\\n"
     assert said.startswith(says), said
-    assert said.endswith("ZeroDivisionError: division by zero"), said
+    (HERE / "__init__.py").write_text(package)
 
     print("an older file is put in its place")
     (HERE / "trace.py").write_text(source)

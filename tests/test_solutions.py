@@ -8,9 +8,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client import AsyncKernelManager
-from jupyter_core.utils import run_sync
-from nbclient import NotebookClient
 from test_repository import ROOT, name
 
 SOLUTIONS = sorted(ROOT.glob("solutions/*.ipynb"))
@@ -138,21 +135,34 @@ def test_an_exercise_has_its_task_above_it_and_its_check_below(path):
     assert len(stubs) == len(checks(path)) >= 2
 
 
-@pytest.fixture(scope="module")
-def kernel():
-    """One for all exercises, as each would import torch for seconds."""
-    manager = AsyncKernelManager(kernel_name="python3")
-    yield manager
-    if manager.has_kernel:
-        run_sync(manager.shutdown_kernel)(now=True)
+# One kernel for all, as each would import torch for seconds; in a process of its own, as its client leaves sockets.
+RUN_ALL = """
+import json, sys
+import nbformat
+from jupyter_client import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.util import run_sync
+
+manager = AsyncKernelManager(kernel_name="python3")
+try:
+    for source, target in json.loads(sys.argv[1]):
+        notebook = nbformat.read(source, as_version=4)
+        notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+        NotebookClient(notebook, km=manager, timeout=60).execute()
+        nbformat.write(notebook, target)
+finally:
+    run_sync(manager.shutdown_kernel)(now=True)
+"""
 
 
-@pytest.mark.parametrize("path", EXERCISES, ids=name)
-def test_an_untouched_exercise_runs_to_its_end_and_says_todo(path, kernel, tmp_path):
-    notebook = nbformat.read(path, as_version=4)
-    fresh = f"%reset -f\nimport os\nos.chdir({str(tmp_path)!r})"
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(fresh))
-    NotebookClient(notebook, km=kernel, timeout=60).execute()
-    ran = [cell for cell in notebook.cells if "check" in cell.metadata.get("tags", [])]
-    assert [cell.id for cell in ran if not said(cell).startswith("TODO  ")] == []
-    assert [cell.id for cell in notebook.cells for output in cell.get("outputs", []) if output.name == "stderr"] == []
+def test_untouched_exercises_run_to_their_end_and_say_todo(tmp_path):
+    ran = {path: str(tmp_path / path.name) for path in EXERCISES}
+    command = [sys.executable, "-c", RUN_ALL, json.dumps([(str(path), target) for path, target in ran.items()])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for target in ran.values():
+        notebook = nbformat.read(target, as_version=4)
+        asked = [cell for cell in notebook.cells if "check" in cell.metadata.get("tags", [])]
+        assert asked and [cell.id for cell in asked if not said(cell).startswith("TODO  ")] == [], target
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        assert [output for output in outputs if output.name == "stderr"] == [], target

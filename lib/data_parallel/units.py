@@ -71,6 +71,8 @@ class UnitSchedule:
             unit.reshard()
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if unit is self.units[0]:
+            self.end_backward()  # of the microbatch before
         if self._backward:  # an activation checkpoint computes forward again
             self._seen.add(unit)  # in an order of its own
             self._before_backward(unit)
@@ -112,12 +114,17 @@ class UnitSchedule:
             self._backward = True
             self._seen.clear()
             self._passed.clear()
-            if unit is not self.units[0]:  # what it gives is the root's output, too, and its hook comes first
+            if unit is not self.units[0]:  # its output is the root's, too
                 self._before_backward(self.units[0])
         self._make_whole(unit, "backward", may_pass)
         unit.gradients_open = {id(p) for p in unit.trained}
 
-    def _make_whole(self, unit: Unit, direction: str, may_pass: bool = False) -> None:
+    def _make_whole(
+        self,
+        unit: Unit,
+        direction: str,
+        may_pass: bool = False,
+    ) -> None:
         if may_pass or unit not in self._seen:
             self._catch_up(direction, unit, may_pass)
         self._seen.add(unit)
