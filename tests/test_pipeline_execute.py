@@ -73,8 +73,7 @@ def schedules(n):
     yield from (interleaved(n, max(n, 4), 2), zb_v(n, 4))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 4, 8])
+@pytest.mark.parametrize(("n", "recompute"), [(1, False), (2, True), (4, False), (4, True), (8, False)])
 def test_losses_gradients_and_weights_are_the_serial_ones(n, recompute):
     for schedule in schedules(n):
         config = CONFIG if schedule.num_stages <= CONFIG.num_layers else DEEP

@@ -18,7 +18,7 @@ from lib.tensor_parallel.linear import (
     ColumnParallelLinear,
     NaiveColumnParallelLinear,
     RowParallelLinear,
-    columns,
+    column_products,
 )
 from lib.verify import assert_matches_serial
 
@@ -137,7 +137,7 @@ class Heads3(nn.Module):
 
     def forward(self, x):
         layers = self.q, self.k, self.v
-        q, k, v = columns(x, *layers) if self.together else [layer(x) for layer in layers]
+        q, k, v = column_products(x, *layers) if self.together else [layer(x) for layer in layers]
         return q * (k + v).repeat_interleave(2, -1)
 
 
@@ -259,7 +259,7 @@ WRONG = {
     "something else": (lambda g: ColumnParallelLinear(8, 4, g)(torch.ones(1, 5)), "this layer takes 8 features"),
     "something else for a part": (lambda g: RowParallelLinear(8, 4, g)(torch.ones(1, 5)), "takes 2 of 8 features"),
     "not alike": (
-        lambda g: columns(
+        lambda g: column_products(
             torch.ones(1, 8), ColumnParallelLinear(8, 4, g), ColumnParallelLinear(8, 4, g, sequence_dim=1)
         ),
         "sequence_dim=None, regather=True, and one on ranks (0, 1, 2, 3) with sequence_dim=1, regather=True",

@@ -157,7 +157,7 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
         return y
 
 
-def columns(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
+def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
     """What several column layers make of the same x, for the messages of one.
 
     Queries, keys and values that are three layers would sum three gradients of x, each of its size. Added up on each
