@@ -16,7 +16,10 @@ from lib.runtime import calls
 from lib.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.chapters("each test executes most of a chapter")
+pytestmark = [
+    pytest.mark.chapters("each test executes most of a chapter"),
+    pytest.mark.slow("each test executes most of a chapter"),
+]
 
 
 @pytest.fixture(autouse=True)
