@@ -155,6 +155,7 @@ finally:
 """
 
 
+@pytest.mark.slow("all notebooks of exercises, one behind the other")
 def test_untouched_exercises_run_to_their_end_and_say_todo(tmp_path):
     ran = {path: str(tmp_path / path.name) for path in EXERCISES}
     command = [sys.executable, "-c", RUN_ALL, json.dumps([(str(path), target) for path, target in ran.items()])]
