@@ -315,6 +315,7 @@ def returns_bytes(world, n_bytes):
 def prints_and_writes(world, folder):
     print("I was here")
     if world.rank == 1:
+        time.sleep(0.3)  # what the other rank says is written
         with open(os.path.join(folder, "mine"), "wb") as file:
             file.write(bytes(100 * MB))
 
