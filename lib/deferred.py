@@ -24,6 +24,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
+_OTHER_TENSORS = (
+    "torch.utils.checkpoint has computed this layer again without deferring its weight gradient, and so has kept "
+    "other tensors than the first time: give it context_fn=lambda: (nullcontext(), DeferWeightGradients(queue)) with "
+    "the same queue, or let the stage do it, Stage(module, recompute=True)"
+)
+
 
 class Queue:
     """Weight gradients that are deferred.
@@ -125,6 +131,9 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
+        mine = ctx.weights[0]
+        if (weight.data_ptr(), weight.stride()) != (mine.data_ptr(), mine.stride()):
+            raise RuntimeError(_OTHER_TENSORS)
         # Detached, as x would hold what it was made of until the queue is run.
         ctx.queue.put(partial(_go_back, *ctx.weights, gradient, x.detach()))
         of_x = gradient @ weight if ctx.needs_input_grad[0] else None

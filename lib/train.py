@@ -147,8 +147,15 @@ def main(argv: list[str] | None = None) -> None:
     if rank == 0:
         print(_summary(config, reports[0]))
         if args.report:
-            with open(args.report, "w", encoding="utf-8") as file:
-                json.dump({"losses": reports[0]["losses"], "ranks": reports}, file)
+            try:
+                with open(args.report, "w", encoding="utf-8") as file:
+                    json.dump({"losses": reports[0]["losses"], "ranks": reports}, file)
+            except OSError as error:
+                losses = " ".join(f"{loss:.6g}" for loss in reports[0]["losses"])
+                parser.exit(
+                    1,
+                    f"{parser.prog}: --report {args.report} could not be written: {error.strerror}. Losses: {losses}\n",
+                )
 
 
 def _check_writable(path: str) -> None:

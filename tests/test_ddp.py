@@ -449,6 +449,15 @@ def test_two_losses_on_disjoint_parameters_are_one_backward_in_two_parts():
         assert torch.equal(part.weight.grad, X.sum(0, keepdim=True))
 
 
+@pytest.mark.parametrize("wrap", [NaiveDDP, BucketedDDP])
+def test_a_copy_of_a_wrapper_is_refused(wrap):
+    """Nobody would sum its gradients."""
+    model = wrap(nn.Linear(2, 2), ALONE)
+    text = said(lambda: copy.deepcopy(model), TypeError)
+    assert "copy.deepcopy(model.module)" in text
+    wrap(copy.deepcopy(model.module), ALONE)
+
+
 def test_wrapped_twice():
     for first in (NaiveDDP, BucketedDDP):
         model = alone(first)

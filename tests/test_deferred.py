@@ -67,6 +67,16 @@ def test_a_stage_that_is_computed_again():
         torch.testing.assert_close(halves[2][name], gradient, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("hidden", [8, 32])
+def test_a_checkpoint_that_does_not_defer_is_refused(hidden):
+    """Square matrices fit where others stand: it was a wrong gradient, without a word."""
+    model = nn.Sequential(nn.Linear(8, hidden), nn.GELU(), nn.Linear(hidden, 8))
+    with DeferWeightGradients(Queue()):
+        y = checkpoint(model, torch.randn(4, 8, requires_grad=True), use_reentrant=False)
+    with pytest.raises(RuntimeError, match="context_fn=lambda|A different number of tensors|different metadata"):
+        y.sum().backward()
+
+
 def test_gradients_of_microbatches_add_up_and_hooks_run_then():
     layer, queue, ran = nn.Linear(3, 2), Queue(), []
     layer.weight.register_post_accumulate_grad_hook(lambda p: ran.append(p))

@@ -7,6 +7,7 @@ make a hang, everything else is known at once.
 import ctypes
 import mmap
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import numpy
 import psutil
 import pytest
 import torch
@@ -612,6 +614,22 @@ def test_what_a_rank_has_started_ends_with_it(fails):
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_an_error_comes_out_of_a_pool_of_processes_whole():
+    def fails(world):
+        raise ValueError("the cause")
+
+    with pytest.raises(RankError) as caught:
+        run(fails, 1)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert vars(copied) == vars(caught.value) and str(copied) == str(caught.value)
+    assert copied.rank == 0 and copied.error == "ValueError" and "the cause" in copied.trace_back
+
+
+def test_numpy_draws_other_numbers_on_each_rank_and_in_each_run():
+    drawn = [number for _ in range(3) for number in run(lambda world: numpy.random.randint(2**31), 2)]
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_ten_runs_leave_no_descriptor():

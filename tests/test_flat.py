@@ -187,6 +187,17 @@ class OneNorm(torch.optim.Optimizer):
             p -= self.defaults["lr"] / norm * p.grad
 
 
+class Replaces(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__([p for _, p in params], {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data - group["lr"] * p.grad
+
+
 GOOD = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
@@ -204,6 +215,7 @@ BAD = {
     "LBFGS": lambda named: torch.optim.LBFGS([p for _, p in named]),
     "trust ratio": partial(TrustRatio, lr=0.1),
     "one norm": partial(OneNorm, lr=0.1),
+    "replaces p.data": Replaces,
 }
 if hasattr(torch.optim, "Muon"):
     BAD["Muon"] = partial(torch.optim.Muon, lr=0.1)

@@ -113,6 +113,20 @@ def test_embedding_is_its_twin(n, sequence_dim):
     run(equal, n)
 
 
+@pytest.mark.parametrize("padding_idx", [0, V - 1])
+def test_the_row_of_a_padding_word_stands_still(padding_idx):
+    def equal(world):
+        torch.manual_seed(0)
+        serial = nn.Embedding(V, 6, padding_idx).double()
+        parallel = VocabParallelEmbedding.from_serial(serial, world)
+        nn.init.ones_(serial.weight)
+        nn.init.ones_(parallel.weight)  # a padding word need not be 0
+        tokens = torch.tensor([[padding_idx, 3, 3, padding_idx, 11]])
+        assert_matches_serial(serial, parallel, tokens, world, 1e-14)
+
+    run(equal, 2)
+
+
 def test_embedding_drawn_with_other_seeds():
     def rows(world):
         torch.manual_seed(world.rank)
@@ -126,6 +140,10 @@ WRONG = {
     "vocabulary": (
         lambda g: VocabParallelEmbedding(10, 4, g),
         "vocabulary=10 cannot be split over world=4; use a multiple",
+    ),
+    "max_norm": (
+        lambda g: VocabParallelEmbedding.from_serial(nn.Embedding(V, 4, max_norm=1.0), g),
+        "this embedding has max_norm=1.0, which needs all of its rows in one place",
     ),
     "word": (
         lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([3, V])),

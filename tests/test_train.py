@@ -464,6 +464,17 @@ def test_a_report_that_is_there_is_kept_until_there_is_a_new_one(tmp_path, monke
     assert report.read_text() == "old"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a file that is always full")
+def test_a_report_that_finds_no_room_says_so_and_the_losses(capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), "--steps", "2", "--report", "/dev/full"])
+    assert left.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    said, losses = last.split(" Losses: ")
+    assert said == "python -m lib.train: --report /dev/full could not be written: No space left on device."
+    assert len(losses.split()) == 2 and all(float(loss) > 0 for loss in losses.split())
+
+
 def test_a_rank_that_fails_and_an_interrupt(capsys, monkeypatch):
     for error, code, says in (
         (RankError("rank 1 of 2 raised ZeroDivisionError", 1), 1, "rank 1 of 2 raised ZeroDivisionError\n"),

@@ -29,6 +29,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from lib import cost, data, run, trace, wire_audit
 from lib.data_parallel.ddp import BucketedDDP, global_mean
+from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2, share_out
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
@@ -483,6 +484,16 @@ def test_the_full_state_fits_the_plain_module_and_any_number_of_ranks():
             assert run(partial(load, wrap=wrap), n) == [(True, 0.0)] * n
 
 
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2])
+def test_the_full_state_is_a_copy(wrap):
+    model = wrap(toy(0), ALONE, adamw)
+    state = model.full_state_dict()
+    kept = {name: x.clone() for name, x in state.items()}
+    model.module.mean.add_(1)  # a buffer, as a norm in training mode would
+    model.load_full_state_dict({name: x + 1 for name, x in state.items()})
+    assert all(torch.equal(state[name], x) for name, x in kept.items())
+
+
 def test_the_full_state_is_in_full_precision():
     for full, _ in run(partial(save_and_go_on, wrap=ZeRO2, dtype=torch.bfloat16), 2)[:1]:
         assert full["embed.weight"].dtype == torch.float32
@@ -537,6 +548,43 @@ def test_steps_and_clips_without_a_gradient(wrap):
         model.finish()
         model(inputs, True)  # another step has begun
         assert "no averaged gradient" in said(model.step)
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
+@pytest.mark.parametrize(
+    "convert",
+    [lambda m: m.to(memory_format=torch.channels_last), lambda m: m.double(), lambda m: m.module.double()],
+    ids=["channels last", "double", "double, the module"],
+)
+def test_a_model_that_is_converted_after_it_was_wrapped_is_refused(wrap, convert):
+    """Its parameters would lie where no step reaches them."""
+    module = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(8, 4))
+    x = torch.ones(2, 2, 2, 2)
+    model = wrap(module, ALONE, momentum)
+    model(x)  # as it is, it is right
+    text = said(lambda: (convert(model), model(x.to(module[2].weight.dtype))))
+    assert "converted or replaced after the model was wrapped" in text and "then wrap it" in text
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2])
+def test_what_is_written_into_parameters_holds_in_mixed_precision_too(wrap):
+    def loaded(world, dtype):
+        core = nn.Linear(4, 4)
+        model = wrap(core, world, partial(torch.optim.SGD, lr=0.5), dtype=dtype)
+        core.load_state_dict({name: torch.full_like(p, 0.5) for name, p in core.state_dict().items()})
+        out = []
+        for _ in range(2):
+            model(torch.ones(2, 4, dtype=dtype)).sum().backward()
+            model.finish()
+            model.step()
+            out.append(core.weight.detach().clone())
+            with torch.no_grad():
+                core.weight.clamp_(min=-0.25)
+        return out
+
+    for one, two in run(partial(loaded, dtype=torch.bfloat16), 2):
+        assert torch.equal(one, torch.full((4, 4), 0.5 - 0.5 * 2).bfloat16())
+        assert torch.equal(two, torch.full((4, 4), -0.25 - 0.5 * 2).bfloat16())
 
 
 def test_wrong_arguments():

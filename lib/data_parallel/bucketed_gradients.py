@@ -175,6 +175,8 @@ class Gradients(GradientSums):
                 if line.begun:
                     self._send_the_rest(line)
         super().before_forward()
+        for bucket in self.buckets:
+            bucket.check_in_place()
 
     def last_backward(self, stage: int) -> None:
         """The next backward of this stage is its last before `start`: its buckets leave as they fill."""

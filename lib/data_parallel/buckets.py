@@ -30,6 +30,9 @@ class Bucket:
         self.views = [x.view_as(p) for p, x in zip(self.params, pieces, strict=True)]
         self.missing = set(range(len(self.params)))  # no gradient yet
 
+    def check_in_place(self) -> None:
+        """Whether each parameter is still where the optimizer's step will reach it; here they lie anywhere."""
+
     def take(self, i: int, scale: Tensor) -> None:
         """Copy gradient i to its place in the bucket, scaled on the way."""
         torch.mul(self.params[i].grad, scale, out=self.views[i])

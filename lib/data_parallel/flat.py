@@ -25,6 +25,10 @@ from lib.data_parallel.buckets import ONE
 from lib.facts import Fact
 from lib.mesh import Group
 
+CONVERTED = (
+    "{} converted or replaced after the model was wrapped (.to(), .double(), p.data = ...), so no step would reach it: "
+    "convert the model first, then wrap it"
+)
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
 
 
@@ -99,6 +103,12 @@ class Flat:
             flat.load(name, p)
             p.data = view.copy_(p)
         return flat
+
+    def check_in_place(self) -> None:
+        """Raises RuntimeError where a parameter is no longer the one that lies here."""
+        for name, p, view in zip(self.names, self.params, self.views, strict=True):
+            if p.dtype != view.dtype or self.whole_stays and p.data_ptr() != view.data_ptr():
+                raise RuntimeError(CONVERTED.format(f"{name} was"))
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Views into flat[S], one of each parameter's shape."""
@@ -196,10 +206,18 @@ class Flat:
 
     def gradients_to_pieces(self) -> None:
         """Before the step: each piece gets its gradient, in the optimizer's precision."""
+        if self.master is not self.shard:
+            self._take_over_what_was_written()
         gradient = self.shard.grad.to(self.master.dtype)
         trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}
         for name, (_, here) in self.where.items():  # one that was frozen since stays where it is
             self.pieces[name].grad = gradient[here] if name in trained else None
+
+    @torch.no_grad()
+    def _take_over_what_was_written(self) -> None:
+        """Whoever has loaded or clamped parameters since the last step means the master copy, too."""
+        written = self.shard != self.master.to(self.shard.dtype)
+        self.master[written] = self.shard[written].to(self.master.dtype)
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -84,6 +84,7 @@ def check_elementwise(optimizer: MakeOptimizer, name: str = "") -> None:
     halves = [nn.Parameter(half.clone()) for half in start.flatten().split(12)]
     try:
         each = [optimizer([(name, one)]) for one in (whole, *halves)]  # halves are on different ranks
+        places = [half.data_ptr() for half in halves]
         for gradient in gradients:
             whole.grad = gradient
             for half, part in zip(halves, gradient.flatten().split(12), strict=True):
@@ -92,6 +93,8 @@ def check_elementwise(optimizer: MakeOptimizer, name: str = "") -> None:
                 one.step()
         same = torch.allclose(whole.detach().flatten(), torch.cat([half.detach() for half in halves]), rtol=1e-5)
         why = "its steps on two halves of a matrix are not its step on the matrix"
+        if places != [half.data_ptr() for half in halves]:
+            same, why = False, "it puts other tensors in the place of p.data, and does not write into it"
     except Exception as error:  # whatever another library's optimizer raises
         same, why = False, f"it says: {error}"
     if not same:

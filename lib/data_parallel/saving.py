@@ -57,7 +57,8 @@ class SavedState:
             return {}
         names = {id(p): name for name, p in self.module.named_parameters()}
         state = self.module.state_dict(keep_vars=True)  # a tied parameter is in it under each of its names
-        return {key: whole.get(names.get(id(x), ""), x.detach()) for key, x in state.items()}
+        here = ((key, names.get(id(x), ""), x) for key, x in state.items())
+        return {key: whole[name] if name in whole else x.detach().clone() for key, name, x in here}
 
     @torch.no_grad()
     def load_full(self, state: dict[str, Tensor]) -> None:

@@ -22,9 +22,9 @@ Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
-from lib.data_parallel.flat import Flat, MakeOptimizer
+from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer
 from lib.data_parallel.gradient_sums import NaiveGradients, State
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise, check_summed
 from lib.data_parallel.saving import SavedState
@@ -134,6 +134,10 @@ class Sharded(DataParallel):
         self._sharded = ShardedOptimizer(gradients, optimizer)
         self.optimizer = self._sharded.optimizer
         self._state = SavedState(module, group, self.flats, self.optimizer, self.publish)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> NoReturn:
+        """What .to(), .double() and their kind call."""
+        raise RuntimeError(CONVERTED.format("parameters would be"))
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.

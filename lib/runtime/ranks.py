@@ -46,6 +46,10 @@ class RankError(RunError):
         super().__init__(message)
         self.rank, self.error, self.trace_back = rank, error, trace_back
 
+    def __reduce__(self) -> tuple:
+        """So that it comes out of a pool of processes whole."""
+        return type(self), (str(self), self.rank, self.error, self.trace_back)
+
 
 class HangError(RunError):
     """Ranks wait for what will never come: for each other in a circle, or for one that has finished.

@@ -26,6 +26,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 import cloudpickle
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -102,6 +103,7 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
         world_size=world_size,
         timeout=datetime.timedelta(days=1),  # hangs are diagnosed by launch, long before gloo would give up
     )
+    numpy.random.seed()  # anew: a fork draws what the server would have drawn, the same on all ranks
     spy.watch()  # before the job is read, which may hold some of its functions by name
     with open(os.path.join(folder, "job"), "rb") as file:
         job: Job = cloudpickle.load(file)

@@ -37,28 +37,41 @@ class VocabParallelEmbedding(nn.Module):
 
     Args:
         num_embeddings, embedding_dim, group, sequence_dim: as for `ParallelLinear`.
+        padding_idx: a word whose row gets no gradient.
 
     Raises:
-        ValueError: the vocabulary cannot be cut evenly; a word that is not in it.
+        ValueError: the vocabulary cannot be cut evenly; a word that is not in it; a serial embedding that rescales its
+            rows (`max_norm`) or its gradients (`scale_grad_by_freq`), or whose gradients are sparse.
     """
 
     placements = {"weight": Shard(0)}
     partial_gradients: tuple[str, ...] = ()
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, group: Group, sequence_dim: int | None = None
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        group: Group,
+        sequence_dim: int | None = None,
+        padding_idx: int | None = None,
     ) -> None:
         super().__init__()
         check_axis(group)
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.group, self.sequence_dim = group, sequence_dim
-        self._take(nn.Embedding(num_embeddings, embedding_dim))
+        self._take(nn.Embedding(num_embeddings, embedding_dim, padding_idx))
 
     @classmethod
     def from_serial(cls, serial: nn.Embedding, group: Group, **options) -> VocabParallelEmbedding:
         """The same embedding on the ranks of `group`, with the weights that its rank 0 has."""
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(serial, option):
+                raise ValueError(
+                    f"this embedding has {option}={getattr(serial, option)}, which needs all of its rows in one place; "
+                    "leave it on each rank as it is, or make it without"
+                )
         with torch.device("meta"):
-            layer = cls(serial.num_embeddings, serial.embedding_dim, group, **options)
+            layer = cls(serial.num_embeddings, serial.embedding_dim, group, padding_idx=serial.padding_idx, **options)
         layer._take(serial)
         return layer
 
@@ -70,6 +83,9 @@ class VocabParallelEmbedding(nn.Module):
         _check_words(tokens, self.num_embeddings, "token")
         words, is_mine = _mine(tokens, len(self.weight), self.group)
         term = embedding(words, self.weight).masked_fill(~is_mine.unsqueeze(-1), 0)
+        if self.padding_idx is not None:
+            padding = (tokens == self.padding_idx).unsqueeze(-1)
+            term = torch.where(padding, term.detach(), term)
         if self.sequence_dim is None:
             return all_reduce_identity(term, self.group)
         split_size(term.shape[self.sequence_dim], self.group, "sequence")
