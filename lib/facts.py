@@ -76,7 +76,7 @@ class Fact:
 def clip(gradients: Iterable[Tensor], squares: Sequence[Tensor], world: Group, max_norm: float) -> Tensor:
     """Scale gradients so that the norm of the whole model's is at most `max_norm`; return the norm it was, [].
 
-    One all-reduce of one number, whatever the layout. Without it each rank would have a norm of its own, and scale by
+    One all-reduce of one number in every layout. Without it each rank would have a norm of its own, and scale by
     another factor.
 
     Args:

@@ -167,7 +167,7 @@ class Mesh:
         return None
 
     def _process_group(self, groups: tuple[tuple[int, ...], ...], name: str) -> Any:
-        """My process group of these; the same ranks share one, under whatever name."""
+        """My process group of these; the same ranks share one under all names."""
         if groups not in self._made:
             mine = self.world.pg
             for ranks in groups:
@@ -181,7 +181,7 @@ class Mesh:
 def second_lane(group: Group, lane: str) -> Group:
     """The same ranks with a process group of their own: calls on one lane need no order among those on the other.
 
-    All members must call it, and nobody else has to.
+    All members must call it, and no other rank has to.
     """
     alone = group.size == 1
     pg = None if alone else dist.new_group(list(group.ranks), use_local_synchronization=True, group_desc=group.axis)

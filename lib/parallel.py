@@ -1,9 +1,9 @@
 """The one place that knows all axes: a mesh and a model in, parts that fit together out.
 
-The problem: matrices are cut over tp, layers over pp, rows over dp, and optimizer state over whatever is left. Which
-ranks a gradient must be summed over depends on all of them at once: a norm between two pairs of matrices sees a slice
+The problem: matrices are cut over tp, layers over pp, rows over dp, and optimizer state over dp as well. Which
+ranks a gradient must be summed over depends on all of these cuts: a norm between two pairs of matrices sees a slice
 of the sequence, an embedding may have a second use on another stage.
-The idea: nobody has to know all of it at once. The model is cut by one technique after the other, and each leaves the
+The idea: no technique has to know the others. The model is cut by one technique after the other, and each leaves the
 serial names. Then every parameter's two facts follow from the mesh (`facts_of`), and the rest is parts put together:
 
     tensor_parallel(model, mesh.group("tp"))                    each rank has parts of the matrices

@@ -1,8 +1,8 @@
 """Train the GPT, in one process or in many: `python -m lib.train --dp 2 --zero 1`.
 
 The loop is the one of the book: a batch, a step, now and then a look at text that was not trained on. It is the same
-for every layout, as `lib/parallel.py` makes one step of all. It runs in three ways, which is nobody's business but this
-file's: alone, through `run` on this machine, or under `torchrun`. The same seed gives the same losses in each, to
+for every layout, as `lib/parallel.py` makes one step of all. It runs in three ways, which only this file has to
+know: alone, through `run` on this machine, or under `torchrun`. The same seed gives the same losses in each, to
 rounding: that is what layouts are compared with (`--report`).
 """
 

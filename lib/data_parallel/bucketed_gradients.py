@@ -8,7 +8,7 @@ The idea, in two steps. *Buckets*: copy gradients side by side into a few flat b
 
 What a bucket is, and whether its sum comes whole or scattered, is not known here: `Bucket` is all-reduced, a `Flat`
 (`flat.py`) is reduce-scattered. Nor are layers: a parameter is known by its `Fact`, which names the ranks to sum over.
-Parameters of other ranks to sum over, or of other pipeline stages, are in buckets of their own.
+Parameters of other ranks to sum over, or of other pipeline stages, are in other buckets.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.2 and 4.2.
 """
@@ -110,7 +110,7 @@ class Gradients(GradientSums):
 
     @property
     def pending(self) -> list[comm.Pending]:
-        """Sums that nobody has waited for yet."""
+        """Sums that are not waited for yet."""
         return [pending for line in self._lines for pending in line.pending]
 
     def _gradient_is_there(

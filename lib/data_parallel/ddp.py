@@ -47,7 +47,7 @@ class DataParallel(nn.Module):
 
     def __deepcopy__(self, memo: dict) -> NoReturn:
         raise TypeError(
-            "a wrapped model cannot be copied: the copy's gradients would be summed by nobody. Copy its module "
+            "a wrapped model cannot be copied: no rank would sum the copy's gradients. Copy its module "
             "(copy.deepcopy(model.module)), and wrap the copy"
         )
 

@@ -100,7 +100,7 @@ class FSDP(Sharded):
             self.gradients.no_more(unit.flats[0])
 
     def forward(self, *args, **kwargs):
-        self._schedule.end_backward()  # before somebody waits for the sums of the microbatch before
+        self._schedule.end_backward()  # first the gathers of the last backward, then its sums
         return super().forward(*args, **kwargs)
 
     def finish(self) -> None:

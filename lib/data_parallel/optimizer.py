@@ -95,7 +95,7 @@ def check_elementwise(optimizer: MakeOptimizer, name: str = "") -> None:
         why = "its steps on two halves of a matrix are not its step on the matrix"
         if places != [half.data_ptr() for half in halves]:
             same, why = False, "it puts other tensors in the place of p.data, and does not write into it"
-    except Exception as error:  # whatever another library's optimizer raises
+    except Exception as error:  # any error of another library's optimizer
         same, why = False, f"it says: {error}"
     if not same:
         raise ValueError(

@@ -74,7 +74,7 @@ class UnitSchedule:
         if unit is self.units[0]:
             self.end_backward()  # of the microbatch before
         if self._backward:  # an activation checkpoint computes forward again
-            self._seen.add(unit)  # in an order of its own
+            self._seen.add(unit)  # in its own order
             self._before_backward(unit)
         else:
             if unit is self.units[0]:
@@ -239,7 +239,7 @@ def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: t
     for one, named in split_units(module, units):
         trained = {name: p for name, p in named.items() if p.requires_grad}
         frozen = {name: p for name, p in named.items() if not p.requires_grad}
-        for p in frozen.values():  # nobody needs them in full precision
+        for p in frozen.values():  # full precision is for the optimizer only
             p.data = p.data.to(dtype or p.dtype)
         made.append(Unit(one, [Flat(some, group, dtype, False, False) for some in (trained, frozen) if some]))
     return made
