@@ -38,8 +38,8 @@ class Fact:
         sum_over: the ranks whose gradients of it, added up, are the gradient.
         placement: how its value lies on the ranks of `cut_over`.
         cut_over: the tensor-parallel ranks.
-        copies: ranks that have the same part, among all that do not cut it: data-parallel ones, and the other stage
-            of a tied weight.
+        copies: ranks that have the same part, among those over which a norm is summed and which do not cut it:
+            data-parallel ones, and the other stage of a tied weight.
         stages: those of this rank that use it; its gradient is there when the last backward of each is through.
     """
 
@@ -76,13 +76,13 @@ class Fact:
 def clip(gradients: Iterable[Tensor], squares: Sequence[Tensor], world: Group, max_norm: float) -> Tensor:
     """Scale gradients so that the norm of the whole model's is at most `max_norm`; return the norm it was, [].
 
-    One all-reduce of one number in every layout. Without it each rank would have a norm of its own, and scale by
-    another factor.
+    At most one all-reduce of one number, in every layout. Without it each rank would have a norm of its own, and scale
+    by another factor.
 
     Args:
         gradients: all that this rank holds; scaled in place.
         squares: this rank's share of each one's (`Fact.square`), at least one.
-        world: all ranks that hold any part of the model.
+        world: ranks that together hold all of the model.
     """
     mine = torch.stack(list(squares)).sum()
     with comm.label("norm"):

@@ -27,13 +27,15 @@ from torch import Tensor, nn
 
 from lib import comm, data, trace
 from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
+from lib.data_parallel.ddp import replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
+from lib.data_parallel.saving import of_shape
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
 from lib.launch import device
-from lib.layout import parts
+from lib.layout import parts, shard, unshard
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh
 from lib.model import GPT
@@ -46,7 +48,12 @@ from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 
 
-def facts_of(stages: nn.Module | Mapping[int, Stage], mesh: Mesh, rank_of: Sequence[int] = (0,)) -> list[Fact]:
+def facts_of(
+    stages: nn.Module | Mapping[int, Stage],
+    mesh: Mesh,
+    rank_of: Sequence[int] = (0,),
+    norm_over: Group | None = None,
+) -> list[Fact]:
     """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
 
     A gradient is a sum over the data-parallel ranks; over the tensor-parallel ones, too, where a module says that its
@@ -56,7 +63,10 @@ def facts_of(stages: nn.Module | Mapping[int, Stage], mesh: Mesh, rank_of: Seque
         stages: this rank's, by number, or a model that is not cut into stages.
         mesh: with any of the axes dp, pp and tp.
         rank_of: the pipeline's rank of each stage.
+        norm_over: the ranks over which a gradient's norm will be summed. Default: all. Where sums end whole on every
+            data-parallel rank, those of one replica are enough: `mesh.group("pp", "tp")`.
     """
+    counted = (norm_over or mesh.world).ranks
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
     rows = ["dp"] if "dp" in mesh.shape.axes else []
     cut = ["tp"] if "tp" in mesh.shape.axes else []
@@ -76,7 +86,7 @@ def facts_of(stages: nn.Module | Mapping[int, Stage], mesh: Mesh, rank_of: Seque
                 found[id(p)] = replace(found[id(p)], stages=(*found[id(p)].stages, number))
                 continue
             sums = over_users.get(id(p)) or (over_slices if id(p) in slices else over)
-            copies = (over_users.get(id(p)) or over).size
+            copies = len(set((over_users.get(id(p)) or over).ranks) & set(counted))
             serial, _ = shared.get(id(p), (name, ()))
             found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,))
     return list(found.values())
@@ -120,15 +130,19 @@ class ParallelGPT:
     ) -> None:
         check_layout(schedule, mesh.shape.sizes["tp"], zero, again, dtype is not None)
         self.mesh, self.dp, self.pp, self.tp = mesh, *(mesh.group(axis) for axis in ("dp", "pp", "tp"))
+        names = {id(p): name for name, p in model.named_parameters()}
+        self._serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
         tensor_parallel(model, self.tp, sequence_parallel, again)
         self.schedule = lower(with_reduce(schedule, each=zero >= 2))
+        self._norm_over = mesh.world if zero else mesh.group("pp", "tp")
         if zero == 3:
             self.stages = {0: Stage(model, model.config.d_model)}
+            self.facts = list(replicas(model, self.dp))
             stepped = FSDP(model, self.dp, optimizer, op="sum", dtype=dtype)
             self.gradients, self.sharded, self.finish = stepped.gradients, stepped.flats, stepped.finish
         else:
             self.stages = stages_of(model, schedule, self.pp.rank)
-            facts = facts_of(self.stages, mesh, schedule.rank_of)
+            facts = self.facts = facts_of(self.stages, mesh, schedule.rank_of, self._norm_over)
             for fact in facts:
                 p = fact.parameter
                 p.data.copy_(comm.broadcast(p.data, fact.sum_over))
@@ -139,7 +153,7 @@ class ParallelGPT:
             stepped = ShardedOptimizer(self.gradients, optimizer)
             self.sharded = [bucket for bucket in self.gradients.buckets if isinstance(bucket, Flat)]
             self.finish = self.gradients.finish
-        self.step_optimizer, self.optimizer = stepped.step, stepped.optimizer
+        self.step_optimizer, self.optimizer, self._publish = stepped.step, stepped.optimizer, stepped.publish
 
     def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float) -> Tensor:
         """One step on the global batch, of which each data-parallel rank takes its rows; the same call on all ranks.
@@ -152,7 +166,7 @@ class ParallelGPT:
         term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
         self.finish()
         with trace.span("optimizer"):
-            self.gradients.clip(self.mesh.world, max_norm)
+            self.gradients.clip(self._norm_over, max_norm)
             self.step_optimizer()
         return comm.all_reduce(term, self.dp)
 
@@ -186,6 +200,40 @@ class ParallelGPT:
         finally:
             for module, mode in zip(modules, before, strict=True):
                 module.training = mode
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The serial model's `state_dict`, in full precision, of any layout; without the optimizer's state.
+
+        All ranks must call it; rank 0 gets it, the others an empty dict.
+        """
+        collected = {name: x for flat in self.sharded for name, x in flat.collect().items()}
+        mine = ((fact, collected.get(fact.name, fact.parameter)) for fact in self.facts)
+        whole = {fact.name: unshard(x, fact.placement, fact.cut_over) for fact, x in mine}
+        like = next(iter(whole.values()))
+        needed = dict(self._serial.values())
+        knows = torch.tensor([self.pp.rank if name in whole else -1 for name in needed], device=like.device)
+        for who, (name, shape) in zip(comm.all_reduce(knows, self.pp, "max"), needed.items(), strict=True):
+            whole[name] = comm.broadcast(whole.get(name, like.new_empty(shape)), self.pp, src=int(who))
+        return {} if self.mesh.world.rank else {key: whole[name] for key, (name, _) in self._serial.items()}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's parts of a serial model's `state_dict`, which each rank is given.
+
+        Raises:
+            KeyError: a parameter is not in it.
+            ValueError: one has another shape.
+        """
+        whole = {name: of_shape(shape, key, state[key]) for key, (name, shape) in self._serial.items()}
+        flats = {name: flat for flat in self.sharded for name in flat.names}
+        for fact in self.facts:
+            part = shard(whole[fact.name], fact.placement, fact.cut_over)
+            if fact.name in flats:
+                flats[fact.name].load(fact.name, part)
+            else:
+                fact.parameter.copy_(part)
+        self._publish()
 
     def memory(self) -> MemoryTracker:
         """A tracker that knows what is a parameter, a gradient, the optimizer's."""

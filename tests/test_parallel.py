@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib import comm, run
+from lib import comm, run, trace
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import sharded_gradients
@@ -149,8 +149,18 @@ def in_one_place(world, schedule, dp, tp, options):
         optimizer.step()
         worst = max(worst, abs(model.step(inputs, targets, 0.1) - wanted).item())
     with torch.no_grad():
-        right = mean_loss(twin(inputs), targets)
-    return max(worst, abs(model.evaluate(inputs, targets) - right).item())
+        for other in (twin, serial(CONFIG)):  # as it is now, and what is loaded from one process
+            if other is not twin:
+                model.load_full_state_dict(other.state_dict())
+            worst = max(worst, abs(model.evaluate(inputs, targets) - mean_loss(other(inputs), targets)).item())
+            worst = max(worst, apart(model.full_state_dict(), other, world))
+    return worst
+
+
+def apart(state, twin, world):
+    """The largest difference of what rank 0 was given from the twin's state; the others get nothing."""
+    assert list(state) == ([] if world.rank else list(twin.state_dict()))
+    return max([(x - twin.state_dict()[key]).abs().max().item() for key, x in state.items()], default=0.0)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +170,45 @@ def in_one_place(world, schedule, dp, tp, options):
         (1, 2, zb_v(2, 4), {}),
         (1, 2, one_f_one_b(2, 4), {"again": "full"}),
         (2, 1, gpipe(1, 2), {"zero": 3}),
+        (2, 1, one_f_one_b(2, 4), {"zero": 2}),
         (1, 1, gpipe(1, 1), {}),
     ],
 )
 def test_in_one_place_it_is_the_twin(dp, tp, schedule, options):
     assert max(run(in_one_place, dp * tp * schedule.num_ranks, schedule, dp, tp, options)) < 1e-12
+
+
+def norms(world, schedule, dp, zero):
+    """How many ranks the norm of a step's gradients was summed over, for each such sum."""
+    mesh = Mesh(MeshShape(dp=dp, pp=schedule.num_ranks, tp=1), world)
+    model = ParallelGPT(serial(CONFIG), mesh, momentum, schedule, zero=zero)
+    with trace.record(world.rank) as recorded:
+        model.step(*batch(0, CONFIG), 0.1)
+    return [len(e.peers) for e in recorded.events if e.label == "norm"]
+
+
+def test_a_norm_is_summed_over_no_more_ranks_than_share_the_model():
+    alone, two = gpipe(1, 2), one_f_one_b(2, 2)
+    assert run(norms, 2, alone, 2, 0) == [[], []], "each rank has all of it"
+    assert run(norms, 2, alone, 2, 1) == [[2], [2]]
+    assert run(norms, 4, two, 2, 0) == [[2]] * 4, "two stages, and not their replicas"
+
+
+def test_wrong_state_is_refused_before_anything_is_loaded():
+    def load(world):
+        mesh = Mesh(MeshShape(dp=1, pp=2, tp=1), world)
+        model = ParallelGPT(serial(CONFIG), mesh, momentum, one_f_one_b(2, 2))
+        state = serial(CONFIG).state_dict()
+        said, before = [], model.evaluate(*batch(0, CONFIG))
+        short = {key: torch.zeros_like(x) for key, x in state.items() if key != "head.norm.bias"}
+        for wrong in (short, short | {"head.norm.bias": torch.zeros(3)}):
+            with pytest.raises((KeyError, ValueError)) as caught:
+                model.load_full_state_dict(wrong)
+            said.append(str(caught.value))
+        return said, before == model.evaluate(*batch(0, CONFIG))
+
+    for said, same in run(load, 2):
+        assert said == ["'head.norm.bias'", "head.norm.bias has shape [3] instead of [16]"] and same
 
 
 # ---- facts ----------------------------------------------------------------------------------------------------------
@@ -199,8 +243,8 @@ def left_before(world, schedule, early):
     start, done = sums.start, []
 
     def noted(stage):
-        start(stage)
         seen[stage] = len(done)
+        return start(stage)
 
     sums.start = noted
     for stage in stages.values():
@@ -218,6 +262,29 @@ def test_gradients_of_a_stage_leave_when_its_last_backward_is_through():
     """Interleaved: the later of a rank's two stages is through while the earlier one still works."""
     ranks = run(left_before, 4, interleaved(2, 4, 2), True)
     assert ranks[0][2] > 0 == ranks[0][0] and ranks[1][3] > 0 == ranks[1][1]
+
+
+def slow_sums(world, latency_s):
+    """For each REDUCE how long after its last backward's begin it ended, and whether another backward was under way."""
+    mesh, schedule = Mesh(MeshShape(dp=2, pp=2), world), interleaved(2, 4, 2)
+    stages = stages_of(serial(CONFIG), schedule, mesh.group("pp").rank)
+    sums = Gradients(facts_of(stages, mesh, schedule.rank_of))
+    loss = partial(vocab_parallel_loss, group=Group(), count=1)
+    with comm.link(alpha_s=latency_s, bandwidth_Bps=1e12, axis="dp"):
+        slots = execute(with_reduce(schedule), stages, mesh.group("pp"), *batch(0, CONFIG), loss, sums).slots
+        sums.finish()
+    began_s = {slot.action.stage: slot.start for slot in slots if slot.action.op == Op.B}  # its last one
+    ends = {slot.action.stage: slot.end for slot in slots if slot.action.op == Op.REDUCE}
+    last = max(began_s.values())
+    return {stage: (end - began_s[stage], began_s[stage] < last < end) for stage, end in ends.items()}
+
+
+def test_a_measured_reduce_runs_until_its_sums_are_there():
+    latency_s = 0.1  # of one of the two steps of an all-reduce of two ranks
+    for rank in run(slow_sums, 4, latency_s):
+        first, last = (rank[stage] for stage in sorted(rank)[::-1])
+        assert 2 * latency_s < min(first[0], last[0])
+        assert first[1] and not last[1], "the first leaves while there is still work, the last when all is done"
 
 
 def test_a_schedule_without_reduce_is_refused_where_there_are_replicas():

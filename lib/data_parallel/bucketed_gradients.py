@@ -141,7 +141,8 @@ class Gradients(GradientSums):
                 line.pending.append(bucket.send(line.group))
             line.next += 1
         if self.each and line.next == len(line.buckets):  # ready for another microbatch
-            del line.pending[:-1]  # the others have arrived
+            while len(line.pending) > 1:
+                line.pending.pop(0).wait()
             line.begin_again()
             line.sent = line.left = True
 
@@ -185,8 +186,9 @@ class Gradients(GradientSums):
             line.syncs = line.syncs or line.stages <= line.closed
 
     @torch.no_grad()
-    def start(self, stage: int) -> None:
-        """The stage's last backward is through: what it has left leaves now."""
+    def start(self, stage: int) -> list[comm.Pending]:
+        """The stage's last backward is through: what it has left leaves now; the sums that are under way."""
+        under_way: list[comm.Pending] = []
         for line in self._lines:
             line.started.add(stage)
             if line.stages <= line.started:
@@ -195,6 +197,8 @@ class Gradients(GradientSums):
                 line.syncs, line.left = self._syncs, False
                 line.closed.clear()
                 line.started.clear()
+                under_way += line.pending
+        return under_way
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -137,6 +137,10 @@ class Flat:
             self.master[here] = values.reshape(-1)[there]
             self.shard[here] = self.master[here]
 
+    def collect(self) -> dict[str, Tensor]:
+        """The parameters, whole and in full precision; all ranks of the group must call it."""
+        return dict(zip(self.names, self.cut(comm.all_gather(self.master, self.group)), strict=True))
+
     # ---- gradients --------------------------------------------------------------------------------------------------
 
     def take(self, i: int, scale: Tensor) -> None:
@@ -170,7 +174,7 @@ class Flat:
             both = part if so_far is None else so_far.add_(part)
             self.shard.grad = both
 
-        return comm.Pending(add)
+        return comm.Pending(add, reduced.record)
 
     def release_gradients(self) -> Tensor:
         """All gradients, [S], for whoever sums them over the ranks; nothing here holds them any longer."""
@@ -206,7 +210,7 @@ class Flat:
 
     def gradients_to_pieces(self) -> None:
         """Before the step: each piece gets its gradient, in the optimizer's precision."""
-        if self.master is not self.shard:
+        if self.master.dtype != self.shard.dtype:
             self._take_over_what_was_written()
         gradient = self.shard.grad.to(self.master.dtype)
         trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}

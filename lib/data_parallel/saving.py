@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lib import comm
 from lib.data_parallel.flat import Flat
 from lib.mesh import Group
 
@@ -50,9 +49,9 @@ class SavedState:
         """
         whole = {}
         for flat in self.flats:
-            views = flat.cut(comm.all_gather(flat.master, self.group))
+            collected = flat.collect()
             if self.group.rank == 0:
-                whole |= {name: view.clone() for name, view in zip(flat.names, views, strict=True)}
+                whole |= {name: view.clone() for name, view in collected.items()}
         if self.group.rank > 0:
             return {}
         names = {id(p): name for name, p in self.module.named_parameters()}
@@ -69,10 +68,10 @@ class SavedState:
             ValueError: one has another shape.
         """
         for name, x in self._replicated().items():
-            x.copy_(_of_shape(x, name, state[name]))
+            x.copy_(of_shape(x.shape, name, state[name]))
         for flat in self.flats:
             for name, p in zip(flat.names, flat.params, strict=True):
-                flat.load(name, _of_shape(p, name, state[name]))
+                flat.load(name, of_shape(p.shape, name, state[name]))
         self._publish()
 
     def sharded(self) -> dict[str, Any]:
@@ -121,7 +120,8 @@ class SavedState:
         return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
 
 
-def _of_shape(like: Tensor, name: str, x: Tensor) -> Tensor:
-    if x.shape != like.shape:
-        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(like.shape)}")
+def of_shape(shape: torch.Size, name: str, x: Tensor) -> Tensor:
+    """The tensor, or a ValueError if it has another shape."""
+    if x.shape != shape:
+        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(shape)}")
     return x

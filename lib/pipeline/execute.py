@@ -12,7 +12,7 @@ Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 10
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -41,8 +41,8 @@ class Reduce(Protocol):
     def last_backward(self, stage: int) -> None:
         """The next backward of the stage is the last before its REDUCE."""
 
-    def start(self, stage: int) -> None:
-        """REDUCE: what the stage's backwards have left leaves now."""
+    def start(self, stage: int) -> list[Pending]:
+        """REDUCE: what the stage's backwards have left leaves now; the sums that are under way."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class StepResult:
     Args:
         loss: of the batch, a number on all ranks: the sum of the microbatches' terms.
         losses: the term of each microbatch, shape [M], on all ranks.
-        slots: when this rank's actions ran, in seconds of `time.perf_counter`; `timeline` puts all ranks' together.
+        slots: when this rank's actions ran, in seconds of `time.perf_counter`; `timeline` puts all ranks' together. A
+            REDUCE runs until its sums are there.
     """
 
     loss: Tensor
@@ -130,6 +131,7 @@ class _Step:
         # What there is to compute with, by the receive that would bring it, and to send, by its send.
         self.here: dict[Action, Tensor | Pending] = {}
         self.going: dict[Action, Pending] = {}  # sends that may still be on their way
+        self.sums: dict[Action, list[Pending]] = {}  # sums of gradients, by the REDUCE that has seen them off
         self.through = proves(schedule, group.rank)
         self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64, device=inputs.device)
         self.split = {action[::2] for row in schedule.actions for action in row if action.op == Op.I}
@@ -149,6 +151,7 @@ class _Step:
         with comm.label("losses"):
             knows = self.schedule.rank_of[self.last]
             losses = comm.broadcast(self.losses, self.group, src=knows)
+        slots = [slot._replace(end=max([slot.end, *self._arrivals(slot.action)])) for slot in slots]
         return StepResult(losses.sum(), losses, tuple(slots))
 
     def _do(self, action: Action) -> float:
@@ -162,7 +165,9 @@ class _Step:
             x = self.here.pop(action)
             self.going[action] = comm.send(x, self.group, self._peer(action))
         elif op == Op.REDUCE:
-            self.reduce.start(stage)
+            self.sums[action] = self.reduce.start(stage)
+            for pending in self.sums[action]:
+                pending.follow()
         else:
             x = None if op == Op.W else self._what_came(action)
             start_s = time.perf_counter()
@@ -176,6 +181,12 @@ class _Step:
                 else:
                     self._backward(stage, op, m, x)
         return start_s
+
+    def _arrivals(self, action: Action) -> Iterator[float]:
+        """When the sums of a REDUCE were there; none of any other action."""
+        for pending in self.sums.get(action, ()):
+            pending.wait()
+            yield pending.ended_s
 
     def _peer(self, action: Action) -> int:
         return self.schedule.rank_of[other_end(action).stage]

@@ -78,15 +78,20 @@ class Record:
     Args:
         due_s: when this rank's emulated link would be through with it (`lib.runtime.link`).
 
+    Attributes:
+        works: what was launched, while it is under way.
+        ended_s: when it was through; 0 before it is `done`.
+
     Raises:
         MismatchError: another rank has made another call.
     """
 
-    __slots__ = ("call", "number", "waiting", "_label", "_start_s", "_ended_s")
+    __slots__ = ("call", "number", "waiting", "works", "ended_s", "_label", "_start_s", "_seen_s")
 
     def __init__(self, call: Call, start_s: float, due_s: float = 0.0) -> None:
         self.call, self.number, self.waiting = call, 0, nullcontext
-        self._label, self._start_s, self._ended_s = _label, start_s, 0.0
+        self._label, self._start_s, self._seen_s = _label, start_s, 0.0
+        self.works, self.ended_s = (), 0.0
         if call.payload_bytes is not None:
             for listener in listeners:
                 listener.starts(call)
@@ -97,14 +102,14 @@ class Record:
             note = call.shown, line, call.peers, call.channel, self.number
             self.waiting = partial(table.waiting, *note)  # makes a context: in it, this rank waits
 
-    def follow(self, works: tuple) -> None:
-        """Note when the works end, if somebody counts and they can tell: gloo has no future for a message."""
-        if trace.recording() and self.call.kind not in ("send", "recv"):
-            for work in works:
-                work.get_future().add_done_callback(self._ended)
+    def follow(self) -> None:
+        """Note when the works end, if they can tell: gloo has no future for a message."""
+        if self.call.kind not in ("send", "recv"):
+            for work in self.works:
+                work.get_future().add_done_callback(self._saw_end)
 
-    def _ended(self, _: object) -> None:
-        self._ended_s = time.perf_counter()
+    def _saw_end(self, _: object) -> None:
+        self._seen_s = time.perf_counter()
 
     def waits(self) -> None:
         """This rank begins to wait for it."""
@@ -114,8 +119,9 @@ class Record:
 
     def done(self, late_s: float = 0.0) -> None:
         """It is through, at `late_s` on an emulated link."""
+        self.ended_s = max(self._seen_s or time.perf_counter(), late_s)
         if trace.recording() and self.call.kind != "new_group":
-            call, end_s = self.call, max(self._ended_s or time.perf_counter(), late_s)
+            call = self.call
             sizes = call.payload_bytes or 0, call.wire_bytes
             who = call.rank, call.kind, call.axis, call.peers
-            trace.add(trace.CommEvent(*who, *sizes, self._label, self._start_s, end_s))
+            trace.add(trace.CommEvent(*who, *sizes, self._label, self._start_s, self.ended_s))

@@ -15,6 +15,7 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor
 
+from lib import trace
 from lib.mesh import Group
 from lib.runtime import calls, link
 from lib.runtime.calls import Call, Record
@@ -26,11 +27,27 @@ _works: set[tuple[dist.Work, ...]] = set()  # under way; gloo forgets a message 
 
 
 class Pending:
-    """A communication under way; `wait()` returns its result, at once when it is called again."""
+    """A communication under way; `wait()` returns its result, at once when it is called again.
 
-    def __init__(self, finish: Callable[[], Tensor | dict | None]) -> None:
+    Args:
+        finish: waits, and gives the result.
+        record: of the call, if it moves anything.
+    """
+
+    def __init__(self, finish: Callable[[], Tensor | dict | None], record: Record | None = None) -> None:
         self._finish: Callable | None = finish
         self._result: Tensor | dict | None = None
+        self.record = record
+
+    def follow(self) -> None:
+        """Note when it is through even if nothing is traced, so that `ended_s` is no later."""
+        if self.record:
+            self.record.follow()
+
+    @property
+    def ended_s(self) -> float:
+        """When it was through, by `time.perf_counter`; 0 before `wait()`, and where nothing moved."""
+        return self.record.ended_s if self.record else 0.0
 
     def wait(self) -> Tensor | dict | None:
         if self._finish is not None:
@@ -76,9 +93,10 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
         return Pending(finish)  # the call was compared, and there is nothing to move
     with record.waiting():
         launched = launch() or ()
-    works = launched if isinstance(launched, tuple) else (launched,)
+    works = record.works = launched if isinstance(launched, tuple) else (launched,)
     _works.add(works)
-    record.follow(works)
+    if trace.recording():
+        record.follow()
 
     def wait() -> Tensor | None:
         record.waits()
@@ -86,10 +104,11 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
             for work in works:
                 _work_wait(work)
         _works.discard(works)
+        record.works = ()
         record.done(_arrive(record, due_s))
         return finish()
 
-    return Pending(wait)
+    return Pending(wait, record)
 
 
 def _book(call: Call, start_s: float) -> float:
