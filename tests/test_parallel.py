@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -264,12 +265,14 @@ def test_gradients_of_a_stage_leave_when_its_last_backward_is_through():
     assert ranks[0][2] > 0 == ranks[0][0] and ranks[1][3] > 0 == ranks[1][1]
 
 
-def slow_sums(world, latency_s):
+def slow_sums(world, latency_s, backward_s=0.0):
     """For each REDUCE how long after its last backward's begin it ended, and whether another backward was under way."""
     mesh, schedule = Mesh(MeshShape(dp=2, pp=2), world), interleaved(2, 4, 2)
     stages = stages_of(serial(CONFIG), schedule, mesh.group("pp").rank)
     sums = Gradients(facts_of(stages, mesh, schedule.rank_of))
     loss = partial(vocab_parallel_loss, group=Group(), count=1)
+    earlier = stages[min(stages)]
+    earlier.backward = lambda *args, call=earlier.backward: (call(*args), time.sleep(backward_s))[0]
     with comm.link(alpha_s=latency_s, bandwidth_Bps=1e12, axis="dp"):
         slots = execute(with_reduce(schedule), stages, mesh.group("pp"), *batch(0, CONFIG), loss, sums).slots
         sums.finish()
@@ -285,6 +288,8 @@ def test_a_measured_reduce_runs_until_its_sums_are_there():
         first, last = (rank[stage] for stage in sorted(rank)[::-1])
         assert 2 * latency_s < min(first[0], last[0])
         assert first[1] and not last[1], "the first leaves while there is still work, the last when all is done"
+    without_head = run(slow_sums, 4, 0.0, 0.2)[::2]  # the tied weight's sum waits for the first stage's backwards
+    assert max(rank[2][0] for rank in without_head) < 0.2, "it ends when the sums have arrived, and not when asked"
 
 
 def test_a_schedule_without_reduce_is_refused_where_there_are_replicas():
