@@ -30,14 +30,12 @@ class Group:
         ranks: global ranks of the members, in group order.
         rank: my own place in `ranks`.
         pg: process group of torch.distributed; None is the default group, and a group of one needs none.
-        lane: which of several process groups of the same ranks it is; each has an order of calls of its own.
     """
 
     axis: str = "world"
     ranks: tuple[int, ...] = (0,)
     rank: int = 0
     pg: Any = field(default=None, repr=False, compare=False)
-    lane: str = ""
 
     @property
     def size(self) -> int:
@@ -178,11 +176,11 @@ class Mesh:
         return self._made[groups]
 
 
-def second_lane(group: Group, lane: str) -> Group:
+def second_lane(group: Group) -> Group:
     """The same ranks with a process group of their own: calls on one lane need no order among those on the other.
 
     All members must call it, and no other rank has to.
     """
     alone = group.size == 1
     pg = None if alone else dist.new_group(list(group.ranks), use_local_synchronization=True, group_desc=group.axis)
-    return replace(group, pg=pg, lane=lane)
+    return replace(group, pg=pg)

@@ -701,6 +701,23 @@ def test_torch_distributed_is_left_alone(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def uses_two_groups_of_the_same_ranks(world):
+    """Rank 1 starts everything in the other order."""
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1], use_local_synchronization=True)]
+    calls = [(torch.full((size,), 1.0), group) for size, group in zip((2, 3), groups, strict=True)]
+    calls = calls[:: 1 - 2 * world.rank]
+    works = [dist.all_reduce(x, group=group, async_op=True) for x, group in calls]
+    [work.wait() for work in works]
+    move = dist.irecv if world.rank else dist.isend
+    works = [move(x, 1 - world.rank, group=group) for x, group in calls]
+    [work.wait() for work in works]
+    return sorted((x.tolist() for x, _ in calls), key=len)
+
+
+def test_each_process_group_has_an_order_of_its_own():
+    assert run(uses_two_groups_of_the_same_ranks, 2) == [[[2, 2], [2, 2, 2]]] * 2
+
+
 def trains_with_ddp(world, steps):
     torch.manual_seed(world.rank)
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1)).double()

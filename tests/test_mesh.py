@@ -125,7 +125,7 @@ def test_a_second_lane_has_an_order_of_its_own():
     def calls(world):
         import torch
 
-        other = second_lane(world, "other")
+        other = second_lane(world)
         lanes = [world, other] if world.rank else [other, world]
         pending = [comm.all_reduce_start(torch.tensor(float(lane is other)), lane) for lane in lanes]
         return [one.wait().item() for one in pending]

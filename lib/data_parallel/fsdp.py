@@ -90,7 +90,7 @@ class FSDP(Sharded):
         root, *others = made
         buckets = [unit.flats[0] for unit in (*others[::-1], root) if unit.trained]
         # Sums have a lane of their own: they leave when gradients are there, wherever the next unit's gather stands.
-        facts = list(replicas(module, second_lane(group, "gradients"), group.size))
+        facts = list(replicas(module, second_lane(group), group.size))
         gradients = Gradients(facts, op, each=True, one_at_a_time=True, buckets=buckets)
         super().__init__(module, group, gradients, optimizer, [flat for unit in made for flat in unit.flats])
         self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, self._passed)

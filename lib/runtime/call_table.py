@@ -62,8 +62,8 @@ class AwaitedCall(NamedTuple):
 class CallTable:
     """One row a rank: its state, what it waits for, and its last calls on each channel.
 
-    A channel is a group of ranks, or the direction `src > dst` of two. Calls on a channel are numbered on each rank
-    alone; call k of one rank must be call k of all.
+    A channel is a process group, or the direction `src > dst` of two of its ranks. Calls on a channel are numbered on
+    each rank alone; call k of one rank must be call k of all.
 
     Args:
         path: file to map; all ranks of a run map the same one.

@@ -25,6 +25,7 @@ from lib import (
 )
 from lib.mesh import Group
 from lib.runtime.calls import Call, Record
+from lib.runtime.transfer import channel_of
 
 _COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks share; the one that is the whole array
     "all_reduce": ("all_reduce", "tensor", "tensor"),
@@ -191,7 +192,8 @@ def _collective(
     specs = [comm.spec(one) for one in _tensors(x)]
     what = " ".join([*parts, *specs])
     me = dist.get_rank()
-    return Call(kind, payload_bytes, _axis(group, ranks), me, len(ranks), str(ranks), ranks, what, ranks, what)
+    axis, channel = _axis(group, ranks), channel_of(group)
+    return Call(kind, payload_bytes, axis, me, len(ranks), channel, ranks, what, ranks, what)
 
 
 def _message(
@@ -199,7 +201,8 @@ def _message(
 ) -> Call:
     me, what, whom = dist.get_rank(), comm.spec(x), "any rank" if peer is None else peer
     src, dst = (me, peer) if kind == "send" else (peer, me)
-    channel = "" if peer is None else f"{src}>{dst}" + (f" tag {tag}" if tag else "")  # from any: no order to compare
+    line = f"{channel_of(group)} {src}>{dst}" + (f" tag {tag}" if tag else "")
+    channel = "" if peer is None else line  # from any: no order to compare
     shown = f"{'send to' if kind == 'send' else 'recv from'} {whom}, {what}"
     peers = () if peer is None else (peer,)
     axis, members = _axis(group, ranks), (src, dst)

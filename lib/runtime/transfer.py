@@ -60,6 +60,11 @@ def spec(x: Tensor) -> str:
     return f"{str(x.dtype)[6:]}{list(x.shape)}"
 
 
+def channel_of(pg: dist.ProcessGroup | None) -> str:
+    """The call table's name for a process group: torch gives each one of its own, the same on all its ranks."""
+    return (pg or dist.group.WORLD).group_name
+
+
 def collective(
     what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
 ) -> Pending:
@@ -68,7 +73,7 @@ def collective(
         return Pending(finish)
     kind, what = what.split()[0], what if x is None else f"{what} {spec(x)}"
     payload_bytes = None if x is None else x.numel() * x.element_size() * times
-    axis, rank, ranks, channel = group.axis, group.global_rank, group.ranks, f"{group.lane}{group.ranks}"
+    axis, rank, ranks, channel = group.axis, group.global_rank, group.ranks, channel_of(group.pg)
     call = Call(kind, payload_bytes, axis, rank, group.size, channel, ranks, what, ranks, what)
     return _start(call, partial(function, *args, group=group.pg, async_op=True), finish)
 
@@ -78,7 +83,7 @@ def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable
     me, other, what = group.global_rank, group.ranks[peer], spec(body)
     src, dst, shown = (me, other, f"send to {other}") if kind == "send" else (other, me, f"recv from {other}")
     payload_bytes = body.numel() * body.element_size()
-    channel, what, shown = f"{src}>{dst}", f"message {what}", f"{shown}, {what}"
+    channel, what, shown = f"{channel_of(group.pg)} {src}>{dst}", f"message {what}", f"{shown}, {what}"
     call = Call(kind, payload_bytes, group.axis, me, group.size, channel, (src, dst), what, (other,), shown)
     result = body if kind == "recv" else None
     return _start(call, partial(function, body, other, group=group.pg), lambda: result)
