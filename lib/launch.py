@@ -80,7 +80,8 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     Raises:
         ValueError, TypeError: a world size that makes no sense, or something that cannot be sent to another process.
         RankError: a rank failed; the message holds its own traceback.
-        HangError: ranks wait for ever; the message says who, for what, and who has finished.
+        HangError: ranks wait for ever; the message says who, for what, and who has finished. While a thread of yours
+            lives in a rank and waits for no other, nobody knows whether it will send: then only `timeout_s` ends it.
         MismatchError: ranks made different calls where they must make the same.
         RunTimeout: `timeout_s` is over.
         RunError: there is no room for it, in memory or on disk; or `lib` was edited and is no longer Python.

@@ -94,6 +94,15 @@ def test_states_and_moves(tables):
     assert parent.moves() == [3, 2, 4] and parent.read(0)[0] == RUNNING
 
 
+def test_a_rank_waits_as_long_as_one_of_its_threads_does(tables):
+    parent, a, *_ = tables
+    with a.waiting("recv from 1", "", (1,), "1>0", 0):
+        with a.waiting("send to 2", "", (2,), "0>2", 0):
+            assert parent.waits()[0].what == "send to 2"
+        assert parent.waits()[0].what == "recv from 1"
+    assert parent.read(0)[0] == RUNNING
+
+
 def test_a_report_of_long_lines_and_unreadable_words(tables):
     parent, a, b, _ = tables
     a.state(WAITING, ("x" * 2000, "", (1,), "0>1", 0))

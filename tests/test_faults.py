@@ -4,6 +4,7 @@ Each fault is a function that every rank runs. The limits are what the reader fe
 make a hang, everything else is known at once.
 """
 
+import concurrent.futures
 import ctypes
 import mmap
 import os
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -382,6 +384,124 @@ def test_ranks_wait_for_ever(fault, capfd, monkeypatch):
         waits = {rank: (wait.kind, wait.late) for rank, wait in caught.value.waits.items()}
         assert (waits, caught.value.finished, caught.value.circle) == MEANS[fault]
     assert capfd.readouterr() == ("", "")
+
+
+def sends_much(world, folder):
+    Path(folder, f"pid{world.rank}").write_text(str(os.getpid()))
+    if world.rank == 0:
+        return comm.send(torch.ones(200_000_000, dtype=torch.int8), world, 1).wait()
+    return comm.recv(torch.empty(200_000_000, dtype=torch.int8), world, 0).wait().sum().item()
+
+
+def slow_down(folder, for_s):
+    """Let rank 1 run for moments only: bytes of one message move, and all else stands still."""
+
+    def pid(rank):
+        return int(Path(folder, f"pid{rank}").read_text())
+
+    def sent():
+        return int(re.findall(r"wchar: (\d+)", Path(f"/proc/{pid(0)}/io").read_text())[0])
+
+    while not all(Path(folder, f"pid{rank}").exists() for rank in range(2)):
+        time.sleep(0.01)
+    time.sleep(0.05)
+    until = time.monotonic() + for_s
+    while time.monotonic() < until:
+        os.kill(pid(1), signal.SIGSTOP)
+        time.sleep(0.25)
+        before = sent()
+        os.kill(pid(1), signal.SIGCONT)
+        while sent() == before:
+            time.sleep(0.001)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts bytes of a process")
+def test_a_message_that_moves_is_no_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "STILL_S", 0.5)
+    thread = threading.Thread(target=slow_down, args=(tmp_path, 1.5))
+    thread.start()
+    got = run(sends_much, 2, str(tmp_path))
+    thread.join()
+    assert got == [None, 200_000_000] and got.wall_s > 1.5
+
+
+def in_a_thread(function, *args, wait=True):
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    if wait:
+        thread.join()
+
+
+def a_thread_sends_late(world):
+    """Both main threads wait; only rank 0's other one can help."""
+
+    def late():
+        time.sleep(1.2)
+        comm.send(ONES, world, 1).wait()
+
+    if world.rank:
+        comm.send(comm.recv(ONES.clone(), world, 0).wait(), world, 0).wait()
+    else:
+        in_a_thread(late, wait=False)
+        comm.recv(ONES.clone(), world, 1).wait()
+
+
+def the_main_thread_sends_late(world):
+    if world.rank:
+        in_a_thread(lambda: comm.recv(ONES.clone(), world, 0).wait())
+    else:
+        in_a_thread(lambda: comm.recv(ONES.clone(), world, 1).wait(), wait=False)
+        time.sleep(1.2)
+        comm.send(ONES, world, 1).wait()
+        return
+    comm.send(ONES, world, 0).wait()
+
+
+def sends_when_its_function_has_returned(world):
+    if world.rank:
+        comm.recv(ONES.clone(), world, 0).wait()
+    else:
+        in_a_thread(lambda: (time.sleep(1.2), comm.send(ONES, world, 1).wait()), wait=False)
+
+
+@pytest.mark.parametrize(
+    "legal", [a_thread_sends_late, the_main_thread_sends_late, sends_when_its_function_has_returned]
+)
+def test_a_thread_that_may_still_send(legal, monkeypatch):
+    monkeypatch.setattr(ranks, "STILL_S", 0.5)
+    run(legal, 2)
+
+
+def waits_in_a_thread(world):
+    in_a_thread(lambda: comm.recv(ONES.clone(), world, 1 - world.rank).wait())
+
+
+def waits_beside_an_idle_pool(world):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(time.sleep, 0).result()
+        comm.recv(ONES.clone(), world, 1 - world.rank).wait()
+
+
+def waits_when_a_thread_has_ended(world):
+    def swaps():
+        comm.exchange({1 - world.rank: ONES}, {1 - world.rank: ONES.clone()}, world).wait()
+
+    in_a_thread(lambda: (time.sleep(0.1), swaps()), wait=False)
+    comm.all_reduce(ONES, world) if world.rank else comm.recv(ONES.clone(), world, 1).wait()
+
+
+@pytest.mark.parametrize("fault", [waits_in_a_thread, waits_beside_an_idle_pool, waits_when_a_thread_has_ended])
+def test_threads_wait_for_ever(fault, monkeypatch):
+    monkeypatch.setattr(ranks, "STILL_S", 0.5)
+    with pytest.raises(HangError, match="deadlock: ranks 0 and 1 wait for each other"):
+        run(fault, 2, timeout_s=10)
+
+
+def test_the_threads_of_a_rank_whose_time_is_up():
+    with pytest.raises(
+        RunTimeout, match=r"(?s)rank 0:\n.*in a_thread_sends_late.*\nThread-\d .*:\n.*in late\n.*sleep"
+    ):
+        run(a_thread_sends_late, 2, timeout_s=0.5)
 
 
 # ---- ranks disagree -------------------------------------------------------------------------------------------------

@@ -87,6 +87,7 @@ class CallTable:
         self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> where it begins
         self._keys: dict[str, int] = {}
         self._calls: dict[int, int] = {}
+        self._waits: list[tuple] = []  # what my threads wait for
 
     def close(self) -> None:
         self._map.close()
@@ -282,10 +283,16 @@ class _Waiting:
         self.table, self.call = table, call
 
     def __enter__(self) -> None:
+        self.table._waits.append(self.call)
         self.table.state(WAITING, self.call)
 
     def __exit__(self, *error: object) -> None:
-        self.table.state(RUNNING)
+        waits = self.table._waits
+        waits.remove(self.call)
+        if waits:  # another thread's
+            self.table.state(WAITING, waits[-1])
+        else:
+            self.table.state(RUNNING)
 
 
 def _and(ranks: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ cells: dict[str, str] = {}  # file name of a notebook cell -> how to call it, se
 def where() -> str:
     """The caller's own line, outside this library and torch: `Cell In[5], line 3, in step: comm.send(...)`."""
     frame, inside = sys._getframe(1), None
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and is_library(frame.f_code.co_filename):
         if inside is None and not frame.f_code.co_filename.startswith(_MACHINE):
             inside = frame  # a program of the library itself, as `lib.train`: then the line that called the machine
         frame = frame.f_back
@@ -43,7 +43,8 @@ _places: dict[tuple, str] = {}  # (code, line) -> how to say it
 _library: dict[str, bool] = {}
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a file is of Python's, of a package, or of this library: no reader's."""
     known = _library.get(file)
     if known is None:
         known = _library[file] = file.startswith((_HERE, "<frozen", "<string>", *_LIBRARIES))

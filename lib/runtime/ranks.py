@@ -5,12 +5,16 @@ the reader needs is one sentence about the one cause, a second later, and a mach
 
 The idea: ranks come from a server that has imported torch already (`server.py`). This side polls: what ranks say,
 whether they live, what they print, how often they have moved (`call_table.py`), and how much memory is left
-(`headroom.py`). A rank that lost a peer is never the cause.
+(`headroom.py`). A rank that lost a peer is never the cause. Ranks hang when all wait, the system counts no byte that
+they write and no work that they do, and none has a thread that could still send. What that thread will do nobody can
+know: as long as it lives, only the time limit ends the run. And where the system counts nothing (macOS), a transfer
+that needs longer than `STILL_S` looks like a hang.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 import os
 import signal
@@ -24,7 +28,6 @@ from lib.runtime import call_table, headroom, output
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
 STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
-SPIN_S = 10.0  # ... for so long, though a processor is busy: a message that large does not fit in memory
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it
 ALIKE_S = 0.2  # ... and, when that is known, for ranks that fail alike
 
@@ -82,6 +85,7 @@ class Ranks:
         self.folder, self.table, self.size = folder, table, world_size
         self.processes: list[Any] = []
         self.conns: list[connection.Connection] = []
+        self.questions: list[connection.Connection] = []
         self.done: set[int] = set()
         self.output = output.Reader(folder, world_size)
         memory = headroom.system_memory()
@@ -95,16 +99,18 @@ class Ranks:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         with starting():
             for rank in range(self.size):
-                ours, theirs = context.Pipe()
-                args = (rank, self.size, self.folder, loopback, theirs)
+                (ours, theirs), (asks, answers) = context.Pipe(), context.Pipe()
+                args = (rank, self.size, self.folder, loopback, theirs, answers)
                 process = context.Process(target=worker.rank_main, args=args, daemon=True)
                 self.processes.append(process)
                 self.conns.append(ours)
+                self.questions.append(asks)
                 try:
                     process.start()
                 except (EOFError, ConnectionError):
                     raise RunError(f"the server that ranks come from could not start; {why_no_rank()}") from None
                 theirs.close()
+                answers.close()
 
     def join(self, timeout_s: float) -> None:
         """Wait until all are done; raise what went wrong. Whatever happens, show what they printed."""
@@ -115,7 +121,7 @@ class Ranks:
 
     def _join(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        moves, since, busy_s = None, 0.0, 0.0
+        moves, since, sent_bytes, busy_s = None, 0.0, -1, None
         while len(self.done) < self.size:
             ready = self._wait(self.pause_s)
             self.output.show_rank_0()
@@ -127,11 +133,16 @@ class Ranks:
                 raise RunTimeout(self._timeout(timeout_s))
             latest = self.table.moves()
             if latest != moves or not self.table.all_wait():
-                moves, since, busy_s = latest, now, self._busy_s()
+                moves, since, sent_bytes = latest, now, -1
+            elif (sent_now := self._sent_bytes()) != sent_bytes:
+                since, sent_bytes, busy_s = now, sent_now, None
+            elif busy_s is None:
+                busy_s = self._busy_s()
             elif (still_s := now - since) > STILL_S:
-                # A large message under way keeps a processor busy; but gloo may spin on one that nobody will ever take.
-                if self._busy_s() - busy_s < 0.1 * still_s or still_s > SPIN_S:
+                # Between two bytes gloo may add or copy for long.
+                if self._busy_s() - busy_s < 0.1 * still_s and not self._may_send():
                     raise self._hang(still_s)
+                sent_bytes = -1
 
     def _wait(self, timeout_s: float) -> list[int]:
         """Ranks that said something or died."""
@@ -192,16 +203,28 @@ class Ranks:
         """Where each rank was when its time was up."""
         where = self._unreadable() or self.table.report()
         lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", where]
-        busy = sorted(set(range(self.size)) - self.done)
-        for rank in busy:
-            with contextlib.suppress(OSError):
-                self.conns[rank].send("where")
-        until = time.monotonic() + 1
-        for rank in busy:
-            with contextlib.suppress(Exception):  # it may be ending just now, and say something else
-                if self.conns[rank].poll(max(0.0, until - time.monotonic())):
-                    lines.append(f"rank {rank}:\n{self.conns[rank].recv().rstrip()}")
+        where = self._ask()
+        lines += [f"rank {rank}:\n{where[rank][0].rstrip()}" for rank in where if rank not in self.done]
         return "\n".join(lines)
+
+    def _ask(self) -> dict[int, tuple[str, bool]]:
+        """Where each rank's threads are, and whether one may send; of those that answer."""
+        for conn in self.questions:
+            with contextlib.suppress(OSError):
+                while conn.poll():
+                    conn.recv()  # an answer that came too late
+                conn.send("where")
+        until, answers = time.monotonic() + 1, {}
+        for rank, conn in enumerate(self.questions):
+            with contextlib.suppress(EOFError, OSError):
+                if conn.poll(max(0.0, until - time.monotonic())):
+                    answers[rank] = conn.recv()
+        return answers
+
+    def _may_send(self) -> bool:
+        """Whether a rank has a thread that may send yet. One that gives no answer has: it holds the interpreter."""
+        answers = self._ask()
+        return len(answers) < self.size or any(free for _, free in answers.values())
 
     def _unreadable(self) -> str:
         """Why the call table cannot be read, or "": on a full disk, to read its pages that are not there yet kills."""
@@ -209,13 +232,23 @@ class Ranks:
             return ""
         return headroom.full_disk(os.path.dirname(self.folder), "what each rank waits for cannot be read")
 
+    def _sent_bytes(self) -> int:
+        """Bytes that the ranks have written, to sockets too, where the system tells."""
+        total = 0
+        for process in self.processes:
+            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/io") as file:
+                total += int(file.read().split("wchar: ")[1].split()[0])
+        return total
+
     def _busy_s(self) -> float:
-        """Processor seconds that the ranks have used, where the system tells."""
+        """Processor seconds that the ranks have used, where the system tells; not those in which gloo only looks."""
         ticks = 0
         for process in self.processes:
-            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/stat") as file:
-                fields = file.read().rsplit(")", 1)[1].split()
-                ticks += int(fields[11]) + int(fields[12])
+            for path in glob.glob(f"/proc/{process.pid}/task/*/stat"):
+                with contextlib.suppress(OSError), open(path) as file:
+                    name, rest = file.read().rsplit(")", 1)
+                    if not name.endswith("(gloo_tcp_loop"):  # it would spin on a message that nobody takes
+                        ticks += sum(map(int, rest.split()[11:13]))
         return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
     def _watch_headroom(self) -> None:
@@ -281,8 +314,9 @@ class Ranks:
                     with contextlib.suppress(OSError, AttributeError):
                         os.killpg(process.pid, signal.SIGKILL)
                     process.kill()
-            for process, conn in zip(self.processes, self.conns, strict=True):
-                conn.close()
+            for process, *conns in zip(self.processes, self.conns, self.questions, strict=True):
+                for conn in conns:
+                    conn.close()
                 if process.pid is not None:
                     process.join()
                 process.close()

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ import torch.distributed as dist
 
 from lib import trace
 from lib.mesh import Group
-from lib.runtime import call_table, calls, headroom, output, places, spy
+from lib.runtime import call_table, calls, headroom, output, places, spy, transfer
 
 MOST_SAID = 20_000  # letters of a traceback
 
@@ -42,6 +43,7 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 in_rank = False  # whether this process is a rank
 
+_IN_CALL = {transfer.__file__, spy.__file__}  # of a thread that waits for other ranks
 _MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, spy.__file__))
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
@@ -67,13 +69,13 @@ class Outcome:
     trace_back: str = ""
 
 
-def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn) -> None:
+def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, questions) -> None:
     """The whole life of a rank."""
     global in_rank
     in_rank = True
     out = _leave_the_terminal(folder, rank, world_size)
     table = calls.table = call_table.CallTable(os.path.join(folder, "table"), world_size, rank)
-    threading.Thread(target=_obey, args=(conn, folder), daemon=True).start()
+    threading.Thread(target=_obey, args=(questions, folder), daemon=True).start()
     try:
         outcome = _work(rank, world_size, folder, loopback, table)
     except BaseException as error:
@@ -170,17 +172,35 @@ def _leave_the_terminal(folder: str, rank: int, world_size: int) -> output.Write
     return out
 
 
-def _obey(conn, folder: str) -> None:
+def _obey(questions, folder: str) -> None:
     """Tell the parent where we are when it asks. When it is gone, leave, and leave nothing."""
     while True:
         try:
-            conn.recv()
+            questions.recv()
         except (EOFError, OSError):
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
-        lines = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
-        start = next((i for i, line in enumerate(lines) if _mine(line)), 0)
-        conn.send("".join(_tidy(lines[start:])))
+        questions.send(_where())
+
+
+def _where() -> tuple[str, bool]:
+    """Where the reader's threads are, the main one first, and whether one of them may send before it is sent to."""
+    main, names = threading.main_thread().ident, {thread.ident: thread.name for thread in threading.enumerate()}
+    parts, may_send = [], False
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        files = [one.f_code.co_filename for one, _ in traceback.walk_stack(frame)]
+        readers = not all(map(places.is_library, files))
+        if ident == main or readers:
+            lines = traceback.format_stack(frame)
+            start = next((i for i, line in enumerate(lines) if _mine(line)), 0)
+            parts += [f"{names.get(ident, 'a thread')}:\n"] * (ident != main) + _tidy(lines[start:])
+        may_send |= readers and not _IN_CALL & {*files} and not _waits_for_a_thread(frame)
+    return "".join(parts), may_send
+
+
+def _waits_for_a_thread(frame: types.FrameType) -> bool:
+    """Whether it is in `join` or `wait` of `threading`, without a limit."""
+    return frame.f_code.co_filename == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)
 
 
 def _explain(error: BaseException, temporary: str) -> Outcome:
