@@ -23,8 +23,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from lib.runtime import call_table, headroom, places
 from lib.runtime.call_table import MismatchError
 from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout
@@ -73,7 +71,7 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     Args:
         fn: function of a `Group` (all ranks) and `args`.
         world_size: number of ranks, 1 to 64.
-        args: the same for each rank; tensors arrive as copies.
+        args: the same for each rank; tensors arrive as copies, and those that share memory here share it there.
         timeout_s: seconds after which ranks that still compute are ended.
         trace: whether to collect all communication in `Run.trace`.
 
@@ -177,11 +175,12 @@ def _folder(world_size: int):
 
 def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> call_table.CallTable:
     """What the ranks need, as files; the call table that they share."""
+    from lib.runtime.parcel import Parcel
     from lib.runtime.worker import Job
 
     cells, sources = _notebook_cells()
     try:
-        body = cloudpickle.dumps(Job(fn, args, trace, cells, sources))
+        job = Parcel(Job(fn, args, trace, cells, sources))
     except Exception as error:
         raise TypeError(
             f"{getattr(fn, '__name__', fn)} or its arguments cannot be sent to another process: {error}"
@@ -189,14 +188,13 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
     try:
         with open(os.path.join(folder, "place"), "wb") as file:
             pickle.dump((sys.path, os.getcwd(), dict(os.environ)), file)
-        with open(os.path.join(folder, "job"), "wb") as file:
-            file.write(body)
+        job.write(os.path.join(folder, "job"))
         return call_table.CallTable(os.path.join(folder, "table"), world_size)
     except OSError as error:
         place = tempfile.gettempdir()
         if not headroom.is_full(error, place):
             raise
-        needs = f"the function and its arguments take {headroom.size_text(len(body))}"
+        needs = f"the function and its arguments take {headroom.size_text(job.size_bytes)}"
         raise RunError(headroom.full_disk(place, needs)) from None
 
 
@@ -213,7 +211,7 @@ def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _collect(folder: str, world_size: int) -> Run:
-    import torch
+    from lib.runtime import parcel
 
     paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]
     size_bytes, memory = sum(map(os.path.getsize, paths)), headroom.system_memory()
@@ -225,7 +223,7 @@ def _collect(folder: str, world_size: int) -> Run:
     results, problem = [], ""
     for rank, path in enumerate(paths):
         try:
-            results.append(torch.load(path, weights_only=False))
+            results.append(parcel.read(path))
         except Exception as error:
             problem = f"rank {rank} of {world_size} returned what cannot be read here: {error}"
         if problem:  # outside of the except: one error, not two

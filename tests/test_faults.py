@@ -28,6 +28,7 @@ from conftest import open_files
 
 from lib import comm
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, run
+from lib.mesh import second_lane
 from lib.runtime import ranks, spy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
@@ -483,10 +484,8 @@ def waits_beside_an_idle_pool(world):
 
 
 def waits_when_a_thread_has_ended(world):
-    def swaps():
-        comm.exchange({1 - world.rank: ONES}, {1 - world.rank: ONES.clone()}, world).wait()
-
-    in_a_thread(lambda: (time.sleep(0.1), swaps()), wait=False)
+    lane = second_lane(world)
+    in_a_thread(lambda: (time.sleep(0.1), comm.barrier(lane)), wait=False)
     comm.all_reduce(ONES, world) if world.rank else comm.recv(ONES.clone(), world, 1).wait()
 
 

@@ -19,6 +19,7 @@ from conftest import nothing
 from lib import comm
 from lib.launch import Run, close, device, init, run
 from lib.mesh import Group
+from lib.runtime.parcel import Parcel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,44 @@ def test_results_come_back_in_rank_order(monkeypatch):
         assert threads == 1
         assert place == (os.getcwd(), sys.path, {**os.environ, "GLOO_SOCKET_IFNAME": ""})
     assert torch.equal(a, torch.zeros(3))
+
+
+@pytest.mark.usefixtures("machine")
+def test_tensors_that_share_memory_share_it_over_there():
+    """Weights tied through `.data`, views of one tensor, a storage itself: as arguments, and in a result."""
+
+    def changes(world, one, other, x, views, storage):
+        one.weight.data[0] = 7
+        x[1] = 8
+        return other.weight.data, other.weight.data[0, 1:], [view.tolist() for view in views], storage.nbytes()
+
+    one, other, x = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.zeros(6)
+    other.weight.data = one.weight.data
+    ((whole, part, views, n_bytes),) = run(
+        changes, 1, one, other, x[1:], [x[:3], x[2::2], x[:0]], x.untyped_storage()
+    )
+    whole += 1
+    assert whole[0].tolist() == [8, 8] and part.tolist() == [8]
+    assert (views, n_bytes) == ([[0, 0, 8], [8, 0], []], 24) and x.sum() == 0
+
+
+@pytest.mark.usefixtures("machine")
+def test_of_a_large_tensor_travels_what_is_sent():
+    big = torch.arange(30_000_000.0)
+    corner = big.view(3000, 10_000)[1:3, 2:4]
+    assert Parcel((corner, corner.t(), big[5:6].to_sparse())).size_bytes < 50_000, "a row and what it is cut from"
+    assert torch.equal(run(lambda world, x: x.t().contiguous().t(), 1, corner)[0], corner)
+
+
+@pytest.mark.usefixtures("machine")
+def test_ranks_have_the_default_dtype_of_their_caller():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert run(lambda world: torch.ones(1).dtype, 1) == [torch.float64]
+    finally:
+        torch.set_default_dtype(before)
+    assert run(lambda world: torch.ones(1).dtype, 1) == [before]
 
 
 @pytest.mark.alone("it measures how soon a run is done")

@@ -65,14 +65,9 @@ def free_disk_bytes(folder: str) -> int:
     return shutil.disk_usage(folder).free
 
 
-def is_full(error: Exception, folder: str) -> bool:
-    """Whether an error comes from too little room on the disk of `folder`; torch's own do not say so.
-
-    Its writer speaks of an "unexpected pos" in inline_container, or of an "iostream error" if not a byte fits.
-    """
-    if isinstance(error, OSError):
-        return error.errno in _FULL and (error.errno == errno.EFBIG or free_disk_bytes(folder) < MB)
-    return "inline_container" in str(error) or ("iostream error" in str(error) and free_disk_bytes(folder) < MB)
+def is_full(error: OSError, folder: str) -> bool:
+    """Whether an error comes from too little room on the disk of `folder`."""
+    return error.errno in _FULL and (error.errno == errno.EFBIG or free_disk_bytes(folder) < MB)
 
 
 def full_disk(folder: str, needs: str) -> str:

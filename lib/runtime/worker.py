@@ -26,7 +26,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
-import cloudpickle
 import numpy
 import torch
 import torch.distributed as dist
@@ -34,6 +33,7 @@ import torch.distributed as dist
 from lib import trace
 from lib.mesh import Group
 from lib.runtime import call_table, calls, headroom, output, places, spy, transfer
+from lib.runtime.parcel import Parcel, read
 
 MOST_SAID = 20_000  # letters of a traceback
 
@@ -50,13 +50,14 @@ _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|B
 
 @dataclass
 class Job:
-    """All that a rank needs to know, pickled once for all ranks by `cloudpickle`."""
+    """All that a rank needs to know, packed once for all ranks."""
 
     fn: Callable
     args: tuple
     trace: bool
     cells: dict[str, str] = field(default_factory=dict)  # file of a notebook cell -> its name
     sources: dict[str, str] = field(default_factory=dict)  # ... -> its text, for tracebacks
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
 @dataclass
@@ -107,8 +108,8 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     )
     numpy.random.seed()  # anew: a fork draws what the server would have drawn, the same on all ranks
     spy.watch()  # before the job is read, which may hold some of its functions by name
-    with open(os.path.join(folder, "job"), "rb") as file:
-        job: Job = cloudpickle.load(file)
+    job: Job = read(os.path.join(folder, "job"))
+    torch.set_default_dtype(job.default_dtype)
     places.cells.update(job.cells)
     for name, text in job.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -120,31 +121,22 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     end_s = time.perf_counter()
     returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
     try:
-        torch.save(returned, path, pickle_module=cloudpickle)
+        parcel = Parcel(returned)
     except Exception as error:
-        if headroom.is_full(error, folder):
-            with suppress(OSError):
-                os.remove(path)
-            size = _Size()
-            torch.save(returned, size, pickle_module=cloudpickle)
-            needs = f"the result takes {headroom.size_text(size.bytes)}"
-            text = (
-                f"returned {_kind(result)} that cannot be sent: {headroom.full_disk(os.path.dirname(folder), needs)}"
-            )
-            return Outcome("error", text, "OSError")
         text = f"returned {_kind(result)}, which cannot be sent to the process that called run: {error}"
         return Outcome("error", text, type(error).__name__)
+    try:
+        parcel.write(path)
+    except OSError as error:
+        if not headroom.is_full(error, folder):
+            raise
+        with suppress(OSError):
+            os.remove(path)
+        full = headroom.full_disk(
+            os.path.dirname(folder), f"the result takes {headroom.size_text(parcel.size_bytes)}"
+        )
+        return Outcome("error", f"returned {_kind(result)} that cannot be sent: {full}", "OSError")
     return Outcome("ok")
-
-
-class _Size(io.RawIOBase):
-    """A file that counts and keeps nothing."""
-
-    bytes = 0
-
-    def write(self, data) -> int:
-        self.bytes += len(data)
-        return len(data)
 
 
 def _kind(result: object) -> str:

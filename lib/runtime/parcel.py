@@ -1,0 +1,88 @@
+"""What goes to ranks and what they return: pickled, with the bytes of its tensors beside it.
+
+The problem: pickled on its own, a tensor takes its whole storage along, a slice all that it was cut from; and two
+tensors on one storage (weights tied through `.data`) come out apart.
+The idea: the pickle only names storages. Each is written once, and of it the stretch that the sent tensors lie on. Over
+there it has its size again, so all offsets hold; what was not sent is never touched, and takes no memory.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import cloudpickle
+import torch
+from torch.storage import TypedStorage, UntypedStorage
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.stretches: dict[int, tuple[UntypedStorage, int, int]] = {}  # by the storage's address in C++
+
+    def persistent_id(self, thing: object) -> tuple[int, torch.dtype | None] | None:
+        """The name of a storage; None for all that is pickled as ever."""
+        if isinstance(thing, torch.Tensor):
+            if thing.device.type == "cpu" and thing.layout is torch.strided:
+                first = thing.storage_offset()
+                last = first + sum((n - 1) * stride for n, stride in zip(thing.shape, thing.stride(), strict=True))
+                end = last + 1 if thing.numel() else first
+                self._needs(thing.untyped_storage(), first * thing.element_size(), end * thing.element_size())
+            return None
+        storage = thing._untyped_storage if isinstance(thing, TypedStorage) else thing
+        if not isinstance(storage, UntypedStorage) or storage.device.type != "cpu":
+            return None
+        if storage is thing or storage._cdata not in self.stretches:  # asked for by itself
+            self._needs(storage, 0, storage.nbytes())
+        return storage._cdata, getattr(thing, "dtype", None)
+
+    def _needs(self, storage: UntypedStorage, start: int, end: int) -> None:
+        _, first, last = self.stretches.get(storage._cdata, (storage, start, end))
+        self.stretches[storage._cdata] = storage, min(first, start), max(last, end)
+
+
+class Parcel:
+    """Something packed; any error of pickling it comes now.
+
+    Attributes:
+        size_bytes: how many it takes.
+    """
+
+    def __init__(self, thing: object) -> None:
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        pickler.dump(thing)
+        self._body, self._stretches = file.getbuffer(), pickler.stretches
+        self.size_bytes = len(self._body) + sum(end - start for _, start, end in self._stretches.values())
+
+    def write(self, path: str) -> None:
+        with open(path, "wb") as file:
+            rows = [(name, storage.nbytes(), *ends) for name, (storage, *ends) in self._stretches.items()]
+            pickle.dump(rows, file)
+            for storage, start, end in self._stretches.values():
+                file.write(_bytes(storage)[start:end])
+            file.write(self._body)
+
+
+class _Unpickler(pickle.Unpickler):
+    storages: dict[int, UntypedStorage]
+
+    def persistent_load(self, name: tuple[int, torch.dtype | None]) -> TypedStorage | UntypedStorage:
+        storage, dtype = self.storages[name[0]], name[1]
+        return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True) if dtype else storage
+
+
+def read(path: str) -> object:
+    """What was packed and written there."""
+    with open(path, "rb") as file:
+        unpickler = _Unpickler(file)
+        unpickler.storages = {}
+        for name, n_bytes, start, end in pickle.load(file):
+            storage = unpickler.storages[name] = UntypedStorage(n_bytes)
+            file.readinto(_bytes(storage)[start:end])
+        return unpickler.load()
+
+
+def _bytes(storage: UntypedStorage) -> memoryview:
+    return memoryview(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).numpy())
