@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from lib.runtime import call_table, headroom, places
 from lib.runtime.call_table import MismatchError
+from lib.runtime.folders import RUN, Folder
 from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout
 from lib.runtime.server import RunError, server, start_server
 from lib.trace import Trace
@@ -169,8 +170,11 @@ def _folder(world_size: int):
         raise RunError(
             headroom.full_disk(place, f"a run of {world_size} ranks needs {headroom.size_text(needs_bytes)}")
         )
-    with tempfile.TemporaryDirectory(prefix="parallel-by-hand-") as folder:
-        yield folder
+    folder = Folder(RUN)
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
 
 
 def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> call_table.CallTable:
@@ -187,7 +191,9 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
         ) from None
     try:
         with open(os.path.join(folder, "place"), "wb") as file:
-            pickle.dump((sys.path, os.getcwd(), dict(os.environ)), file)
+            pickle.dump(
+                ([path for path in sys.path if isinstance(path, str)], sys.argv, _cwd(), dict(os.environ)), file
+            )
         job.write(os.path.join(folder, "job"))
         return call_table.CallTable(os.path.join(folder, "table"), world_size)
     except OSError as error:
@@ -196,6 +202,14 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
             raise
         needs = f"the function and its arguments take {headroom.size_text(job.size_bytes)}"
         raise RunError(headroom.full_disk(place, needs)) from None
+
+
+def _cwd() -> str | None:
+    """This process's folder; None if it is gone: then ranks stay in their server's."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:

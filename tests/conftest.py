@@ -7,7 +7,7 @@ import sys
 import tempfile
 import textwrap
 import threading
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -58,7 +58,9 @@ def say(record_property):
 
 def left_behind() -> set:
     """Processes below this one, beside the two servers, and every temporary file but torch's cache, for all to use."""
-    servers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+    from lib.runtime import server
+
+    servers = {server._server.pid, resource_tracker._resource_tracker._pid}
     processes = {p for p in psutil.Process().children(recursive=True) if p.pid not in servers}
     return {f"process {p.pid}: {p.name()}" for p in processes} | {
         f"file {f}" for f in os.listdir(tempfile.gettempdir()) if not f.startswith("torchinductor_")
@@ -95,12 +97,12 @@ def private_temp_folder(tmp_path_factory):
 def machine(private_temp_folder):
     """The test leaves no process, no file, no descriptor, no socket; and after it a run works."""
     from lib.launch import run
-    from lib.runtime.server import start_server
+    from lib.runtime import server
 
-    start_server()
-    if forkserver._forkserver._forkserver_pid not in _warm:  # the first test, or a file of lib was edited meanwhile
+    server.start_server()
+    if server._server.pid not in _warm:  # the first test, or a file of lib was edited meanwhile
         run(nothing, 2)
-        _warm.add(forkserver._forkserver._forkserver_pid)
+        _warm.add(server._server.pid)
     gc.collect()  # sockets of a kernel that an earlier test has talked to
     before = open_files()
     assert not left_behind()

@@ -293,6 +293,41 @@ def test_a_script_needs_no_main_guard(script, method):
     assert process.returncode == 0
 
 
+ODD_PLACES = """
+    import os, pathlib, sys
+    import torch
+    from lib.launch import run
+
+    def works(world):
+        print("heard by nobody")
+        return os.getcwd() != "", sys.argv
+
+    os.mkdir("gone")
+    os.chdir("gone")
+    os.rmdir("../gone")
+    sys.path.append(pathlib.Path("/nowhere"))
+    stdout, sys.stdout = sys.stdout, None
+    first = run(works, 2)
+    sys.stdout = open(os.devnull)
+    sys.stdout.close()
+    second = run(works, 2)
+    sys.stdout = stdout
+    print(first == second == [(True, sys.argv)] * 2)
+"""
+
+
+def test_a_script_in_an_odd_place(tmp_path):
+    """It is in no folder, temporary files are in one whose name no socket takes, no stdout, and a path that is none."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(ODD_PLACES))
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", "argument"], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(long)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 # ---- the parent is a notebook ---------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,12 @@
 """The server that ranks come from: it knows today's `lib`, comes back when it is killed, and serves many at once."""
 
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -18,6 +20,8 @@ import torch
 
 from lib import comm
 from lib.launch import RankError, run
+from lib.runtime import server
+from lib.runtime.folders import RUN, Folder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[1]
@@ -26,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 
 SCRIPT = """
     import os, pathlib, signal, threading, time
-    from multiprocessing import forkserver
+    from lib.runtime import server as servers
     from lib.launch import RunError, run
 
     HERE = pathlib.Path("lib")
@@ -39,7 +43,7 @@ SCRIPT = """
 
     def see():
         version, found, server = run(asks, 1)[0]
-        assert server == forkserver._forkserver._forkserver_pid
+        assert server == servers._server.pid
         return version, found, server
 
     def refused():
@@ -237,6 +241,70 @@ def test_two_notebooks_at_once(start_notebook, tmp_path):
 @pytest.mark.usefixtures("private_temp_folder")
 def test_the_server_is_killed_between_two_runs():
     assert run(lambda world: world.rank, 2) == [0, 1]
-    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    os.kill(server._server.pid, signal.SIGKILL)
     time.sleep(0.2)
     assert run(lambda world: world.rank, 2) == [0, 1]
+
+
+@pytest.mark.usefixtures("private_temp_folder")
+def test_the_folder_of_its_socket_is_tidied_away():
+    before = server.start_server().pid
+    shutil.rmtree(server._server.folder.path)
+    assert run(lambda world: world.rank, 2) == [0, 1] and server._server.pid != before
+
+
+# ---- the process that it belongs to ---------------------------------------------------------------------------------
+
+
+def runs_here(_):
+    return run(lambda world: world.rank, 2)
+
+
+@pytest.mark.usefixtures("private_temp_folder")
+def test_a_forked_copy_of_the_process_starts_its_own():
+    """Such as the worker of a pool, which may have no children by the rules of `multiprocessing`."""
+    run(lambda world: None, 1)
+    before = server._server.pid
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.map(runs_here, range(2)) == [[0, 1]] * 2
+        pool.close()
+        pool.join()
+    assert run(lambda world: world.rank, 2) == [0, 1] and server._server.pid == before
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_rest_of_the_process_notices_nothing():
+    """A fork server of the program's own is another one, and a thread that pickles finds `__main__` in its place."""
+    seen, over = set(), threading.Event()
+
+    def looks():
+        while not over.is_set():
+            seen.add((id(sys.modules["__main__"]), os.environ.get("PYTHONSAFEPATH")))
+
+    thread = threading.Thread(target=looks)
+    thread.start()
+    for _ in range(5):
+        run(lambda world: None, 4)
+    over.set()
+    thread.join()
+    assert seen == {(id(sys.modules["__main__"]), os.environ.get("PYTHONSAFEPATH"))}
+    assert forkserver._forkserver._forkserver_pid is None
+
+
+# ---- folders of processes that were killed --------------------------------------------------------------------------
+
+KILLED = "import os; from lib.runtime.folders import *; print(Folder(RUN).path, flush=True); os.kill(os.getpid(), 9)"
+
+
+def test_who_makes_a_folder_removes_those_of_the_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    left = subprocess.run(
+        [sys.executable, "-c", KILLED], env=variables, capture_output=True, text=True
+    ).stdout.strip()
+    assert os.listdir(tmp_path) == [os.path.basename(left)]
+    mine, other = Folder(RUN), Folder(RUN)
+    assert sorted(os.listdir(tmp_path)) == sorted(os.path.basename(folder.path) for folder in (mine, other))
+    mine.remove()
+    other.remove()
+    assert not os.listdir(tmp_path)

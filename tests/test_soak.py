@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from multiprocessing import forkserver
 
 import cloudpickle
 import psutil
@@ -20,6 +19,7 @@ from conftest import left_behind, open_files
 
 from lib import comm
 from lib.launch import RankError, RunTimeout, run
+from lib.runtime.server import start_server
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -69,7 +69,7 @@ def one(i: int) -> None:
 
 def counts() -> dict[str, object]:
     """What must be the same after each run, to the last one."""
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)
+    server = psutil.Process(start_server().pid)
     shared = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
     return {
         "left behind": sorted(left_behind()),
@@ -87,7 +87,7 @@ def counts() -> dict[str, object]:
 def weights_bytes() -> dict[str, int]:
     """Memory of this process, as a kernel would be, and of the server."""
     gc.collect()
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)
+    server = psutil.Process(start_server().pid)
     return {"here": psutil.Process().memory_info().rss, "server": server.memory_info().rss}
 
 

@@ -123,7 +123,7 @@ class Reader:
 
 
 def _show(text: str) -> None:
-    if text:
+    if text and sys.stdout is not None and not getattr(sys.stdout, "closed", False):  # as the caller has chosen
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()

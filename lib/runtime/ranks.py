@@ -97,7 +97,7 @@ class Ranks:
         from lib.runtime import worker
 
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        with starting():
+        with starting(context):
             for rank in range(self.size):
                 (ours, theirs), (asks, answers) = context.Pipe(), context.Pipe()
                 args = (rank, self.size, self.folder, loopback, theirs, answers)

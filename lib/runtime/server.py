@@ -2,30 +2,31 @@
 
 The problem: a fresh process needs seconds to import torch. A process that is forked from one that has done so needs a
 hundredth of a second, but has the code of then: edit a file of `lib`, and ranks would go on with the old one.
-The idea: `multiprocessing` has such a server. Ours starts while the notebook imports torch itself, never sees a Ctrl-C,
+The idea: a fork server (`fork_server.py`). It starts while the notebook imports torch itself, never sees a Ctrl-C,
 runs nothing of the caller's script, and makes way for a new one when a file of `lib` has come, gone or changed.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import glob
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import types
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import resource_tracker
+
+from lib.runtime.fork_server import ForkServer
 
 # An optimizer's first step imports the last of them, for 1.5 s.
 PRELOADED = ["lib.runtime.server", "lib.runtime.warm", "torch._dynamo"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
-_one_at_a_time = threading.RLock()  # starting changes what belongs to the whole process: __main__, its environment
+_one_at_a_time = threading.RLock()
+_server: ForkServer | None = None
 _files: dict[str, tuple] = {}  # of lib, as the server has read them: path -> (time, size)
 _users: set[threading.Thread] = set()  # threads with a run under way
 
@@ -45,24 +46,22 @@ def server():
 
 
 def start_server(use: bool = False):
-    """The multiprocessing context that ranks come from: a fork server that knows today's `lib`, or `spawn`.
+    """Where ranks come from: a fork server that knows today's `lib`, or the `multiprocessing` context `spawn`.
 
     Raises:
         RunError: a file of `lib` was edited and cannot be read as Python.
     """
-    method = os.environ.get("LIB_START") or ("forkserver" if hasattr(os, "fork") else "spawn")
-    context = multiprocessing.get_context(method)
+    method = os.environ.get("LIB_START", "forkserver")
     if method != "forkserver":
-        return context
-    resource_tracker.ensure_running()  # now, as it would unblock the signal that we block
+        return multiprocessing.get_context(method)
     while True:
         with _one_at_a_time:
             files = _look()
-            if files == _files or not _files or not _others():
-                _start(context, files)
+            if _serves(files) or not _others():
+                _start(files)
                 if use:
                     _users.add(threading.current_thread())
-                return context
+                return _server
             others = _others()
         for thread in others:  # an edit, and a run of another thread still goes on with the code of before
             thread.join(0.05)
@@ -81,22 +80,26 @@ def _look() -> dict[str, tuple]:
     return files
 
 
-def _start(context, files: dict[str, tuple]) -> None:
-    global _files
-    if _files and files != _files:
+def _serves(files: dict[str, tuple]) -> bool:
+    return _server is not None and files == _files and _server.is_alive()
+
+
+def _start(files: dict[str, tuple]) -> None:
+    global _files, _server
+    if _serves(files):
+        return
+    if _server is not None:
         _must_be_python(path for path in files if files[path] != _files.get(path))
-    environment = {  # only the server's: a rank gets its own from `launch`
-        "PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path]),
-        "PYTHONSAFEPATH": "1",  # another folder called lib may be here
-        "OMP_NUM_THREADS": "1",
-        "LIB_SERVER_FOLDER": util.get_temp_dir(),
-    }
-    with _environment(**environment), without_main(), _blocked(signal.SIGINT):
-        if _files and files != _files:
-            forkserver._forkserver._stop()  # it holds the code of before the edit
-        _files = files
-        context.set_forkserver_preload(PRELOADED)
-        forkserver.ensure_running()
+        _server.close()
+    _server = None
+    resource_tracker.ensure_running()  # now, as it would unblock the signal that we block
+    with _blocked(signal.SIGINT):
+        _server, _files = ForkServer(PRELOADED, _paths(), {"OMP_NUM_THREADS": "1"}), files
+
+
+def _paths() -> list[str]:
+    """Where the server finds modules: first this `lib`, as another folder called lib may be here."""
+    return [os.path.dirname(_HERE), *(path for path in sys.path if isinstance(path, str))]
 
 
 def _must_be_python(paths) -> None:
@@ -116,7 +119,7 @@ def _must_be_python(paths) -> None:
 
 def why_no_rank() -> str:
     """Why the server or its ranks end before they have begun: what importing `lib` says, in a process of its own."""
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(_HERE), *sys.path])}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(_paths())}
     command = [sys.executable, "-P", "-c", "import lib.runtime.worker"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", timeout=60)
@@ -129,15 +132,15 @@ def why_no_rank() -> str:
 
 
 @contextlib.contextmanager
-def starting():
+def starting(context):
     """Around the start of ranks."""
-    with _one_at_a_time, uninterrupted(), without_main():
+    with _one_at_a_time, uninterrupted(), contextlib.nullcontext() if context is _server else without_main():
         yield
 
 
 @contextlib.contextmanager
 def without_main():
-    """Ranks need nothing of the caller's script: functions travel by value, so it is never run again in a rank."""
+    """For `spawn`, which would run the caller's script again in a rank: functions travel by value."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -172,25 +175,14 @@ def _blocked(number: int):
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def _environment(**values: str):
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def _forget() -> None:
+    """In a forked copy of this process, which starts a server of its own."""
+    global _one_at_a_time, _server
+    if _server is not None:
+        _server.abandon()
+    _one_at_a_time, _server = threading.RLock(), None
+    _files.clear()
+    _users.clear()
 
 
-def _tidy(folder: str, started_by: int, me: int) -> None:
-    """A process that is killed leaves the folder of its server's socket behind: the server outlives it by a moment."""
-    if os.getpid() == me and os.getppid() != started_by:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if "LIB_SERVER_FOLDER" in os.environ:  # this is the server
-    atexit.register(_tidy, os.environ.pop("LIB_SERVER_FOLDER"), os.getppid(), os.getpid())
+os.register_at_fork(after_in_child=_forget)

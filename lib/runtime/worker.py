@@ -95,8 +95,9 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
 def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_table.CallTable) -> Outcome:
     torch.set_num_threads(1)
     with open(os.path.join(folder, "place"), "rb") as file:
-        sys.path[:], cwd, environment = pickle.load(file)
-    os.chdir(cwd)
+        sys.path[:], sys.argv, cwd, environment = pickle.load(file)
+    if cwd is not None:
+        os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment, GLOO_SOCKET_IFNAME=loopback)
     dist.init_process_group(

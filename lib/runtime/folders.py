@@ -1,0 +1,51 @@
+"""Folders for temporary files that do not outlive their owner for long.
+
+The problem: a process that is killed removes nothing.
+The idea: it holds a lock on its folder, which the system takes from the dead; whoever makes the next folder removes all
+that nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+
+RUN, SERVER = "parallel-by-hand-run-", "server-of-parallel-by-hand-"
+
+
+class Folder:
+    """A new folder, locked until it is removed.
+
+    Args:
+        kind: how its name begins, `RUN` or `SERVER`.
+        place: where it lies; the folder for temporary files by default.
+    """
+
+    def __init__(self, kind: str, place: str | None = None) -> None:
+        place = place or tempfile.gettempdir()
+        for path in glob.glob(os.path.join(glob.escape(place), kind + "*")):
+            _remove_if_left(path)
+        hidden = tempfile.mkdtemp(prefix="." + kind, dir=place)  # nobody looks at it before it is locked
+        self._lock = os.open(hidden, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # not every file system has locks; there nobody removes it either
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = os.path.join(place, os.path.basename(hidden)[1:])
+        os.rename(hidden, self.path)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_left(path: str) -> None:
+    with contextlib.suppress(OSError):  # another user's, or gone already
+        lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
