@@ -88,11 +88,11 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     _check(fn, world_size, timeout_s)
     began_s = time.perf_counter()
     # The server first: if torch is not imported here yet, the two imports go side by side.
-    with _folder(world_size) as folder, server() as context:
+    with _folder(world_size) as folder, server() as forks:
         table = _write_job(folder, fn, args, trace, world_size)
         ranks = Ranks(world_size, folder, table)
         try:
-            ranks.start(context)
+            ranks.start(forks)
             ranks.join(timeout_s)
             result = _collect(folder, world_size)
         finally:

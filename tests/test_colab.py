@@ -111,7 +111,7 @@ def ask(python: Path, code: str) -> str:
 
 def clean(python: Path, **more: str) -> dict[str, str]:
     """An environment without this one's traces."""
-    unwanted = ("PYTHON", "PIP_", "JUPYTER", "BOOK_", "CHECK_", "LIB_START", "VIRTUAL_ENV", "PYTEST", "MPLBACKEND")
+    unwanted = ("PYTHON", "PIP_", "JUPYTER", "BOOK_", "CHECK_", "VIRTUAL_ENV", "PYTEST", "MPLBACKEND")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
     home = python.parents[2]
     return kept | {"HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "PYTHONNOUSERSITE": "1"} | more

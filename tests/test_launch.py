@@ -285,10 +285,9 @@ def test_a_script_lives_through_ctrl_c_and_dies_with_its_ranks(script, tmp_path)
     assert process.communicate(timeout=5) == ("", "")
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_script_needs_no_main_guard(script, method):
+def test_a_script_needs_no_main_guard(script):
     """It runs once: functions travel by value, and ranks never see the script."""
-    process = script("0", LIB_START=method)
+    process = script("0")
     assert process.communicate(timeout=100) == ("top level\n[0, 2]\n", "")
     assert process.returncode == 0
 

@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import tempfile
-from multiprocessing import Pipe, forkserver, popen_forkserver, process, resource_tracker, util
+from multiprocessing import forkserver, popen_forkserver, process, resource_tracker, util
 from multiprocessing.context import reduction, set_spawning_popen
 
 from lib.runtime.folders import SERVER, Folder
@@ -43,8 +43,6 @@ class ForkServer:
         path: its `sys.path`.
         variables: of its environment, beside this process's.
     """
-
-    Pipe = staticmethod(Pipe)
 
     def __init__(self, preload: list[str], path: list[str], variables: dict[str, str]) -> None:
         self.folder = Folder(SERVER, _place())

@@ -21,10 +21,11 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from multiprocessing import connection
+from multiprocessing import Pipe, connection
 from typing import Any
 
 from lib.runtime import call_table, headroom, output
+from lib.runtime.fork_server import ForkServer
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
 STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
@@ -92,16 +93,16 @@ class Ranks:
         self.floor_bytes = memory.floor_bytes() if memory else 0.0
         self.pause_s = 0.05  # between two looks
 
-    def start(self, context) -> None:
-        """Start them from a context of `lib.runtime.server`."""
+    def start(self, server: ForkServer) -> None:
+        """Let the server fork them."""
         from lib.runtime import worker
 
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        with starting(context):
+        with starting():
             for rank in range(self.size):
-                (ours, theirs), (asks, answers) = context.Pipe(), context.Pipe()
+                (ours, theirs), (asks, answers) = Pipe(), Pipe()
                 args = (rank, self.size, self.folder, loopback, theirs, answers)
-                process = context.Process(target=worker.rank_main, args=args, daemon=True)
+                process = server.Process(target=worker.rank_main, args=args, daemon=True)
                 self.processes.append(process)
                 self.conns.append(ours)
                 self.questions.append(asks)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-import types
 from multiprocessing import resource_tracker
 
 from lib.runtime.fork_server import ForkServer
@@ -37,23 +35,19 @@ class RunError(RuntimeError):
 
 @contextlib.contextmanager
 def server():
-    """The context that ranks come from; nobody replaces its server while the body runs."""
-    context = start_server(use=True)
+    """The server that ranks come from; nobody replaces its server while the body runs."""
     try:
-        yield context
+        yield start_server(use=True)
     finally:
         _users.discard(threading.current_thread())
 
 
-def start_server(use: bool = False):
-    """Where ranks come from: a fork server that knows today's `lib`, or the `multiprocessing` context `spawn`.
+def start_server(use: bool = False) -> ForkServer:
+    """Where ranks come from: a fork server that knows today's `lib`.
 
     Raises:
         RunError: a file of `lib` was edited and cannot be read as Python.
     """
-    method = os.environ.get("LIB_START", "forkserver")
-    if method != "forkserver":
-        return multiprocessing.get_context(method)
     while True:
         with _one_at_a_time:
             files = _look()
@@ -132,21 +126,10 @@ def why_no_rank() -> str:
 
 
 @contextlib.contextmanager
-def starting(context):
+def starting():
     """Around the start of ranks."""
-    with _one_at_a_time, uninterrupted(), contextlib.nullcontext() if context is _server else without_main():
+    with _one_at_a_time, uninterrupted():
         yield
-
-
-@contextlib.contextmanager
-def without_main():
-    """For `spawn`, which would run the caller's script again in a rank: functions travel by value."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 @contextlib.contextmanager
