@@ -67,7 +67,8 @@ class Run(list):
 def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace: bool = False) -> Run:
     """Call `fn(world, *args)` on every rank, each in a process of its own.
 
-    `fn` may be defined in a notebook cell. What ranks print appears in rank order, rank 0's as it comes.
+    `fn` may be defined in a notebook cell. What ranks print appears in rank order, rank 0's as it comes. What programs
+    print that they start does not: capture it (`subprocess.run(..., capture_output=True)`) and print it.
 
     Args:
         fn: function of a `Group` (all ranks) and `args`.
@@ -237,7 +238,7 @@ def _collect(folder: str, world_size: int) -> Run:
     results, problem = [], ""
     for rank, path in enumerate(paths):
         try:
-            results.append(parcel.read(path))
+            results.append(parcel.read(path, {}))
         except Exception as error:
             problem = f"rank {rank} of {world_size} returned what cannot be read here: {error}"
         if problem:  # outside of the except: one error, not two

@@ -735,6 +735,26 @@ def test_what_a_rank_has_started_ends_with_it(fails):
         time.sleep(0.02)
 
 
+def forks_and_comes_back(world, how):
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if how == "raises":
+        refuse("lunch")
+    elif how == "exits":
+        sys.exit(3)
+    elif how == "exits well":
+        sys.exit()
+    return "the copy's"
+
+
+@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("exits well", 0), ("exits", 3), ("raises", 1)])
+def test_a_forked_copy_of_a_rank_has_no_part_in_the_run(how, code, capfd):
+    assert run(forks_and_comes_back, 2, how) == [code] * 2
+    out, err = capfd.readouterr()
+    assert ("no lunch today" in out) == (how == "raises") and err == ""
+
+
 def test_an_error_comes_out_of_a_pool_of_processes_whole():
     def fails(world):
         raise ValueError("the cause")

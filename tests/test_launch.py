@@ -169,6 +169,37 @@ def test_one_process_alone(monkeypatch):
     assert close(init(), "report") == ["report"]
 
 
+MAIN = """
+import torch
+import torch.nn.functional as F
+COUNT = 0
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return F.gelu(x)
+
+def counts():
+    global COUNT
+    COUNT += 1
+    return COUNT
+
+def compiles(world):
+    model = torch.compile(torch.nn.Sequential(Block(), Block()), backend="eager")
+    return torch.equal(model(torch.ones(2)), F.gelu(F.gelu(torch.ones(2)))), counts(), COUNT, counts
+"""
+
+
+@pytest.mark.usefixtures("machine")
+def test_functions_of_a_script_find_their_globals_where_torch_compile_looks(monkeypatch):
+    main = vars(sys.modules["__main__"])
+    for name in ("torch", "F", "COUNT", "Block", "counts", "compiles"):
+        monkeypatch.setitem(main, name, None)
+    exec(MAIN, main)
+    ((compiled, counted, count, counts),) = run(main["compiles"], 1)
+    assert (compiled, counted, count, counts(), counts()) == (True, 1, 1, 2, 3)
+    assert main["COUNT"] == 0, "what a rank does to its globals, and what it returns, changes none here"
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -237,8 +268,8 @@ def script(tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     started = []
 
-    def start(*args, **environment):
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temp"), **environment}
+    def start(*args):
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temp")}
         command = [sys.executable, tmp_path / "script.py", *args]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, env=variables, start_new_session=True, **pipes))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 
 import cloudpickle
 import torch
@@ -20,9 +21,12 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.stretches: dict[int, tuple[UntypedStorage, int, int]] = {}  # by the storage's address in C++
+        self._globals = self.globals_ref[id(vars(sys.modules["__main__"]))] = {}  # what cloudpickle fills
 
-    def persistent_id(self, thing: object) -> tuple[int, torch.dtype | None] | None:
-        """The name of a storage; None for all that is pickled as ever."""
+    def persistent_id(self, thing: object) -> tuple | None:
+        """The name of a storage, or of the globals of `__main__`; None for all that is pickled as ever."""
+        if thing is self._globals:
+            return "__main__", dict(thing)
         if isinstance(thing, torch.Tensor):
             if thing.device.type == "cpu" and thing.layout is torch.strided:
                 first = thing.storage_offset()
@@ -67,17 +71,21 @@ class Parcel:
 
 class _Unpickler(pickle.Unpickler):
     storages: dict[int, UntypedStorage]
+    main: dict[str, object]
 
-    def persistent_load(self, name: tuple[int, torch.dtype | None]) -> TypedStorage | UntypedStorage:
+    def persistent_load(self, name: tuple) -> TypedStorage | UntypedStorage | dict:
+        if name[0] == "__main__":
+            self.main.update(name[1])
+            return self.main
         storage, dtype = self.storages[name[0]], name[1]
         return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True) if dtype else storage
 
 
-def read(path: str) -> object:
-    """What was packed and written there."""
+def read(path: str, main: dict[str, object]) -> object:
+    """What was packed and written there; functions that were of `__main__` have `main` for their globals."""
     with open(path, "rb") as file:
         unpickler = _Unpickler(file)
-        unpickler.storages = {}
+        unpickler.storages, unpickler.main = {}, main
         for name, n_bytes, start, end in pickle.load(file):
             storage = unpickler.storages[name] = UntypedStorage(n_bytes)
             file.readinto(_bytes(storage)[start:end])

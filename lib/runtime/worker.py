@@ -109,16 +109,22 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     )
     numpy.random.seed()  # anew: a fork draws what the server would have drawn, the same on all ranks
     spy.watch()  # before the job is read, which may hold some of its functions by name
-    job: Job = read(os.path.join(folder, "job"))
+    # torch.compile looks there for what a function uses
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    job: Job = read(os.path.join(folder, "job"), vars(main))
     torch.set_default_dtype(job.default_dtype)
     places.cells.update(job.cells)
     for name, text in job.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     world = Group("world", tuple(range(world_size)), rank)
     table.state(call_table.RUNNING)
-    start_s = time.perf_counter()
+    me, start_s = os.getpid(), time.perf_counter()
     with trace.record(rank) if job.trace else nullcontext() as recorded:
-        result = job.fn(world, *job.args)
+        try:
+            result = job.fn(world, *job.args)
+        finally:
+            if os.getpid() != me:
+                _end_of_a_copy(sys.exc_info()[1])
     end_s = time.perf_counter()
     returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
     try:
@@ -140,6 +146,15 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     return Outcome("ok")
 
 
+def _end_of_a_copy(error: BaseException | None) -> None:
+    """A process that the function has forked comes back from it: it ends as any other, and has no part in the run."""
+    code = error.code if isinstance(error, SystemExit) else error and 1
+    if not isinstance(error, (SystemExit, types.NoneType)):
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 def _kind(result: object) -> str:
     name = type(result).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
@@ -149,11 +164,9 @@ def _leave_the_terminal(folder: str, rank: int, world_size: int) -> output.Write
     """Own process group, no Ctrl-C (the parent gets it and ends us); C++ chatter to one file, prints to another."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory runs out at once, the system ends a rank, not the notebook
-    if hasattr(os, "setsid"):
-        os.setsid()
+    os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(os, "fork"):  # locks made in a rank (tqdm has one) then have no name that would outlive it
-        multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method("fork", force=True)  # locks of a rank then have no name that would outlive it
     multiprocessing.current_process().daemon = False  # or a DataLoader could not have workers of its own
     noise = os.open(os.path.join(folder, f"noise{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(noise, 1)
