@@ -59,6 +59,10 @@ class Bucket:
 
     # What `ShardedOptimizer` asks of every bucket; here each rank has all, and steps it.
 
+    def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimizer gets of each parameter."""
+        yield from self.pieces.items()
+
     def gradients_to_pieces(self) -> None:
         """Before the step: each piece gets its gradient."""
 

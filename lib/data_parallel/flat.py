@@ -208,6 +208,14 @@ class Flat:
 
     # ---- the optimizer's step ---------------------------------------------------------------------------------------
 
+    def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimizer gets of each parameter: an empty piece where nothing is mine.
+
+        So groups of parameters are the same on all ranks, and none is empty because of where the cuts fell.
+        """
+        for name in self.names:
+            yield name, self.pieces[name] if name in self.pieces else nn.Parameter(self.master[:0])
+
     def gradients_to_pieces(self) -> None:
         """Before the step: each piece gets its gradient, in the optimizer's precision."""
         if self.master.dtype != self.shard.dtype:

@@ -81,7 +81,7 @@ class FSDP(Sharded):
         prefetch: bool = True,
         init: Initialise | None = None,
     ) -> None:
-        check_elementwise(optimizer, next((name for name, p in module.named_parameters() if p.requires_grad), ""))
+        check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
         if any(p.is_meta for p in module.parameters()):
             leave_meta(module, init)
         broadcast_weights(module, group, parameters=init is None)  # otherwise they get what is drawn

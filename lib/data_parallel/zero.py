@@ -211,7 +211,7 @@ class ZeRO1(Sharded):
         bucket_bytes: int = BUCKET_BYTES,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_elementwise(optimizer, next((name for name, p in module.named_parameters() if p.requires_grad), ""))
+        check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
         broadcast_weights(module, group)
         gradients = sharded_gradients(replicas(module, group, group.size), self.stage, op, bucket_bytes, dtype)
         if dtype is not None:
