@@ -118,11 +118,11 @@ class Gradients(GradientSums):
         line: _Line,
         bucket: Bucket,
         i: int,
-        _: nn.Parameter,
+        p: nn.Parameter,
     ) -> None:
         if i not in bucket.missing:
             raise RuntimeError(_SECOND)
-        self._watch_backward()
+        self._gradient_came(p)
         if line.syncs:
             bucket.take(i, line.scale)
             bucket.missing.remove(i)
@@ -202,8 +202,8 @@ class Gradients(GradientSums):
 
     @torch.no_grad()
     def finish(self) -> None:
-        if self.state is State.SUMMED and not self.begun and all(p.grad is None for p in self.trained):
-            return  # nothing is new
+        if self.state is State.SUMMED and not self.begun and any(bucket.has_sum() for bucket in self.buckets):
+            return
         for line in self._lines:
             if not line.sent or line.begun:
                 self._send_the_rest(line)

@@ -188,6 +188,10 @@ class Flat:
             for p in self.params:
                 p.grad = None
 
+    def has_sum(self) -> bool:
+        """After `summed`: whether the sum is there still; a step, or giving up, ends that state."""
+        return True
+
     def drop(self) -> None:
         """The step is given up."""
         self.shard.grad = None
