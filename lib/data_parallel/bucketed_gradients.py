@@ -200,9 +200,12 @@ class Gradients(GradientSums):
                 under_way += line.pending
         return under_way
 
+    def has_sums(self) -> bool:
+        return self.state is State.SUMMED and not self.begun and any(bucket.has_sum() for bucket in self.buckets)
+
     @torch.no_grad()
     def finish(self) -> None:
-        if self.state is State.SUMMED and not self.begun and any(bucket.has_sum() for bucket in self.buckets):
+        if self.has_sums():
             return
         for line in self._lines:
             if not line.sent or line.begun:

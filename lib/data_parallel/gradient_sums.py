@@ -108,6 +108,10 @@ class GradientSums:
         """
         raise NotImplementedError
 
+    def has_sums(self) -> bool:
+        """Whether the sums are there, and neither a backward nor an optimizer's zero_grad() has come since."""
+        return self.state is State.SUMMED and not self.begun and any_gradient(self.trained)
+
     def check_all_known(self, module: nn.Module) -> None:
         """Raises RuntimeError where a parameter of the module has a gradient that nobody sums."""
         strangers = [p for p in module.parameters() if p.requires_grad and id(p) not in _summed]
@@ -183,7 +187,7 @@ class NaiveGradients(GradientSums):
 
     @torch.no_grad()
     def finish(self) -> None:
-        if self.state is State.SUMMED and not self.begun and any_gradient(self.trained):
+        if self.has_sums():
             return
         for p in self.trained:
             if not p.requires_grad:
