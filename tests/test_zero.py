@@ -204,8 +204,8 @@ def test_mixed_dtypes_sparse_gradients_and_odd_buffers(wrap):
         for step in range(3):
             words = torch.tensor([[0, 1], [2, step]])
             optimizer.zero_grad()
-            for rows in words:
-                (twin(rows) / 2).backward()
+            for some in words:
+                (twin(some) / 2).backward()
             twin.words.weight.grad = twin.words.weight.grad.to_dense()
             norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.01)
             optimizer.step()
