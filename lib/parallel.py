@@ -88,7 +88,7 @@ def facts_of(
             sums = over_users.get(id(p)) or (over_slices if id(p) in slices else over)
             copies = len(set((over_users.get(id(p)) or over).ranks) & set(counted))
             serial, _ = shared.get(id(p), (name, ()))
-            found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,))
+            found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,), id(p) in over_users)
     return list(found.values())
 
 

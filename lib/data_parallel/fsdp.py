@@ -54,6 +54,9 @@ class FSDP(Sharded):
 
     Outside of its forward and backward a parameter reads NaN: it is elsewhere. `full_state_dict()` collects it.
 
+    All ranks go forward and back equally often, as gathers are calls of all. What a rank's loss does not use counts as
+    zero; if it uses nothing that is trained, let it have a gradient all the same (`loss + 0 * inputs.sum()`).
+
     Args:
         module: the rank's copy, or on the meta device.
         group, optimizer, op, dtype: as for `ZeRO1`.

@@ -135,8 +135,8 @@ class GradientSums:
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
         held = [(g, square) for g, square in self._held() if g is not None]
-        empty = (fact.square(fact.parameter.new_zeros(0)) for fact in self.facts.values())
-        nothing = sum(empty)  # so that who holds nothing, or some of one dtype, adds a number of the same dtype
+        # Who holds nothing, or only some of the dtypes, must add a number of the same dtype as the others.
+        nothing = sum(p.new_zeros((), dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.trained)
         return clip([g for g, _ in held], [nothing, *(square() for _, square in held)], world, max_norm)
 
     def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
