@@ -23,7 +23,8 @@ VLDB 2023, arXiv 2304.11277.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
@@ -116,6 +117,13 @@ class FSDP(Sharded):
         self._schedule.check_not_compiled()
         self._schedule.end_backward()  # first the gathers of the last backward, then its sums
         return super().forward(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._schedule.end_backward()  # each under the rule under which it began
+        with super().no_sync():
+            yield
+            self._schedule.end_backward()
 
     def finish(self) -> None:
         self._schedule.end_step()
