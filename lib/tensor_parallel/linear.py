@@ -33,7 +33,7 @@ from lib.conjugate import (
     reduce_scatter_all_gather,
     split_all_gather,
 )
-from lib.deferred import queue_here
+from lib.deferred import linear_later, queue_here
 from lib.layout import Placement, Replicate, Shard, distribute, split_size
 from lib.mesh import Group
 
@@ -151,8 +151,9 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
         super().__init__(*args, **options)
 
     def _multiply(self, x: Tensor) -> Tensor:
-        if queue_here() is not None:  # put off: then nothing is left for the message to hide behind
-            return super()._multiply(x)
+        queue = queue_here()
+        if queue is not None:  # put off: then nothing is left for the message to hide behind
+            return linear_later(queue, self._whole(x), *self._used())
         (y,) = _ColumnProducts.apply(x, self, *self._used())
         return y
 
@@ -174,9 +175,10 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
                 f"column layers of the same x must take it in the same way, but one is {_how(first)}, and one "
                 f"{_how(layer)}: call them one by one, or make them alike"
             )
-    if queue_here() is not None:
+    queue = queue_here()
+    if queue is not None:
         whole = first._whole(x)
-        products = [linear(whole, *layer._used()) for layer in layers]
+        products = [linear_later(queue, whole, *layer._used()) for layer in layers]
     else:
         products = _ColumnProducts.apply(x, first, *(used for layer in layers for used in layer._used()))
     return [layer._gathered(y) for layer, y in zip(layers, products, strict=True)]
