@@ -71,6 +71,20 @@ def test_each_layer_is_its_twin(n, bias):
     run(equal, n)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_complex_layers_are_their_twins(n):
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            serial = twin(world).to(torch.complex128)
+            with torch.no_grad():
+                for i, p in enumerate(serial.parameters()):
+                    p.imag.copy_(twin(world, seed=i + 1).weight.flatten()[: p.numel()].view_as(p))
+            parallel = made(layer, serial, world, options)
+            assert_matches_serial(serial, parallel, torch.complex(x_of(), x_of().sin()), world, 1e-14, of, to)
+
+    run(equal, n)
+
+
 def test_a_pair_is_its_twin_with_other_seeds_on_each_rank():
     """What a constructor draws is rank 0's, and each rank has its part of it."""
 

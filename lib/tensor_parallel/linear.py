@@ -33,7 +33,7 @@ from lib.conjugate import (
     reduce_scatter_all_gather,
     split_all_gather,
 )
-from lib.deferred import linear_later, queue_here
+from lib.deferred import as_rows, linear_later, queue_here
 from lib.layout import Placement, Replicate, Shard, distribute, split_size
 from lib.mesh import Group
 
@@ -206,7 +206,7 @@ class _ColumnProducts(torch.autograd.Function):
         collects = any(of_used[::2]) and dim is not None and layer.regather
         coming = comm.all_gather_start(x, group, dim) if collects else None
         if of_x:
-            term, *others = (gradient @ weight for gradient, weight in zip(gradients, weights, strict=True))
+            term, *others = (gradient @ weight.conj() for gradient, weight in zip(gradients, weights, strict=True))
             for other in others:
                 term += other
             if dim is None:
@@ -218,8 +218,8 @@ class _ColumnProducts(torch.autograd.Function):
         of_weights: list[Tensor | None] = []
         with trace.span("weight"):
             for gradient, of_weight, of_bias in zip(gradients, of_used[::2], of_used[1::2], strict=True):
-                rows = gradient.flatten(0, -2)
-                of_weights.append(rows.T @ x.flatten(0, -2) if of_weight else None)
+                rows = as_rows(gradient)
+                of_weights.append(rows.T @ as_rows(x).conj() if of_weight else None)
                 of_weights.append(rows.sum(0) if of_bias else None)
         return summing.wait() if of_x else None, None, *of_weights
 
