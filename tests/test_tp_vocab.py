@@ -47,6 +47,19 @@ def test_loss_and_gradient_are_torchs(n, label_smoothing):
     run(works, n)
 
 
+def test_a_second_derivative_is_refused():
+    """It was a zero: the gradient was taken for a constant."""
+
+    def works(world):
+        logits, targets = drawn()
+        mine = logits.chunk(world.size, -1)[world.rank].clone().requires_grad_()
+        loss = vocab_parallel_cross_entropy(mine, targets, world).sum()
+        with pytest.raises(RuntimeError, match="vocab_parallel_cross_entropy has no second derivative"):
+            torch.autograd.grad(loss, mine, create_graph=True)
+
+    run(works, 2)
+
+
 @pytest.mark.parametrize("scale", [1e4, 1e-4])
 def test_extreme_logits(scale):
     def works(world):

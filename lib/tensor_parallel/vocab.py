@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding
 
 from lib import comm
 from lib.conjugate import all_reduce_identity, reduce_scatter_all_gather
 from lib.layout import Shard, distribute, split_size
 from lib.mesh import Group
-from lib.tensor_parallel.linear import check_axis
+from lib.tensor_parallel.linear import check_axis, check_first
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -148,8 +147,8 @@ class _CrossEntropy(torch.autograd.Function):
         return (total.log() - expected) * counts
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple:
+        check_first("vocab_parallel_cross_entropy", "all_gather_split of the logits, and torch's own")
         softmax, words, is_mine, counts = ctx.saved_tensors
         of_logits = softmax - ctx.smoothing / ctx.vocab_size
         target = -(1 - ctx.smoothing) * is_mine.to(softmax.dtype)
