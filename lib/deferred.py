@@ -131,7 +131,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x: Tensor, zero: Tensor, weights: tuple) -> Tensor:
         ctx.weights = weights
         ctx.save_for_backward(weights[0])
-        return linear(x, *weights)
+        # Without a base, or nobody could work on it in place.
+        return linear(x, *weights).detach()
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
