@@ -95,6 +95,18 @@ def test_vectors():
     run(equal, 2)
 
 
+def test_what_comes_out_may_be_changed_in_place():
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            serial = twin(world)
+            then = [
+                nn.Sequential(one, nn.ReLU(inplace=True)) for one in (serial, made(layer, serial, world, options))
+            ]
+            assert_matches_serial(*then, x_of(), world, 1e-14, of, to)
+
+    run(equal, 2)
+
+
 class UnderAutocast(nn.Module):
     def __init__(self, layer):
         super().__init__()

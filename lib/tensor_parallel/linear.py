@@ -209,7 +209,8 @@ class _ColumnProducts(torch.autograd.Function):
         weights, biases = used[::2], used[1::2]
         ctx.layer = layer
         ctx.save_for_backward(x if layer.regather else whole, *weights)
-        return tuple(linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        # Without a base, or nobody could work on it in place.
+        return tuple(linear(whole, *of_layer).detach() for of_layer in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx, *gradients: Tensor) -> tuple:
