@@ -88,7 +88,8 @@ def execute(
         inputs: [B, …], the whole batch; the first stage takes it in `num_microbatches` pieces.
         targets: [B, …], which the last stage compares with.
         loss: (output, targets) of a microbatch to its term: what it adds to the batch's loss, such as
-            `partial(loss_term, count=...)`. A mean over the microbatch would be num_microbatches times too large.
+            `partial(loss_term, count=...)`. A mean over the microbatch, such as `cross_entropy` gives by itself, would
+            be num_microbatches times too large, and NaN for all of the batch where one has no target that counts.
         reduce: sums gradients over the replicas of this pipeline, at each REDUCE of the schedule.
 
     Raises:

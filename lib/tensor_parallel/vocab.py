@@ -124,7 +124,8 @@ def vocab_parallel_loss(
         count: tokens that the mean is of, on all ranks and in all microbatches. None: those that count here.
     """
     losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, group, ignore_index)
-    return losses.sum() / ((targets_BT != ignore_index).sum().clamp(min=1) if count is None else count)
+    counted = (targets_BT != ignore_index).sum() if count is None else torch.as_tensor(count)
+    return losses.sum() / counted.clamp(min=1)
 
 
 class _CrossEntropy(torch.autograd.Function):
