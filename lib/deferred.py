@@ -11,7 +11,8 @@ mode is asked by `torch.nn.functional.linear` itself, and a layer with its own b
 
 Deferred is what only the optimizer waits for, the gradient of an `nn.Parameter`. All else autograd does at once, as
 ever: weights that were made of others (an adapter's sum, a norm of weights, a network's output), as what they were made
-of may be asked for sooner; linear layers under `torch.autocast`; and norms and embeddings, which are cheap.
+of may be asked for sooner; linear layers under `torch.autocast`; and norms and embeddings, which are cheap. Inside of
+forward, `torch.autograd.grad` is right for all but a deferred weight itself: it says that it was not used.
 Read before: `lib/pipeline/schedules/zero_bubble.py`. Chapter 12 · Qi et al. 2024, section 2.
 """
 

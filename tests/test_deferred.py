@@ -151,6 +151,15 @@ def test_what_can_wait_is_deferred_and_all_else_is_done_at_once(case):
     torch.testing.assert_close(halves, right, rtol=1e-12, atol=1e-14)
 
 
+def test_who_asks_for_a_deferred_weight_inside_of_forward_is_told():
+    layer = nn.Linear(3, 3)
+    with (
+        DeferWeightGradients(Queue()),
+        pytest.raises(RuntimeError, match="appears to not have been used in the graph"),
+    ):
+        torch.autograd.grad(layer(torch.randn(2, 3)).sum(), layer.weight)
+
+
 def test_hooks_see_the_whole_gradient_of_a_weight_that_is_used_twice():
     layer, queue, seen = nn.Linear(3, 3, bias=False), Queue(), []
     layer.weight.register_hook(seen.append)
