@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.utils.checkpoint import CheckpointError
 
 _OTHER_TENSORS = (
     "torch.utils.checkpoint has computed this layer again without deferring its weight gradient, and so has kept "
@@ -137,11 +138,19 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
-        (weight,), mine = ctx.saved_tensors, ctx.weights[0]
+        (weight,), mine = _saved(ctx), ctx.weights[0]
         if weight.data_ptr() != mine.data_ptr() or weight.stride() != mine.stride():
             raise RuntimeError(_OTHER_TENSORS)
         of_x = gradient @ mine.conj() if ctx.needs_input_grad[0] else None
         return of_x, gradient, None
+
+
+def _saved(ctx) -> tuple[Tensor, ...]:
+    """What forward has kept, also where an activation checkpoint has computed it again."""
+    try:
+        return ctx.saved_tensors
+    except CheckpointError as error:
+        raise RuntimeError(_OTHER_TENSORS) from error
 
 
 class _Later(torch.autograd.Function):
@@ -162,7 +171,7 @@ class _Later(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
-        job = partial(_Products.apply, *ctx.weights, gradient, *ctx.saved_tensors)
+        job = partial(_Products.apply, *ctx.weights, gradient, *_saved(ctx))
         ctx.queue.put(job)
         return None, None, None, None
 

@@ -209,6 +209,8 @@ def draw_piped(rng):
         microbatches = 1
     schedule = make_schedule(name, ranks, microbatches)
     stages = [draw_stack(rng, 1, 3) | {"form": "tensor", "nested": False} for _ in range(schedule.num_stages)]
+    if name.startswith("zb"):  # where a checkpoint must know of the queue, or is refused
+        stages = [stage | {"checkpointed": ()} for stage in stages]
     return {
         "schedule": (name, ranks, microbatches),
         "stages": stages,
