@@ -92,7 +92,7 @@ def draw_wrapped(rng):
         how |= {"reshard_after_forward": rng.random() < 0.7, "prefetch": rng.random() < 0.7}
     if half:
         how["dtype"] = torch.bfloat16
-        model |= {"layers": [name for name in model["layers"] if name not in ("odd", "vector")] or ["mlp"]}
+        model |= {"layers": [name for name in model["layers"] if name not in ("odd", "vector", "words")] + ["mlp"]}
     return {
         "wrapper": wrapper,
         "model": model,
@@ -101,9 +101,9 @@ def draw_wrapped(rng):
         "microbatches": rng.choice([1, 1, 2, 3]),
         "each": wrapper in ("zero2", "fsdp") and rng.random() < 0.5,  # microbatch reduced by itself
         "skips": rng.random() < 0.3 and not half,  # ranks skip a layer, each its own
-        "clips": rng.random() < 0.4,
+        "clips": rng.random() < 0.4 and not half,
         "extras": [name for name in ("look", "twice", "give up", "save") if rng.random() < 0.25],
-        "frozen": draw_frozen(rng, Stack(**model)),
+        "frozen": [] if half else draw_frozen(rng, Stack(**model)),  # or what is left moves by noise alone
     }
 
 
