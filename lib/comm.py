@@ -13,7 +13,7 @@ Shapes: `S` is this rank's tensor, n the group's size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,8 @@ from torch import Tensor
 from lib.mesh import Group
 from lib.runtime.calls import label
 from lib.runtime.link import link
-from lib.runtime.transfer import Pending, collective, message, spec
+from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, out_like, spec, split
+from lib.runtime.transfer import Pending, collective, message
 
 __all__ = [
     "Pending",
@@ -81,7 +82,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
     """`all_reduce` that goes on in the background until `wait()`; neither `x` nor `out` may be touched before."""
     reduce_op = _reduce_op(op, x)
-    out = _out(x, x.shape, out)
+    out = out_like(x, x.shape, out)
     body = out.detach()
     if out is not x:
         body.copy_(x.detach())
@@ -114,14 +115,14 @@ def reduce_scatter_start(
 ) -> Pending:
     """`reduce_scatter` in the background; the sum itself is done in `wait()`, and `x` is free only then."""
     reduce_op, n = _reduce_op(op, x), group.size
-    parts = _split(x, group, dim, "reduce_scatter")  # [n, S/n…]
-    body = _front(parts, parts.shape[1:], dim, out)
+    parts = split(x, group, dim, "reduce_scatter")  # [n, S/n…]
+    body = front(parts, parts.shape[1:], dim, out)
     what = f"reduce_scatter {op}, dim={dim}"
 
     def finish() -> Tensor:
         if op == "mean":
             body.div_(n)
-        return _join(body, dim) if out is None else out
+        return join(body, dim) if out is None else out
 
     if _is_native(group):
         return collective(what, x, group, finish, _reduce_scatter, body, parts, reduce_op)
@@ -153,18 +154,19 @@ def all_gather(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None)
 
 def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Pending:
     """`all_gather` in the background; until `wait()` neither `x` nor `out` may be touched."""
-    part = x.detach().movedim(_dim(x, dim), 0).contiguous()
-    whole = _front(part, (group.size * part.shape[0], *part.shape[1:]), dim, out)
+    part = x.detach().movedim(check_dim(x, dim), 0).contiguous()
+    whole = front(part, (group.size * part.shape[0], *part.shape[1:]), dim, out)
     if group.size == 1:
         whole.copy_(part)
     what = f"all_gather dim={dim}"
 
     def finish() -> Tensor:
-        return _join(whole, dim) if out is None else out
+        return join(whole, dim) if out is None else out
 
+    moved = as_bytes(whole), as_bytes(part)
     if _is_native(group):
-        return collective(what, x, group, finish, _all_gather, whole, part, times=group.size)
-    return collective(what, x, group, finish, _broadcasts, whole, part, group, times=group.size)
+        return collective(what, x, group, finish, _all_gather, *moved, times=group.size)
+    return collective(what, x, group, finish, _broadcasts, *moved, group, times=group.size)
 
 
 def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_op: bool) -> tuple[dist.Work, ...]:
@@ -182,8 +184,8 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     Raises:
         ValueError: `split_dim` cannot be split over the group.
     """
-    _dim(x, concat_dim)
-    parts = _split(x, group, split_dim, "all_to_all")
+    check_dim(x, concat_dim)
+    parts = split(x, group, split_dim, "all_to_all")
     got = torch.empty_like(parts) if group.size > 1 else parts
 
     what = f"all_to_all split_dim={split_dim}, concat_dim={concat_dim}"
@@ -191,14 +193,16 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     def finish() -> Tensor:
         return torch.cat([part.movedim(0, split_dim) for part in got], dim=concat_dim).contiguous()
 
-    return collective(what, x, group, finish, _all_to_all, got, parts).wait()
+    return collective(what, x, group, finish, _all_to_all, as_bytes(got), as_bytes(parts)).wait()
 
 
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     """Everyone gets the tensor of group rank `src`: x[S] → [S]. `x` gives shape and dtype on the others."""
     _check_rank(src, group, "src")
     out = x.detach().clone(memory_format=torch.contiguous_format)
-    return collective(f"broadcast src={src}", x, group, lambda: out, _broadcast, out, group.ranks[src]).wait()
+    return collective(
+        f"broadcast src={src}", x, group, lambda: out, _broadcast, as_bytes(out), group.ranks[src]
+    ).wait()
 
 
 def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | None:
@@ -264,7 +268,7 @@ def recv(like: Tensor, group: Group, src: int, out: Tensor | None = None) -> Pen
         ValueError: an `out` of another shape, dtype or layout.
     """
     _check_rank(src, group, "src", other=True)
-    return message("recv", _out(like, like.shape, out).detach(), group, src, _irecv)
+    return message("recv", out_like(like, like.shape, out).detach(), group, src, _irecv)
 
 
 def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
@@ -288,7 +292,7 @@ def _is_native(group: Group) -> bool:
     return group.size > 1 and dist.get_backend(group.pg) == "nccl"
 
 
-# ---- shapes ---------------------------------------------------------------------------------------------------------
+# ---- what is asked for ---------------------------------------------------------------------------------------------
 
 
 def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
@@ -296,30 +300,10 @@ def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
         raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
         raise ValueError(f"the mean of {spec(x)} is no whole number; use x.float()")
-    return _OPS[op]
-
-
-def _out(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
-    """`out` if it is contiguous and has this shape and the dtype of `x`; a new tensor if it is None."""
-    if out is None:
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.shape != torch.Size(shape) or out.dtype != x.dtype or not out.is_contiguous():
-        layout = "" if out.is_contiguous() else ", not contiguous"
-        raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {spec(out)}{layout}")
-    return out
-
-
-def _front(x: Tensor, shape: Sequence[int], dim: int, out: Tensor | None) -> Tensor:
-    """The tensor that a collective fills, with `dim` in front: `out` where that is how it lies."""
-    if out is not None and dim != 0:
-        raise ValueError(f"out= works along dim 0, where slices lie one after the other, but dim={dim}")
-    return _out(x, shape, out).detach()
-
-
-def _dim(x: Tensor, dim: int) -> int:
-    if not -x.dim() <= dim < x.dim():
-        raise ValueError(f"dim={dim} does not exist in a tensor of shape {list(x.shape)}")
-    return dim
+    if x.dtype not in COUNTED:
+        wider = "float" if x.is_floating_point() else "int"
+        raise ValueError(f"no backend reduces {spec(x)}; use x.{wider}()")
+    return _OPS["max" if x.dtype == torch.bool and op == "sum" else op]  # as torch adds bools: any
 
 
 def _check_rank(rank: int, group: Group, name: str, other: bool = False) -> None:
@@ -327,19 +311,3 @@ def _check_rank(rank: int, group: Group, name: str, other: bool = False) -> None
         raise ValueError(f"{name}={rank} is not in this group of {group.size} ranks, counted from 0 inside the group")
     if other and rank == group.rank:
         raise ValueError(f"{name}={rank} is this rank itself; a message goes to another rank of the group")
-
-
-def _split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
-    """x[…, D, …] → contiguous [n, D/n, …]: one slice for each rank, with `dim` moved to the front."""
-    front = x.detach().movedim(_dim(x, dim), 0)
-    size, n = front.shape[0], group.size
-    if size % n:
-        raise ValueError(
-            f"{what}: dim {dim} has size {size}, which cannot be split over {n} ranks; use a multiple of {n}"
-        )
-    return front.reshape(n, size // n, *front.shape[1:]).contiguous()
-
-
-def _join(part: Tensor, dim: int) -> Tensor:
-    """[D, …] with `dim` in front → `dim` where it belongs."""
-    return part.movedim(0, dim).contiguous()

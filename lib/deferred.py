@@ -9,7 +9,10 @@ The idea: inside of `DeferWeightGradients` a linear layer's backward computes th
 queue, with the two tensors that it needs. Whoever has the queue runs it when there is time. No layer has to know: the
 mode is asked by `torch.nn.functional.linear` itself, and a layer with its own backward can ask, too (`queue_here`).
 
-Norms, embeddings and what else has weights are done at once: they are cheap.
+Deferred is what only the optimizer waits for, the gradient of an `nn.Parameter`. All else autograd does at once, as
+ever: weights that were made of others (an adapter's sum, a norm of weights, a network's output), as what they were made
+of may be asked for sooner; linear layers under `torch.autocast`; and norms and embeddings, which are cheap. Inside of
+forward, `torch.autograd.grad` is right for all but a deferred weight itself: it says that it was not used.
 Read before: `lib/pipeline/schedules/zero_bubble.py`. Chapter 12 · Qi et al. 2024, section 2.
 """
 
@@ -19,36 +22,43 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.utils.checkpoint import CheckpointError
 
 _OTHER_TENSORS = (
     "torch.utils.checkpoint has computed this layer again without deferring its weight gradient, and so has kept "
     "other tensors than the first time: give it context_fn=lambda: (nullcontext(), DeferWeightGradients(queue)) with "
     "the same queue, or let the stage do it, Stage(module, recompute=True)"
 )
+_LEAF = torch.empty((), requires_grad=True)  # whatever autograd goes back to ends in a leaf
 
 
 class Queue:
     """Weight gradients that are deferred.
 
-    `run()` computes them and adds them to `.grad`, once.
+    `run()` computes them and adds them to `.grad`, once: in one backward, so that hooks see a weight's whole gradient.
     """
 
     def __init__(self) -> None:
-        self._jobs: list[Callable[[], None]] = []
+        self._jobs: list[Callable[[], Tensor]] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def put(self, job: Callable[[], None]) -> None:
+    def put(self, job: Callable[[], Tensor]) -> None:
+        """A job gives a number, whose backward is the work."""
         self._jobs.append(job)
 
     def run(self) -> None:
-        while self._jobs:
-            self._jobs.pop(0)()
+        ends = []
+        with torch.enable_grad():
+            while self._jobs:  # the first one last: autograd begins with what was made last
+                ends.append(self._jobs.pop()())
+        if ends:
+            torch.autograd.backward(ends)
 
 
 class DeferWeightGradients(TorchFunctionMode):
@@ -79,8 +89,8 @@ class DeferWeightGradients(TorchFunctionMode):
     ) -> object:
         if func is queue_here:
             return self.queue
-        if func is linear and torch.is_grad_enabled():
-            return _linear_later(self.queue, *args, **kwargs or {})
+        if func is linear:
+            return _linear(self.queue, *args, **kwargs or {})
         return func(*args, **kwargs or {})
 
 
@@ -89,69 +99,98 @@ def queue_here() -> Queue | None:
     return handle_torch_function(queue_here, ()) if has_torch_function((None,)) else None
 
 
-def _linear_later(
-    queue: Queue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """A linear layer; with weights that want a gradient, it defers that."""
-    if weight.requires_grad or (bias is not None and bias.requires_grad):
-        # Stand-ins, so that autograd goes past the weights and their makers.
-        stand_ins = [w if w is None else _copy(w) for w in (weight, bias)]
-        return _Linear.apply(x, *stand_ins, (weight, bias), queue)
-    return linear(x, weight, bias)
+def _linear(queue: Queue, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, deferred where nothing but the optimizer waits for its weights' gradients."""
+    made = any(w is not None and w.requires_grad and not isinstance(w, nn.Parameter) for w in (weight, bias))
+    return linear(input, weight, bias) if made else linear_later(queue, input, weight, bias)
 
 
-def _copy(weight: Tensor) -> Tensor:
-    """The same numbers, as a leaf of its own."""
-    return weight.detach().requires_grad_(weight.requires_grad)
+def linear_later(queue: Queue, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x · Wᵀ + b; weights that want a gradient get it later, and so does what they were made of, if they were.
+
+    That must be nothing whose gradient is needed before.
+    """
+    trains = torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in (weight, bias))
+    if not trains or weight.dim() < 2 or torch.is_autocast_enabled(x.device.type):
+        return linear(x, weight, bias)
+    zero = _Later.apply(_LEAF, x.detach(), (weight, bias), queue)
+    return _Linear.apply(x, zero, (weight, bias))
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """x[…, D] → [N, D]."""
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
 class _Linear(torch.autograd.Function):
-    """x[…, D] · W[F, D]ᵀ + b[F] → y[…, F].
+    """x[…, D] · W[F, D]ᵀ + b[F] + 0 → y[…, F].
 
-    `weights` are W and b themselves, hidden from autograd in a tuple.
+    `weights` are W and b, hidden from autograd in a tuple. For it, `zero` is in
+    their place: it goes back there when it would go back to them, with ∂y.
     """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, zero: Tensor, weights: tuple) -> Tensor:
+        ctx.weights = weights
+        ctx.save_for_backward(weights[0])
+        # Without a base, or nobody could work on it in place.
+        return linear(x, *weights).detach()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple:
+        (weight,), mine = _saved(ctx), ctx.weights[0]
+        if weight.data_ptr() != mine.data_ptr() or weight.stride() != mine.stride():
+            raise RuntimeError(_OTHER_TENSORS)
+        of_x = gradient @ mine.conj() if ctx.needs_input_grad[0] else None
+        return of_x, gradient, None
+
+
+def _saved(ctx) -> tuple[Tensor, ...]:
+    """What forward has kept, also where an activation checkpoint has computed it again."""
+    try:
+        return ctx.saved_tensors
+    except CheckpointError as error:
+        raise RuntimeError(_OTHER_TENSORS) from error
+
+
+class _Later(torch.autograd.Function):
+    """A zero like y[…, F]; its backward puts the weights' gradients off."""
 
     @staticmethod
     def forward(
         ctx,
+        leaf: Tensor,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
         weights: tuple,
         queue: Queue,
     ) -> Tensor:
         ctx.weights, ctx.queue = weights, queue
-        ctx.save_for_backward(x, weight)
-        return linear(x, weight, bias)
+        ctx.save_for_backward(x)
+        # Nobody reads it, so it needs no memory.
+        return x.new_empty(()).expand(*x.shape[:-1], len(weights[0]))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple:
+        job = partial(_Products.apply, *ctx.weights, gradient, *_saved(ctx))
+        ctx.queue.put(job)
+        return None, None, None, None
+
+
+class _Products(torch.autograd.Function):
+    """A number whose backward is ∂W = ∂yᵀ · x and ∂b.
+
+    Autograd goes on from there: hooks run, and what a weight was made of gets its part.
+    """
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, bias: Tensor | None, gradient: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient, x)
+        return torch.empty((), device=x.device)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        mine = ctx.weights[0]
-        if (weight.data_ptr(), weight.stride()) != (mine.data_ptr(), mine.stride()):
-            raise RuntimeError(_OTHER_TENSORS)
-        # Detached, as x would hold what it was made of until the queue is run.
-        ctx.queue.put(partial(_go_back, *ctx.weights, gradient, x.detach()))
-        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        return of_x, None, None, None, None
-
-
-def _go_back(
-    weight: Tensor,
-    bias: Tensor | None,
-    gradient: Tensor,
-    x: Tensor,
-) -> None:
-    """∂W = ∂yᵀ · x and ∂b, and on from there.
-
-    Hooks run, and what a weight was made of gets its part.
-    """
-    rows = gradient.flatten(0, -2)
-    if weight.requires_grad:
-        weight.backward(rows.T @ x.flatten(0, -2))
-    if bias is not None and bias.requires_grad:
-        bias.backward(rows.sum(0))
+    def backward(ctx, _: Tensor) -> tuple:
+        gradient, x = ctx.saved_tensors
+        of_weight, of_bias, *_ = ctx.needs_input_grad
+        rows = as_rows(gradient)
+        return rows.T @ as_rows(x).conj() if of_weight else None, rows.sum(0) if of_bias else None, None, None

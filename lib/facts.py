@@ -41,6 +41,8 @@ class Fact:
         copies: ranks that have the same part, among those over which a norm is summed and which do not cut it:
             data-parallel ones, and the other stage of a tied weight.
         stages: those of this rank that use it; its gradient is there when the last backward of each is through.
+        crosses: stages of other ranks use it, too: whoever waits for its sum while a pipeline is at work may wait for a
+            rank that waits for him.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Fact:
     cut_over: Group = Group()
     copies: int = 1
     stages: tuple[int, ...] = (0,)
+    crosses: bool = False
 
     @cached_property
     def held_by(self) -> int | Tensor:

@@ -63,12 +63,14 @@ class MemoryTracker(TorchDispatchMode):
     Kinds, the first that fits: "parameter" (a model's parameters and buffers), "gradient" (their `.grad`, and that of
     an optimizer's own parameters), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
     master weights), "activation" (everything else: what is saved for backward, temporaries, the batch).
-    Nothing is kept alive by the tracker. It may be entered again, and then goes on; outside, `live` still falls when
+    Nothing is kept alive by the tracker. It sees what the thread does that has entered it, and autograd's. It may be
+    entered again, and then goes on; outside, `live` still falls when
     a tensor dies but does not rise. It looks at all owners after each operation, which makes a small model's step
     ten to twenty times as long: track a step or two.
 
     Args:
-        owners: models and optimizers (anything with `state` and `param_groups`), in any number.
+        owners: models and optimizers (anything with `state` and `param_groups`), in any number. Of a model, what one of
+            its modules lists as `stored` is a parameter, too.
 
     Attributes:
         peak: usage at the moment when the total was highest.
@@ -102,7 +104,8 @@ class MemoryTracker(TorchDispatchMode):
         for owner in owners:
             if isinstance(owner, nn.Module):
                 self._modules += [weakref.ref(module) for module in owner.modules()]
-                self._parameters += [weakref.ref(p) for p in owner.parameters()]
+                stored = [x for module in owner.modules() for x in getattr(module, "stored", ())]
+                self._parameters += [weakref.ref(p) for p in (*owner.parameters(), *stored)]
             elif hasattr(owner, "state") and hasattr(owner, "param_groups"):
                 self._optimizers.append(weakref.ref(owner))
             else:
@@ -209,7 +212,7 @@ class MemoryTracker(TorchDispatchMode):
         yield "gradient", [grad for p in parameters + own if (grad := p.grad) is not None]
         yield "optimizer", own
         state = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
-        yield "optimizer", [value for value in state if isinstance(value, Tensor)]
+        yield "optimizer", [x for value in state for x in _tensors(value)]  # LBFGS keeps lists of them
 
     def _sample(self) -> None:
         usage = self.live

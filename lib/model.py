@@ -315,9 +315,10 @@ def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int
 def loss_term(logits_BTV: Tensor, targets_BT: Tensor, count: int | Tensor, ignore_index: int = -100) -> Tensor:
     """What these tokens add to the mean loss over `count` tokens: Σ of their cross-entropies / count, shape [].
 
-    Terms add up, and so do their gradients, whether the rest of the tokens is in another microbatch or on another rank.
+    0 where none is counted, here or at all. Terms add up, and so do their gradients, whether the rest of the tokens is
+    in another microbatch or on another rank.
     """
-    return loss_sum_and_count(logits_BTV, targets_BT, ignore_index)[0] / count
+    return loss_sum_and_count(logits_BTV, targets_BT, ignore_index)[0] / torch.as_tensor(count).clamp(min=1)
 
 
 def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:

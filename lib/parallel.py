@@ -88,7 +88,7 @@ def facts_of(
             sums = over_users.get(id(p)) or (over_slices if id(p) in slices else over)
             copies = len(set((over_users.get(id(p)) or over).ranks) & set(counted))
             serial, _ = shared.get(id(p), (name, ()))
-            found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,))
+            found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,), id(p) in over_users)
     return list(found.values())
 
 
@@ -185,8 +185,8 @@ class ParallelGPT:
 
     def _term_of(self, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The loss of some rows, as a term of the mean over all of these targets: each rank has been given all."""
-        count = (targets_BT != -100).sum().clamp(min=1)
-        return partial(vocab_parallel_loss, group=self.tp, count=count.to(device()))
+        count = (targets_BT != -100).sum().to(device())
+        return partial(vocab_parallel_loss, group=self.tp, count=count)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

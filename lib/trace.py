@@ -182,17 +182,22 @@ def _slice(item: Span | CommEvent, tid: int) -> dict:
 
 
 _active: list[tuple[Trace, int]] = []
+_under_way: dict[object, CommEvent] = {}  # messages that nobody has waited for so far
 
 
 @contextmanager
 def record(rank: int = 0) -> Iterator[Trace]:
     """Collect what this process does while the body runs, as `rank`."""
-    trace = Trace()
+    trace, before = Trace(), set(_under_way)
     _active.append((trace, rank))
     try:
         yield trace
     finally:
         _active.remove((trace, rank))
+        now_s = time.perf_counter()
+        trace.events += [replace(event, end_s=now_s) for key, event in _under_way.items() if key not in before]
+        if not _active:
+            _under_way.clear()
 
 
 def recording() -> bool:
@@ -200,8 +205,14 @@ def recording() -> bool:
     return bool(_active)
 
 
-def add(event: CommEvent) -> None:
-    """Give an event to all who collect."""
+def begin(key: object, event: CommEvent) -> None:
+    """A message has left. If nobody waits for it, it counts all the same, and ends with the recording."""
+    _under_way[key] = event
+
+
+def add(event: CommEvent, key: object = None) -> None:
+    """Give an event to all who collect; it has begun as `key`, if that was said."""
+    _under_way.pop(key, None)
     for trace, _ in _active:
         trace.events.append(event)
 

@@ -38,7 +38,7 @@ def largest_difference(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) 
     for name, want in wanted.items():
         if got[name].shape != want.shape:
             raise ValueError(f"{name} has shape {list(got[name].shape)} instead of {list(want.shape)}")
-        have, want = got[name].double(), want.double()
+        have, want = (x.to(torch.promote_types(x.dtype, torch.float64)) for x in (got[name], want))
         apart = (have - want).norm().item() / (want.norm().item() or 1.0)
         if math.isnan(apart):
             return apart  # max(0, nan) would be 0
@@ -129,7 +129,7 @@ def assert_matches_serial(
         AssertionError: they are not, or the two have other parameters; it names the tensor that is farthest away.
     """
     x, part = inputs.clone(), shard(inputs, of, group)
-    if inputs.is_floating_point():
+    if inputs.is_floating_point() or inputs.is_complex():
         x.requires_grad_(), part.requires_grad_()
     out, out_part = serial(x), parallel(part)
     y = _drawn(out, _WHOLE, group, 3)

@@ -243,7 +243,36 @@ def test_pending_waits_once_and_may_be_forgotten():
             comm.barrier(world)
         return first is again, got.unique().tolist() == [left], [e.kind for e in seen.events], len(transfer._works)
 
-    assert run(works, 3) == [(True, True, ["all_reduce", "recv", "barrier"], 2)] * 3
+    assert run(works, 3) == [(True, True, ["all_reduce", "recv", "barrier", "send"], 2)] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint32, torch.float8_e5m2])
+def test_dtypes_that_backends_do_not_know_are_moved_and_not_added_up(dtype):
+    def works(world):
+        n, said = world.size, []
+        xs = [(torch.arange(6 * n) % (2 + rank)).reshape(n, 6).to(dtype) for rank in range(n)]
+        x = xs[world.rank]
+        moved = [
+            comm.all_gather(x, world, 1).tolist() == torch.cat(xs, 1).tolist(),
+            comm.all_to_all(x, world).tolist() == torch.cat([y[world.rank :][:1] for y in xs]).tolist(),
+            comm.broadcast(x, world, 1).tolist() == xs[1].tolist(),
+            comm.broadcast(x[0, 1], world, 1).item() == xs[1][0, 1].item(),
+        ]
+        for reduce in (comm.all_reduce, comm.reduce_scatter, comm.reduce):
+            try:
+                got = reduce(x, world)
+                right = torch.stack(xs).any(0)
+                right = right[world.rank :][:1] if reduce is comm.reduce_scatter else right
+                moved.append(got is None or got.view(torch.uint8).tolist() == right.int().tolist())
+            except ValueError as error:
+                said.append(str(error))
+        return moved, said
+
+    name = str(dtype)[6:]
+    for moved, said in run(works, 3):
+        assert all(moved)
+        assert len(said) == (0 if dtype == torch.bool else 3)
+        assert all(f"no backend reduces {name}[3, 6]; use x." in text for text in said)
 
 
 def test_messages():

@@ -206,6 +206,13 @@ GOOD = {
     "AdamW, fused": partial(torch.optim.AdamW, lr=0.1, fused=True),
     "RMSprop": partial(torch.optim.RMSprop, lr=0.1),
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
+    "groups of pairs": lambda named: torch.optim.AdamW(
+        [
+            {"params": [x for x in named if x[0].endswith("bias") == flat], "weight_decay": 0.1}
+            for flat in (True, False)
+        ]
+    ),
+    "a rate that is a tensor": partial(torch.optim.AdamW, lr=torch.tensor(1e-3)),
     "groups by name": lambda named: torch.optim.AdamW(
         [{"params": [p], "weight_decay": 0.0 if name.endswith("bias") else 0.1} for name, p in named], lr=0.1
     ),
@@ -221,17 +228,48 @@ if hasattr(torch.optim, "Muon"):
     BAD["Muon"] = partial(torch.optim.Muon, lr=0.1)
 
 
+MODEL = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 4), nn.Conv1d(1, 2, 3))
+MODEL.add_module("norm", nn.LayerNorm(3))
+MODEL.register_parameter("scale", nn.Parameter(torch.ones([])))
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_optimizers_that_treat_each_number_by_itself(name):
-    check_elementwise(GOOD[name], "layer.weight")
+    check_elementwise(GOOD[name], MODEL.named_parameters())
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_optimizers_that_need_whole_parameters(name):
-    text = said(lambda: check_elementwise(BAD[name], "layer.weight"), ValueError)
+    text = said(lambda: check_elementwise(BAD[name], MODEL.named_parameters()), ValueError)
     assert "cannot work on pieces of parameters" in text and "AdamW" in text
     own = "says: " in text
     assert own == (name in ("LBFGS", "Muon")) or name == "Adafactor", text
+
+
+@pytest.mark.parametrize("name", ["trust ratio", "decay by dims", "vectors of one name"])
+def test_they_are_refused_at_small_learning_rates_too(name):
+    """Where the step is far below the rounding of a float32 weight."""
+    small = {
+        "trust ratio": partial(TrustRatio, lr=1e-9),
+        "decay by dims": by_dims,
+        "vectors of one name": lambda named: (TrustRatio if "norm.weight" in dict(named) else torch.optim.SGD)(
+            [p for _, p in named], lr=1e-6
+        ),
+    }[name]
+    text = said(lambda: check_elementwise(small, MODEL.named_parameters()), ValueError)
+    assert "its steps on two halves of" in text and "groups by name" in text
+
+
+def by_dims(named, lr=1e-5):
+    named = list(named)
+    groups = [([p for _, p in named if (p.dim() > 1) == many], 0.1 * many) for many in (True, False)]
+    return torch.optim.AdamW([{"params": ps, "weight_decay": decay} for ps, decay in groups], lr=lr)
+
+
+def test_the_rate_that_was_given_stays_what_it_was():
+    rate = torch.tensor(1e-3)
+    check_elementwise(partial(torch.optim.AdamW, lr=rate), MODEL.named_parameters())
+    assert rate == torch.tensor(1e-3)
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "trust ratio"])
@@ -250,5 +288,5 @@ def test_the_check_leaves_the_random_numbers_alone():
     torch.manual_seed(3)
     want = torch.rand(2)
     torch.manual_seed(3)
-    check_elementwise(GOOD["AdamW"], "w")
+    check_elementwise(GOOD["AdamW"], MODEL.named_parameters())
     assert torch.equal(torch.rand(2), want)

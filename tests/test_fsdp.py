@@ -4,7 +4,9 @@ import copy
 import time
 import warnings
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +39,7 @@ from lib import comm, cost, data, run, trace, wire_audit
 from lib.data_parallel.ddp import global_mean
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.units import default_units
+from lib.data_parallel.zero import ZeRO1
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
@@ -280,7 +283,7 @@ def test_updates_that_bfloat16_cannot_see_add_up_in_the_masters():
         model.step()
     # 1 - 2^-10 rounds back to 1, as bfloat16 has steps of 2^-8 below 1; the sum of three has steps of 2^-6
     assert seen[:2] == [3, 3] and model.full_state_dict()["weight"].tolist() == [[1 - 2**-7] * 3]
-    assert model.shards[0].tolist() == [1 - 2**-7] * 3
+    assert model.flats[0].shard.tolist() == [1 - 2**-7] * 3
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
@@ -688,6 +691,100 @@ def test_units():
     tied = gpt(0)  # and so is what a unit shares with a layer outside: the head, here
     root, embed, *_ = FSDP(tied, ALONE, adamw, units=[tied.embed, *tied.blocks]).units
     assert "embed.token.weight" in root.flats[0].names and embed.flats[0].names == ["embed.position.weight"]
+
+
+class Lists(nn.Module):
+    """Blocks in lists of lists; what they give is an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.ModuleList([Wraps(4, 4), nn.Linear(4, 4)]) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for one, other in self.blocks:
+            x = x + other(torch.tanh(one(x).inside.y))
+        return SimpleNamespace(y=x)
+
+
+class Wraps(nn.Linear):
+    def forward(self, x):
+        return Nested(SimpleNamespace(y=super().forward(x)))
+
+
+@dataclass
+class Nested:
+    inside: SimpleNamespace
+
+
+def penalised(output, x):
+    """With a penalty on the input's gradient: a backward through a backward."""
+    (slope,) = torch.autograd.grad(output.y.sum(), x, create_graph=True)
+    return output.y.square().mean() + slope.square().mean()
+
+
+@pytest.mark.parametrize("frozen", [[], [1], [0, 1]])
+def test_nested_lists_objects_and_gradients_of_gradients(frozen):
+    def steps(world):
+        torch.manual_seed(0)
+        twin = Lists().double()
+        for i in frozen:
+            twin.blocks[i].requires_grad_(False)
+        model, worst = FSDP(copy.deepcopy(twin), world, momentum), 0.0
+        optimizer = momentum([p for p in twin.named_parameters() if p[1].requires_grad])
+        for step in range(3):
+            optimizer.zero_grad()
+            for rank in range(world.size):
+                x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9 * step + rank))
+                x.requires_grad_()
+                (penalised(twin(x), x) / world.size).backward()
+                if rank == world.rank:
+                    x = x.detach().requires_grad_()
+                    penalised(model(x), x).backward()
+            model.finish()
+            worst = max(worst, shards_apart(model, twin))
+            model.step()
+            optimizer.step()
+        return (
+            worst,
+            nothing_gathered(model),
+            [unit.module for unit in model.units[1:]] == [one for pair in model.module.blocks for one in pair],
+        )
+
+    for worst, nothing, innermost in run(steps, 2):
+        assert worst < 1e-12 and nothing and innermost
+
+
+def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
+    model, other = FSDP(gpt(0), ALONE, adamw), FSDP(gpt(1), ALONE, adamw)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in gpt(0).parameters())
+    assert all(p.norm().isnan() and "nan" in repr(p) for p in model.parameters())
+    nn.init.constant_(model.module.head.norm.bias, 0.5)
+    assert other.module.head.norm.bias.isnan().all(), "each model has a NaN of its own"
+    inputs, _ = rows(0, 2)
+    assert "head.norm.bias was written outside of its unit's forward" in said(lambda: model(inputs))
+    for call in (other.state_dict, lambda: other.load_state_dict(gpt(0).state_dict())):
+        assert "no rank has this model's parameters as a whole" in said(call)
+    for call in (lambda: copy.deepcopy(other), lambda: copy.deepcopy(other.module)):
+        assert "cannot be copied here: full_state_dict() collects them" in said(call, TypeError)
+    other(inputs)
+
+
+def test_layers_that_cannot_be_a_unit_or_compute_in_a_dtype():
+    model = gpt(0)
+    model.blocks[1].compile(backend="eager")
+    inputs, _ = rows(0, 2)
+    wrapped = FSDP(model, ALONE, adamw)
+    assert "a Block, which is gathered as a unit, was compiled in place" in said(lambda: wrapped(inputs))
+    averages = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    for wrap in (FSDP, ZeRO1):
+        text = said(lambda wrap=wrap: wrap(averages, ALONE, adamw, dtype=torch.bfloat16), ValueError)
+        assert "1 is a BatchNorm1d, whose averages stay float32" in text
+        wrap(copy.deepcopy(averages), ALONE, adamw)
+    lists = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2)])})
+    text = said(lambda: FSDP(lists, ALONE, adamw, units=[lists["a"]]), ValueError)
+    assert "unit 'a' is a ModuleList, which is never called: name what is in it" in text
 
 
 def test_wrong_units():

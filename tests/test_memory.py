@@ -277,6 +277,24 @@ def test_master_weights_that_only_the_optimizer_holds():
         assert memory.live == usage(18 * 2, 18 * 4, 2 * 18 * 4)
 
 
+def test_state_in_lists():
+    model = nn.Linear(10, 10)
+    optimizer = torch.optim.LBFGS(model.parameters(), history_size=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 10)).square().sum()
+        loss.backward()
+        return loss
+
+    with MemoryTracker(model, optimizer) as memory:
+        for _ in range(3):
+            optimizer.step(closure)
+    lists = [x for value in optimizer.state[model.weight].values() if isinstance(value, list) for x in value]
+    kept = [x for x in lists if isinstance(x, torch.Tensor) and x.numel() > 1]
+    assert len(kept) >= 2 and memory.live["optimizer"] >= sum(x.nbytes for x in kept)
+
+
 def test_gradients_of_plain_sgd_are_seen_though_nothing_is_allocated_after_them():
     model = nn.Linear(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -156,3 +156,91 @@ def test_what_does_not_travel_is_named_before_it_is_sent(first, message):
     with pytest.raises(RankError, match="rank 0 of 2 raised ScheduleError") as failed:
         run(hands_on, 2, (first, [torch.nn.Linear(4, 4)]))
     assert message in str(failed.value)
+
+
+class Detached(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
+class InPlace(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+def chain(kind):
+    """Four modules of width 4, and what they take."""
+    torch.manual_seed(0)
+    dtype = torch.complex128 if kind == "complex" else torch.float64
+    layers, x = [torch.nn.Linear(4, 4) for _ in range(4)], torch.randn(6, 3, 4, dtype=dtype)
+    if kind == "frozen first stages":
+        torch.nn.ModuleList(layers[:2]).requires_grad_(False)
+    elif kind == "frozen last stages":
+        torch.nn.ModuleList(layers[2:]).requires_grad_(False)
+    elif kind == "a detached input":
+        layers[2] = Detached(4, 4)
+    elif kind == "in place":
+        layers = [InPlace(4, 4) for _ in range(4)]
+    else:
+        layers[1], layers[3] = torch.nn.Tanh(), torch.nn.Tanh()
+    if kind in ("frozen first stages", "no parameters, words"):
+        layers[0], x = torch.nn.Embedding(7, 4).requires_grad_(kind[0] == "n"), torch.randint(7, (6, 3))
+    return [layer.to(dtype) for layer in layers], x, dtype
+
+
+def squares(y, target):
+    return (y - target).abs().square().sum()
+
+
+def trains_a_chain(world, schedule, kind, recompute=False):
+    """How far the loss and gradients of this rank are from those of one process."""
+    layers, x, dtype = chain(kind)
+    target = torch.linspace(-1, 1, 72).view(6, 3, 4).double()
+    whole = torch.nn.Sequential(*chain(kind)[0])
+    wanted = squares(whole(x.clone()), target)
+    wanted.backward()
+    per, width = 4 // schedule.num_stages, 4 if x.dim() == 2 else None
+    stages = {
+        s: Stage(torch.nn.Sequential(*layers[per * s : per * s + per]), width, recompute, dtype=dtype)
+        for s, rank in enumerate(schedule.rank_of)
+        if rank == world.rank
+    }
+    result = execute(schedule, stages, world, x, target, squares)
+    worst = abs(result.loss / wanted.detach() - 1).item()
+    for s, stage in stages.items():
+        for mine, twin in zip(stage.module, whole[per * s : per * s + per], strict=True):
+            for p, q in zip(mine.parameters(), twin.parameters(), strict=True):
+                got, right = (torch.zeros_like(one) if one.grad is None else one.grad for one in (p, q))
+                worst = max(worst, ((got - right).norm() / (right.norm() + (right == 0).all())).item())
+    return worst
+
+
+KINDS = [
+    *("frozen first stages", "frozen last stages", "a detached input", "in place", "no parameters"),
+    *("no parameters, words", "complex"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_of_all_kinds_are_one_process(kind):
+    for schedule in (gpipe(2, 3), one_f_one_b(2, 3), zb_h1(2, 3), zb_h2(2, 3), interleaved(2, 4, 2), zb_v(2, 3)):
+        assert max(run(trains_a_chain, 2, schedule, kind)) < 1e-13, schedule.name
+
+
+def test_what_changes_its_input_cannot_be_computed_again():
+    with pytest.raises(RankError, match="changes its input in place cannot be computed again: use recompute=False"):
+        run(trains_a_chain, 2, gpipe(2, 3), "in place", True)
+
+
+def whole_numbers(world, schedule):
+    layers = [torch.nn.Identity(), torch.nn.Embedding(7, 4)]
+    words = torch.randint(7, (4, 3))
+    return execute(schedule, {world.rank: Stage(layers[world.rank])}, world, words, words, lambda y, _: y.sum()).loss
+
+
+def test_whole_numbers_between_stages_are_refused_in_training():
+    with pytest.raises(
+        RankError, match=r"stage 0 gives int64\[2, 3\], and no gradient comes back through whole numbers"
+    ):
+        run(whole_numbers, 2, gpipe(2, 2))
+    assert run(whole_numbers, 2, gpipe(2, 2).forward_only(2))[0].isfinite()

@@ -39,6 +39,21 @@ def test_stages_learn_what_one_process_learns():
         assert largest_difference(staged.weights, serial.weights) < 1e-8
 
 
+def test_a_batch_of_which_no_token_counts_has_a_loss_of_zero():
+    """In the second step; in the others a microbatch of its own has none. It was NaN, and so were all weights."""
+
+    def some_count(step):
+        inputs, targets = batch(step)
+        targets = targets.clone()
+        targets[0 if step == 1 else 4 :] = -100
+        return inputs, targets
+
+    serial, staged = in_one(model, some_count), merged(run(in_stages, 2, gpipe(2, 5), model, some_count))
+    assert serial.losses[1] == staged.losses[1] == 0 < serial.losses[2]
+    assert staged.losses == pytest.approx(serial.losses, rel=1e-12)
+    assert largest_difference(staged.weights, serial.weights) < 1e-8
+
+
 OTHER = {
     "other rows": (model, partial(batch, rows=4), 3),
     "another start": (partial(model, 1), batch, 3),

@@ -131,6 +131,24 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, sequence_pa
         assert abs(norm) < 1e-13 and apart < 1e-13
 
 
+@pytest.mark.parametrize(("sequence_parallel", "again"), [(False, "none"), (True, "none"), (True, "full")])
+def test_under_autocast(sequence_parallel, again):
+    def apart(world):
+        serial, (x, y) = serial_gpt(config_of(num_kv_heads=1)).float(), batch(config_of())
+        model, losses = InParts(serial, world, sequence_parallel, again), []
+        for one, loss_of in ((model, model.loss), (serial, mean_loss)):
+            with torch.autocast("cpu", torch.bfloat16):
+                losses.append(loss_of(one(x), y))
+            losses[-1].backward()
+        model.finish()
+        whole = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model.model).items()}
+        wanted = {name: p.grad for name, p in serial.named_parameters(remove_duplicate=False)}
+        return abs(losses[0] - losses[1]).item(), largest_difference(whole, wanted)
+
+    for loss, gradient in run(apart, 2):
+        assert loss < 0.01 and gradient < 0.05
+
+
 def test_a_block_alone_and_the_gradient_of_its_input():
     def equal(world):
         torch.manual_seed(0)

@@ -71,6 +71,92 @@ def test_each_layer_is_its_twin(n, bias):
     run(equal, n)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_complex_layers_are_their_twins(n):
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            serial = twin(world).to(torch.complex128)
+            with torch.no_grad():
+                for i, p in enumerate(serial.parameters()):
+                    p.imag.copy_(twin(world, seed=i + 1).weight.flatten()[: p.numel()].view_as(p))
+            parallel = made(layer, serial, world, options)
+            assert_matches_serial(serial, parallel, torch.complex(x_of(), x_of().sin()), world, 1e-14, of, to)
+
+    run(equal, n)
+
+
+def test_vectors():
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            if "sequence_dim" not in options:
+                serial = twin(world)
+                assert_matches_serial(serial, made(layer, serial, world, options), x_of()[0, 0], world, 1e-14, of, to)
+
+    run(equal, 2)
+
+
+def test_what_comes_out_may_be_changed_in_place():
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            serial = twin(world)
+            then = [
+                nn.Sequential(one, nn.ReLU(inplace=True)) for one in (serial, made(layer, serial, world, options))
+            ]
+            assert_matches_serial(*then, x_of(), world, 1e-14, of, to)
+
+    run(equal, 2)
+
+
+class UnderAutocast(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layer(x)
+
+
+def test_under_autocast():
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            for dtype, rel, gives in ((torch.float32, 0.01, torch.bfloat16), (torch.float64, 1e-14, torch.float64)):
+                serial = twin(world).to(dtype)
+                wrapped = UnderAutocast(made(layer, serial, world, options))
+                x = x_of().to(dtype)
+                assert_matches_serial(UnderAutocast(serial), wrapped, x, world, rel, of, to)
+                part = x if of == WHOLE else x.chunk(world.size, of.dim)[world.rank]
+                assert wrapped(part).dtype == gives, "autocast leaves float64 as it is"
+
+    run(equal, 2)
+
+
+def test_second_derivatives_are_the_twins_or_refused():
+    """Of a column layer with its own backward they were left out, without a word, where no nonlinearity came behind."""
+
+    def derivative(layer, x, more):
+        x = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad((layer(x) * more).sum(), x, create_graph=True)
+        (first.square().sum() + layer(x).square().sum()).backward()
+        return layer.weight.grad
+
+    def works(world):
+        serial, out = twin(world, bias=False), []
+        wanted = derivative(serial, x_of(), 2.0)
+        for kind, x, dim in (
+            (NaiveColumnParallelLinear, x_of(), 0),
+            (RowParallelLinear, x_of().chunk(world.size, -1)[world.rank], 1),
+        ):
+            got = derivative(kind.from_serial(serial, world), x, 2.0)
+            out.append((unshard(got, Shard(dim), world) - wanted).norm().item())
+        for more in (2.0, torch.ones(1, requires_grad=True)):
+            with pytest.raises(RuntimeError, match="has no second derivative, .* use NaiveColumnParallelLinear"):
+                derivative(ColumnParallelLinear.from_serial(serial, world), x_of(), more)
+        return out
+
+    assert max(max(rank) for rank in run(works, 2)) < 1e-12
+
+
 def test_a_pair_is_its_twin_with_other_seeds_on_each_rank():
     """What a constructor draws is rank 0's, and each rank has its part of it."""
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from lib import run, trace
 from lib.layout import Replicate, Shard
-from lib.tensor_parallel.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy
+from lib.tensor_parallel.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy, vocab_parallel_loss
 from lib.verify import assert_matches_serial
 
 V = 24
@@ -45,6 +45,31 @@ def test_loss_and_gradient_are_torchs(n, label_smoothing):
         assert got[0][0, :2].tolist() == [0, 0] and got[1][0, :2].abs().max() == 0
 
     run(works, n)
+
+
+@pytest.mark.parametrize("count", [None, 0, torch.tensor(0)])
+def test_where_no_token_counts_the_loss_is_zero(count):
+    def works(world):
+        logits, targets = drawn()
+        mine = logits.chunk(world.size, -1)[world.rank].clone().requires_grad_()
+        loss = vocab_parallel_loss(mine, targets.fill_(-100), world, count)
+        loss.backward()
+        return loss.item(), mine.grad.abs().max().item()
+
+    assert run(works, 2) == [(0, 0)] * 2
+
+
+def test_a_second_derivative_is_refused():
+    """It was a zero: the gradient was taken for a constant."""
+
+    def works(world):
+        logits, targets = drawn()
+        mine = logits.chunk(world.size, -1)[world.rank].clone().requires_grad_()
+        loss = vocab_parallel_cross_entropy(mine, targets, world).sum()
+        with pytest.raises(RuntimeError, match="vocab_parallel_cross_entropy has no second derivative"):
+            torch.autograd.grad(loss, mine, create_graph=True)
+
+    run(works, 2)
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e-4])

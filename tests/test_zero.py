@@ -176,6 +176,49 @@ def test_clipping_is_by_the_norm_of_the_whole_gradient():
             assert norm == first  # bit by bit, or ranks would scale by different factors
 
 
+class Mixed(nn.Module):
+    """Layers of two dtypes, sparse gradients, buffers of dtypes that backends do not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(6, 4, sparse=True)
+        self.narrow, self.wide = nn.Linear(4, 3), nn.Linear(3, 5).double()
+        self.register_buffer("short", torch.arange(4, dtype=torch.int16))
+        self.register_buffer("flags", torch.tensor([True, False]))
+
+    def forward(self, words):
+        return self.wide(self.narrow(self.words(words)).double()).square().mean()
+
+
+@pytest.mark.parametrize("wrap", [NaiveZeRO1, ZeRO1, ZeRO2])
+def test_mixed_dtypes_sparse_gradients_and_odd_buffers(wrap):
+    def steps(world):
+        sgd = partial(torch.optim.SGD, lr=0.1)
+        torch.manual_seed(0)
+        twin = Mixed()
+        torch.manual_seed(world.rank)
+        mine = Mixed()
+        mine.short += world.rank
+        model = wrap(mine, world, sgd)
+        optimizer, apart = sgd(twin.parameters()), 0.0
+        for step in range(3):
+            words = torch.tensor([[0, 1], [2, step]])
+            optimizer.zero_grad()
+            for some in words:
+                (twin(some) / 2).backward()
+            twin.words.weight.grad = twin.words.weight.grad.to_dense()
+            norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.01)
+            optimizer.step()
+            model(words[world.rank]).backward()
+            model.finish()
+            apart = max(apart, abs(model.clip_gradients(0.01) / norm - 1).item())
+            model.step()
+        return apart, largest_difference(weights(model.module), weights(twin)), torch.equal(mine.short, twin.short)
+
+    for apart, differ, same in run(steps, 2):
+        assert apart < 1e-6 and differ < 1e-6 and same
+
+
 def test_only_the_dp_axis_of_a_mesh_speaks():
     def steps(world):
         mesh = Mesh(MeshShape(dp=2, tp=2), world)

@@ -90,7 +90,7 @@ class Gradients(GradientSums):
             if (line.group.ranks, line.stages) == (fact.sum_over.ranks, frozenset(fact.stages)):
                 return line
         scale = ONE / fact.sum_over.size if self.op == "mean" else ONE
-        self._lines.append(_Line(fact.sum_over, frozenset(fact.stages), scale))
+        self._lines.append(_Line(fact.sum_over, frozenset(fact.stages), scale, fact.crosses))
         return self._lines[-1]
 
     @property
@@ -118,11 +118,11 @@ class Gradients(GradientSums):
         line: _Line,
         bucket: Bucket,
         i: int,
-        _: nn.Parameter,
+        p: nn.Parameter,
     ) -> None:
         if i not in bucket.missing:
             raise RuntimeError(_SECOND)
-        self._watch_backward()
+        self._gradient_came(p)
         if line.syncs:
             bucket.take(i, line.scale)
             bucket.missing.remove(i)
@@ -135,7 +135,7 @@ class Gradients(GradientSums):
     def _send_full_buckets(self, line: _Line) -> None:
         while line.next < len(line.buckets) and not line.buckets[line.next].missing:
             bucket = line.buckets[line.next]
-            if self.one_at_a_time and line.pending:
+            if self.one_at_a_time and line.pending and not line.crosses:
                 line.pending[-1].wait()
             with comm.label(line.labels[line.next]):
                 line.pending.append(bucket.send(line.group))
@@ -183,7 +183,7 @@ class Gradients(GradientSums):
         """The next backward of this stage is its last before `start`: its buckets leave as they fill."""
         for line in self._lines:
             line.closed.add(stage)
-            line.syncs = line.syncs or line.stages <= line.closed
+            line.syncs = line.syncs or line.stages <= line.closed and not (self.each and line.crosses)
 
     @torch.no_grad()
     def start(self, stage: int) -> list[comm.Pending]:
@@ -191,7 +191,7 @@ class Gradients(GradientSums):
         under_way: list[comm.Pending] = []
         for line in self._lines:
             line.started.add(stage)
-            if line.stages <= line.started:
+            if line.stages <= line.started and not (self.each and line.crosses):  # those once, with finish
                 if not line.left or line.begun:  # not all has left inside backward
                     self._send_the_rest(line)
                 line.syncs, line.left = self._syncs, False
@@ -200,10 +200,13 @@ class Gradients(GradientSums):
                 under_way += line.pending
         return under_way
 
+    def has_sums(self) -> bool:
+        return self.state is State.SUMMED and not self.begun and any(bucket.has_sum() for bucket in self.buckets)
+
     @torch.no_grad()
     def finish(self) -> None:
-        if self.state is State.SUMMED and not self.begun and all(p.grad is None for p in self.trained):
-            return  # nothing is new
+        if self.has_sums():
+            return
         for line in self._lines:
             if not line.sent or line.begun:
                 self._send_the_rest(line)
@@ -220,6 +223,9 @@ class Gradients(GradientSums):
             line.sent = line.left = False
 
     def give_up(self) -> None:
+        for line in self._lines:
+            if line.begun:  # others may wait for sums of what this rank has not come to
+                self._send_the_rest(line)
         self._end_lines()
         for bucket in self.buckets:
             bucket.drop()
@@ -233,8 +239,8 @@ class Gradients(GradientSums):
 class _Line:
     """Buckets of one group and the same stages, sent one behind the other."""
 
-    def __init__(self, group: Group, stages: frozenset[int], scale: Tensor) -> None:
-        self.group, self.stages, self.scale = group, stages, scale
+    def __init__(self, group: Group, stages: frozenset[int], scale: Tensor, crosses: bool) -> None:
+        self.group, self.stages, self.scale, self.crosses = group, stages, scale, crosses
         self.buckets: list[Bucket] = []
         self.labels: list[str] = []
         self.pending: list[comm.Pending] = []

@@ -5,7 +5,7 @@ A bucket is what `Gradients` sends at once. This one is all-reduced; of a `Flat`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -49,6 +49,10 @@ class Bucket:
     def summed(self) -> None:
         """The sum is there."""
 
+    def has_sum(self) -> bool:
+        """After `summed`: whether the sum is there still, and no optimizer has cleared it."""
+        return any_gradient(self.params)
+
     def drop(self) -> None:
         """The step is given up."""
 
@@ -58,6 +62,10 @@ class Bucket:
             yield p.grad, lambda p=p: facts[id(p)].square(p.grad)
 
     # What `ShardedOptimizer` asks of every bucket; here each rank has all, and steps it.
+
+    def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimizer gets of each parameter."""
+        yield from self.pieces.items()
 
     def gradients_to_pieces(self) -> None:
         """Before the step: each piece gets its gradient."""
@@ -69,6 +77,11 @@ class Bucket:
 
     def publish(self) -> comm.Pending | None:
         """Let every rank see the new parameters."""
+
+
+def any_gradient(params: Iterable[nn.Parameter]) -> bool:
+    """Whether any parameter has a gradient that is not all zeros."""
+    return any(p.grad is not None and bool(p.grad.any()) for p in params)
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -188,6 +188,10 @@ class Flat:
             for p in self.params:
                 p.grad = None
 
+    def has_sum(self) -> bool:
+        """After `summed`: whether the sum is there still; a step, or giving up, ends that state."""
+        return True
+
     def drop(self) -> None:
         """The step is given up."""
         self.shard.grad = None
@@ -207,6 +211,14 @@ class Flat:
                 yield g, lambda fact=fact, g=g, there=there: fact.square(g, there, owners)
 
     # ---- the optimizer's step ---------------------------------------------------------------------------------------
+
+    def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimizer gets of each parameter: an empty piece where nothing is mine.
+
+        So groups of parameters are the same on all ranks, and none is empty because of where the cuts fell.
+        """
+        for name in self.names:
+            yield name, self.pieces[name] if name in self.pieces else nn.Parameter(self.master[:0])
 
     def gradients_to_pieces(self) -> None:
         """Before the step: each piece gets its gradient, in the optimizer's precision."""

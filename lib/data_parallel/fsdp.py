@@ -23,7 +23,9 @@ VLDB 2023, arXiv 2304.11277.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +34,9 @@ from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import MakeOptimizer
-from lib.data_parallel.optimizer import check_elementwise
-from lib.data_parallel.units import Unit, UnitSchedule, default_units, make_units, stand_in
-from lib.data_parallel.zero import Sharded
+from lib.data_parallel.unit_schedule import UnitSchedule
+from lib.data_parallel.units import ELSEWHERE, StandIns, Unit, default_units, make_units
+from lib.data_parallel.zero import Sharded, check_can_be_sharded
 from lib.launch import device
 from lib.mesh import Group, second_lane
 
@@ -52,6 +54,9 @@ class FSDP(Sharded):
     many. While it computes, the root, the unit at work and the next one are whole, with one unit's gradients.
 
     Outside of its forward and backward a parameter reads NaN: it is elsewhere. `full_state_dict()` collects it.
+
+    All ranks go forward and back equally often, as gathers are calls of all. What a rank's loss does not use counts as
+    zero; if it uses nothing that is trained, let it have a gradient all the same (`loss + 0 * inputs.sum()`).
 
     Args:
         module: the rank's copy, or on the meta device.
@@ -81,7 +86,7 @@ class FSDP(Sharded):
         prefetch: bool = True,
         init: Initialise | None = None,
     ) -> None:
-        check_elementwise(optimizer, next((name for name, p in module.named_parameters() if p.requires_grad), ""))
+        check_can_be_sharded(module, optimizer, dtype)
         if any(p.is_meta for p in module.parameters()):
             leave_meta(module, init)
         broadcast_weights(module, group, parameters=init is None)  # otherwise they get what is drawn
@@ -99,9 +104,26 @@ class FSDP(Sharded):
         if unit.trained:
             self.gradients.no_more(unit.flats[0])
 
+    def __deepcopy__(self, memo: dict) -> NoReturn:
+        raise TypeError(ELSEWHERE.format("copied"))
+
+    def state_dict(self, *args, **kwargs) -> NoReturn:
+        raise RuntimeError(ELSEWHERE.format("saved"))
+
+    def load_state_dict(self, *args, **kwargs) -> NoReturn:
+        raise RuntimeError(ELSEWHERE.format("loaded"))
+
     def forward(self, *args, **kwargs):
+        self._schedule.check_not_compiled()
         self._schedule.end_backward()  # first the gathers of the last backward, then its sums
         return super().forward(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._schedule.end_backward()  # each under the rule under which it began
+        with super().no_sync():
+            yield
+            self._schedule.end_backward()
 
     def finish(self) -> None:
         self._schedule.end_step()
@@ -149,10 +171,11 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
             f"buffer {buffers[0]} is on the meta device; make buffers on a real one, as init= fills parameters"
         )
     made: dict[int, nn.Parameter] = {}
+    stand_ins = StandIns()
     for one in module.modules():
         for name, p in one._parameters.items():
             if p is not None:
-                like = torch.empty(0, dtype=p.dtype, device=device())
+                nan = stand_ins.of(torch.empty(0, dtype=p.dtype, device=device()))
                 one._parameters[name] = made.setdefault(
-                    id(p), nn.Parameter(stand_in(like, p.shape), requires_grad=p.requires_grad)
+                    id(p), nn.Parameter(nan.expand(p.shape), requires_grad=p.requires_grad)
                 )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.data_parallel.buckets import any_gradient
 from lib.facts import Fact, clip
 from lib.mesh import Group
 
@@ -100,12 +101,16 @@ class GradientSums:
         self.state, self._through = State.IDLE, True
 
     def finish(self) -> None:
-        """Return when the sums are there.
+        """Return when the sums are there; at once if they are already.
 
         Call it before any other communication of the same ranks, as they may differ in what they have sent so far. A
         parameter that took no part in this rank's loss counts as zero, and so it does if that holds on every rank.
         """
         raise NotImplementedError
+
+    def has_sums(self) -> bool:
+        """Whether the sums are there, and neither a backward nor an optimizer's zero_grad() has come since."""
+        return self.state is State.SUMMED and not self.begun and any_gradient(self.trained)
 
     def check_all_known(self, module: nn.Module) -> None:
         """Raises RuntimeError where a parameter of the module has a gradient that nobody sums."""
@@ -130,8 +135,8 @@ class GradientSums:
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
         held = [(g, square) for g, square in self._held() if g is not None]
-        fact = next(iter(self.facts.values()))
-        nothing = fact.square(fact.parameter.new_zeros(0))  # so that who holds nothing adds a zero of the same dtype
+        # Who holds nothing, or only some of the dtypes, must add a number of the same dtype as the others.
+        nothing = sum(p.new_zeros((), dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.trained)
         return clip([g for g, _ in held], [nothing, *(square() for _, square in held)], world, max_norm)
 
     def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
@@ -139,8 +144,15 @@ class GradientSums:
         for p in self.trained:
             yield p.grad, lambda p=p: self.facts[id(p)].square(p.grad)
 
-    def _watch_backward(self) -> None:
-        """Called from a hook: know whether the backward that runs now comes to its end."""
+    def _gradient_came(self, p: nn.Parameter) -> None:
+        """Called from a hook: sums are of dense tensors. And know whether this backward comes to its end."""
+        if p.grad.requires_grad:
+            raise RuntimeError(
+                "backward(create_graph=True) gives gradients with a graph, which a sum over ranks would cut off: use "
+                "torch.autograd.grad(..., create_graph=True) for the part that is differentiated again"
+            )
+        if p.grad.layout is not torch.strided:
+            p.grad = p.grad.to_dense()
         if self._through:
             self._through = False
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_through)
@@ -166,7 +178,7 @@ class NaiveGradients(GradientSums):
         return self._own
 
     def _note(self, p: nn.Parameter) -> None:
-        self._watch_backward()
+        self._gradient_came(p)
         self._own = self._own or self.syncs
 
     def give_up(self) -> None:
@@ -175,6 +187,8 @@ class NaiveGradients(GradientSums):
 
     @torch.no_grad()
     def finish(self) -> None:
+        if self.has_sums():
+            return
         for p in self.trained:
             if not p.requires_grad:
                 continue  # frozen since

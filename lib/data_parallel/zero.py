@@ -66,6 +66,8 @@ class NaiveZeRO1(DataParallel):
     def finish(self) -> None:
         """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
         self.gradients.check_all_known(self.module)
+        if self.gradients.state is State.SUMMED and not self.gradients.begun:
+            return
         for p, owner in zip(self.trained, self.owners, strict=True):
             if not p.requires_grad:
                 continue  # frozen since
@@ -129,8 +131,7 @@ class Sharded(DataParallel):
     ) -> None:
         super().__init__(module, group, gradients, counts_over=group)
         self.flats = list(flats or gradients.buckets)
-        self.wholes = nn.ParameterList(flat.whole for flat in self.flats)  # so that a memory tracker finds them
-        self.shards = nn.ParameterList(flat.shard for flat in self.flats)
+        self.stored = [x for flat in self.flats for x in (flat.whole, flat.shard)]  # for a memory tracker
         self._sharded = ShardedOptimizer(gradients, optimizer)
         self.optimizer = self._sharded.optimizer
         self._state = SavedState(module, group, self.flats, self.optimizer, self.publish)
@@ -177,6 +178,23 @@ class Sharded(DataParallel):
         self._state.load_sharded(state)
 
 
+def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:
+    """Before anything is changed.
+
+    Raises:
+        ValueError: an optimizer that needs whole parameters, or a layer that cannot compute with weights of `dtype`.
+    """
+    check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
+    for name, one in module.named_modules():
+        averages = getattr(one, "running_mean", None)
+        if dtype is not None and isinstance(averages, Tensor) and averages.dtype != dtype:
+            kept, wanted = str(averages.dtype)[6:], str(dtype)[6:]
+            raise ValueError(
+                f"{name or 'the module'} is a {type(one).__name__}, whose averages stay {kept} and do not go with "
+                f"{wanted} weights: use a norm without averages (LayerNorm, GroupNorm), or leave dtype away"
+            )
+
+
 class ZeRO1(Sharded):
     """Optimizer state sharded: half an all-reduce before the step, the other half after it.
 
@@ -197,7 +215,7 @@ class ZeRO1(Sharded):
             parameters' own precision. None computes in that, too. Buffers stay as they are.
 
     Raises:
-        ValueError: an optimizer that needs whole parameters.
+        ValueError: an optimizer that needs whole parameters; a layer that cannot compute in `dtype`.
     """
 
     stage = 1
@@ -211,7 +229,7 @@ class ZeRO1(Sharded):
         bucket_bytes: int = BUCKET_BYTES,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_elementwise(optimizer, next((name for name, p in module.named_parameters() if p.requires_grad), ""))
+        check_can_be_sharded(module, optimizer, dtype)
         broadcast_weights(module, group)
         gradients = sharded_gradients(replicas(module, group, group.size), self.stage, op, bucket_bytes, dtype)
         if dtype is not None:

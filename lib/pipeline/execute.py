@@ -88,7 +88,8 @@ def execute(
         inputs: [B, …], the whole batch; the first stage takes it in `num_microbatches` pieces.
         targets: [B, …], which the last stage compares with.
         loss: (output, targets) of a microbatch to its term: what it adds to the batch's loss, such as
-            `partial(loss_term, count=...)`. A mean over the microbatch would be num_microbatches times too large.
+            `partial(loss_term, count=...)`. A mean over the microbatch, such as `cross_entropy` gives by itself, would
+            be num_microbatches times too large, and NaN for all of the batch where one has no target that counts.
         reduce: sums gradients over the replicas of this pipeline, at each REDUCE of the schedule.
 
     Raises:
@@ -123,7 +124,9 @@ def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, i
 class _Step:
     def __init__(self, schedule, stages, group, inputs, targets, loss, reduce) -> None:
         self.schedule, self.stages, self.group, self.loss, self.reduce = schedule, stages, group, loss, reduce
-        self.inputs, self.targets = (x.tensor_split(schedule.num_microbatches) for x in (inputs, targets))
+        # With .data each microbatch is a tensor by itself, so that what one does in place is no change of the others.
+        self.inputs = [x.data for x in inputs.tensor_split(schedule.num_microbatches)]
+        self.targets = targets.tensor_split(schedule.num_microbatches)
         row = schedule.actions[group.rank]
         back = [action for action in row if action.op in (*COMPUTE, Op.REDUCE) and action.op not in (Op.F, Op.I)]
         # The last backwards before a sum, during which buckets may leave.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lib import comm
+from lib.conjugate import pair
 from lib.deferred import DeferWeightGradients, Queue
 from lib.model import GPT, GPTConfig
 from lib.pipeline.schedules.action import Schedule, ScheduleError
@@ -34,10 +35,20 @@ class Stage:
             the inputs.
         recompute: keep only the input of each microbatch, and compute forward again in backward.
         slices: of what travels, one of so many parts along the inputs' last dim.
+        dtype: of what travels. None: like the inputs without `width`; with it, that of the module's parameters, and
+            torch's default where it has none. All stages must come to the same.
     """
 
-    def __init__(self, module: nn.Module, width: int | None = None, recompute: bool = False, slices: int = 1) -> None:
-        self.module, self.width, self.recompute, self.slices = module, width, recompute, slices
+    def __init__(
+        self,
+        module: nn.Module,
+        width: int | None = None,
+        recompute: bool = False,
+        slices: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.module, self.width, self.recompute = module, width, recompute
+        self.slices, self.dtype = slices, dtype
         # By microbatch: input and output, with the graph between them; weight gradients that were put off.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}
         self._queues: dict[int, Queue] = {}
@@ -51,23 +62,29 @@ class Stage:
         """Whether y, made by a stage of that number from these inputs of the first one, is what travels.
 
         Raises:
-            ScheduleError: it has another shape or dtype, so that whoever receives it would wait for something else.
+            ScheduleError: it has another shape or dtype, so that whoever receives it would wait for something else; or
+                no gradient can come back for it.
         """
         shape, dtype = self._form(inputs)
         if y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
             raise ScheduleError(
                 f"stage {stage} gives {comm.spec(y)}, but what travels from stage to stage is {right}; cut the model "
-                f"where it gives that, or change the stages' width={self.width}"
+                f"where it gives that, or change the stages' width={self.width} or dtype"
+            )
+        if torch.is_grad_enabled() and not _has_gradient(y):
+            raise ScheduleError(
+                f"stage {stage} gives {comm.spec(y)}, and no gradient comes back through whole numbers: cut the model "
+                "where it gives floating-point ones"
             )
 
     def _form(self, inputs: Tensor) -> tuple[Sequence[int], torch.dtype]:
         """Shape and dtype of what travels for these inputs."""
         if self.width is None:
-            return inputs.shape, inputs.dtype
+            return inputs.shape, self.dtype or inputs.dtype
         dtypes = (p.dtype for p in self.module.parameters())
         *rows, length = inputs.shape
-        return (*rows, length // self.slices, self.width), next(dtypes, torch.get_default_dtype())
+        return (*rows, length // self.slices, self.width), self.dtype or next(dtypes, torch.get_default_dtype())
 
     def forward(
         self,
@@ -85,7 +102,7 @@ class Stage:
             loss: of the last stage: from its output to a number.
             split: backward will come in halves.
         """
-        wants_gradient = torch.is_grad_enabled() and x.is_floating_point()
+        wants_gradient = torch.is_grad_enabled() and _has_gradient(x)
         x = x.detach().requires_grad_(wants_gradient)  # a leaf
         queue = Queue()
         off = DeferWeightGradients(queue) if split else nullcontext()
@@ -97,12 +114,22 @@ class Stage:
         return y.detach()
 
     def _compute(self, x: Tensor, off: DeferWeightGradients | nullcontext) -> Tensor:
-        if self.recompute:
-            return checkpoint(self.module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), off))
-        return self.module(x)
+        x = pair(x, torch.detach, torch.detach)  # the same memory, but no leaf: a module may begin in place
+        if not self.recompute:
+            return self.module(x)
+        before = x._version
+        y = checkpoint(self.module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), off))
+        if x._version != before:
+            raise ScheduleError(
+                "a stage that changes its input in place cannot be computed again: use recompute=False"
+            )
+        return y
 
     def backward(self, m: int, gradient: Tensor | None = None) -> Tensor | None:
-        """Both halves for microbatch m; the gradient of its input, None where that was no floating-point tensor."""
+        """Both halves for microbatch m; the gradient of its input, None where that were whole numbers.
+
+        Zeros where it had no part in the output: the stage before waits for something.
+        """
         of_x = self.backward_input(m, gradient)
         self.backward_weight(m)
         return of_x
@@ -117,7 +144,10 @@ class Stage:
         What was split off for the weights is put off.
         """
         x, y = self._ends.pop(m)
-        torch.autograd.backward(y, gradient)
+        if y.requires_grad or gradient is None:  # else nothing here is trained
+            torch.autograd.backward(y, gradient)
+        if x.requires_grad and x.grad is None:
+            return torch.zeros_like(x)
         return x.grad
 
     def backward_weight(self, m: int) -> None:
@@ -128,6 +158,10 @@ class Stage:
     def microbatches(self) -> int:
         """How many are under way here: forward has been, and backward, or its second half, has not."""
         return len(self._queues)
+
+
+def _has_gradient(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:

@@ -102,6 +102,14 @@ class Record:
             note = call.shown, line, call.peers, call.channel, self.number
             self.waiting = partial(table.waiting, *note)  # makes a context: in it, this rank waits
 
+    def launched(self, works: tuple) -> None:
+        """It is under way, as these works."""
+        self.works = works
+        if trace.recording():
+            self.follow()
+            if self.call.kind == "send":
+                trace.begin(self, self._event(self._start_s))
+
     def follow(self) -> None:
         """Note when the works end, if they can tell: gloo has no future for a message."""
         if self.call.kind not in ("send", "recv"):
@@ -121,7 +129,10 @@ class Record:
         """It is through, at `late_s` on an emulated link."""
         self.ended_s = max(self._seen_s or time.perf_counter(), late_s)
         if trace.recording() and self.call.kind != "new_group":
-            call = self.call
-            sizes = call.payload_bytes or 0, call.wire_bytes
-            who = call.rank, call.kind, call.axis, call.peers
-            trace.add(trace.CommEvent(*who, *sizes, self._label, self._start_s, self.ended_s))
+            trace.add(self._event(self.ended_s), self)
+
+    def _event(self, end_s: float) -> trace.CommEvent:
+        call = self.call
+        sizes = call.payload_bytes or 0, call.wire_bytes
+        who = call.rank, call.kind, call.axis, call.peers
+        return trace.CommEvent(*who, *sizes, self._label, self._start_s, end_s)

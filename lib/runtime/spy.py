@@ -19,10 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from lib import (
-    comm,  # which takes the functions as they are, before `watch` replaces them
-    trace,
-)
+from lib import comm  # which takes the functions as they are, before `watch` replaces them
 from lib.mesh import Group
 from lib.runtime.calls import Call, Record
 from lib.runtime.transfer import channel_of
@@ -127,9 +124,7 @@ def _watched(original: Callable, describe: Callable, keep: Callable) -> Callable
 def _keep_work(result: object, record: Record) -> bool:
     if not isinstance(result, dist.Work):
         return False
-    record.works = (result,)
-    if trace.recording():
-        record.follow()
+    record.launched((result,))
     _under_way[id(result)] = result, record
     return True
 

@@ -15,10 +15,10 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor
 
-from lib import trace
 from lib.mesh import Group
 from lib.runtime import calls, link
 from lib.runtime.calls import Call, Record
+from lib.runtime.shapes import spec
 
 # Taken now, as lib.runtime.spy puts watched versions in their place for those who call torch.distributed themselves.
 _work_wait = dist.Work.wait
@@ -53,11 +53,6 @@ class Pending:
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         return self._result
-
-
-def spec(x: Tensor) -> str:
-    """Type and shape as a call table and an error show them: `float32[4, 2]`."""
-    return f"{str(x.dtype)[6:]}{list(x.shape)}"
 
 
 def channel_of(pg: dist.ProcessGroup | None) -> str:
@@ -98,10 +93,9 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
         return Pending(finish)  # the call was compared, and there is nothing to move
     with record.waiting():
         launched = launch() or ()
-    works = record.works = launched if isinstance(launched, tuple) else (launched,)
+    works = launched if isinstance(launched, tuple) else (launched,)
     _works.add(works)
-    if trace.recording():
-        record.follow()
+    record.launched(works)
 
     def wait() -> Tensor | None:
         record.waits()

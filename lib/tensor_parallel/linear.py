@@ -19,9 +19,10 @@ Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from lib import comm, trace
@@ -33,7 +34,7 @@ from lib.conjugate import (
     reduce_scatter_all_gather,
     split_all_gather,
 )
-from lib.deferred import queue_here
+from lib.deferred import as_rows, linear_later, queue_here
 from lib.layout import Placement, Replicate, Shard, distribute, split_size
 from lib.mesh import Group
 
@@ -141,6 +142,8 @@ class NaiveColumnParallelLinear(ParallelLinear):
 class ColumnParallelLinear(NaiveColumnParallelLinear):
     """The same, but in backward the gradient of x is on its way while that of the weight is computed.
 
+    Under `torch.autocast` x travels as it is cast. There is no second derivative (`create_graph=True`).
+
     Args:
         regather: with `sequence_dim`, keep only this rank's slice of x for backward and collect x once more there: one
             more all-gather, also under way while something is computed. False keeps x whole.
@@ -151,9 +154,11 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
         super().__init__(*args, **options)
 
     def _multiply(self, x: Tensor) -> Tensor:
-        if queue_here() is not None:  # put off: then nothing is left for the message to hide behind
-            return super()._multiply(x)
-        (y,) = _ColumnProducts.apply(x, self, *self._used())
+        queue = queue_here()
+        if queue is not None:  # put off: then nothing is left for the message to hide behind
+            return linear_later(queue, self._whole(x), *self._used())
+        x, *used = _as_autocast(x, *self._used())
+        (y,) = _ColumnProducts.apply(x, self, *used)
         return y
 
 
@@ -174,16 +179,27 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
                 f"column layers of the same x must take it in the same way, but one is {_how(first)}, and one "
                 f"{_how(layer)}: call them one by one, or make them alike"
             )
-    if queue_here() is not None:
+    queue = queue_here()
+    if queue is not None:
         whole = first._whole(x)
-        products = [linear(whole, *layer._used()) for layer in layers]
+        products = [linear_later(queue, whole, *layer._used()) for layer in layers]
     else:
-        products = _ColumnProducts.apply(x, first, *(used for layer in layers for used in layer._used()))
+        x, *used = _as_autocast(x, *(one for layer in layers for one in layer._used()))
+        products = _ColumnProducts.apply(x, first, *used)
     return [layer._gathered(y) for layer, y in zip(layers, products, strict=True)]
 
 
 def _how(layer: ColumnParallelLinear) -> str:
     return f"on ranks {layer.group.ranks} with sequence_dim={layer.sequence_dim}, regather={layer.regather}"
+
+
+def _as_autocast(*tensors: Tensor | None) -> Iterator[Tensor | None]:
+    """As torch.autocast, where it is on, gives them to a product; in a Function autograd would not see that it does."""
+    device = tensors[0].device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    for x in tensors:
+        is_cast = x is not None and dtype and x.is_floating_point() and x.dtype != torch.float64
+        yield x.to(dtype) if is_cast else x
 
 
 class _ColumnProducts(torch.autograd.Function):
@@ -193,18 +209,19 @@ class _ColumnProducts(torch.autograd.Function):
         weights, biases = used[::2], used[1::2]
         ctx.layer = layer
         ctx.save_for_backward(x if layer.regather else whole, *weights)
-        return tuple(linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        # Without a base, or nobody could work on it in place.
+        return tuple(linear(whole, *of_layer).detach() for of_layer in zip(weights, biases, strict=True))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *gradients: Tensor) -> tuple:
+        check_first("ColumnParallelLinear", "NaiveColumnParallelLinear")
         layer, (x, *weights) = ctx.layer, ctx.saved_tensors
         group, dim = layer.group, layer.sequence_dim
         of_x, _, *of_used = ctx.needs_input_grad
         collects = any(of_used[::2]) and dim is not None and layer.regather
         coming = comm.all_gather_start(x, group, dim) if collects else None
         if of_x:
-            term, *others = (gradient @ weight for gradient, weight in zip(gradients, weights, strict=True))
+            term, *others = (gradient @ weight.conj() for gradient, weight in zip(gradients, weights, strict=True))
             for other in others:
                 term += other
             if dim is None:
@@ -216,8 +233,8 @@ class _ColumnProducts(torch.autograd.Function):
         of_weights: list[Tensor | None] = []
         with trace.span("weight"):
             for gradient, of_weight, of_bias in zip(gradients, of_used[::2], of_used[1::2], strict=True):
-                rows = gradient.flatten(0, -2)
-                of_weights.append(rows.T @ x.flatten(0, -2) if of_weight else None)
+                rows = as_rows(gradient)
+                of_weights.append(rows.T @ as_rows(x).conj() if of_weight else None)
                 of_weights.append(rows.sum(0) if of_bias else None)
         return summing.wait() if of_x else None, None, *of_weights
 
@@ -264,7 +281,8 @@ class RowParallelLinear(ParallelLinear):
         else:
             split_size(term.shape[self.sequence_dim], self.group, "sequence")
             y = reduce_scatter_all_gather(term, self.group, self.sequence_dim)
-        return y if self.bias is None else y + self.bias
+        # Under autocast y has another dtype than the bias.
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------
@@ -277,6 +295,16 @@ def check_axis(group: Group) -> None:
             f"this layer is cut over the tensor-parallel ranks, but got a group along {group.axis!r}: use "
             'mesh.group("tp")'
         )
+
+
+def check_first(what: str, instead: str) -> None:
+    """Raises RuntimeError in a backward that would have to be differentiated itself.
+
+    `once_differentiable` does so only where the gradient that comes in depends on something, and else takes what it
+    computes for constants.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"{what} has no second derivative, which create_graph=True asks for: use {instead}")
 
 
 def check_whole(x: Tensor, features: int, group: Group) -> None:

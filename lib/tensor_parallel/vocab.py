@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding
 
 from lib import comm
 from lib.conjugate import all_reduce_identity, reduce_scatter_all_gather
 from lib.layout import Shard, distribute, split_size
 from lib.mesh import Group
-from lib.tensor_parallel.linear import check_axis
+from lib.tensor_parallel.linear import check_axis, check_first
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -125,7 +124,8 @@ def vocab_parallel_loss(
         count: tokens that the mean is of, on all ranks and in all microbatches. None: those that count here.
     """
     losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, group, ignore_index)
-    return losses.sum() / ((targets_BT != ignore_index).sum().clamp(min=1) if count is None else count)
+    counted = (targets_BT != ignore_index).sum() if count is None else torch.as_tensor(count)
+    return losses.sum() / counted.clamp(min=1)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -148,8 +148,8 @@ class _CrossEntropy(torch.autograd.Function):
         return (total.log() - expected) * counts
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple:
+        check_first("vocab_parallel_cross_entropy", "all_gather_split of the logits, and torch's own")
         softmax, words, is_mine, counts = ctx.saved_tensors
         of_logits = softmax - ctx.smoothing / ctx.vocab_size
         target = -(1 - ctx.smoothing) * is_mine.to(softmax.dtype)

@@ -1,0 +1,70 @@
+"""What a collective takes and gives: slices along any dim, a place for the result, and dtypes that backends know.
+
+The problem: backends cut along dim 0 of contiguous tensors only, and know few dtypes. The idea: lay a tensor out as
+they want it, and refuse in one sentence what cannot be laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lib.mesh import Group
+
+COUNTED = {  # what backends can add up; all else they move as bytes
+    *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+
+
+def spec(x: Tensor) -> str:
+    """Type and shape as a call table and an error show them: `float32[4, 2]`."""
+    return f"{str(x.dtype)[6:]}{list(x.shape)}"
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """A contiguous tensor as one that every backend can move; slices along dim 0 stay slices."""
+    if x.dtype in COUNTED or not x.numel():
+        return x
+    return x.view(x.shape[0] if x.dim() else 1, -1).view(torch.uint8)
+
+
+def out_like(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
+    """`out` if it is contiguous and has this shape and the dtype of `x`; a new tensor if it is None."""
+    if out is None:
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out.shape != torch.Size(shape) or out.dtype != x.dtype or not out.is_contiguous():
+        layout = "" if out.is_contiguous() else ", not contiguous"
+        raise ValueError(f"out must be contiguous {str(x.dtype)[6:]}{list(shape)}, but is {spec(out)}{layout}")
+    return out
+
+
+def front(x: Tensor, shape: Sequence[int], dim: int, out: Tensor | None) -> Tensor:
+    """The tensor that a collective fills, with `dim` in front: `out` where that is how it lies."""
+    if out is not None and dim != 0:
+        raise ValueError(f"out= works along dim 0, where slices lie one after the other, but dim={dim}")
+    return out_like(x, shape, out).detach()
+
+
+def check_dim(x: Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"dim={dim} does not exist in a tensor of shape {list(x.shape)}")
+    return dim
+
+
+def split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
+    """x[…, D, …] → contiguous [n, D/n, …]: one slice for each rank, with `dim` moved to the front."""
+    front = x.detach().movedim(check_dim(x, dim), 0)
+    size, n = front.shape[0], group.size
+    if size % n:
+        raise ValueError(
+            f"{what}: dim {dim} has size {size}, which cannot be split over {n} ranks; use a multiple of {n}"
+        )
+    return front.reshape(n, size // n, *front.shape[1:]).contiguous()
+
+
+def join(part: Tensor, dim: int) -> Tensor:
+    """[D, …] with `dim` in front → `dim` where it belongs."""
+    return part.movedim(0, dim).contiguous()
