@@ -66,7 +66,7 @@ class MemoryTracker(TorchDispatchMode):
     Nothing is kept alive by the tracker. It sees what the thread does that has entered it, and autograd's. It may be
     entered again, and then goes on; outside, `live` still falls when
     a tensor dies but does not rise. It looks at all owners after each operation, which makes a small model's step
-    ten to twenty times as long: track a step or two.
+    dozens of times as long: track a step or two.
 
     Args:
         owners: models and optimizers (anything with `state` and `param_groups`), in any number. Of a model, what one of
@@ -93,6 +93,7 @@ class MemoryTracker(TorchDispatchMode):
         self._storages: dict[int, _Counted] = {}
         self._dead: deque[_Counted] = deque()
         self._told: dict[int, _Counted] = {}
+        self._latest, self._marks_then = _nothing(), [-1]  # what all owners had when `live` last looked, and where
         self._open_phases: list[Phase] = []
         self._modules: list[weakref.ref[nn.Module]] = []
         self._parameters: list[weakref.ref[Tensor]] = []
@@ -138,9 +139,25 @@ class MemoryTracker(TorchDispatchMode):
             for storage in (storage for tensor in tensors for storage in _storages(tensor)):
                 usage[kind] += 0 if id(storage) in seen else self._count(storage).bytes
                 seen.add(id(storage))
-        usage["total"] = self._total
-        usage["activation"] = self._total - usage["parameter"] - usage["gradient"] - usage["optimizer"]
-        return usage
+        self._latest, self._marks_then = usage, self._marks()
+        return self._with_total(usage)
+
+    def _with_total(self, usage: Usage) -> Usage:
+        owned = usage["parameter"] + usage["gradient"] + usage["optimizer"]
+        return usage | {"activation": self._total - owned, "total": self._total}
+
+    def _marks(self) -> list[int]:
+        """Where what has an owner lies, and how much that is: as long as they are the same, so is all but the total."""
+        modules, optimizers = _alive(self._modules), _alive(self._optimizers)
+        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+        parameters += _alive(self._parameters)
+        parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        parameters = list({id(p): p for p in parameters}.values())
+        gradients = [0 if (grad := p.grad) is None else _place(grad) for p in parameters]
+        buffers = [_place(b) for module in modules for b in module._buffers.values() if b is not None]
+        values = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
+        state = [len(value) if isinstance(value, list) else 1 for value in values]
+        return [*map(_place, parameters), *gradients, *buffers, len(self._told), sum(state)]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
@@ -215,12 +232,21 @@ class MemoryTracker(TorchDispatchMode):
         yield "optimizer", [x for value in state for x in _tensors(value)]  # LBFGS keeps lists of them
 
     def _sample(self) -> None:
-        usage = self.live
+        usage = self._quickly() or self.live
         if not self.timeline or usage != self.timeline[-1][1]:
             self.timeline.append((self._now_s(), usage))
             self.peak_by_kind = {kind: max(usage[kind], self.peak_by_kind[kind]) for kind in usage}
             for one in (self, *self._open_phases):
                 one.peak = max(one.peak, usage, key=lambda usage: usage["total"])
+
+    def _quickly(self) -> Usage | None:
+        """What is alive now if no owner has got or lost anything since `live` looked at all of them."""
+        self._forget_the_dead()
+        for counted in self._storages.values():
+            storage = counted()
+            if storage is None or counted.bytes != storage.nbytes() and counted.is_real:
+                return None
+        return self._with_total(self._latest) if self._marks() == self._marks_then else None
 
     def _now_s(self) -> float:
         return time.perf_counter() - self.start_s
@@ -228,6 +254,12 @@ class MemoryTracker(TorchDispatchMode):
 
 def _alive(refs: Iterable[weakref.ref]) -> list[Any]:
     return [thing for ref in refs if (thing := ref()) is not None]
+
+
+def _place(tensor: Tensor) -> int:
+    """Something that changes with the storage that a tensor looks at."""
+    plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
+    return tensor.data_ptr() if plain and tensor.layout is torch.strided else id(tensor)
 
 
 def _nothing() -> Usage:
