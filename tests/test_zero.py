@@ -176,6 +176,36 @@ def test_clipping_is_by_the_norm_of_the_whole_gradient():
             assert norm == first  # bit by bit, or ranks would scale by different factors
 
 
+def decay_groups(named):
+    """Groups of pairs, as people write them; which of them a rank has pieces of depends on where the cuts fall."""
+    named = list(named)
+    groups = [[x for x in named if x[0].endswith("bias") == bias] for bias in (False, True)]
+    decays = [{"params": some, "weight_decay": 0.3 * (not i)} for i, some in enumerate(groups)]
+    return torch.optim.AdamW(decays, lr=0.1)
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
+def test_groups_of_names_are_the_same_on_all_ranks(wrap):
+    def steps(world):
+        torch.manual_seed(0)
+        twin = nn.Linear(5, 3).double()
+        model, optimizer = wrap(copy.deepcopy(twin), world, decay_groups), decay_groups(twin.named_parameters())
+        for step in range(3):
+            x = torch.full((2, 5), step + 1.0, dtype=torch.float64)
+            twin(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            model.finish()
+            model.step()
+        groups = [len(group["params"]) for group in model.optimizer.param_groups]
+        state = model.full_state_dict()
+        return groups, largest_difference(state, twin.state_dict()) if state else 0.0
+
+    for groups, apart in run(steps, 3):
+        assert groups == [1, 1] and apart < 1e-12
+
+
 class Mixed(nn.Module):
     """Layers of two dtypes, sparse gradients, buffers of dtypes that backends do not know."""
 
