@@ -93,7 +93,7 @@ class MemoryTracker(TorchDispatchMode):
         self._storages: dict[int, _Counted] = {}
         self._dead: deque[_Counted] = deque()
         self._told: dict[int, _Counted] = {}
-        self._latest, self._marks_then = _nothing(), [-1]  # what all owners had when `live` last looked, and where
+        self._latest, self._marks_then = _nothing(), [-1]  # what all owners had at the last look, and where
         self._open_phases: list[Phase] = []
         self._modules: list[weakref.ref[nn.Module]] = []
         self._parameters: list[weakref.ref[Tensor]] = []
@@ -128,6 +128,9 @@ class MemoryTracker(TorchDispatchMode):
     @property
     def live(self) -> Usage:
         """Bytes that are alive now."""
+        return self._quickly() or self._look_at_all()
+
+    def _look_at_all(self) -> Usage:
         self._forget_the_dead()
         for storage in _alive(self._storages.values()):
             self._count(storage)  # no operation tells of storage.resize_(0), which is how a gathered buffer is freed
@@ -232,7 +235,7 @@ class MemoryTracker(TorchDispatchMode):
         yield "optimizer", [x for value in state for x in _tensors(value)]  # LBFGS keeps lists of them
 
     def _sample(self) -> None:
-        usage = self._quickly() or self.live
+        usage = self.live
         if not self.timeline or usage != self.timeline[-1][1]:
             self.timeline.append((self._now_s(), usage))
             self.peak_by_kind = {kind: max(usage[kind], self.peak_by_kind[kind]) for kind in usage}
@@ -240,7 +243,7 @@ class MemoryTracker(TorchDispatchMode):
                 one.peak = max(one.peak, usage, key=lambda usage: usage["total"])
 
     def _quickly(self) -> Usage | None:
-        """What is alive now if no owner has got or lost anything since `live` looked at all of them."""
+        """What is alive now if no owner has got or lost anything since all of them were looked at."""
         self._forget_the_dead()
         for counted in self._storages.values():
             storage = counted()
