@@ -117,11 +117,14 @@ HOME = """<!DOCTYPE html>
 """
 
 
-LISTED = re.compile(r'(<li class="toctree-l1[^"]*"><a class="[^"]*" href="([^"]*)">)')
+LISTED = re.compile(r'(<li class="toctree-l1[^"]*"><a class="[^"]*" href="([^"]*)">)(?!<span class="number">)')
 
 
 def number_chapters(text: str, name: str) -> str:
-    """Chapters in the sidebar get the number that the text calls them by; it is that of their file."""
+    """Chapters in the sidebar get the number that the text calls them by; it is that of their file.
+
+    Once: a build that goes on from an older one keeps pages that have theirs.
+    """
 
     def numbered(match: re.Match) -> str:
         file = name if match[2] == "#" else match[2]

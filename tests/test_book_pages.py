@@ -56,3 +56,4 @@ def test_chapters_are_numbered_in_the_sidebar_and_nothing_else(page, href, numbe
     link = f'<li class="toctree-l1"><a class="reference internal" href="{href}">Title</a>'
     text = pages.number_chapters(link, page)
     assert text == (link if number is None else link.replace("Title", f'<span class="number">{number}</span> Title'))
+    assert pages.number_chapters(text, page) == text, "a page that a build keeps"
