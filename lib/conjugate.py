@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from lib import comm
-from lib.layout import Shard, shard
 from lib.mesh import Group
+from lib.placement import Shard, shard
 
 Map = Callable[[Tensor], Tensor]
 

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.layout import Placement, Replicate, copies_of
 from lib.mesh import Group
+from lib.placement import Placement, Replicate, copies_of
 
 
 @dataclass(frozen=True, eq=False)

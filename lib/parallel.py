@@ -35,7 +35,6 @@ from lib.data_parallel.saving import of_shape
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
 from lib.launch import device
-from lib.layout import parts, shard, unshard
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh
 from lib.model import GPT
@@ -44,6 +43,7 @@ from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Op, Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import GPTStage, Stage, stages_of
+from lib.placement import parts, shard, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 

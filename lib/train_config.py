@@ -10,12 +10,12 @@ import torch
 from lib.mesh import MeshShape
 from lib.model import RECOMPUTE, GPTConfig
 from lib.parallel import check_layout
+from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
-from lib.pipeline.stage import layers_of_stages
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.layout import Partial, Placement, Replicate, parts, shard, unshard
 from lib.mesh import Group
+from lib.placement import Partial, Placement, Replicate, parts, shard, unshard
 
 _WHOLE = Replicate()
 

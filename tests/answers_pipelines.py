@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from lib import comm
 from lib.model import mean_loss
+from lib.pipeline.balance import balanced
 from lib.pipeline.schedules import gpipe as gpipes
 from lib.pipeline.schedules import one_f_one_b
 from lib.pipeline.schedules.action import Action, Op
-from lib.pipeline.stage import Stage, balanced
+from lib.pipeline.stage import Stage
 
 # ---- 08.1
 

@@ -21,7 +21,7 @@ APART = ("lib.check", "lib.figures")
 ROOT_FILES = [
     *("trace", "cost/", "claims", "mesh", "runtime/", "launch", "comm", "wire_audit"),
     *(
-        "layout",
+        "placement",
         "facts",
         "conjugate",
         "deferred",
@@ -46,7 +46,7 @@ ROOT_FILES = [
 ]
 PURE = ["lib.cost", "lib.trace", "lib.claims", "lib.pipeline.schedules"]
 PURE += [f"lib.runtime.{name}" for name in "call_table calls headroom link output places ranks server".split()]
-PURE += [f"lib.pipeline.{name}" for name in "simulate lower rendezvous prove gantt workshop".split()]
+PURE += [f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt workshop".split()]
 PURE += [f"lib.figures.{name}" for name in "svg canvas axes curves matrices moves ranks schedule timeline".split()]
 PURE += ["lib.figures.explorer", "lib.figures.show"]
 PURE += ["lib.launch"]  # its server starts before torch is there

@@ -5,7 +5,7 @@ import torch
 from sharding import said
 
 from lib import conjugate, run, trace
-from lib.layout import Partial, Replicate, Shard
+from lib.placement import Partial, Replicate, Shard
 from lib.verify import assert_adjoint
 
 WHOLE, TERM = Replicate(), Partial()

@@ -16,7 +16,6 @@ from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
-from lib.layout import parts, shard
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import ParallelGPT, check_layout, facts_of
@@ -28,6 +27,7 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
 from lib.pipeline.stage import stages_of
+from lib.placement import parts, shard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from lib.model import GPT, GPTConfig
+from lib.pipeline.balance import balanced, layer_costs
 from lib.pipeline.schedules.action import ScheduleError
-from lib.pipeline.stage import Stage, balanced, cut, layer_costs
+from lib.pipeline.stage import Stage, cut
 
 
 @pytest.mark.parametrize("recompute", [False, True])

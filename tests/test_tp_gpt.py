@@ -11,9 +11,9 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from benchmarks.tensor_parallel import parallelized
 from lib import cost, run, trace
-from lib.layout import Replicate, Shard, parts, unshard
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, Block, GPTConfig, mean_loss
+from lib.placement import Replicate, Shard, parts, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.linear import ColumnParallelLinear
 from lib.verify import assert_matches_serial, largest_difference, replicas_equal

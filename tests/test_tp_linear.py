@@ -12,8 +12,8 @@ from torch.nn.functional import gelu, linear
 from lib import comm, cost, run, trace
 from lib.conjugate import all_reduce_identity, identity_all_reduce
 from lib.deferred import DeferWeightGradients, Queue
-from lib.layout import Fused, Replicate, Shard, parts, unshard
 from lib.mesh import Mesh, MeshShape
+from lib.placement import Fused, Replicate, Shard, parts, unshard
 from lib.tensor_parallel.linear import (
     ColumnParallelLinear,
     NaiveColumnParallelLinear,

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lib import run, trace
-from lib.layout import Replicate, Shard
+from lib.placement import Replicate, Shard
 from lib.tensor_parallel.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy, vocab_parallel_loss
 from lib.verify import assert_matches_serial
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from lib import comm
 from lib.conjugate import pair
 from lib.deferred import DeferWeightGradients, Queue
-from lib.model import GPT, GPTConfig
+from lib.model import GPT
+from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule, ScheduleError
 
 
@@ -162,57 +162,6 @@ class Stage:
 
 def _has_gradient(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
-
-
-def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
-    """Neighbours in parts, the most expensive as cheap as can be.
-
-    Raises:
-        ValueError: more parts than there are costs.
-    """
-    count = len(costs)
-    if not 1 <= num_parts <= count:
-        problem = f"{count} layers cannot be cut into {num_parts} stages"
-        raise ValueError(f"{problem}; use {count} stages or fewer")
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    best: list[tuple[float, list[int]]] = [
-        (total, [0, i]) for i, total in enumerate(sums)
-    ]  # of the first i, in 1 part
-    for parts in range(2, num_parts + 1):
-        ways = []
-        for i in range(count + 1):
-            found = [(float("inf"), [])]
-            for k in range(parts - 1, i):  # where the last part begins
-                most = max(best[k][0], sums[i] - sums[k])
-                found.append((most, [*best[k][1], i]))
-            ways.append(min(found))
-        best = ways
-    edges = best[count][1]
-    return [range(a, b) for a, b in pairwise(edges)]
-
-
-def layer_costs(config: GPTConfig) -> list[float]:
-    """Multiplications for one token, of each block and, the last, of the head; to look a word up is free."""
-    h, s = config.d_model, config.context
-    block = h * (config.d_qkv + h + 2 * config.d_mlp) + 2 * s * h
-    return [float(block)] * config.num_layers + [float(h * config.vocab_size)]
-
-
-def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:
-    """Which of a GPT's layers each stage gets, by their costs; the head is the layer behind the last block.
-
-    Raises:
-        ValueError: more stages than layers.
-    """
-    costs = layer_costs(config)
-    if num_stages > len(costs):
-        raise ValueError(
-            f"{config.num_layers} blocks and a head cannot be cut into {num_stages} stages; use {len(costs)} stages or "
-            "fewer"
-        )
-    return balanced(costs, num_stages)
 
 
 class GPTStage(nn.Module):

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from lib.layout import parts, unshard
 from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head, recompute
+from lib.placement import parts, unshard
 from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, check_heads
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from lib.tensor_parallel.sequence import dropout, replicate, slice_of_rank

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.conjugate import identity, pair
-from lib.layout import Fused, split_size
 from lib.mesh import Group
 from lib.model import Heads
+from lib.placement import Fused, split_size
 from lib.tensor_parallel.linear import ColumnParallelLinear
 from lib.tensor_parallel.sequence import each_rank_its_own
 

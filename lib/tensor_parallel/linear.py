@@ -35,8 +35,8 @@ from lib.conjugate import (
     split_all_gather,
 )
 from lib.deferred import as_rows, linear_later, queue_here
-from lib.layout import Placement, Replicate, Shard, distribute, split_size
 from lib.mesh import Group
+from lib.placement import Placement, Replicate, Shard, distribute, split_size
 
 _ROWS = Shard(0)
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.layout import split_size
 from lib.mesh import Group
+from lib.placement import split_size
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from torch.nn.functional import embedding
 
 from lib import comm
 from lib.conjugate import all_reduce_identity, reduce_scatter_all_gather
-from lib.layout import Shard, distribute, split_size
 from lib.mesh import Group
+from lib.placement import Shard, distribute, split_size
 from lib.tensor_parallel.linear import check_axis, check_first
 
 

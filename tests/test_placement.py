@@ -6,7 +6,7 @@ from sharding import said
 from torch import nn
 
 from lib import comm, run
-from lib.layout import Fused, Partial, Replicate, Shard, copies_of, distribute, parts, shard, unshard
+from lib.placement import Fused, Partial, Replicate, Shard, copies_of, distribute, parts, shard, unshard
 
 
 @pytest.mark.parametrize(

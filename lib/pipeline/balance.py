@@ -1,0 +1,65 @@
+"""Which layers each stage gets: neighbours, so that the most expensive stage is as cheap as can be.
+
+The problem: equal numbers of blocks are no equal work, as the head alone may cost as much as several blocks. The idea:
+count multiplications, and cut the row of counts where the largest sum is smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lib.model import GPTConfig
+
+
+def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
+    """Neighbours in parts, the most expensive as cheap as can be.
+
+    Raises:
+        ValueError: more parts than there are costs.
+    """
+    count = len(costs)
+    if not 1 <= num_parts <= count:
+        problem = f"{count} layers cannot be cut into {num_parts} stages"
+        raise ValueError(f"{problem}; use {count} stages or fewer")
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    best: list[tuple[float, list[int]]] = [
+        (total, [0, i]) for i, total in enumerate(sums)
+    ]  # of the first i, in 1 part
+    for parts in range(2, num_parts + 1):
+        ways = []
+        for i in range(count + 1):
+            found = [(float("inf"), [])]
+            for k in range(parts - 1, i):  # where the last part begins
+                most = max(best[k][0], sums[i] - sums[k])
+                found.append((most, [*best[k][1], i]))
+            ways.append(min(found))
+        best = ways
+    edges = best[count][1]
+    return [range(a, b) for a, b in pairwise(edges)]
+
+
+def layer_costs(config: GPTConfig) -> list[float]:
+    """Multiplications for one token, of each block and, the last, of the head; to look a word up is free."""
+    h, s = config.d_model, config.context
+    block = h * (config.d_qkv + h + 2 * config.d_mlp) + 2 * s * h
+    return [float(block)] * config.num_layers + [float(h * config.vocab_size)]
+
+
+def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:
+    """Which of a GPT's layers each stage gets, by their costs; the head is the layer behind the last block.
+
+    Raises:
+        ValueError: more stages than layers.
+    """
+    costs = layer_costs(config)
+    if num_stages > len(costs):
+        raise ValueError(
+            f"{config.num_layers} blocks and a head cannot be cut into {num_stages} stages; use {len(costs)} stages or "
+            "fewer"
+        )
+    return balanced(costs, num_stages)
