@@ -150,11 +150,14 @@ class Heads(nn.Module):
     def _attend(self, qkv: Tensor) -> Tensor:
         parts = qkv.split(self.widths, dim=-1)
         q_BHTE, k_BKTE, v_BKTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)
+        return self.attention(q_BHTE, k_BKTE, v_BKTE).transpose(1, 2).flatten(2)
+
+    def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
+        """Each token's values, weighted by how well its query fits the keys before. → y[B, H, T, E]."""
         drop, grouped = self.p if self.training else 0.0, self.widths[0] != self.widths[1]
-        y_BHTE = scaled_dot_product_attention(
+        return scaled_dot_product_attention(
             q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, is_causal=True, enable_gqa=grouped
         )
-        return y_BHTE.transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):

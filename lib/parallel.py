@@ -12,7 +12,7 @@ serial names. Then every parameter's two facts follow from the mesh (`facts_of`)
     sums = Gradients(facts)                                     … whose gradients are sums over these ranks
     optimizer = ShardedOptimizer(sums, adamw)
 
-Any part that is missing is an axis of one rank. `ParallelGPT` is this, with a step.
+Any part that is missing is an axis of one rank. `parallelize` is this, and what it returns can step.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from lib.data_parallel.saving import of_shape
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
 from lib.launch import device
+from lib.layout import AXES, Layout
+from lib.masks import HeadsWithMasks, RowDropout, row_seed
 from lib.memory import MemoryTracker
-from lib.mesh import Group, Mesh
-from lib.model import GPT
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT, MLP, Attention, Embed, Heads
 from lib.pipeline.execute import execute
 from lib.pipeline.lower import lower
-from lib.pipeline.schedules.action import Op, Schedule
+from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import GPTStage, Stage, stages_of
 from lib.placement import parts, shard, unshard
@@ -97,78 +99,129 @@ def _group(mesh: Mesh, axes: list[str], among: dict | None = None) -> Group:
     return mesh.group(*axes, among=among) if axes else Group(ranks=(mesh.world.global_rank,))
 
 
-class ParallelGPT:
-    """A GPT on all axes of a mesh: this rank's part of it, with what a training loop needs.
+def parallelize(
+    model: GPT,
+    mesh: Mesh,
+    layout: Layout,
+    optimizer: MakeOptimizer,
+    *,
+    seed: int = 0,
+    bucket_bytes: int = BUCKET_BYTES,
+    dtype: torch.dtype | None = None,
+) -> ParallelGPT:
+    """This rank's part of a GPT, with what a training loop needs; the same call on all ranks.
 
     Args:
         model: whole, equal on all ranks; what this rank does not need of it is let go.
-        mesh: with the axes dp, pp and tp.
+        mesh: `Mesh(MeshShape(**layout.sizes), world)`.
         optimizer: called with pairs of name and piece.
-        schedule: of the pipeline, for as many ranks as pp has; with one, the order of the microbatches.
-        sequence_parallel, again: as for `tensor_parallel`.
-        zero: what data-parallel ranks share out: nothing (0), the optimizer's state (1), gradients as well (2), and
-            parameters (3).
+        seed: of dropout. Which elements are dropped does not depend on the layout.
         bucket_bytes: of gradients, up to `zero=2`.
         dtype: to compute and communicate in; needs `zero`, which keeps master weights.
 
     Raises:
-        ValueError: parts that do not fit together, or something that cannot be cut evenly.
+        ValueError: a mesh that is not the layout's, or something that cannot be cut evenly.
+    """
+    if dict(mesh.shape.sizes) != layout.sizes or [*mesh.shape.axes] != [*layout.sizes]:
+        raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
+    if dtype is not None and not layout.zero:
+        raise ValueError("dtype needs master weights, which plain data parallelism does not keep; use zero=1")
+    dp, pp, tp = (mesh.group(axis) for axis in AXES)
+    names = {id(p): name for name, p in model.named_parameters()}
+    serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
+    tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
+    if model.config.dropout:
+        _drop_by_rows(model, tp, layout.sequence_parallel)
+    schedule = layout.make_schedule()
+    norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
+    if layout.zero == 3:
+        stages = {0: Stage(model, model.config.d_model)}
+        facts = list(replicas(model, dp))
+        owner = FSDP(model, dp, optimizer, op="sum", dtype=dtype)
+    else:
+        stages = stages_of(model, schedule, pp.rank)
+        facts = facts_of(stages, mesh, schedule.rank_of, norm_over)
+        for fact in facts:
+            fact.parameter.data.copy_(comm.broadcast(fact.parameter.data, fact.sum_over))
+        if layout.zero:
+            gradients = sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype)
+        else:
+            gradients = Gradients(facts, "sum", bucket_bytes)
+        owner = ShardedOptimizer(gradients, optimizer)
+    lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
+    return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
+
+
+def _drop_by_rows(model: GPT, tp: Group, sequence_parallel: bool) -> None:
+    """Dropout by rows and names in the place of one that draws from a stream (`lib/masks.py`)."""
+    heads_of = (tp.rank, tp.size)
+    slice_of = heads_of if sequence_parallel else (0, 1)
+    for name, module in list(model.named_modules()):
+        match module:
+            case Embed() | MLP() | Attention():
+                module.dropout = RowDropout(model.config.dropout, f"{name}.dropout", *slice_of)
+        if isinstance(module, Attention):
+            heads = next(m for m in module.heads.modules() if isinstance(m, Heads))
+            module.heads = HeadsWithMasks(heads, RowDropout(model.config.dropout, f"{name}.heads", *heads_of))
+
+
+class ParallelGPT:
+    """What `parallelize` returns: a rank's part of a GPT, which steps, evaluates and loads together with the others.
+
+    Attributes:
+        schedule: what the ranks of a pipeline do, with all messages and sums.
+        stages: this rank's, by number.
+        facts: of each of their parameters.
+        gradients: which sums their gradients.
+        owner: steps what this rank owns of them.
+        optimizer: of torch, on the pieces that it owns.
     """
 
     def __init__(
         self,
-        model: GPT,
         mesh: Mesh,
-        optimizer: MakeOptimizer,
         schedule: Schedule,
-        *,
-        sequence_parallel: bool = False,
-        again: str = "none",
-        zero: int = 0,
-        bucket_bytes: int = BUCKET_BYTES,
-        dtype: torch.dtype | None = None,
+        stages: dict[int, Stage],
+        facts: list[Fact],
+        owner: ShardedOptimizer | FSDP,
+        norm_over: Group,
+        serial: Mapping[str, tuple[str, torch.Size]],
+        seed: int,
     ) -> None:
-        check_layout(schedule, mesh.shape.sizes["tp"], zero, again, dtype is not None)
-        self.mesh, self.dp, self.pp, self.tp = mesh, *(mesh.group(axis) for axis in ("dp", "pp", "tp"))
-        names = {id(p): name for name, p in model.named_parameters()}
-        self._serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
-        tensor_parallel(model, self.tp, sequence_parallel, again)
-        self.schedule = lower(with_reduce(schedule, each=zero >= 2))
-        self._norm_over = mesh.world if zero else mesh.group("pp", "tp")
-        if zero == 3:
-            self.stages = {0: Stage(model, model.config.d_model)}
-            self.facts = list(replicas(model, self.dp))
-            stepped = FSDP(model, self.dp, optimizer, op="sum", dtype=dtype)
-            self.gradients, self.sharded, self.finish = stepped.gradients, stepped.flats, stepped.finish
-        else:
-            self.stages = stages_of(model, schedule, self.pp.rank)
-            facts = self.facts = facts_of(self.stages, mesh, schedule.rank_of, self._norm_over)
-            for fact in facts:
-                p = fact.parameter
-                p.data.copy_(comm.broadcast(p.data, fact.sum_over))
-            if zero:
-                self.gradients = sharded_gradients(facts, zero, "sum", bucket_bytes, dtype)
-            else:
-                self.gradients = Gradients(facts, "sum", bucket_bytes)
-            stepped = ShardedOptimizer(self.gradients, optimizer)
-            self.sharded = [bucket for bucket in self.gradients.buckets if isinstance(bucket, Flat)]
-            self.finish = self.gradients.finish
-        self.step_optimizer, self.optimizer, self._publish = stepped.step, stepped.optimizer, stepped.publish
+        self.mesh, self.dp, self.pp, self.tp = mesh, *(mesh.group(axis) for axis in AXES)
+        self.schedule, self.stages, self.facts = schedule, stages, facts
+        self.gradients, self.optimizer, self.owner = owner.gradients, owner.optimizer, owner
+        flats = [bucket for bucket in self.gradients.buckets if isinstance(bucket, Flat)]
+        self.sharded = owner.flats if isinstance(owner, FSDP) else flats
+        self._norm_over, self._serial, self._seed = norm_over, serial, seed
+        for stage in stages.values():
+            stage.before = self._before
 
-    def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float) -> Tensor:
+    def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float, number: int = 0) -> Tensor:
         """One step on the global batch, of which each data-parallel rank takes its rows; the same call on all ranks.
+
+        Args:
+            number: of the step: dropout drops other elements in each.
 
         Returns:
             The mean loss over all tokens that count, before the step; float64[], equal on all ranks.
         """
         mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self._term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
-        term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
-        self.finish()
+        pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
+        self._seeds = [row_seed(self._seed, number, int(rows[0])) for rows in pieces]
+        with torch.random.fork_rng(devices=[]):
+            term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
+        (self.owner if isinstance(self.owner, FSDP) else self.gradients).finish()
         with trace.span("optimizer"):
             self.gradients.clip(self._norm_over, max_norm)
-            self.step_optimizer()
+            self.owner.step()
         return comm.all_reduce(term, self.dp)
+
+    def _before(self, microbatch: int) -> None:
+        """Dropout in what comes now is that of this microbatch's rows."""
+        if torch.is_grad_enabled():  # not in evaluation
+            torch.default_generator.manual_seed(self._seeds[microbatch])
 
     @torch.no_grad()
     def evaluate(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -233,7 +286,7 @@ class ParallelGPT:
                 flats[fact.name].load(fact.name, part)
             else:
                 fact.parameter.copy_(part)
-        self._publish()
+        self.owner.publish()
 
     def memory(self) -> MemoryTracker:
         """A tracker that knows what is a parameter, a gradient, the optimizer's."""
@@ -242,28 +295,3 @@ class ParallelGPT:
         flats = [bucket.flat for bucket in self.gradients.buckets if not isinstance(bucket, Flat)]
         tracker.count_as("gradient", *flats)  # they live on when no p.grad shows them
         return tracker
-
-
-def check_layout(schedule: Schedule, tp: int, zero: int, again: str = "none", mixed: bool = False) -> None:
-    """Whether the techniques fit together.
-
-    Args:
-        mixed: computing in another dtype than that of the weights.
-
-    Raises:
-        ValueError: they do not, with the reason and the way out.
-    """
-    pp = schedule.num_ranks
-    if again != "none" and any(action.op == Op.W for row in schedule.actions for action in row):
-        raise ValueError(
-            f"recompute={again} and {schedule.name}: what is computed again in the first half of a backward is gone in "
-            "the second; use recompute=none, or a schedule with whole backwards, such as schedule=1f1b"
-        )
-    if zero == 3 and pp > 1:
-        raise ValueError(
-            f"zero=3 and pp={pp}: a stage's parameters would be gathered twice for each microbatch; use zero=1, or pp=1"
-        )
-    if zero == 3 and tp > 1:
-        raise ValueError(f"zero=3 and tp={tp}: parameters are shards of whole matrices here; use zero=2, or tp=1")
-    if mixed and not zero:
-        raise ValueError("compute_dtype needs master weights, which plain data parallelism does not keep; use zero=1")

@@ -28,6 +28,7 @@ ROOT_FILES = [
         "sleep",
         "collectives",
         "model",
+        "masks",
         "data",
         "memory",
         "clip",
@@ -37,10 +38,12 @@ ROOT_FILES = [
         "data_parallel/",
         "tensor_parallel/",
         "pipeline/",
+        "layout",
         "parallel",
         "options",
         "train_config",
         "checkpoint",
+        "train_loop",
         "train",
     ),
 ]
@@ -48,12 +51,14 @@ PURE = ["lib.cost", "lib.trace", "lib.claims", "lib.pipeline.schedules"]
 PURE += [f"lib.runtime.{name}" for name in "call_table calls headroom link output places ranks server".split()]
 PURE += [f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt workshop".split()]
 PURE += [f"lib.figures.{name}" for name in "svg canvas axes curves matrices moves ranks schedule timeline".split()]
+PURE += ["lib.layout"]
 PURE += ["lib.figures.explorer", "lib.figures.show"]
 PURE += ["lib.launch"]  # its server starts before torch is there
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime"}
 SPEAKS_DISTRIBUTED |= {"lib.check.listen"}  # it listens to what a learner calls
 SAME_NAMES = {
     "main",  # what `python -m` starts: lib.train, lib.check
+    "train",  # the loop of lib.train_loop; lib.train is its command line
     "timeline",  # what lib.pipeline.execute measures; lib.figures.timeline draws it
 }
 SERIAL_TWIN = "lib.model"  # no witness if it were made of the same parts

@@ -26,9 +26,10 @@ from lib.data_parallel.ddp import BucketedDDP, NaiveDDP
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2
 from lib.launch import run
+from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
-from lib.parallel import ParallelGPT
+from lib.parallel import parallelize
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved
@@ -253,29 +254,28 @@ def draw_composed(rng):
     dp, pp, tp = rng.choice(
         [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (3, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (4, 1, 1)]
     )
-    microbatches = 1 if name == "naive" else rng.randint(1, 3)
-    zero = rng.choice([0, 1, 2, 3] if pp == tp == 1 else [0, 1, 2])
-    if zero == 3:
-        name = rng.choice(["naive", "gpipe", "1f1b"])
-        microbatches = 1 if name == "naive" else microbatches
-    schedule = make_schedule(name, pp, microbatches)
-    splits = name.startswith("zb")
+    name = "1f1b" if pp == 1 else name
+    microbatches = 1 if name == "naive" else rng.randint(1, 3) * (pp if name == "interleaved" else 1)
+    layout = Layout(
+        *(dp, pp, tp),
+        order=rng.choice(["dp,pp,tp", "pp,dp,tp"]),
+        schedule=name,
+        stages_per_rank={"zb-v": 2, "interleaved": 2}.get(name, 1),
+        microbatches=microbatches,
+        sequence_parallel=tp > 1 and rng.random() < 0.5,
+        zero=rng.choice([0, 1, 2, 3] if pp == tp == 1 else [0, 1, 2]),
+        recompute="none" if name.startswith("zb") else rng.choice(["none", "none", "selective", "full"]),
+    )
     return {
-        "schedule": (name, pp, microbatches),
-        "mesh": {"dp": dp, "pp": pp, "tp": tp},
+        "layout": layout,
         "config": {
-            "num_layers": max(rng.randint(1, 3), schedule.num_stages - 1),
+            "num_layers": max(rng.randint(1, 3), layout.num_stages - 1),
             "num_kv_heads": rng.choice([None, 1, 2]),
             "tied": rng.random() < 0.6,
         },
-        "options": {
-            "sequence_parallel": tp > 1 and rng.random() < 0.5,
-            "again": "none" if splits else rng.choice(["none", "none", "selective", "full"]),
-            "zero": zero,
-            "bucket_bytes": rng.choice([1, 1000, 4 * 2**20]),
-        },
+        "bucket_bytes": rng.choice([1, 1000, 4 * 2**20]),
         "optimizer": rng.choice(list(OPTIMIZERS)),
-        "rows": dp * schedule.num_microbatches + rng.randint(0, 2) * dp,
+        "rows": dp * microbatches + rng.randint(0, 2) * dp,
         "max_norm": rng.choice([0.1, 1e9]),
         "ignored": rng.choice([0.0, 0.3, 0.9]),
         "loads": rng.random() < 0.3,
@@ -285,14 +285,14 @@ def draw_composed(rng):
 def composed(world, case):
     """How far losses and weights are from one process."""
     config = GPTConfig(vocab_size=12, context=4, d_model=8, num_heads=4, **case["config"])
-    mesh = Mesh(MeshShape(**case["mesh"]), world)
+    mesh = Mesh(MeshShape(**case["layout"].sizes), world)
     torch.manual_seed(0)
     twin = GPT(config).double()
     start = {name: x.clone() for name, x in twin.state_dict().items()}
     make = OPTIMIZERS[case["optimizer"]]
     theirs = make(list(twin.named_parameters()))
-    schedule = make_schedule(*case["schedule"])
-    model, worst = ParallelGPT(copy.deepcopy(twin), mesh, make, schedule, **case["options"]), 0.0
+    model, worst = copy.deepcopy(twin), 0.0
+    model = parallelize(model, mesh, case["layout"], make, bucket_bytes=case["bucket_bytes"])
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(12, (case["rows"], 5), generator=generator)
@@ -324,8 +324,7 @@ def draw(seed):
     case = KINDS[kind][0](rng)
     if kind == "wrapped":
         return kind, rng.choice([1, 2, 2, 3]), case
-    sizes = case["mesh"].values() if kind == "composed" else [case["schedule"][1]]
-    return kind, torch.tensor(list(sizes)).prod().item(), case
+    return kind, case["layout"].num_ranks if kind == "composed" else case["schedule"][1], case
 
 
 @pytest.mark.slow("walks for a minute, or as long as FUZZ_S says")

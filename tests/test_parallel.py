@@ -16,9 +16,10 @@ from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
+from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
-from lib.parallel import ParallelGPT, check_layout, facts_of
+from lib.parallel import facts_of, parallelize
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.action import Action, Op, Schedule, ScheduleError
 from lib.pipeline.schedules.gpipe import gpipe
@@ -136,10 +137,14 @@ def test_put_together_by_hand_it_is_the_twin(case):
     assert max(wrong) > 1e-4, f"nobody would see that {forgotten} was forgotten"
 
 
-def in_one_place(world, schedule, dp, tp, options):
+def spread(world, layout, model=None):
+    mesh = Mesh(MeshShape(**layout.sizes), world)
+    return parallelize(model or serial(CONFIG), mesh, layout, momentum)
+
+
+def in_one_place(world, layout):
     twin = serial(CONFIG)
-    mesh = Mesh(MeshShape(dp=dp, pp=schedule.num_ranks, tp=tp), world)
-    model, optimizer, worst = ParallelGPT(copy.deepcopy(twin), mesh, momentum, schedule, **options), None, 0.0
+    model, worst = spread(world, layout, copy.deepcopy(twin)), 0.0
     optimizer = momentum(twin.parameters())
     for step in range(STEPS):
         inputs, targets = batch(step, CONFIG)
@@ -165,40 +170,37 @@ def apart(state, twin, world):
 
 
 @pytest.mark.parametrize(
-    ("dp", "tp", "schedule", "options"),
+    "layout",
     [
-        (2, 2, one_f_one_b(2, 4), {"sequence_parallel": True, "zero": 1, "again": "selective"}),
-        (1, 2, zb_v(2, 4), {}),
-        (1, 2, one_f_one_b(2, 4), {"again": "full"}),
-        (2, 1, gpipe(1, 2), {"zero": 3}),
-        (2, 1, one_f_one_b(2, 4), {"zero": 2}),
-        (1, 1, gpipe(1, 1), {}),
+        Layout(2, 2, 2, microbatches=4, sequence_parallel=True, zero=1, recompute="selective"),
+        Layout(1, 2, 2, schedule="zb-v", stages_per_rank=2, microbatches=4),
+        Layout(1, 2, 2, microbatches=4, recompute="full"),
+        Layout(2, microbatches=2, zero=3),
+        Layout(2, 2, microbatches=4, zero=2),
+        Layout(),
     ],
 )
-def test_in_one_place_it_is_the_twin(dp, tp, schedule, options):
-    assert max(run(in_one_place, dp * tp * schedule.num_ranks, schedule, dp, tp, options)) < 1e-12
+def test_in_one_place_it_is_the_twin(layout):
+    assert max(run(in_one_place, layout.num_ranks, layout)) < 1e-12
 
 
-def norms(world, schedule, dp, zero):
+def norms(world, layout):
     """How many ranks the norm of a step's gradients was summed over, for each such sum."""
-    mesh = Mesh(MeshShape(dp=dp, pp=schedule.num_ranks, tp=1), world)
-    model = ParallelGPT(serial(CONFIG), mesh, momentum, schedule, zero=zero)
+    model = spread(world, layout)
     with trace.record(world.rank) as recorded:
         model.step(*batch(0, CONFIG), 0.1)
     return [len(e.peers) for e in recorded.events if e.label == "norm"]
 
 
 def test_a_norm_is_summed_over_no_more_ranks_than_share_the_model():
-    alone, two = gpipe(1, 2), one_f_one_b(2, 2)
-    assert run(norms, 2, alone, 2, 0) == [[], []], "each rank has all of it"
-    assert run(norms, 2, alone, 2, 1) == [[2], [2]]
-    assert run(norms, 4, two, 2, 0) == [[2]] * 4, "two stages, and not their replicas"
+    assert run(norms, 2, Layout(2, microbatches=2)) == [[], []], "each rank has all of it"
+    assert run(norms, 2, Layout(2, microbatches=2, zero=1)) == [[2], [2]]
+    assert run(norms, 4, Layout(2, 2, microbatches=2)) == [[2]] * 4, "two stages, and not their replicas"
 
 
 def test_wrong_state_is_refused_before_anything_is_loaded():
     def load(world):
-        mesh = Mesh(MeshShape(dp=1, pp=2, tp=1), world)
-        model = ParallelGPT(serial(CONFIG), mesh, momentum, one_f_one_b(2, 2))
+        model = spread(world, Layout(pp=2, microbatches=2))
         state = serial(CONFIG).state_dict()
         said, before = [], model.evaluate(*batch(0, CONFIG))
         short = {key: torch.zeros_like(x) for key, x in state.items() if key != "head.norm.bias"}
@@ -313,24 +315,27 @@ def test_what_is_cut_already_is_refused():
     run(twice, 2)
 
 
-def test_what_does_not_fit_together():
-    alone, two = gpipe(1, 2), one_f_one_b(2, 2)
-    for (schedule, tp, zero, again, mixed), says in {
-        (
-            two,
-            1,
-            3,
-            "none",
-            False,
-        ): "zero=3 and pp=2: a stage's parameters would be gathered twice for each microbatch",
-        (alone, 2, 3, "none", False): "zero=3 and tp=2",
-        (alone, 1, 0, "none", True): "compute_dtype needs master weights",
-        (zb_h1(2, 2), 1, 0, "full", False): "recompute=full and ZB-H1: what is computed again in the first half",
-    }.items():
-        with pytest.raises(ValueError, match=says):
-            check_layout(schedule, tp, zero, again, mixed)
-    for zero in (0, 1, 2):
-        check_layout(two, 4, zero, "full", zero > 0)
+def test_a_mesh_that_is_not_the_layouts_is_refused():
+    def refused(world):
+        said = []
+        for shape, layout, dtype in (
+            (MeshShape(pp=2, dp=1, tp=1), Layout(pp=2), None),
+            (MeshShape(dp=2, pp=1, tp=1), Layout(pp=2), None),
+            (MeshShape(dp=2, pp=1, tp=1), Layout(dp=2), torch.bfloat16),
+        ):
+            with pytest.raises(ValueError) as caught:
+                parallelize(serial(CONFIG), Mesh(shape, world), layout, momentum, dtype=dtype)
+            said.append(str(caught.value))
+        return said
+
+    for other_order, other_axis, mixed in run(refused, 2):
+        assert other_order == "the layout needs a mesh of dp=1 x pp=2 x tp=1, but got pp=2 x dp=1 x tp=1"
+        assert "but got dp=2 x pp=1 x tp=1" in other_axis and "dtype needs master weights" in mixed
+
+
+def test_axes_in_another_order_are_the_same_model():
+    layout = Layout(2, 2, 2, order="tp,dp,pp", microbatches=2, zero=1)
+    assert max(run(in_one_place, 8, layout)) < 1e-12
 
 
 def test_parts_are_named_as_in_the_serial_model():

@@ -14,10 +14,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from lib import cost, data, run
+from lib import cost, data, run, train_loop
 from lib import train as train_module
 from lib.data_parallel.buckets import fill_buckets
 from lib.launch import RankError
+from lib.layout import Layout
 from lib.mesh import Group
 from lib.model import GPT, GPTConfig
 from lib.train import TrainConfig, main, train
@@ -40,6 +41,10 @@ def one_thread():
 @pytest.fixture(scope="module")
 def serial():
     return train(Group(), CONFIG, quiet=True)
+
+
+def on(config, **layout):
+    return dataclasses.replace(config, layout=Layout(**layout))
 
 
 def same(a, b):
@@ -66,7 +71,7 @@ LAYOUTS += [(zero, dp, k) for zero in (1, 2, 3) for dp, k in ((1, 1), (2, 3), (3
 
 @pytest.mark.parametrize("zero, dp, microbatches", LAYOUTS)
 def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
-    config = dataclasses.replace(CONFIG, zero=zero, dp=dp, microbatches=microbatches)
+    config = on(CONFIG, zero=zero, dp=dp, microbatches=microbatches)
     reports = run(train, dp, config, True)
     assert len(serial["losses"]) == 4 and len(serial["validation"]) == 3
     assert serial["losses"] == sorted(serial["losses"], reverse=True)
@@ -74,7 +79,7 @@ def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
         assert same(report, serial)
         assert report["losses"] == reports[0]["losses"]  # one number, not one for each rank
         assert len(report["step_s"]) == 4 and all(0 < x < 60 for x in report["step_s"])
-        assert (report["config"]["zero"], report["config"]["dp"]) == (zero, dp)
+        assert (report["config"]["layout"]["zero"], report["config"]["layout"]["dp"]) == (zero, dp)
         assert report["config"]["model"]["d_model"] == 24
 
     # What each rank sends in a step: each flat as often as its stage does that, the loss, and of shards the norm.
@@ -117,7 +122,7 @@ def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
 
 @pytest.mark.parametrize("dp, tp, sequence_parallel", [(1, 2, False), (1, 2, True), (2, 2, False), (2, 2, True)])
 def test_the_same_losses_with_tensor_parallel_ranks(serial, dp, tp, sequence_parallel):
-    config = dataclasses.replace(CONFIG, dp=dp, tp=tp, sequence_parallel=sequence_parallel, microbatches=2)
+    config = on(CONFIG, dp=dp, tp=tp, sequence_parallel=sequence_parallel, microbatches=2)
     reports = run(train, dp * tp, config, True)
     layers, tokens = TINY.num_layers, 16 * 24 // dp  # of a step, on a rank
     unit = cost.wire_bytes("all_reduce", 8 * tokens * TINY.d_model, tp)  # of one all-reduce of activations
@@ -162,11 +167,9 @@ def serial_of_four():
     ],
 )
 def test_the_same_losses_in_a_pipeline(serial_of_four, dp, pp, schedule, per_rank, microbatches):
-    config = dataclasses.replace(
-        PIPED, dp=dp, pp=pp, schedule=schedule, stages_per_rank=per_rank, microbatches=microbatches
-    )
+    config = on(PIPED, dp=dp, pp=pp, schedule=schedule, stages_per_rank=per_rank, microbatches=microbatches)
     reports = run(train, dp * pp, config, True)
-    rank_of, width, words = config.make_schedule().rank_of, FOUR.d_model, 256
+    rank_of, width, words = config.layout.make_schedule().rank_of, FOUR.d_model, 256
     ends = {rank_of[0], rank_of[-1]}
     for rank, report in enumerate(reports):
         assert same(report, serial_of_four) and report["losses"] == reports[0]["losses"]
@@ -197,7 +200,7 @@ def test_the_same_losses_in_a_pipeline(serial_of_four, dp, pp, schedule, per_ran
         peak = report["peak_bytes"]
         assert psi < peak["gradient"] <= psi + 8 * words * width  # and one on its way into its bucket
         assert 2 * psi < peak["optimizer"] < 2.02 * psi  # step counts
-        assert len(report["step_s"]) == 3 and report["config"]["schedule"] == schedule
+        assert len(report["step_s"]) == 3 and report["config"]["layout"]["schedule"] == schedule
     whole = sum(report["peak_bytes"]["parameter"] for report in reports)
     copies = len(ends) - 1  # of the tied weight: both ends have it
     assert whole == dp * 8 * (FOUR.num_parameters + copies * words * width)
@@ -205,17 +208,17 @@ def test_the_same_losses_in_a_pipeline(serial_of_four, dp, pp, schedule, per_ran
 
 def steps(world, config):
     """Losses, this rank's clipped gradients of each step, and its weights at the end, by their serial names."""
-    model = train_module.build(world, config)
-    named = {fact.name: fact.parameter for fact in model.gradients.facts.values()}
-    gradients, step = [], model.step_optimizer
+    model = train_loop.build(world, config)
+    named = {fact.name: fact.parameter for fact in model.facts}
+    gradients, step = [], model.owner.step
 
     def keep_and_step():
         gradients.append({name: p.grad.clone() for name, p in named.items()})
         step()
 
-    model.step_optimizer = keep_and_step
+    model.owner.step = keep_and_step
     tokens = data.load().train
-    losses = [train_module.train_step(model, tokens, i, config) for i in range(config.steps)]
+    losses = [train_loop.train_step(model, tokens, i, config) for i in range(config.steps)]
     return losses, gradients, {name: p.detach() for name, p in named.items()}
 
 
@@ -227,7 +230,7 @@ def test_clipped_gradients_and_weights_of_a_pipeline(dp, schedule, per_rank, tie
     for of_step in gradients:
         norm = torch.stack([g.square().sum() for g in of_step.values()]).sum().sqrt()
         assert norm.item() == pytest.approx(0.5, rel=1e-5), "so it was clipped"
-    config = dataclasses.replace(config, dp=dp, pp=2, schedule=schedule, stages_per_rank=per_rank, microbatches=4)
+    config = on(config, dp=dp, pp=2, schedule=schedule, stages_per_rank=per_rank, microbatches=4)
     ranks = run(steps, 2 * dp, config)
     for its_losses, its_gradients, its_weights in ranks:
         assert its_losses == pytest.approx(losses, rel=1e-12)
@@ -242,14 +245,14 @@ def test_clipped_gradients_and_weights_of_a_pipeline(dp, schedule, per_rank, tie
 def test_1f1b_holds_fewer_microbatches_than_gpipe():
     last = []
     for schedule in ("gpipe", "1f1b"):
-        config = dataclasses.replace(PIPED, pp=2, microbatches=6, schedule=schedule, steps=2, validate_every=0)
+        config = on(dataclasses.replace(PIPED, steps=2, validate_every=0), pp=2, microbatches=6, schedule=schedule)
         last.append(run(train, 2, config, True)[1]["peak_bytes"]["activation"])
     assert last[1] < 0.5 * last[0]
 
 
 @pytest.mark.parametrize("zero", [1, 3])
 def test_bfloat16_with_master_weights(serial, zero):
-    config = dataclasses.replace(CONFIG, zero=zero, dp=2, dtype="float32", compute_dtype="bfloat16")
+    config = dataclasses.replace(CONFIG, layout=Layout(zero=zero, dp=2), dtype="float32", compute_dtype="bfloat16")
     reports = run(train, 2, config, True)
     psi = TINY.num_parameters
     for report in reports:
@@ -266,9 +269,9 @@ def test_bfloat16_with_master_weights(serial, zero):
 def test_validation_where_a_rank_has_no_rows(zero, pp):
     def losses(world):
         dp = max(1, world.size // pp)
-        config = dataclasses.replace(CONFIG, zero=zero, dp=dp, pp=world.size // dp, microbatches=2)
-        model = train_module.build(world, config)
-        return train_module.validate(model, data.load().validation, config, limit=2)
+        config = on(CONFIG, zero=zero, dp=dp, pp=world.size // dp, microbatches=2)
+        model = train_loop.build(world, config)
+        return train_loop.validate(model, data.load().validation, config, limit=2)
 
     (alone,) = run(losses, 1)
     assert list(run(losses, 3 * pp)) == pytest.approx([alone] * 3 * pp, rel=1e-12)
@@ -276,16 +279,16 @@ def test_validation_where_a_rank_has_no_rows(zero, pp):
 
 def test_validation_drops_nothing_and_training_goes_on_dropping():
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, dropout=0.5))
-    model = train_module.build(Group(), config)
+    model = train_loop.build(Group(), config)
     model.stages[0].module.blocks["1"].eval()  # somebody's choice
     modes = [module.training for module in model.stages[0].module.modules()]
-    losses = {train_module.validate(model, data.load().validation, config, limit=4) for _ in range(3)}
+    losses = {train_loop.validate(model, data.load().validation, config, limit=4) for _ in range(3)}
     assert len(losses) == 1, "each look at the same text tells the same"
     assert [module.training for module in model.stages[0].module.modules()] == modes and not all(modes)
 
 
 def test_fewer_rows_at_once_hold_fewer_activations(serial):
-    halves = train(Group(), dataclasses.replace(CONFIG, microbatches=4), quiet=True)
+    halves = train(Group(), on(CONFIG, microbatches=4), quiet=True)
     assert halves["peak_bytes"]["activation"] < 0.5 * serial["peak_bytes"]["activation"]
 
 
@@ -294,13 +297,26 @@ def test_another_seed_another_run(serial):
     assert abs(other["losses"][0] - serial["losses"][0]) > 1e-4
 
 
-@pytest.mark.parametrize("axis, count", [("dp", 2), ("pp", 2), ("tp", 1)])
-def test_dropout_differs_where_rows_or_layers_do(axis, count):
-    def seeds(world):
-        train(world, TrainConfig(model=TINY, steps=1, global_batch=2, **{axis: 2}), quiet=True)
-        return torch.initial_seed()
+DROPS = dataclasses.replace(PIPED, model=dataclasses.replace(FOUR, dropout=0.3))
 
-    assert len(set(run(seeds, 2))) == count
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2, "microbatches": 3},
+        {"pp": 2, "schedule": "zb-h1", "microbatches": 4},
+        {"tp": 2, "recompute": "selective"},
+        {"tp": 2, "sequence_parallel": True, "recompute": "full"},
+        {"dp": 2, "pp": 2, "tp": 2, "sequence_parallel": True, "microbatches": 2, "zero": 1},
+        {"dp": 2, "zero": 3},
+    ],
+)
+def test_the_same_elements_are_dropped_in_every_layout(layout):
+    wanted = train(Group(), DROPS, quiet=True)
+    assert abs(wanted["losses"][0] - train(Group(), PIPED, quiet=True)["losses"][0]) > 1e-3, "something is dropped"
+    config = on(DROPS, **layout)
+    for report in run(train, config.layout.num_ranks, config, True):
+        assert report["losses"] == pytest.approx(wanted["losses"], rel=1e-12)
 
 
 @pytest.mark.parametrize("flags, sends", [("--zero 3", "reduce_scatter dp"), ("--pp 2 --microbatches 4", "send pp")])
@@ -523,12 +539,10 @@ def test_ctrl_c_ends_it_quietly(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"steps": 0}, {"steps": 1.5}, {"global_batch": -2}, {"microbatches": 0}, {"dtype": "float16"}, {"dp": 0},
-        {"dp": 1.0}, {"lr": -1.0}, {"lr": float("nan")}, {"max_norm": 0.0}, {"validate_every": -1},
-        {"zero": 4}, {"zero": -1}, {"zero": "1"}, {"compute_dtype": "float32", "zero": 1},
-        {"compute_dtype": "bfloat16"}, {"dp": 3, "global_batch": 4}, {"global_batch": 6, "microbatches": 4},
-        {"bucket_bytes": 0}, {"pp": 0}, {"schedule": "dualpipe"}, {"schedule": "gpipe"}, {"stages_per_rank": 0},
-        {"stages_per_rank": 2, "pp": 2}, {"zero": 3, "pp": 2}, {"zero": 3, "tp": 2}, {"recompute": "all"}, {"seed": -1},
+        {"steps": 0}, {"steps": 1.5}, {"global_batch": -2}, {"dtype": "float16"}, {"lr": -1.0}, {"lr": float("nan")},
+        {"max_norm": 0.0}, {"validate_every": -1}, {"compute_dtype": "float32", "layout": Layout(zero=1)},
+        {"compute_dtype": "bfloat16"}, {"global_batch": 4, "layout": Layout(dp=3)}, {"bucket_bytes": 0}, {"seed": -1},
+        {"global_batch": 6, "layout": Layout(microbatches=4)},
     ],
 )  # fmt: skip
 def test_configurations_that_make_no_sense(wrong):

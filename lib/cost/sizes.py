@@ -104,6 +104,10 @@ RECIPES = {  # Rajbhandari et al. 2020, section 3.1; Megatron-LM's estimator kee
 }
 
 
+ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
+RECOMPUTE = ("none", "selective", "full")  # what backward computes again: nothing, attention's inside, blocks
+
+
 def check_choice(recompute: str, choices: dict[str, float]) -> float:
     """The number that belongs to a way of recomputing; ValueError for a way that is not among them."""
     if recompute not in choices:
@@ -113,6 +117,6 @@ def check_choice(recompute: str, choices: dict[str, float]) -> float:
 
 def check_zero(zero: int) -> int:
     """The stage itself, if ZeRO has it; otherwise a ValueError."""
-    if zero not in (0, 1, 2, 3):
+    if zero not in ZERO_STAGES:
         raise ValueError(f"zero={zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
     return zero

@@ -49,6 +49,7 @@ class Stage:
     ) -> None:
         self.module, self.width, self.recompute = module, width, recompute
         self.slices, self.dtype = slices, dtype
+        self.before: Callable[[int], None] = lambda m: None  # called with each microbatch that is to go forward
         # By microbatch: input and output, with the graph between them; weight gradients that were put off.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}
         self._queues: dict[int, Queue] = {}
@@ -102,6 +103,7 @@ class Stage:
             loss: of the last stage: from its output to a number.
             split: backward will come in halves.
         """
+        self.before(m)
         wants_gradient = torch.is_grad_enabled() and _has_gradient(x)
         x = x.detach().requires_grad_(wants_gradient)  # a leaf
         queue = Queue()

@@ -1,0 +1,223 @@
+"""How many ranks along each axis, and what each axis does: a training run's layout, before there is any process.
+
+The problem: a layout is a dozen numbers, and most combinations cannot be. Found out by eight processes, each says so in
+its own words, after a minute. The idea: a plain object that refuses at once what does not fit, in one sentence with a
+way out, and knows the nearest layout that does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from lib.cost.sizes import RECOMPUTE, check_zero
+from lib.pipeline.balance import layers_of_stages
+from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
+
+if TYPE_CHECKING:
+    from lib.model import GPTConfig
+
+SCHEDULES = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-v": zb_v,
+}
+SPLIT = ("zb-h1", "zb-h2", "zb-v")  # schedules with a backward in two halves
+AXES = ("dp", "pp", "tp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model on dp · pp · tp ranks.
+
+    Args:
+        dp: data-parallel ranks: each takes some rows of the batch; under torchrun, all that are left.
+        pp: ranks of a pipeline: each has some of the layers.
+        tp: tensor-parallel ranks: each has a part of every matrix.
+        order: of the axes, the outermost first: neighbours on the last have consecutive ranks, so they share a node.
+        schedule: of a pipeline.
+        stages_per_rank: of a pipeline: 2 or more with interleaved, 2 with zb-v, otherwise 1.
+        microbatches: pieces of a rank's rows, gradients added up; zero=2 and zero=3 send those of each piece: more
+            bytes, less memory. In a pipeline, what passes through the layers one after the other.
+        sequence_parallel: tensor-parallel ranks have a slice of the sequence each between the parallel layers.
+        zero: what data-parallel ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 also
+            parameters.
+        recompute: what backward computes again instead of keeping it.
+
+    Raises:
+        ValueError: techniques that do not fit together, or a number that makes no sense.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    order: str = "dp,pp,tp"
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    microbatches: int = 1
+    sequence_parallel: bool = False
+    zero: int = 0
+    recompute: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in (*AXES, "microbatches", "stages_per_rank"):
+            whole_number(name, getattr(self, name), 1)
+        if sorted(self.order.split(",")) != sorted(AXES):
+            raise ValueError(f"order={self.order!r} must name dp, pp and tp, each once, such as dp,pp,tp")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule={self.schedule!r} must be one of {', '.join(SCHEDULES)}")
+        if self.recompute not in RECOMPUTE:
+            raise ValueError(f"recompute={self.recompute!r} must be one of {', '.join(RECOMPUTE)}")
+        check_zero(self.zero)
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel needs ranks to cut the sequence for: use tp=2 or more")
+        self._check_pipeline()
+        if self.zero == 3 and self.pp > 1:
+            raise ValueError(
+                f"zero=3 and pp={self.pp}: a stage's parameters would be gathered twice for each microbatch; use "
+                "zero=1, or pp=1"
+            )
+        if self.zero == 3 and self.tp > 1:
+            raise ValueError(
+                f"zero=3 and tp={self.tp}: parameters are shards of whole matrices here; use zero=2, or tp=1"
+            )
+
+    def _check_pipeline(self) -> None:
+        if self.pp == 1 and (self.schedule != "1f1b" or self.stages_per_rank > 1):
+            raise ValueError(
+                f"schedule={self.schedule} with stages_per_rank={self.stages_per_rank} needs ranks to cut the layers "
+                "for: use pp=2 or more"
+            )
+        per_rank = self.stages_per_rank
+        if not {"interleaved": per_rank > 1, "zb-v": per_rank == 2}.get(self.schedule, per_rank == 1):
+            raise ValueError(
+                f"schedule={self.schedule} and stages_per_rank={per_rank}: use interleaved with 2 or more, zb-v with "
+                "2, and all others with 1"
+            )
+        if self.recompute != "none" and self.schedule in SPLIT:
+            raise ValueError(
+                f"recompute={self.recompute} and schedule={self.schedule}: what is computed again in the first half of "
+                "a backward is gone in the second; use recompute=none, or a schedule with whole backwards, such as "
+                "schedule=1f1b"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.dp * self.pp * self.tp
+
+    @property
+    def num_stages(self) -> int:
+        """Pieces into which the layers are cut."""
+        return self.pp * self.stages_per_rank
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis → its ranks, the outermost axis first: `MeshShape(**layout.sizes)` is its mesh."""
+        return {axis: getattr(self, axis) for axis in self.order.split(",")}
+
+    def crosses_nodes(self, axis: str, ranks_per_node: int) -> bool:
+        """Whether a group along this axis has ranks on more than one node, whose ranks are consecutive."""
+        sizes = list(self.sizes.items())
+        inner = math.prod(n for _, n in sizes[[name for name, _ in sizes].index(axis) + 1 :])
+        block = inner * self.sizes[axis]  # consecutive ranks, among which are whole groups
+        if self.sizes[axis] == 1 or self.num_ranks <= ranks_per_node:
+            return False
+        return bool(block > ranks_per_node or ranks_per_node % block)
+
+    def make_schedule(self) -> Schedule:
+        """What each rank of the pipeline does, in order."""
+        more = (self.stages_per_rank,) if self.schedule == "interleaved" else ()
+        return SCHEDULES[self.schedule](self.pp, self.microbatches, *more)
+
+    def check(self, model: GPTConfig, global_batch: int) -> None:
+        """Whether a model and a batch can be cut so.
+
+        Raises:
+            ValueError: something does not divide, with the numbers and the nearest that does.
+        """
+        for name in ("num_heads", "vocab_size") + (("context",) if self.sequence_parallel else ()):
+            size = getattr(model, name)
+            if size % self.tp:
+                raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
+        layers_of_stages(model, self.num_stages)
+        self.make_schedule()  # not every number of microbatches fits each
+        pieces = self.dp * self.microbatches
+        if global_batch % pieces:
+            each = f"dp={self.dp}" + (f" x microbatches={self.microbatches}" if self.microbatches > 1 else "")
+            fits = (global_batch // pieces + 1) * pieces
+            raise ValueError(
+                f"global_batch={global_batch} cannot be split over {each}; use a multiple of {pieces}, such as {fits}"
+            )
+
+    def differs(self, other: Layout) -> dict[str, object]:
+        """Field → its value here, where the other has a different one."""
+        return {name: value for name, value in vars(self).items() if value != getattr(other, name)}
+
+
+def whole_number(name: str, value: object, least: int) -> None:
+    """ValueError for anything but a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def nearest(
+    wanted: Mapping[str, object], model: GPTConfig, global_batch: int, num_ranks: int = 0, most: int = 2**20
+) -> Layout | None:
+    """The layout nearest to what was wanted that this model and batch allow; None if there is none.
+
+    Nearest has the fewest changes; a number that is k times what it was counts log2 k of them.
+
+    Args:
+        wanted: fields of a `Layout`, which together may be impossible.
+        num_ranks: if there must be so many; 0: as many as wanted, or fewer.
+        most: ranks that there can be.
+    """
+    counts = {name: max(1, n) if isinstance(n := wanted.get(name, 1), int) else 1 for name in (*AXES, "microbatches")}
+    others = {name: value for name, value in wanted.items() if name not in counts}
+    world = num_ranks or math.prod(counts[axis] for axis in AXES)
+
+    def changes(layout: Layout) -> float:
+        ratios = [getattr(layout, name) / n for name, n in counts.items()] + [layout.num_ranks / world]
+        return sum(abs(math.log2(k)) for k in ratios) + sum(getattr(layout, name) != x for name, x in others.items())
+
+    worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
+    for layout in sorted(
+        _possible(others, counts["microbatches"], worlds), key=lambda layout: (changes(layout), str(layout))
+    ):
+        try:
+            layout.check(model, global_batch)
+        except ValueError:
+            continue
+        return layout
+    return None
+
+
+def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int]) -> Iterator[Layout]:
+    """All degrees on so many ranks, with each other choice as it was wanted, or the simplest."""
+    simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
+    choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
+    choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
+    for ranks in worlds:
+        for tp, pp in product(_divisors(ranks), repeat=2):
+            if ranks % (tp * pp):
+                continue
+            for values in product(*choices.values()):
+                try:
+                    yield Layout(dp=ranks // tp // pp, pp=pp, tp=tp, **dict(zip(choices, values, strict=True)))
+                except (ValueError, TypeError):
+                    continue
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]

@@ -1,0 +1,111 @@
+"""Dropout that does not depend on the layout: what is dropped follows from the seed, the row, the layer and the place.
+
+The problem: dropout draws from a stream of random numbers, and who draws how much before depends on the layout. With
+more microbatches, or on another stage, the same row loses other elements, and no run on many ranks can be compared with
+one process.
+The idea: no stream. Whether an element stays is a function of five numbers: the seed, the row of the global batch,
+the layer's name, the place in the row. Each rank works it out for what it has; a slice of the sequence, or some of the
+heads, are the same numbers at other places. Such a generator is called counter-based.
+
+The first three travel as the seed of torch's own generator, from which nothing is drawn (`row_seed`): what saves and
+restores that, as an activation checkpoint does, gets the same masks again.
+
+Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11; the mixing function is that of Steele et
+al., Fast splittable pseudorandom number generators, OOPSLA 2014 (splitmix64).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softmax
+
+from lib.model import Heads
+
+_ROWS = 2**20  # of a global batch, at most
+_WORDS = 2**64
+_STEP = 0x9E3779B97F4A7C15 - _WORDS  # of the counter; as int64 has it
+
+
+def row_seed(seed: int, step: int, first_row: int) -> int:
+    """The seed for torch's generator while some rows of a step's global batch are computed, of which this is the first.
+
+    Raises:
+        ValueError: a row beyond the 2**20th.
+    """
+    if not 0 <= first_row < _ROWS:
+        raise ValueError(f"row {first_row} of a batch: with dropout there may be at most {_ROWS} rows")
+    return _mixed(_mixed(seed) + step) // _ROWS * _ROWS % 2**63 + first_row
+
+
+class RowDropout(nn.Module):
+    """Dropout of x[b, …], with a mask for each row.
+
+    Args:
+        p: probability of dropping an element.
+        name: of the layer, in the serial model.
+        rank, size: x is this slice, of so many, of the whole along its second dimension: of the sequence, or of the
+            heads.
+    """
+
+    def __init__(self, p: float, name: str, rank: int = 0, size: int = 1) -> None:
+        super().__init__()
+        self.p, self.layer, self.rank, self.size = p, zlib.crc32(name.encode()), rank, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        return x * self._stays(x.shape, x.device).to(x.dtype).div_(1 - self.p)
+
+    def _stays(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Which elements are not dropped; bool, of this shape."""
+        seed = torch.initial_seed()
+        of_step, first = seed - seed % _ROWS, seed % _ROWS
+        keys = [_mixed(_mixed(of_step + first + row) + self.layer) for row in range(shape[0])]
+        signed = torch.tensor([key - _WORDS if key >= _WORDS // 2 else key for key in keys], device=device)
+        mine = math.prod(
+            shape[1:]
+        )  # as the second dimension is the outermost of a row, a slice of it is in one piece
+        places = torch.arange(self.rank * mine, (self.rank + 1) * mine, device=device)
+        bits = _mixed_tensor(places * _STEP + signed[:, None]).view(shape)
+        return bits >= int((self.p - 0.5) * _WORDS)
+
+
+class HeadsWithMasks(Heads):
+    """As `lib.model.Heads`, but `dropout` says which scores are dropped; without a fused kernel.
+
+    Args:
+        heads: whose place it takes.
+        dropout: of scores[b, H, T, T].
+    """
+
+    def __init__(self, heads: Heads, dropout: RowDropout) -> None:
+        super().__init__(heads.widths, heads.d_head)
+        self.dropout, self.recompute = dropout, heads.recompute
+
+    def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
+        serves = q_BHTE.shape[1] // k_BKTE.shape[1]
+        k_BHTE, v_BHTE = (x.repeat_interleave(serves, dim=1) for x in (k_BKTE, v_BKTE))
+        scores_BHTT = q_BHTE @ k_BHTE.transpose(2, 3) / math.sqrt(self.d_head)
+        later = torch.ones(scores_BHTT.shape[2:], dtype=torch.bool, device=q_BHTE.device).triu(1)
+        weights_BHTT = softmax(scores_BHTT.masked_fill(later, -math.inf), dim=-1)
+        return self.dropout(weights_BHTT) @ v_BHTE
+
+
+def _mixed(z: int) -> int:
+    """A whole number below 2**64 from any other, so that near ones come out far apart."""
+    z = (z + _STEP) % _WORDS
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % _WORDS
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % _WORDS
+    return z ^ z >> 31
+
+
+def _mixed_tensor(z: Tensor) -> Tensor:
+    """The same of int64, which wraps around, and whose shift to the right brings copies of the sign."""
+    z = z + _STEP
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * (factor - _WORDS)
+    return z ^ (z >> 31 & (1 << 33) - 1)

@@ -1,0 +1,92 @@
+"""The training loop: a batch, a step, now and then a look at text that was not trained on; the same for every layout.
+
+The same seed gives the same losses in each layout, to rounding, as `lib/parallel.py` makes one step of all and nothing
+random depends on the layout: that is what layouts are compared with.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lib import data, trace
+from lib.launch import device
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT
+from lib.parallel import ParallelGPT, parallelize
+from lib.train_config import COMPUTE_DTYPES, DTYPES, TrainConfig
+
+BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
+VALIDATION_ROWS = 64
+
+
+def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
+    """Train on all ranks of `world`, and return this rank's report.
+
+    Returns:
+        `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs
+        (step, loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`:
+        the highest of each kind and of the total in one step, which need not be at the same moment. `step_s`: seconds
+        of each step; the second one is slow, as its memory is watched.
+    """
+    model, corpus = build(world, config), data.load()
+    report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
+    traffic: dict = {}
+    silent = quiet or world.rank > 0
+    with tqdm(range(config.steps), bar_format=BAR, disable=silent, file=sys.stdout) as bar:
+        for step in bar:
+            if config.validate_every and step % config.validate_every == 0:
+                report["validation"].append((step, validate(model, corpus.validation, config)))
+            began_s = time.perf_counter()
+            watches_memory = step == min(1, config.steps - 1)  # the first step in which everything is there
+            with ExitStack() as stack:
+                recorded = stack.enter_context(trace.record(world.rank))
+                memory = stack.enter_context(model.memory()) if watches_memory else None
+                loss = train_step(model, corpus.train, step, config)
+            report["step_s"].append(time.perf_counter() - began_s)
+            report["losses"].append(loss)
+            for (kind, axis), (calls, sent) in recorded.traffic().items():
+                before = traffic.get(f"{kind} {axis}", (0, 0.0))
+                traffic[f"{kind} {axis}"] = (before[0] + calls, before[1] + sent)
+            if memory is not None:
+                report["peak_bytes"] = memory.peak_by_kind
+            tokens_per_s = config.tokens_per_step() / report["step_s"][-1]
+            bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
+    if config.validate_every:
+        report["validation"].append((config.steps, validate(model, corpus.validation, config)))
+    return report | {"traffic": traffic, "config": asdict(config)}
+
+
+def build(world: Group, config: TrainConfig) -> ParallelGPT:
+    """The model on the mesh of `config`, with its optimizer."""
+    mesh = Mesh(MeshShape(**config.layout.sizes), world)
+    torch.manual_seed(config.seed)
+    return parallelize(
+        GPT(config.model).to(device(), DTYPES[config.dtype]),
+        mesh,
+        config.layout,
+        partial(torch.optim.AdamW, lr=config.lr),
+        seed=config.seed,
+        bucket_bytes=config.bucket_bytes,
+        dtype=COMPUTE_DTYPES[config.compute_dtype] if config.compute_dtype else None,
+    )
+
+
+def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfig) -> float:
+    """One step; the mean loss over all ranks, before the weights move."""
+    inputs, targets = data.batch(
+        tokens, step, global_batch=config.global_batch, context=config.model.context, seed=config.seed
+    )
+    return model.step(inputs, targets, config.max_norm, step).item()
+
+
+def validate(model: ParallelGPT, tokens: Tensor, config: TrainConfig, limit: int = VALIDATION_ROWS) -> float:
+    """Mean loss on `limit` sequences of the validation text, each rank its share."""
+    return model.evaluate(*data.windows(tokens, config.model.context, limit)).item()
