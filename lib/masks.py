@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from lib.model import Heads
+from lib.model import GPT, MLP, Attention, Embed, Heads
 
 _ROWS = 2**20  # of a global batch, at most
 _WORDS = 2**64
@@ -39,6 +39,22 @@ def row_seed(seed: int, step: int, first_row: int) -> int:
     if not 0 <= first_row < _ROWS:
         raise ValueError(f"row {first_row} of a batch: with dropout there may be at most {_ROWS} rows")
     return _mixed(_mixed(seed) + step) // _ROWS * _ROWS % 2**63 + first_row
+
+
+def drop_by_rows(model: GPT, of_heads: tuple[int, int] = (0, 1), of_tokens: tuple[int, int] = (0, 1)) -> None:
+    """Give a GPT dropout by rows and names in the place of one that draws from a stream.
+
+    Args:
+        of_heads, of_tokens: which slice of the heads, and of the sequence between the parallel layers, this rank has,
+            and of how many.
+    """
+    p = model.config.dropout
+    for name, module in list(model.named_modules()):
+        if isinstance(module, (Embed, Attention, MLP)):
+            module.dropout = RowDropout(p, name, *of_tokens)
+        if isinstance(module, Attention):
+            heads = next(inside for inside in module.heads.modules() if isinstance(inside, Heads))
+            module.heads = HeadsWithMasks(heads, RowDropout(p, f"{name}.heads", *of_heads))
 
 
 class RowDropout(nn.Module):

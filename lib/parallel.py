@@ -36,10 +36,10 @@ from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
 from lib.launch import device
 from lib.layout import AXES, Layout
-from lib.masks import HeadsWithMasks, RowDropout, row_seed
+from lib.masks import drop_by_rows, row_seed
 from lib.memory import MemoryTracker
 from lib.mesh import Group, Mesh, MeshShape
-from lib.model import GPT, MLP, Attention, Embed, Heads
+from lib.model import GPT
 from lib.pipeline.execute import execute
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
@@ -131,7 +131,8 @@ def parallelize(
     serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
     tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
     if model.config.dropout:
-        _drop_by_rows(model, tp, layout.sequence_parallel)
+        of_heads = (tp.rank, tp.size)
+        drop_by_rows(model, of_heads, of_heads if layout.sequence_parallel else (0, 1))
     schedule = layout.make_schedule()
     norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
     if layout.zero == 3:
@@ -150,19 +151,6 @@ def parallelize(
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
     return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
-
-
-def _drop_by_rows(model: GPT, tp: Group, sequence_parallel: bool) -> None:
-    """Dropout by rows and names in the place of one that draws from a stream (`lib/masks.py`)."""
-    heads_of = (tp.rank, tp.size)
-    slice_of = heads_of if sequence_parallel else (0, 1)
-    for name, module in list(model.named_modules()):
-        match module:
-            case Embed() | MLP() | Attention():
-                module.dropout = RowDropout(model.config.dropout, f"{name}.dropout", *slice_of)
-        if isinstance(module, Attention):
-            heads = next(m for m in module.heads.modules() if isinstance(m, Heads))
-            module.heads = HeadsWithMasks(heads, RowDropout(model.config.dropout, f"{name}.heads", *heads_of))
 
 
 class ParallelGPT:
@@ -206,6 +194,14 @@ class ParallelGPT:
         Returns:
             The mean loss over all tokens that count, before the step; float64[], equal on all ranks.
         """
+        term = self.backward(inputs_BT, targets_BT, number)
+        with trace.span("optimizer"):
+            self.clip(max_norm)
+            self.owner.step()
+        return comm.all_reduce(term, self.dp)
+
+    def backward(self, inputs_BT: Tensor, targets_BT: Tensor, number: int = 0) -> Tensor:
+        """Forward and back, and the gradients summed; the loss of this rank's rows, as a term of the mean over all."""
         mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self._term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
         pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
@@ -213,10 +209,11 @@ class ParallelGPT:
         with torch.random.fork_rng(devices=[]):
             term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
         (self.owner if isinstance(self.owner, FSDP) else self.gradients).finish()
-        with trace.span("optimizer"):
-            self.gradients.clip(self._norm_over, max_norm)
-            self.owner.step()
-        return comm.all_reduce(term, self.dp)
+        return term
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm, the whole model's, is at most this; the norm it was, []."""
+        return self.gradients.clip(self._norm_over, max_norm)
 
     def _before(self, microbatch: int) -> None:
         """Dropout in what comes now is that of this microbatch's rows."""

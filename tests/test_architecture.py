@@ -40,6 +40,8 @@ ROOT_FILES = [
         "pipeline/",
         "layout",
         "parallel",
+        "certificate",
+        "mistakes",
         "options",
         "train_config",
         "checkpoint",

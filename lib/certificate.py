@@ -1,0 +1,119 @@
+"""Is a layout the same training as one process? Losses, gradients and weights, tensor by tensor, after some steps.
+
+The problem: a mistake between two axes leaves a run that trains, only worse, and a test of each axis by itself does not
+see it. The idea: the twin of `lib/model.py` takes the same steps on every rank, with torch's own AdamW and clipping;
+then each rank compares what it has of each gradient and each weight with the same part of the twin's. One start of
+processes does for many layouts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lib import comm
+from lib.layout import Layout
+from lib.masks import drop_by_rows, row_seed
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT, mean_loss
+from lib.parallel import ParallelGPT, parallelize
+from lib.placement import shard
+
+Batch = tuple[Tensor, Tensor]
+ADAMW = partial(torch.optim.AdamW, lr=1e-2)
+
+
+class Apart(NamedTuple):
+    """How far a layout is from one process: the largest ‖ours − theirs‖/‖theirs‖ over steps, tensors and ranks."""
+
+    loss: float
+    gradient: float
+    weight: float
+
+    def holds(self) -> bool:
+        """Whether it is the same training, to float64's rounding; AdamW divides by small numbers."""
+        return self.loss < 1e-12 and self.gradient < 1e-12 and self.weight < 1e-8
+
+
+class _Step(NamedTuple):
+    """What one process came to in a step: clipped gradients, and weights after it, by name."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def certify(
+    world: Group, layouts: Sequence[Layout], model: GPT, batches: Sequence[Batch], max_norm: float
+) -> list[Apart]:
+    """For each layout of as many ranks, how far a step on each batch takes it from one process; equal on all ranks.
+
+    Args:
+        model: in float64, equal on all ranks; it is not changed.
+        batches: inputs and targets [B, T], a step each; targets of -100 do not count.
+        max_norm: to which gradients are clipped.
+
+    Raises:
+        ValueError: a layout of another number of ranks.
+    """
+    steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm))
+    shapes = {str(layout.sizes): MeshShape(**layout.sizes) for layout in layouts}
+    meshes = {key: Mesh(shape, world) for key, shape in shapes.items()}  # a mesh serves all layouts of its shape
+    return [
+        _certified(meshes[str(layout.sizes)], layout, copy.deepcopy(model), batches, max_norm, steps)
+        for layout in layouts
+    ]
+
+
+def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterator[_Step]:
+    optimizer = ADAMW(twin.named_parameters())
+    if twin.config.dropout:
+        drop_by_rows(twin)
+    for number, (inputs, targets) in enumerate(batches):
+        optimizer.zero_grad()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(row_seed(0, number, 0))
+            loss = mean_loss(twin(inputs), targets)
+            loss.backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
+        gradients = {name: p.grad.clone() for name, p in twin.named_parameters()}
+        optimizer.step()
+        yield _Step(loss.detach(), gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
+
+
+def _certified(
+    mesh: Mesh, layout: Layout, model: GPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]
+) -> Apart:
+    ours, worst = parallelize(model, mesh, layout, ADAMW), torch.zeros(3, dtype=torch.float64)
+    for number, ((inputs, targets), wanted) in enumerate(zip(batches, steps, strict=True)):
+        loss = comm.all_reduce(ours.backward(inputs, targets, number), ours.dp)
+        ours.clip(max_norm)
+        gradients = _farthest(ours, wanted.gradients, lambda p: p.grad)
+        ours.owner.step()
+        weights = _farthest(ours, wanted.weights, lambda p: p.detach())
+        apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients, weights])
+        worst = torch.where(apart > worst, apart, worst) if not apart.isnan().any() else apart
+    return Apart(*comm.all_reduce(worst, mesh.world, "max").tolist())
+
+
+def _farthest(ours: ParallelGPT, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:
+    """The largest distance of this rank's tensors from their part of the twin's, each as a part of the whole's norm."""
+    flats = {name: flat for flat in ours.sharded for name in flat.names}
+    distances = [torch.zeros((), dtype=torch.float64)]
+    for fact in ours.facts:
+        whole = wanted[fact.name]
+        right = shard(whole, fact.placement, fact.cut_over)
+        if flat := flats.get(fact.name):  # of which this rank owns a piece, or nothing
+            if fact.name not in flat.where:
+                continue
+            there, here = flat.where[fact.name]
+            mine, right = of(flat.shard)[here], right.flatten()[there]
+        else:
+            mine = of(fact.parameter)
+        distances.append((mine - right).norm() / whole.norm())
+    return torch.stack(distances).max()

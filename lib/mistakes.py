@@ -1,0 +1,80 @@
+"""Classic mistakes between two axes, to be planted on purpose: does the certificate see them?
+
+Each of these trains. The loss falls, and nothing is reported. They are made where people make them: in which ranks a
+gradient is summed over, in the count that a loss is divided by, in the seed of dropout.
+
+    with planted("norms not summed over tp"):
+        certify(world, layouts, model, batches, max_norm=0.1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+from torch import Tensor
+
+from lib import comm, data, parallel
+from lib.facts import Fact
+from lib.mesh import Mesh
+from lib.parallel import ParallelGPT
+
+_FACTS, _CLIP, _TERM, _SEED = parallel.facts_of, ParallelGPT.clip, ParallelGPT._term_of, parallel.row_seed
+
+
+def _counted_again(fact: Fact, mesh: Mesh) -> Fact:
+    fact.__dict__["held_by"] = 1  # as if no other rank had it
+    return fact
+
+
+def _slices_left_out(fact: Fact, mesh: Mesh) -> Fact:
+    slices = mesh.shape.sizes["tp"] > 1 and "tp" in fact.sum_over.axis.split("×")
+    return replace(fact, sum_over=mesh.group("dp")) if slices else fact
+
+
+def _along_the_wrong_axis(fact: Fact, mesh: Mesh) -> Fact:
+    return replace(fact, sum_over=mesh.group("tp")) if fact.sum_over == mesh.group("dp") else fact
+
+
+def _of_one_end(fact: Fact, mesh: Mesh) -> Fact:
+    return replace(fact, sum_over=mesh.group("dp")) if fact.crosses else fact
+
+
+def _in_facts(wrong: Callable[[Fact, Mesh], Fact]) -> tuple:
+    return parallel, "facts_of", lambda stages, mesh, *rest: [wrong(f, mesh) for f in _FACTS(stages, mesh, *rest)]
+
+
+def _halves_added_late(model: ParallelGPT, max_norm: float) -> Tensor:
+    norm = _CLIP(model, max_norm)
+    for fact in model.facts:
+        if fact.crosses:
+            fact.parameter.grad.copy_(comm.all_reduce(fact.parameter.grad, model.pp))
+    return norm
+
+
+def _mean_of_local_means(model: ParallelGPT, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    mine = targets_BT[data.rows_of_rank(len(targets_BT), model.dp.rank, model.dp.size)]
+    return _TERM(model, mine.repeat(model.dp.size, 1))  # of which as many count as here, on each rank
+
+
+MISTAKES: dict[
+    str, list[tuple]
+] = {  # what is said of it → where it is made, the name there, what stands there instead
+    "clip counts copies": [_in_facts(_counted_again)],
+    "loss divided by the local count": [(ParallelGPT, "_term_of", _mean_of_local_means)],
+    "norms not summed over tp": [_in_facts(_slices_left_out)],
+    "tied halves added after the clip": [_in_facts(_of_one_end), (ParallelGPT, "clip", _halves_added_late)],
+    "dp group along the wrong axis": [_in_facts(_along_the_wrong_axis)],
+    "dropout equal over dp": [(parallel, "row_seed", lambda seed, step, first_row: _SEED(seed, step, 0))],
+}
+
+
+@contextmanager
+def planted(mistake: str) -> Iterator[None]:
+    """Inside, what is parallelised on this rank has one of the `MISTAKES`."""
+    with ExitStack() as stack:
+        for where, name, instead in MISTAKES[mistake]:
+            stack.enter_context(patch.object(where, name, instead))
+        yield
