@@ -27,7 +27,7 @@ def build(folder: Path, pages: dict[str, str], extensions: list[str], **config) 
         path.write_text(text, encoding="utf-8")
     settings = {
         "extensions": ["myst_parser", *extensions] if "myst_nb" not in extensions else extensions,
-        "source_suffix": {".rst": "restructuredtext"},  # parsers add theirs, which the default would keep for the next
+        "source_suffix": {".rst": "restructuredtext"},  # not the default: it would keep what parsers add to it
         "myst_enable_extensions": ["dollarmath"],
         "project": "Tiny",
         "html_theme": "basic",
