@@ -18,7 +18,7 @@ def load(name: str):
 
 
 def build(folder: Path, pages: dict[str, str], extensions: list[str], **config) -> Path:
-    """Write the pages (name to MyST, or to rst where the name ends so), build them; returns where the HTML lies."""
+    """Write the pages (name to MyST, or to what its end says), build them; returns where the HTML lies."""
     for name in extensions:
         load(name)
     for name, text in pages.items():
@@ -26,7 +26,8 @@ def build(folder: Path, pages: dict[str, str], extensions: list[str], **config) 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     settings = {
-        "extensions": ["myst_parser", *extensions],
+        "extensions": ["myst_parser", *extensions] if "myst_nb" not in extensions else extensions,
+        "source_suffix": {".rst": "restructuredtext"},  # not the default: it would keep what parsers add to it
         "myst_enable_extensions": ["dollarmath"],
         "project": "Tiny",
         "html_theme": "basic",

@@ -160,6 +160,23 @@ def test_chapter_has_all_its_parts(name):
     assert whole.select_one("a.left-prev") and whole.select_one("a.right-next")
 
 
+# Pages whose cells say their kind: tools/page_form.py counts their source, and here is seen what the source cannot say.
+IN_FORM = [name for name in CHAPTERS if 'class="folded evidence"' in (SITE / name).read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("name", IN_FORM)
+def test_what_is_folded_says_what_it_holds(name):
+    page = article(name)
+    lines = [line.get_text() for line in page.select("details.evidence > summary")]
+    assert [line for line in lines if not re.match(r"✓ (measured: \S|(\d+) of \2 hold$)", line)] == []
+    tables = [fold.select("table.claims tbody tr") for fold in page.select("details.evidence[open]")]
+    assert [len(rows) for rows in tables if len(rows) > 4] == [], "a table that stays open has four rows at most"
+    figures = [len(cell.select("figure")) for cell in page.select("div.tag_figure:not(.tag_remove-output)")]
+    assert set(figures) <= {1}, "a cell draws one figure: so many does the reading time count"
+    assert page.select("figure") == page.select("div.tag_figure figure"), "a cell that draws has the tag figure"
+    assert "#@title" not in page.get_text()
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_page_says_what_it_is_to_those_who_pass_it_on(name):
     head, title = parsed(SITE / name).head, article(name).h1.get_text().rstrip("#¶")
@@ -368,11 +385,25 @@ def test_page_works_from_the_disk(from_disk):
 @browsing
 def test_every_answer_opens_by_keyboard(from_disk):
     for summary in from_disk.page.locator("article details > summary").all():
+        summary.evaluate(
+            """e => { for (let d = e.parentElement; d = d.parentElement.closest('details');) d.open = true }"""
+        )
         summary.focus()
         before = summary.evaluate("e => e.parentElement.open")
         from_disk.page.keyboard.press("Enter")
         assert summary.evaluate("e => e.parentElement.open") is not before, summary.inner_text()
         from_disk.page.keyboard.press("Enter")
+
+
+FIRST_FIGURE = "document.querySelector('article figure').getBoundingClientRect().top + scrollY"
+
+
+@browsing
+@pytest.mark.parametrize("name", IN_FORM)
+def test_the_first_figure_stands_within_a_screen_and_a_half(browser, bases, name):
+    with Visit(browser, bases["disk"], name) as visit:
+        visit.page.set_viewport_size({"width": 1280, "height": 800})
+        assert visit.page.evaluate(FIRST_FIGURE) <= 1.5 * 800
 
 
 SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-picture svg').outerHTML;

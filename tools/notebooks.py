@@ -3,8 +3,9 @@
     python tools/notebooks.py            # what `make notebooks` runs
     python tools/notebooks.py --check    # changes nothing; fails naming what is out of step
 
-The .md is the source. Both twins are put into one normal form (header, setup cell, link to Colab, cell ids),
-so that the same source always gives the same bytes and a diff shows only what was edited.
+The .md is the source. Both twins are put into one normal form (header, setup cell, link to Colab, minutes, cell ids),
+so that the same source always gives the same bytes and a diff shows only what was edited. Only the .ipynb says that
+code starts folded, by the kind of its cell.
 """
 
 import argparse
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import jupytext
 import nbformat
+from page_form import KINDS, kind, state_minutes
 from set_repository import ROOT, address, colab
 
 SETUP_CELL = ROOT / "tools" / "setup_cell.py"
+TITLE = "#@title "  # what Colab shows of a cell whose code is folded
 COLAB_LINK = re.compile(r'<a class="colab" href="[^"]*">.*?</a>')
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -78,6 +81,23 @@ def dress(notebook, path: str) -> None:
     notebook.nbformat, notebook.nbformat_minor = 4, 5
 
 
+def fold(notebook) -> None:
+    """Let the code of cells that have a kind start folded, in Colab under a title, in JupyterLab without one."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and kind(cell) in KINDS:
+            cell.source = f"{TITLE}{KINDS[kind(cell)]}\n{cell.source}"
+            cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
+
+
+def unfold(notebook) -> None:
+    """Take back what `fold` did, in a source that was made from an .ipynb."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and kind(cell) in KINDS:
+            cell.source = re.sub(rf"\A{TITLE}.*\n?", "", cell.source)
+            cell.metadata.pop("cellView", None)
+            cell.metadata.pop("jupyter", None)
+
+
 def keep_outputs(notebook, stored: Path) -> None:
     """Carry over a solution's stored outputs, unless its code has changed since they were made."""
     if not stored.exists():
@@ -93,11 +113,18 @@ def twins(source: Path) -> dict[Path, str]:
     """What the two files of one notebook should hold."""
     stored = source.with_suffix(".ipynb")
     notebook = jupytext.reads(source.read_text(encoding="utf-8"), fmt="md:myst")
-    dress(notebook, stored.relative_to(ROOT).as_posix())
+    path = stored.relative_to(ROOT).as_posix()
+    unfold(notebook)
+    try:
+        state_minutes(notebook)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    dress(notebook, path)
+    body = jupytext.writes(notebook, fmt="md:myst").split("\n---\n", 1)[1]
+    fold(notebook)
     if source.parent.name == "solutions":
         keep_outputs(notebook, stored)
     nbformat.validate(notebook)
-    body = jupytext.writes(notebook, fmt="md:myst").split("\n---\n", 1)[1]
     return {source: HEADER + body, stored: nbformat.writes(notebook) + "\n"}
 
 

@@ -1,0 +1,89 @@
+"""Folded code: what the kinds of cells become on a page.
+
+A notebook says by a cell's tag what its code is, and by the cell's first line, `#@title ...`, under which words it is
+folded (tools/notebooks.py puts that line there; Colab shows it too). On the page an evidence cell is one line that
+opens to its claims, a figure leads and its code follows, imports are one line. All of it is `<details>`: it opens
+without a script. The script of the switch, which opens all code at once, comes with the pages that have such cells.
+"""
+
+import re
+
+from docutils import nodes
+
+TITLE = re.compile(r"\A#@title (.*)\n")
+CLAIM = re.compile(r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|bad)">(.*?)</td></tr>', re.DOTALL)
+DEEPER = "Going deeper"
+DEEPER_LINE = "Optional, and not counted in the minutes to read"
+
+
+class Folded(nodes.General, nodes.Element):
+    """A line of HTML that opens to the node's children; `open` where they are seen from the start."""
+
+
+def visit_folded(self, node):
+    classes, is_open = " ".join(node["classes"]), " open" * node.get("open", False)
+    self.body.append(f'<details class="{classes}"{is_open}><summary>{node["line"]}</summary>\n')
+
+
+def depart_folded(self, node):
+    self.body.append("</details>\n")
+
+
+def say_measured(html: str) -> str:
+    """The line for the claims in a cell's output; empty if there are none."""
+    rows = CLAIM.findall(html)
+    hold = sum(verdict == "ok" for *_, verdict, _ in rows)
+    if not rows:
+        return ""
+    if len(rows) > 1 or not hold:
+        said = f"{hold} of {len(rows)} hold"
+    else:
+        ((claim, predicted, measured, _, verdict),) = rows
+        margin = verdict.removeprefix("holds") if verdict.startswith("holds ±") else ""
+        compared = "as predicted" if predicted == measured else f"predicted {predicted}{margin}"
+        said = f'measured: {measured}, {compared} <span class="claim">· {claim}</span>'
+    mark = "✓" if hold == len(rows) else "✗"
+    return f'<span class="{"ok" if hold == len(rows) else "bad"}" aria-hidden="true">{mark}</span> {said}'
+
+
+def fold_cell(cell: nodes.container) -> None:
+    """Put what a cell of a kind shows into its order, and fold it."""
+    parts = {child.get("nb_element"): child for child in cell.children}
+    source, output = parts.get("cell_code_source"), parts.get("cell_code_output")
+    block = source and next(source.findall(nodes.literal_block), None)
+    title = block and TITLE.match(block.astext())
+    if not title:
+        return
+    block.rawsource = TITLE.sub("", block.astext())
+    block.children = [nodes.Text(block.rawsource)]
+    code = Folded("", source, line=title[1], classes=["folded", "code"])
+    outputs = [output] if output else []
+    html = "".join(raw.astext() for raw in output.findall(nodes.raw)) if output else ""
+    if "tag_evidence" in cell["classes"] and (line := say_measured(html)):
+        is_open = "tag_open" in cell["classes"]
+        cell.children = []
+        cell += Folded("", *outputs, code, line=line, open=is_open, classes=["folded", "evidence"])
+    else:
+        cell.children = []
+        cell.extend([*outputs, code])
+
+
+def fold(app, doctree, docname):
+    for cell in list(doctree.findall(nodes.container)):
+        if cell.get("nb_element") == "cell_code":
+            fold_cell(cell)
+    for section in list(doctree.findall(nodes.section)):
+        if section.children[0].astext() == DEEPER:
+            section[1:] = [Folded("", *section[1:], line=DEEPER_LINE, classes=["deeper"])]
+
+
+def add_switch(app, pagename, templatename, context, doctree):
+    if doctree and any("code" in node["classes"] for node in doctree.findall(Folded)):
+        app.add_js_file("all_code.js", loading_method="defer")
+
+
+def setup(app):
+    app.add_node(Folded, html=(visit_folded, depart_folded))
+    app.connect("doctree-resolved", fold)
+    app.connect("html-page-context", add_switch)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

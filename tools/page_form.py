@@ -1,0 +1,212 @@
+"""The form of a page, counted in its source: the kinds of its cells, its size, the minutes it takes, what breaks it.
+
+A page is in this form as soon as one of its cells has the tag `evidence`; other pages are left as they are. Counted is
+what a reader sees before anything is opened; what stands under *Going deeper* is not.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from set_repository import ROOT
+
+# Tag of a cell whose code is folded, to the words it is folded under. A cell without such a tag shows an idea.
+KINDS = {"evidence": "How this was measured", "figure": "How this was drawn", "imports": "Imports"}
+OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
+MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3000, 150, 35, 25
+WORDS_A_MINUTE, LINE_S, FIGURE_S, EXPLORER_S, QUESTION_S = 180, 4, 30, 90, 20
+
+FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+HIDDEN = re.compile(r'(?<=</summary>).*?(?=</details>)|<a class="colab".*?</a>', re.DOTALL)
+ONE_WORD = re.compile(r"\$\$.*?\$\$|\$[^$]+\$|`[^`]+`", re.DOTALL)
+MARKUP = re.compile(r"</?[a-z][^>]*>|\]\([^)]*\)")
+DEFINITION = ast.FunctionDef | ast.ClassDef
+STATED = re.compile(r"^\d+ minutes to read", re.MULTILINE)
+
+
+def tags(cell) -> set[str]:
+    return set(cell.metadata.get("tags", []))
+
+
+def kind(cell) -> str:
+    """`evidence`, `figure`, `imports`, or `setup`, `answer` (folded whole), else `idea`."""
+    named = {"setup": "setup", "hide-cell": "answer"} | {tag: tag for tag in KINDS}
+    return next((name for tag, name in named.items() if tag in tags(cell)), "idea")
+
+
+def in_form(notebook) -> bool:
+    return any(kind(cell) == "evidence" for cell in code_cells(notebook))
+
+
+def code_cells(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+# ---- how large a page is ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Size:
+    """What a reader has before them when nothing is opened."""
+
+    words: int = 0
+    lines: int = 0  # of code, but for empty ones
+    figures: int = 0
+    explorers: int = 0
+    questions: int = 0
+
+    @property
+    def minutes(self) -> int:
+        things_s = LINE_S * self.lines + FIGURE_S * self.figures + EXPLORER_S * self.explorers
+        return math.ceil(self.words / WORDS_A_MINUTE + (things_s + QUESTION_S * self.questions) / 60)
+
+
+def core(notebook) -> Iterator[tuple[str, object]]:
+    """Each code cell, and each text with the heading of the part it stands in; without *Going deeper*."""
+    heading = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
+                heading = part.splitlines()[0] if part.startswith("## ") else heading
+                if heading != "## Going deeper":
+                    yield heading, part
+        elif cell.cell_type == "code" and heading != "## Going deeper":
+            yield heading, cell
+
+
+def measure(notebook) -> Size:
+    size, imported = Size(), imports(notebook)
+    for heading, part in core(notebook):
+        if isinstance(part, str):
+            size.words += words(part)
+            size.lines += sum(code_lines(block) for block in FENCE.findall(part))
+            size.questions += len(re.findall(r"^\*\*\d+\.", part, re.MULTILINE)) if heading == "## Quiz" else 0
+        elif kind(part) == "idea":
+            size.lines += code_lines(part.source)
+            size.lines += sum(shown_lines(call.args[0], imported) for call in calls(part, "show"))
+        elif kind(part) == "figure" and "remove-output" not in tags(part):
+            explorers = len(calls(part, "Explorer"))
+            size.explorers += explorers
+            size.figures += not explorers
+    return size
+
+
+def words(text: str) -> int:
+    """Of Markdown: a formula and a piece of code are one word each, the address of a link is none."""
+    text = ONE_WORD.sub(" x ", HIDDEN.sub("", FENCE.sub("", text)))
+    return sum(any(c.isalnum() for c in word) for word in MARKUP.sub(" ", text).split())
+
+
+def code_lines(source: str) -> int:
+    return sum(bool(line.strip()) for line in source.splitlines())
+
+
+def calls(cell, name: str) -> list[ast.Call]:
+    nodes = ast.walk(ast.parse(cell.source))
+    return [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", None) == name]
+
+
+# ---- what `show(...)` prints, found without importing it -------------------------------------------------------------
+
+
+def imports(notebook) -> dict[str, list[str]]:
+    """Name to its dotted path, for what the page imports from lib."""
+    nodes = [node for cell in code_cells(notebook) for node in ast.walk(ast.parse(cell.source))]
+    nodes = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module.startswith("lib")]
+    return {a.asname or a.name: [*node.module.split("."), a.name] for node in nodes for a in node.names}
+
+
+def source_of(path: list[str]) -> tuple[ast.AST, list[str]] | None:
+    """The definition at a dotted path of lib and the lines of its file, through what a module imports from another."""
+    file, path = ROOT, list(path)
+    while path and ((file / path[0]).is_dir() or (file / f"{path[0]}.py").is_file()):
+        name = path.pop(0)
+        file = file / name if (file / name).is_dir() else file / f"{name}.py"
+    file = file / "__init__.py" if file.is_dir() else file
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    node = ast.parse(text)
+    for depth, name in enumerate(path):
+        inner = {child.name: child for child in node.body if isinstance(child, DEFINITION)}
+        passed_on = {
+            alias.asname or alias.name: [*child.module.split("."), alias.name]
+            for child in node.body
+            if isinstance(child, ast.ImportFrom)
+            for alias in child.names
+        }
+        if name not in inner:
+            return source_of([*passed_on[name], *path[depth + 1 :]]) if name in passed_on else None
+        node = inner[name]
+    return (node, text.splitlines()) if path else None
+
+
+def shown_lines(thing: ast.expr, imported: dict[str, list[str]]) -> int:
+    """Lines of the source that `show(thing)` prints: its place, and docstrings cut to their first line.
+
+    Raises:
+        ValueError: it is nothing of lib that can be found in the source.
+    """
+    first, *rest = ast.unparse(thing).split(".")
+    found = source_of([*imported.get(first, [first]), *rest])
+    if found is None:
+        raise ValueError(f"show({ast.unparse(thing)}): it is not found in lib, so its lines cannot be counted")
+    node, lines = found
+    start = min(decorated.lineno for decorated in [node, *node.decorator_list])
+    cut = {
+        line
+        for inner in ast.walk(node)
+        if isinstance(inner, DEFINITION) and ast.get_docstring(inner)
+        for line in range(inner.body[0].lineno + 1, inner.body[0].end_lineno + 1)
+    }
+    return 1 + code_lines("\n".join(lines[i - 1] for i in range(start, node.end_lineno + 1) if i not in cut))
+
+
+# ---- what the form asks ----------------------------------------------------------------------------------------------
+
+
+def problems(notebook) -> list[str]:
+    """Where a page in this form breaks it, a sentence each; none for a page that is not."""
+    if not in_form(notebook):
+        return []
+    size = measure(notebook)
+    limits = [("words", size.words, MOST_WORDS), ("lines of visible code", size.lines, MOST_LINES)]
+    limits += [("minutes to read", size.minutes, MOST_MINUTES)]
+    found = [f"{number} {what}, at most {most}" for what, number, most in limits if number > most]
+    for cell in code_cells(notebook):
+        name = next((line for line in cell.source.splitlines() if line.strip()), "an empty cell")
+        found += [f"{name}: {problem}" for problem in problems_of_cell(cell)]
+    return found
+
+
+def problems_of_cell(cell) -> Iterator[str]:
+    of_kind, tree = kind(cell), ast.parse(cell.source)
+    if old := tags(cell) & OLD_TAGS:
+        yield f"{', '.join(sorted(old))} hides code; say what it is: {', '.join(KINDS)}"
+    if len(tags(cell) & KINDS.keys()) > 1:
+        yield "a cell is of one kind"
+    if "open" in tags(cell) and of_kind != "evidence":
+        yield "open goes with evidence"
+    if of_kind == "evidence" and not calls(cell, "claim"):
+        yield "evidence without a claim"
+    if of_kind in ("idea", "figure", "imports") and calls(cell, "claim"):
+        yield "a claim stands in a cell with the tag evidence"
+    if of_kind == "imports" and not all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body):
+        yield "it holds more than imports"
+    if of_kind != "idea":
+        return
+    if (lines := code_lines(cell.source)) > MOST_LINES_OF_AN_IDEA:
+        yield f"{lines} lines of an idea, at most {MOST_LINES_OF_AN_IDEA}"
+    keywords = {word.arg for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords}
+    if keywords & {"caption", "alt"} or calls(cell, "Explorer"):
+        yield "a picture is made in a cell with the tag figure"
+
+
+def state_minutes(notebook) -> None:
+    """Write the minutes that a page in this form takes to where it states them, in its first cell."""
+    if not in_form(notebook):
+        return
+    title = notebook.cells[0]
+    title.source, stated = STATED.subn(f"{measure(notebook).minutes} minutes to read", title.source)
+    if stated != 1:
+        raise ValueError('its first cell has one line that begins with "NN minutes to read"; the number is put in')
