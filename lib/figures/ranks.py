@@ -1,8 +1,9 @@
-"""Figures of ranks: as a board with groups along its rows and columns, and what of a step each of them has."""
+"""Figures of ranks: as a board, on the axes of a mesh, nested in nodes; and what of a step each of them has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, prod, sqrt
 from typing import NamedTuple
 
 from lib.figures.canvas import FRAMES, Canvas
@@ -72,3 +73,78 @@ def draw_cuts(cuts: Mapping[str, Cut], *, alt: str, caption: str = "") -> Figure
                 cell(left + 42 + _PITCH * c, y, cut.model(r, c), "forward")
         canvas.text(left, 164, cut.sent, style="font-size:12px")
     return canvas.figure(137 * len(cuts) + 1, 172, caption)
+
+
+_SENDS = {"dp": ("opt", "dp: gradients"), "pp": ("forward", "pp: activations"), "tp": ("comm", "tp: sums")}
+_WIDE, _HIGH, _APART = 184, 84, 14  # a rank, and the gap to the next
+
+
+def draw_rank(rank: int, sizes: Mapping[str, int], *, alt: str, caption: str = "") -> Figure:
+    """What one rank of a mesh holds, and with whom it communicates on each axis.
+
+    Copies stand side by side, the stages of a pipeline below each other, parts of a matrix next to each other. The
+    square in each rank is the model, layers down and width across; what is filled is the rank's own.
+
+    Args:
+        rank: whose partners are framed, in the colour of the axis.
+        sizes: ranks along dp, pp and tp, the outermost first.
+    """
+    canvas, places = Canvas(alt), [_place(other, sizes) for other in range(prod(sizes.values()))]
+    wide = sizes["tp"] * (_WIDE + _APART) + 26
+    for copy in range(sizes["dp"]):
+        high = sizes["pp"] * (_HIGH + _APART)
+        canvas.rect(copy * wide + 1, 1, wide - 14, high + 34, radius=8, fill="none", stroke=color("rule"))
+        canvas.text(copy * wide + 12, 22, f"copy {copy}: rows of its own", font_weight=650)
+    for other, here in enumerate(places):
+        x, y = here["dp"] * wide + 12 + here["tp"] * (_WIDE + _APART), 34 + here["pp"] * (_HIGH + _APART)
+        differs = [axis for axis in sizes if here[axis] != places[rank][axis]]
+        axis = differs[0] if len(differs) == 1 else ""
+        _draw_one_rank(canvas, x, y, other, here, sizes, axis, not differs)
+    return canvas.figure(wide * sizes["dp"] - 11, 37 + sizes["pp"] * (_HIGH + _APART), caption)
+
+
+def _place(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    here = {}
+    for axis, n in reversed(sizes.items()):
+        rank, here[axis] = divmod(rank, n)
+    return here
+
+
+def _draw_one_rank(canvas: Canvas, x, y, rank: int, here: Mapping, sizes: Mapping, axis: str, is_it: bool) -> None:
+    name, said = _SENDS[axis] if axis else ("text", "you are here") if is_it else ("rule", "")
+    canvas.rect(x, y, _WIDE, _HIGH, radius=6, fill=color("panel"), stroke=color(name), stroke_width=3 if said else 1)
+    side, left, top = 56, x + 12, y + 14
+    canvas.rect(left, top, side, side, fill="none", stroke=color("idle-line"))
+    across, down = side / sizes["tp"], side / sizes["pp"]
+    canvas.bars("param").rect(left + here["tp"] * across, top + here["pp"] * down, across, down)
+    canvas.text(x + 80, y + 30, f"rank {rank}", font_weight=650)
+    canvas.note(x + 80, y + 49, f"stage {here['pp']}")
+    canvas.note(x + 80, y + 67, said)
+
+
+def draw_nested(levels: Sequence[tuple[str, int, str]], *, alt: str, caption: str = "") -> Figure:
+    """Groups inside groups, the innermost at the left: each tile of a panel is all of the panel before.
+
+    Args:
+        levels: what is said above a panel, how many tiles it has, what is said below.
+    """
+    canvas, side, top, before = Canvas(alt), 176, 30, 0.0
+    for level, (name, count, said) in enumerate(levels):
+        columns = min(k for k in range(ceil(sqrt(count)), count + 1) if count % k == 0)
+        left, pitch = level * (side + 44) + 4, side / columns
+        high = count / columns * pitch
+        canvas.text(left, 18, name, font_weight=650)
+        canvas.rect(left - 3, top - 3, side + 6, high + 6, radius=6, fill="none", stroke=color("rule"))
+        for tile in range(count):
+            row, column = divmod(tile, columns)
+            bars = canvas.bars("comm" if level and not tile else "forward")
+            bars.rect(left + column * pitch + 1, top + row * pitch + 1, pitch - 2, pitch - 2)
+        canvas.note(left, top + high + 22, said)
+        if level:  # the first tile is the panel before
+            line = {"stroke": color("comm"), "stroke_width": 1.2, "stroke_dasharray": "4 3"}
+            start = left - 44 + 3
+            canvas.path(
+                f"M{start} {top - 3}L{left} {top + 1}M{start} {top + before + 3}L{left} {top + pitch}", **line
+            )
+        before = high
+    return canvas.figure(len(levels) * (side + 44) - 34, top + side + 34, caption)
