@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lib import comm, data, trace
 from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
-from lib.data_parallel.ddp import replicas
+from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
@@ -112,7 +112,7 @@ def parallelize(
     """This rank's part of a GPT, with what a training loop needs; the same call on all ranks.
 
     Args:
-        model: whole, equal on all ranks; what this rank does not need of it is let go.
+        model: whole; all take the values of rank 0, and what this rank does not need of it is freed.
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
         optimizer: called with pairs of name and piece.
         seed: of dropout. Which elements are dropped does not depend on the layout.
@@ -129,6 +129,7 @@ def parallelize(
     dp, pp, tp = (mesh.group(axis) for axis in AXES)
     names = {id(p): name for name, p in model.named_parameters()}
     serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
+    broadcast_weights(model, mesh.world)
     tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
     if model.config.dropout:
         of_heads = (tp.rank, tp.size)
@@ -142,8 +143,6 @@ def parallelize(
     else:
         stages = stages_of(model, schedule, pp.rank)
         facts = facts_of(stages, mesh, schedule.rank_of, norm_over)
-        for fact in facts:
-            fact.parameter.data.copy_(comm.broadcast(fact.parameter.data, fact.sum_over))
         if layout.zero:
             gradients = sharded_gradients(facts, layout.zero, "sum", bucket_bytes, dtype)
         else:
