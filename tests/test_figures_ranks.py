@@ -2,7 +2,7 @@
 
 import re
 
-from lib.figures.ranks import Cut, draw_board, draw_cuts
+from lib.figures.ranks import Cut, draw_board, draw_cuts, draw_nested, draw_rank
 from lib.figures.svg import color
 
 
@@ -29,3 +29,20 @@ def test_cuts_say_who_has_what():
     assert [words.count(w) for w in ("00", "01", "10", "11")] == [4] * 4
     assert {"data", "both", "gradients", "all"} <= set(words)
     assert figure.svg.count(f'fill="{color("idle")}"') == 16, "what all ranks need is grey"
+
+
+def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():
+    figure = draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a", caption="c")
+    words = texts(figure)
+    said = {words[i]: words[i + 2] for i, word in enumerate(words) if word.startswith("rank") and ":" in words[i + 2]}
+    assert said == {"rank 0": "pp: activations", "rank 3": "tp: sums", "rank 6": "dp: gradients"}
+    assert words[words.index("rank 2") + 1 :][:2] == ["stage 1", "you are here"]
+    alone = texts(draw_rank(0, {"dp": 1, "pp": 3, "tp": 1}, alt="a"))
+    assert alone.count("pp: activations") == 2 and "copy 0: 1/1 of the batch" in alone
+
+
+def test_groups_in_groups_have_as_many_tiles_as_they_have_members():
+    figure = draw_nested([("tp", 8, "a node"), ("pp", 16, ""), ("dp", 128, "")], alt="a")
+    (first,) = re.findall(rf'<g fill="{re.escape(color("comm", True))}">(.*?)</g>', figure.svg)
+    (others,) = re.findall(rf'<g fill="{re.escape(color("forward", True))}">(.*?)</g>', figure.svg)
+    assert (first.count("<rect"), others.count("<rect")) == (2, 8 + 15 + 127)
