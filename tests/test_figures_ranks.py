@@ -33,10 +33,13 @@ def test_cuts_say_who_has_what():
 
 def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():
     figure = draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a", caption="c")
+    frames = re.findall(r'<rect [^>]*width="160"[^>]*stroke="([^"]*)" stroke-width="3"', figure.svg)
+    order = [color(name) for name in ("forward", "text", "comm", "opt")]  # of the ranks 0, 2, 3 and 6
+    assert frames == order and len(re.findall(r'<rect [^>]*width="160"', figure.svg)) == 8
     words = texts(figure)
-    said = {words[i]: words[i + 2] for i, word in enumerate(words) if word.startswith("rank") and ":" in words[i + 2]}
-    assert said == {"rank 0": "pp: activations", "rank 3": "tp: sums", "rank 6": "dp: gradients"}
-    assert words[words.index("rank 2") + 1 :][:2] == ["stage 1", "you are here"]
+    assert {"pp: activations", "tp: sums", "dp: gradients", "you are here"} <= set(words) and words.count(
+        "stage 1"
+    ) == 4
     alone = texts(draw_rank(0, {"dp": 1, "pp": 3, "tp": 1}, alt="a"))
     assert alone.count("pp: activations") == 2 and "copy 0: 1/1 of the batch" in alone
 
