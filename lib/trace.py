@@ -168,7 +168,12 @@ def _meta(rank: int, what: str, tid: int = 0, **args: object) -> dict:
 def _slice(item: Span | CommEvent, tid: int) -> dict:
     args: dict[str, object] = {"kind": item.kind}
     if isinstance(item, CommEvent):
-        args |= {"peers": item.peers, "payload_bytes": item.payload_bytes, "wire_bytes": item.wire_bytes}
+        args |= {
+            "axis": item.axis,
+            "peers": item.peers,
+            "payload_bytes": item.payload_bytes,
+            "wire_bytes": item.wire_bytes,
+        }
     times = {"ts": 1e6 * item.start_s, "dur": 1e6 * (item.end_s - item.start_s)}
     return {
         "ph": "X",

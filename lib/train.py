@@ -16,6 +16,9 @@ from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import SCHEDULES, Layout, nearest
 from lib.model import GPTConfig
 from lib.options import add_options, chosen, in_options, option
+from lib.plan import Plan
+from lib.plan.profile import step_profile
+from lib.plan.text import plan_text
 from lib.train_config import COMPUTE_DTYPES, DTYPES, TrainConfig
 from lib.train_loop import train
 
@@ -35,28 +38,54 @@ def main(argv: list[str] | None = None) -> None:
     add_options(parser, Layout, choices=CHOICES)
     add_options(parser, GPTConfig, leave_out=("vocab_size",))  # a token is a byte
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
+    parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace")
+    parser.add_argument(
+        "--plan", action="store_true", help="print what the run would send and hold, and start nothing"
+    )
+    parser.add_argument(
+        "--ranks-per-node",
+        type=int,
+        metavar="N",
+        default=int(os.environ.get("LOCAL_WORLD_SIZE", 8)),
+        help="for --plan",
+    )
     args = parser.parse_args(argv)
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 0))  # of torchrun, or 0 and 0
     try:
         config = _config(args, size)
-        if args.report and rank == 0:
-            _check_writable(args.report)
+        if args.ranks_per_node < 1:
+            raise ValueError(f"--ranks-per-node {args.ranks_per_node} must be a whole number of at least 1")
+        for name in ("report", "profile"):
+            if getattr(args, name) and rank == 0:
+                _check_writable(name, getattr(args, name))
+        if args.profile and config.steps < 3:
+            raise ValueError("--profile shows a step after the first two, which are slow: use steps=3 or more")
     except ValueError as error:
         sentence = in_options(str(error), SETTINGS)
         parser.exit(2, f"{parser.prog}: {sentence}\n" if rank == 0 else None)
     ranks = config.layout.num_ranks
+    if args.plan:
+        if rank == 0:
+            print(plan_text(planned(config), args.ranks_per_node))
+        return
     try:
         if size or ranks == 1:
             world = init()
-            reports = close(world, train(world, config))
+            reports = close(world, train(world, config, False, bool(args.profile)))
         else:
-            reports = list(run(train, ranks, config, timeout_s=30 * 24 * 3600))
+            reports = list(run(train, ranks, config, False, bool(args.profile), timeout_s=30 * 24 * 3600))
     except RunError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"\n{parser.prog}: interrupted\n" if rank == 0 else None)
     if rank == 0:
         print(_summary(config, reports[0]))
+        if args.profile:
+            try:
+                step_profile(planned(config), [report.pop("profile") for report in reports]).save(args.profile)
+            except OSError as error:
+                parser.exit(1, f"{parser.prog}: --profile {args.profile} could not be written: {error.strerror}\n")
+            print(f"profile: open {args.profile} at https://ui.perfetto.dev to see step {config.steps} of all ranks")
         if args.report:
             try:
                 with open(args.report, "w", encoding="utf-8") as file:
@@ -88,7 +117,7 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
         degrees = " ".join(f"{option(axis)} {n}" for axis, n in layout.sizes.items() if n > 1 or axis == "dp")
         if size and layout.num_ranks != size:
             raise ValueError(f"{degrees} needs {layout.num_ranks} ranks, but torchrun started {size}")
-        if not size and layout.num_ranks > MAX_RANKS:
+        if not size and not args.plan and layout.num_ranks > MAX_RANKS:
             raise ValueError(f"{degrees} is more than {MAX_RANKS} ranks on one machine; use torchrun on several")
         return config
     except ValueError as error:
@@ -100,11 +129,20 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
         raise ValueError(f"{error}. The nearest that can be: {changed or 'one process'}") from error
 
 
-def _check_writable(path: str) -> None:
+def planned(config: TrainConfig) -> Plan:
+    """What is known of a run before it starts."""
+    own = DTYPES[config.dtype].itemsize
+    itemsize = COMPUTE_DTYPES[config.compute_dtype].itemsize if config.compute_dtype else own
+    text = data.load().train.untyped_storage().nbytes()
+    master = own if config.compute_dtype else None
+    return Plan(config.model, config.layout, config.global_batch, itemsize, master, config.bucket_bytes, text)
+
+
+def _check_writable(name: str, path: str) -> None:
     """Fail now rather than after hours of training."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise ValueError(f"--report {path} cannot be written: give a file name in a folder that exists")
+        raise ValueError(f"--{name} {path} cannot be written: give a file name in a folder that exists")
 
 
 def _summary(config: TrainConfig, report: dict) -> str:

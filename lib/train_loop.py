@@ -27,14 +27,18 @@ BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining
 VALIDATION_ROWS = 64
 
 
-def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
+def train(world: Group, config: TrainConfig, quiet: bool = False, profile: bool = False) -> dict:
     """Train on all ranks of `world`, and return this rank's report.
+
+    Args:
+        quiet: no progress bar.
+        profile: keep the trace of the last step.
 
     Returns:
         `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs
         (step, loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`:
         the highest of each kind and of the total in one step, which need not be at the same moment. `step_s`: seconds
-        of each step; the second one is slow, as its memory is watched.
+        of each step; the second one is slow, as its memory is watched. `profile`: a `Trace`, if it was asked for.
     """
     model, corpus = build(world, config), data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
@@ -58,10 +62,11 @@ def train(world: Group, config: TrainConfig, quiet: bool = False) -> dict:
             if memory is not None:
                 report["peak_bytes"] = memory.peak_by_kind
             tokens_per_s = config.tokens_per_step() / report["step_s"][-1]
-            bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
+            held = f", {report['peak_bytes']['total'] / 1e6:,.1f} MB" if report["peak_bytes"] else ""
+            bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s{held}", refresh=False)
     if config.validate_every:
         report["validation"].append((config.steps, validate(model, corpus.validation, config)))
-    return report | {"traffic": traffic, "config": asdict(config)}
+    return report | {"traffic": traffic, "config": asdict(config)} | ({"profile": recorded} if profile else {})
 
 
 def build(world: Group, config: TrainConfig) -> ParallelGPT:

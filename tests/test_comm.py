@@ -1,6 +1,8 @@
 """Every collective against a formula of one process, at one to four ranks; what is counted; what is refused."""
 
 import sys
+import time
+import weakref
 
 import cloudpickle
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lib import comm, trace
+from lib.deferred import DeferWeightGradients, Queue
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
 from lib.runtime import calls, transfer
@@ -384,3 +387,17 @@ def test_bad_input():
         for message, (_, text) in zip(messages, BAD, strict=True):
             with pytest.raises(ValueError, match=text):
                 raise ValueError(message)
+
+
+def test_what_is_sent_is_freed_also_where_a_mode_watches_functions():
+    """torch never frees a collective's tensors if it is started under a TorchFunctionMode, as zero bubble's are."""
+
+    def kept(world):
+        alive = []
+        with DeferWeightGradients(Queue()):
+            for _ in range(5):
+                alive.append(weakref.ref(comm.all_reduce(torch.ones(1000), world).untyped_storage()))
+        time.sleep(0.05)  # gloo's threads let go of a message a moment after it has arrived
+        return sum(storage() is not None for storage in alive)
+
+    assert run(kept, 2) == [0, 0]

@@ -100,7 +100,8 @@ def test_saved_for_perfetto(tmp_path):
                 assert apart or inside, (a, b)
     bucket = next(e for e in slices if e["name"] == "bucket 1")
     assert (bucket["ts"], bucket["dur"]) == (1e6, 1.5e6)
-    assert bucket["args"] == {"kind": "all_reduce", "peers": [0, 1], "payload_bytes": 100, "wire_bytes": 150.0}
+    sizes = {"payload_bytes": 100, "wire_bytes": 150.0}
+    assert bucket["args"] == {"kind": "all_reduce", "axis": "dp", "peers": [0, 1]} | sizes
 
 
 def test_arrows_from_each_send_to_its_receive():

@@ -344,7 +344,9 @@ def test_from_the_terminal_it_learns_more_than_frequencies(tmp_path, capsys):
     main(["--dp", "2", "--steps", "60", "--validate-every", "20", "--report", str(report)])
     out = capsys.readouterr().out
     bar, (loss, validation, sent) = out.split("\r")[-1].splitlines()[0], out.splitlines()[-3:]
-    assert re.fullmatch(r"rank 0 \| 100% \S+ *step 60/60, loss \d\.\d{3}, [\d,]+ tokens/s, 00:00 left *", bar)
+    assert re.fullmatch(
+        r"rank 0 \| 100% \S+ *step 60/60, loss \d\.\d{3}, [\d,]+ tokens/s, [\d.]+ MB, 00:00 left *", bar
+    )
     assert len(bar) <= 90
     assert loss.startswith("loss: 5.") and validation.startswith("validation: ") and sent.startswith("rank 0 sent ")
     written = json.loads(report.read_text(encoding="utf-8"))
@@ -433,6 +435,9 @@ def nothing_is_trained(monkeypatch):
         ("--dp 40 --tp 2 --global-batch 40", "--dp 40 --tp 2 is more than 64 ranks"),
         ("--report /no/such/folder/r.json", "--report /no/such/folder/r.json cannot be written"),
         ("--report /", "--report / cannot be written"),
+        ("--profile /no/such/folder/p.json", "--profile /no/such/folder/p.json cannot be written"),
+        ("--profile p.json --steps 2", "--profile shows a step after the first two, which are slow: use --steps 3"),
+        ("--plan --ranks-per-node 0", "--ranks-per-node 0 must be a whole number of at least 1"),
     ],
 )
 def test_one_clear_sentence_and_exit_2(flags, says, capsys, nothing_is_trained):

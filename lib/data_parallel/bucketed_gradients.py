@@ -221,6 +221,8 @@ class Gradients(GradientSums):
             line.begin_again()
             line.syncs = self._syncs
             line.sent = line.left = False
+            line.closed.clear()  # of two stages that share a weight one may be ahead when the step ends
+            line.started.clear()
 
     def give_up(self) -> None:
         for line in self._lines:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.cost.tensors import bucket_shares
 from lib.facts import Fact
 from lib.mesh import Group
 
@@ -92,13 +93,6 @@ def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.
     buckets: list[list[nn.Parameter]] = []
     for _, neighbours in groupby(params, key=lambda p: (p.dtype, p.device)):
         alike = list(neighbours)
-        total = sum(p.nbytes for p in alike)
-        share = total / max(1, round(total / bucket_bytes))
-        room = 0
-        for p in alike:
-            if room <= 0:
-                buckets.append([])
-                room = share
-            buckets[-1].append(p)
-            room -= p.nbytes
+        shares = bucket_shares([p.nbytes for p in alike], bucket_bytes)
+        buckets += [[alike[i] for i in share] for share in shares]
     return buckets

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -91,7 +92,8 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
     record = Record(call, start_s, due_s)
     if call.payload_bytes == 0:
         return Pending(finish)  # the call was compared, and there is nothing to move
-    with record.waiting():
+    # Under a TorchFunctionMode, such as `lib.deferred`'s, torch would never free what a collective has moved.
+    with record.waiting(), torch._C.DisableTorchFunction():
         launched = launch() or ()
     works = launched if isinstance(launched, tuple) else (launched,)
     _works.add(works)

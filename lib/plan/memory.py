@@ -1,0 +1,273 @@
+"""What a rank holds at the peak of a step, by kind, as `lib.memory` measures it.
+
+Parameters and the optimizer's state are sums over tensors. For the rest one has to be there: `step_memory` goes through
+the rank's actions in order, with the tape of each (`lib/cost/live.py`), and keeps count of what waits between them:
+activations of microbatches in flight, messages, gradients that are summed.
+"""
+
+from __future__ import annotations
+
+from lib.cost.live import LiveGPT, Tape
+from lib.cost.tensors import Weight
+from lib.layout import SPLIT
+from lib.pipeline.lower import message_before, other_end, proves
+from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
+from lib.plan.plan import Bucketful, Plan
+
+
+def parameter_bytes(plan: Plan, place: int) -> int:
+    """Ψ/(t·p) elements, each bucket with its padding where ranks share it out."""
+    return sum(bucket.size(plan.layout.zero > 0) for bucket in plan.buckets(place)) * plan.itemsize
+
+
+def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
+    """Adam's two moments of each parameter, or of this rank's share of it; and a float32 count of steps for each piece.
+
+    With a `master_itemsize` also this rank's share of the master weights.
+    """
+    wide, total = plan.master_itemsize or plan.itemsize, 0
+    for bucket in plan.buckets(place):
+        pieces = [weight.size for weight in bucket.weights]
+        if plan.layout.zero:
+            share = bucket.size(True) // bucket.ranks
+            pieces = _overlaps(pieces, share, plan.place_in(bucket, place, dp_rank, tp_rank))
+            total += share * wide if plan.master_itemsize else 0
+        total += 2 * wide * sum(pieces) + 4 * len(pieces)
+    return total
+
+
+def _overlaps(sizes: list[int], share: int, rank: int) -> list[int]:
+    """What of each tensor, side by side, is in a rank's share, where that is anything."""
+    found, start, low, high = [], 0, share * rank, share * (rank + 1)
+    for size in sizes:
+        mine = min(start + size, high) - max(start, low)
+        found += [mine] if mine > 0 else []
+        start += size
+    return found
+
+
+def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) -> dict[str, int]:
+    """The highest of each kind and of the total in one step, which need not be at the same moment.
+
+    Args:
+        place, dp_rank, tp_rank: of the rank on each axis.
+    """
+    state = {
+        "parameter": parameter_bytes(plan, place),
+        "optimizer": optimizer_bytes(plan, place, dp_rank, tp_rank),
+    }
+    walk = _Walk(plan, place)
+    walk.run()
+    total = walk.total + sum(state.values())
+    return state | {"gradient": walk.gradient, "activation": walk.activation, "total": total}
+
+
+class _Walk:
+    """A step of one rank, and what waits between its actions."""
+
+    def __init__(self, plan: Plan, place: int) -> None:
+        layout = plan.layout
+        self.plan, self.place, self.row = plan, place, plan.schedule.actions[place]
+        split = layout.schedule in SPLIT
+        self.live = LiveGPT(plan.shape, plan.rows, plan.itemsize, layout.tp, layout.sequence_parallel, split)
+        self.sums = _Sums(plan, place)
+        # The text, the whole batch and its targets, the numbers of this rank's rows, and a loss for each microbatch.
+        tokens = plan.global_batch * plan.shape.context
+        rows = plan.global_batch // layout.dp
+        self.held = plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16
+        self.proved = proves(plan.schedule, place)
+        self.activation = self.gradient = self.total = 0
+
+    def run(self) -> None:
+        back = [a for a in self.row if a.op in (Op.B, Op.W, Op.REDUCE)]
+        closing = {a for a, b in zip(back, back[1:], strict=False) if b.op == Op.REDUCE}
+        self.see(0)
+        for action in self.row:
+            stage, op, _ = action
+            if op in RECVS:
+                self.see(2 * self.live.between)
+                self.held += self.live.between
+            elif op == Op.REDUCE:
+                self.sums.reduce(stage)
+            elif op not in SENDS:
+                if action in closing:
+                    self.sums.close(stage)
+                tape = Tape(self.see, self.gradient_made)
+                self.compute(action, tape)
+                self.held += tape.live
+        self.optimizer_step()
+
+    def see(self, live: int) -> None:
+        """A moment: these bytes are live in the action, beside everything that waits."""
+        activation = self.held + live + self.sums.flying
+        self.activation = max(self.activation, activation)
+        self.gradient = max(self.gradient, self.sums.held)
+        self.total = max(self.total, activation + self.sums.held)
+
+    def gradient_made(self, weight: Weight, live: int) -> None:
+        """A gradient moves to its bucket, which may have to be made first: for a moment that is nobody's."""
+        size, before, waits = weight.size * self.plan.itemsize, self.sums.held, self.held + self.sums.flying
+        on_its_way = self.sums.made(weight)
+        bucket = max(0, on_its_way - before - size)
+        self.activation = max(self.activation, waits + live - size + bucket)
+        self.gradient = max(self.gradient, on_its_way)
+
+    def compute(self, action: Action, tape: Tape) -> None:
+        stage, op, _ = action
+        live, layers, last = self.live, self.plan.layers[stage], stage == self.plan.layout.num_stages - 1
+        head = self.plan.model.num_layers
+        if op == Op.F:
+            self.release_sends(action)
+            if stage == 0:
+                live.embed(tape)
+            for layer in layers:
+                live.head(tape) if layer == head else live.block(tape)
+            return
+        if op == Op.W:
+            for layer in reversed(layers):
+                live.head_weight_gradients(tape) if layer == head else live.block_weight_gradients(tape, layer)
+            return
+        self.release_sends(action)
+        tied = last and stage == 0 and self.plan.shape.tied
+        for layer in reversed(layers):
+            if layer == head:
+                live.head_backward(tape, tied)
+            else:
+                live.block_backward(tape, layer, held=not last and layer == layers[-1])
+        if stage == 0:
+            live.embed_backward(tape, tied)
+        elif message_before(Action(stage, Op.F, action.microbatch), self.plan.schedule) is None:
+            tape.live += live.between  # its input is the output of another stage here, which still needs it
+        if not last:
+            factor = (
+                live.split and not live.slices
+            )  # the output's gradient is one of the last block's weight gradients
+            tape.live -= live.between * (1 if factor else 2)  # the output, and its gradient
+
+    def release_sends(self, action: Action) -> None:
+        """What a message for this action proves to be used: gradients that were sent."""
+        message = message_before(action, self.plan.schedule)
+        for send in self.proved.get(other_end(message[1]), ()) if message else ():
+            self.held -= self.live.between if send.op == Op.SEND_B else 0
+
+    def optimizer_step(self) -> None:
+        """Adam makes two tensors for each piece, and keeps one of them until the next piece has its own."""
+        self.sums.finish()
+        wide, before = self.plan.master_itemsize or self.plan.itemsize, 0
+        for bucket in self.plan.buckets(self.place):
+            share = bucket.ranks if self.plan.layout.zero else 1
+            for weight in bucket.weights:
+                size = wide * weight.size // share
+                self.see(before + 2 * size)
+                before = size
+
+
+class _Sums:
+    """Gradients of a rank in the course of a step.
+
+    Attributes:
+        held: bytes of gradients.
+        flying: bytes that sums hold until they have arrived.
+    """
+
+    def __init__(self, plan: Plan, place: int) -> None:
+        self.zero, self.itemsize = plan.layout.zero, plan.itemsize
+        self.buckets = plan.buckets(place)
+        self.of = {weight.name: bucket for bucket in self.buckets for weight in bucket.weights}
+        self.held = 0 if self.zero >= 2 else sum(map(self._bytes, self.buckets))
+        self.own: dict[str, int] = {}  # gradients outside of any bucket
+        self.missing: dict[Bucketful, set[str]] = {}
+        self.known: set[str] = set()  # weights whose gradient has come before
+        self.sharded: set[Bucketful] = set()  # whose sums have arrived before
+        self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket on its way, and its bytes
+        # By line, which is what has the same ranks and stages: stages whose last backward has begun, and is through.
+        self.closed = {bucket.line: set() for bucket in self.buckets}
+        self.through = {bucket.line: set() for bucket in self.buckets}
+
+    @property
+    def flying(self) -> int:
+        return sum(size for _, size in self.arriving.values())
+
+    def _bytes(self, bucket: Bucketful) -> int:
+        return bucket.size(self.zero > 0) * self.itemsize
+
+    def close(self, stage: int) -> None:
+        """The next backward of this stage is its last before a REDUCE."""
+        for line, closed in self.closed.items():
+            closed |= {stage} & set(line[1])
+
+    def made(self, weight: Weight) -> int:
+        """A weight's gradient is there; bytes of all gradients while it is on its way into its bucket."""
+        bucket, size = self.of[weight.name], weight.size * self.itemsize
+        first, closes = weight.name not in self.known, set(bucket.stages) <= self.closed[bucket.line]
+        self.known.add(weight.name)
+        if self.zero < 2:
+            if closes:
+                self._fill(bucket, weight.name)
+            return self.held + size * first
+        if not closes or bucket.crosses:
+            self.held += 0 if weight.name in self.own else size
+            self.own[weight.name] = size
+            return self.held
+        self._allocate(bucket)
+        most = self.held + (0 if weight.name in self.own else size)
+        self._fill(bucket, weight.name)
+        return most
+
+    def _allocate(self, bucket: Bucketful) -> None:
+        if self.zero >= 2 and bucket not in self.missing:
+            self.held += self._bytes(bucket)
+
+    def _fill(self, bucket: Bucketful, name: str) -> None:
+        missing = self.missing.setdefault(bucket, {weight.name for weight in bucket.weights})
+        missing.discard(name)
+        self.held -= self.own.pop(name, 0)
+        if not missing:
+            self._send(bucket)
+
+    def _send(self, bucket: Bucketful) -> None:
+        """A sum leaves when the one before has arrived: zero=1 receives as much, zero=2 also frees what it sent."""
+        whole, n = self._bytes(bucket), bucket.ranks
+        self._arrive(bucket.line)
+        received = whole if n > 1 else 0
+        if self.zero == 1:
+            self.arriving[bucket.line] = bucket, received
+        elif self.zero >= 2:
+            self.held -= whole
+            self.arriving[bucket.line] = bucket, whole + received + whole // n
+        self.missing.pop(bucket, None)
+
+    def _arrive(self, line: tuple) -> None:
+        """The sum on its way is there; with zero=2 as this rank's share, to which later ones are added."""
+        bucket, _ = self.arriving.pop(line, (None, 0))
+        if bucket is not None and self.zero >= 2 and bucket not in self.sharded:
+            self.sharded.add(bucket)
+            self.held += self._bytes(bucket) // bucket.ranks
+
+    def reduce(self, stage: int) -> None:
+        """What the stage's backwards have left leaves now."""
+        for line, through in self.through.items():
+            through |= {stage} & set(line[1])
+            of_line = [bucket for bucket in self.buckets if bucket.line == line]
+            if through == set(line[1]) and not (self.zero >= 2 and of_line[0].crosses):
+                for bucket in of_line:
+                    self._send_rest(bucket)
+                through.clear()
+                self.closed[line].clear()
+
+    def _send_rest(self, bucket: Bucketful) -> None:
+        if self.zero < 2:
+            return
+        if bucket in self.missing:
+            for name in list(self.missing[bucket]):
+                self._fill(bucket, name)
+        elif any(weight.name in self.own for weight in bucket.weights):
+            self._allocate(bucket)
+            for weight in bucket.weights:
+                self._fill(bucket, weight.name)
+
+    def finish(self) -> None:
+        for bucket in self.buckets:
+            self._send_rest(bucket)
+        for line in list(self.arriving):
+            self._arrive(line)

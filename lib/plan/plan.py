@@ -1,0 +1,204 @@
+"""Who holds what: a model, a batch and a layout, and each rank's stages, parameters and buckets of gradients.
+
+The problem: a run tells what it sent and held when it is over, or out of memory. The idea: everything it will do
+follows from a few numbers, so write the numbers into one object and work out the rest.
+
+Letters: d, p, t data-, pipeline- and tensor-parallel ranks; m microbatches; b sequences of a microbatch; s tokens of a
+sequence; h width; V vocabulary; Ψ parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lib.cost.sizes import ModelShape
+from lib.cost.tensors import Weight, block_weights, bucket_shares, embed_weights, head_weights
+from lib.layout import SPLIT, Layout
+from lib.pipeline.balance import layer_costs, layers_of_stages
+from lib.pipeline.lower import lower
+from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.schedules.with_reduce import with_reduce
+from lib.pipeline.simulate import Costs, Timeline, simulate
+
+if TYPE_CHECKING:
+    from lib.model import GPTConfig
+
+BUCKET_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, before it starts.
+
+    Args:
+        model: sizes of the GPT.
+        layout: how it is spread over ranks.
+        global_batch: sequences of a step, over all ranks.
+        itemsize: bytes of an element that is computed with and sent: 4 in float32.
+        master_itemsize: bytes of an element that the optimizer works on. None: it works on what is computed with.
+        bucket_bytes: of gradients that travel together.
+        corpus_bytes: of the text that each rank draws its batches from.
+
+    Raises:
+        ValueError: a model and a batch that cannot be split so.
+    """
+
+    model: GPTConfig
+    layout: Layout
+    global_batch: int
+    itemsize: int = 4
+    master_itemsize: int | None = None
+    bucket_bytes: int = BUCKET_BYTES
+    corpus_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.layout.check(self.model, self.global_batch)
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return ModelShape.of(self.model)
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a microbatch, b."""
+        return self.global_batch // self.layout.dp // self.layout.microbatches
+
+    @property
+    def regather(self) -> bool:
+        """With sequence parallelism: whether column layers gather again in backward, as all but split ones do."""
+        return self.layout.schedule not in SPLIT
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What the ranks of a pipeline do, with all messages and sums."""
+        return lower(with_reduce(self.layout.make_schedule(), each=self.layout.zero >= 2))
+
+    @cached_property
+    def layers(self) -> list[range]:
+        """Of each stage; the head is the layer after the last block, the embedding is in stage 0."""
+        return layers_of_stages(self.model, self.layout.num_stages)
+
+    def place(self, rank: int) -> int:
+        """Of a rank in the pipeline: its coordinate on that axis."""
+        order = self.layout.order.split(",")
+        inner = math.prod(getattr(self.layout, axis) for axis in order[order.index("pp") + 1 :])
+        return rank // inner % self.layout.pp
+
+    def stages(self, place: int) -> list[int]:
+        """Of a rank at this place in the pipeline."""
+        return [stage for stage, rank in enumerate(self.schedule.rank_of) if rank == place]
+
+    def weights(self, stage: int) -> list[Weight]:
+        """Parameters of a stage, in the order of `named_parameters()`; a tied weight once."""
+        tp, blocks = self.layout.tp, self.model.num_layers
+        found = embed_weights(self.shape, tp) if stage == 0 else []
+        for layer in self.layers[stage]:
+            found += block_weights(self.shape, layer, tp) if layer < blocks else head_weights(self.shape, tp)
+        return list({weight.name: weight for weight in found}.values())
+
+    def num_parameters(self, place: int) -> int:
+        """Ψ of a rank at this place; what is sharded over d counts whole."""
+        return sum({w.name: w.size for stage in self.stages(place) for w in self.weights(stage)}.values())
+
+    def buckets(self, place: int) -> list[Bucketful]:
+        """Gradients that travel together on a rank, in the order of `lib.data_parallel.bucketed_gradients`.
+
+        From the last parameter to the first; those summed over other ranks, or of other stages, apart. With zero=3 a
+        block at a time: the embedding and the head first, then the blocks.
+        """
+        layout = self.layout
+        used: dict[Weight, tuple[int, ...]] = {}
+        for stage in self.stages(place):
+            for weight in self.weights(stage):
+                used[weight] = (*used.get(weight, ()), stage)
+        if layout.zero == 3:
+            units: dict[str, list[Weight]] = {"root": []}
+            for weight in used:
+                block = weight.name.split(".")[1] if weight.name.startswith("blocks.") else "root"
+                units.setdefault(block, []).append(weight)
+            return [Bucketful(tuple(unit), ("dp",), layout.dp) for unit in units.values()]
+        lines: dict[tuple, list[Weight]] = {}
+        for weight, stages in reversed(used.items()):
+            lines.setdefault((*self._sum_over(weight), stages), []).append(weight)
+        found = []
+        for (axes, size, stages), line in lines.items():
+            of_each = [weight.size * (self.master_itemsize or self.itemsize) for weight in line]
+            for share in bucket_shares(of_each, self.bucket_bytes):
+                found.append(Bucketful(tuple(line[i] for i in share), axes, size, stages))
+        return found
+
+    def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
+        """Axes and number of ranks that a gradient is a sum over.
+
+        d; with sequence parallelism d·t for what is whole on each of t ranks; 2d for a weight that the first and the
+        last stage share from different ranks.
+        """
+        layout, rank_of = self.layout, self.schedule.rank_of
+        if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
+            return ("dp", "pp"), 2 * layout.dp
+        if layout.sequence_parallel and weight.whole:
+            return ("dp", "tp"), layout.dp * layout.tp
+        return ("dp",), layout.dp
+
+    def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int) -> int:
+        """Of a rank among those that share a bucket out."""
+        coordinate = {"dp": (dp_rank, self.layout.dp), "tp": (tp_rank, self.layout.tp), "pp": (int(place > 0), 2)}
+        number = 0
+        for axis in (axis for axis in self.layout.order.split(",") if axis in bucket.axes):
+            here, size = coordinate[axis]
+            number = number * size + here
+        return number
+
+    def axis(self, *axes: str) -> str:
+        """How a group along these axes is called, as `lib.mesh` calls it: those of one rank are left out."""
+        return "×".join([axis for axis in axes if getattr(self.layout, axis) > 1] or axes[:1])
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The step in time, in multiplications of a stage for one token and a backward of two forwards."""
+        costs = layer_costs(self.model)
+        forward = [sum(costs[layer] for layer in stage) for stage in self.layers]
+        return simulate(self.layout.make_schedule(), Costs(F=forward, I=forward, W=forward))
+
+
+@dataclass(frozen=True)
+class Bucketful:
+    """Gradients that travel together.
+
+    Args:
+        weights: whose.
+        axes, ranks: along which axes and over how many ranks they are summed.
+        stages: those of this rank that use them.
+    """
+
+    weights: tuple[Weight, ...]
+    axes: tuple[str, ...]
+    ranks: int
+    stages: tuple[int, ...] = field(default=(0,))
+
+    @property
+    def line(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Buckets that agree in it are sent one after the other."""
+        return self.axes, self.stages
+
+    @property
+    def crosses(self) -> bool:
+        """Whether stages of other ranks use them, too."""
+        return "pp" in self.axes
+
+    def size(self, sharded: bool) -> int:
+        """Elements; with zeros behind them until each rank has as many, where ranks share them out."""
+        size = sum(weight.size for weight in self.weights)
+        return -(-size // self.ranks) * self.ranks if sharded else size
+
+
+def step_bubble(plan: Plan) -> tuple[float, float]:
+    """The fraction of all ranks' time in which they wait: of these stages, and if all stages were equal.
+
+    By `simulate`: a stage takes time in proportion to its multiplications, backward twice its forward, and messages
+    take none.
+    """
+    return plan.timeline.bubble, simulate(plan.layout.make_schedule()).bubble

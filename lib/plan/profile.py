@@ -1,0 +1,59 @@
+"""One step of all ranks as a trace, what was predicted beside what was measured.
+
+The prediction takes how long each stage's forward and backward took, the median over microbatches and replicas, and
+knows nothing else of the run: where the two lanes differ, ranks waited for messages, or for a core.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from lib.pipeline.gantt import to_trace
+from lib.pipeline.schedules.action import COMPUTE, Action, Op
+from lib.pipeline.simulate import Costs, simulate
+from lib.plan.plan import Plan
+from lib.trace import Span, Trace
+
+
+def step_profile(plan: Plan, traces: Sequence[Trace]) -> Trace:
+    """Measured and predicted lanes in one trace, whose `save` writes a file for ui.perfetto.dev; times from the start.
+
+    Args:
+        traces: of each rank, of the same step, by clocks that agree: those of one machine do.
+    """
+    start_s = min(item.start_s for trace in traces for item in [*trace.spans, *trace.events])
+    return Trace.merge([*traces, predicted_spans(plan, traces)], start_s)
+
+
+def predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
+    """The step as `simulate` has it, on a lane `predicted` of each rank, from the first measured forward on."""
+    measured = [span for trace in traces for span in trace.spans if is_action(span)]
+    seconds: dict[tuple[int, Op], list[float]] = defaultdict(list)
+    for span in measured:
+        stage, op, _ = Action.parse(span.label)
+        seconds[stage, op].append(span.end_s - span.start_s)
+
+    def of_stages(*ways: tuple[Op, float]) -> list[float]:
+        """The median of each stage, in the first of these ops that it has, times its factor."""
+        stages = range(plan.layout.num_stages)
+        return [next(k * median(seconds[s, op]) for op, k in ways if (s, op) in seconds) for s in stages]
+
+    costs = Costs(of_stages((Op.F, 1)), of_stages((Op.I, 1), (Op.B, 0.5)), of_stages((Op.W, 1), (Op.B, 0.5)))
+    zero_s = min(span.start_s for span in measured)
+    of_places = to_trace(simulate(plan.layout.make_schedule(), costs), lane="predicted").spans
+    return Trace(
+        spans=[
+            replace(span, rank=rank, start_s=zero_s + span.start_s, end_s=zero_s + span.end_s)
+            for rank in range(plan.layout.num_ranks)
+            for span in of_places
+            if span.rank == plan.place(rank)
+        ]
+    )
+
+
+def is_action(span: Span) -> bool:
+    """Whether a span is one of a schedule's forwards and backwards, `2F0`; there are others inside of them."""
+    return span.label != "" and Action.parse(span.label).op in COMPUTE
