@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -165,6 +166,20 @@ def _drop_by_rows(model: GPT, tp: Group, sequence_parallel: bool) -> None:
             module.heads = HeadsWithMasks(heads, RowDropout(model.config.dropout, f"{name}.heads", *heads_of))
 
 
+class Piece(NamedTuple):
+    """What a rank has of a parameter, in full precision.
+
+    Args:
+        fact: of the parameter.
+        held: these elements of this rank's part of it; the key of their state in the optimizer, if that steps them.
+        span: of the flattened part; all of it where nothing is sharded.
+    """
+
+    fact: Fact
+    held: nn.Parameter
+    span: slice
+
+
 class ParallelGPT:
     """What `parallelize` returns: a rank's part of a GPT, which steps, evaluates and loads together with the others.
 
@@ -287,6 +302,27 @@ class ParallelGPT:
             else:
                 fact.parameter.copy_(part)
         self.owner.publish()
+
+    def pieces(self) -> Iterator[Piece]:
+        """What this rank has of each parameter, for who saves or fills it; `publish` afterwards."""
+        flats = {name: flat for flat in self.sharded for name in flat.names}
+        for fact in self.facts:
+            flat = flats.get(fact.name)
+            if flat is None:
+                yield Piece(fact, fact.parameter, slice(0, fact.parameter.numel()))
+            elif fact.name in flat.pieces:
+                yield Piece(fact, flat.pieces[fact.name], flat.where[fact.name][0])
+
+    def publish(self) -> None:
+        """Pieces were filled: every rank sees the new parameters. All ranks must call it."""
+        for flat in self.sharded:
+            flat.after_step()
+        self.owner.publish()
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Serial name → shape, of all parameters of the whole model."""
+        return dict(self._serial.values())
 
     def memory(self) -> MemoryTracker:
         """A tracker that knows what is a parameter, a gradient, the optimizer's."""
