@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +151,20 @@ def parallelize(
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
     return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
+
+
+class Piece(NamedTuple):
+    """What a rank has of a parameter, in full precision.
+
+    Args:
+        fact: of the parameter.
+        held: these elements of this rank's part of it; the key of their state in the optimizer, if that steps them.
+        span: of the flattened part; all of it where nothing is sharded.
+    """
+
+    fact: Fact
+    held: nn.Parameter
+    span: slice
 
 
 class ParallelGPT:
@@ -283,6 +298,27 @@ class ParallelGPT:
             else:
                 fact.parameter.copy_(part)
         self.owner.publish()
+
+    def pieces(self) -> Iterator[Piece]:
+        """What this rank has of each parameter, for who saves or fills it; `publish` afterwards."""
+        flats = {name: flat for flat in self.sharded for name in flat.names}
+        for fact in self.facts:
+            flat = flats.get(fact.name)
+            if flat is None:
+                yield Piece(fact, fact.parameter, slice(0, fact.parameter.numel()))
+            elif fact.name in flat.pieces:
+                yield Piece(fact, flat.pieces[fact.name], flat.where[fact.name][0])
+
+    def publish(self) -> None:
+        """Pieces were filled: every rank sees the new parameters. All ranks must call it."""
+        for flat in self.sharded:
+            flat.after_step()
+        self.owner.publish()
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Serial name → shape, of all parameters of the whole model."""
+        return dict(self._serial.values())
 
     def memory(self) -> MemoryTracker:
         """A tracker that knows what is a parameter, a gradient, the optimizer's."""

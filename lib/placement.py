@@ -106,6 +106,30 @@ def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
             return torch.cat(wholes, dim)
 
 
+def sections(placement: Placement, shape: torch.Size, group: Group) -> list[tuple[int, int, int, int]]:
+    """Where this rank's part lies in the whole tensor: (dim, start in the part, start in the whole, size) of each
+    stretch of it that is one stretch there, too; none where the part is the whole.
+
+    Args:
+        shape: of the part.
+
+    Raises:
+        ValueError: the parts are terms of a sum.
+    """
+    match placement:
+        case Replicate():
+            return []
+        case Shard(dim, copies):
+            return [(dim, 0, group.rank // copies * shape[dim], shape[dim])]
+        case Fused(dim, sizes):
+            found, in_part, in_whole = [], 0, 0
+            for whole_size, (size, one) in zip(sizes, placement.sections(group), strict=True):
+                found.append((dim, in_part, in_whole + group.rank // one.copies * size, size))
+                in_part, in_whole = in_part + size, in_whole + whole_size
+            return found
+    raise ValueError(f"a term of a sum lies nowhere in the whole tensor ({placement})")
+
+
 def copies_of(placement: Placement, shape: torch.Size, group: Group) -> int | Tensor:
     """How many ranks of the group have each number of a part: one number, or where sections differ a tensor of them.
 

@@ -9,8 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+from contextlib import nullcontext
+from dataclasses import replace
 
 from lib import data
+from lib.checkpoint.folder import check_can_write, choose
+from lib.checkpoint.saver import Checkpoints
+from lib.checkpoint.stop import pass_on
+from lib.checkpoint.storage import CheckpointError
 from lib.cost.sizes import RECOMPUTE, ZERO_STAGES
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import SCHEDULES, Layout, nearest
@@ -29,7 +36,7 @@ CHOICES = {
     "dtype": list(DTYPES),
     "compute_dtype": list(COMPUTE_DTYPES),
 }
-SETTINGS = (TrainConfig, Layout, GPTConfig)  # what options are made of
+SETTINGS = (TrainConfig, Layout, GPTConfig, Checkpoints)  # what options are made of
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     add_options(parser, TrainConfig, leave_out=("model", "layout"), choices=CHOICES)
     add_options(parser, Layout, choices=CHOICES)
     add_options(parser, GPTConfig, leave_out=("vocab_size",))  # a token is a byte
+    add_options(parser, Checkpoints)
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
     parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace")
     parser.add_argument(
@@ -60,6 +68,7 @@ def main(argv: list[str] | None = None) -> None:
                 _check_writable(name, getattr(args, name))
         if args.profile and config.steps < 3:
             raise ValueError("--profile shows a step after the first two, which are slow: use steps=3 or more")
+        checkpoints = _checkpoints(args, config, rank)
     except ValueError as error:
         sentence = in_options(str(error), SETTINGS)
         parser.exit(2, f"{parser.prog}: {sentence}\n" if rank == 0 else None)
@@ -71,13 +80,22 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if size or ranks == 1:
             world = init()
-            reports = close(world, train(world, config, False, bool(args.profile)))
+            reports = close(world, train(world, config, False, bool(args.profile), checkpoints))
         else:
-            reports = list(run(train, ranks, config, False, bool(args.profile), timeout_s=30 * 24 * 3600))
+            with pass_on(checkpoints.checkpoint) if checkpoints else nullcontext():
+                more = (False, bool(args.profile), checkpoints)
+                reports = list(run(train, ranks, config, *more, timeout_s=30 * 24 * 3600))
+    except CheckpointError as error:
+        parser.exit(1, f"{parser.prog}: {error}\n" if rank == 0 else None)
     except RunError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"\n{parser.prog}: interrupted\n" if rank == 0 else None)
+    if stopped_by := reports[0].get("stopped_by"):
+        done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
+        said = f"{parser.prog}: {name}: stopped after step {done}, "
+        said += "which is not saved" if reports[0]["unsaved"] else "which is saved; --resume auto goes on"
+        parser.exit(128 + stopped_by, f"\n{said}\n" if rank == 0 else None)
     if rank == 0:
         print(_summary(config, reports[0]))
         if args.profile:
@@ -96,6 +114,8 @@ def main(argv: list[str] | None = None) -> None:
                     1,
                     f"{parser.prog}: --report {args.report} could not be written: {error.strerror}. Losses: {losses}\n",
                 )
+    if problem := reports[0].get("unsaved"):
+        parser.exit(1, f"{parser.prog}: {problem}\n" if rank == 0 else None)
 
 
 def _config(args: argparse.Namespace, size: int) -> TrainConfig:
@@ -129,6 +149,22 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
         raise ValueError(f"{error}. The nearest that can be: {changed or 'one process'}") from error
 
 
+def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Checkpoints | None:
+    """Where to save and what to go on from, which rank 0 chooses for all; None if nothing is to be saved.
+
+    Raises:
+        ValueError: a folder, or a checkpoint, that cannot be used.
+    """
+    wanted = chosen(args, Checkpoints)
+    if wanted and "checkpoint" not in wanted:
+        raise ValueError(f"{option(next(iter(wanted)))} needs a folder: give --checkpoint DIR, too")
+    settings = Checkpoints(**wanted) if wanted else None
+    if settings is None or rank > 0:
+        return settings
+    check_can_write(settings.checkpoint)
+    return replace(settings, resume=choose(settings.checkpoint, settings.resume, config))
+
+
 def planned(config: TrainConfig) -> Plan:
     """What is known of a run before it starts."""
     own = DTYPES[config.dtype].itemsize
@@ -152,8 +188,8 @@ def _summary(config: TrainConfig, report: dict) -> str:
     if report["validation"]:
         floor = data.unigram_entropy(data.load().validation)
         lines.append(f"validation: {report['validation'][-1][1]:.3f} (byte frequencies alone give {floor:.3f})")
-    held = report["peak_bytes"]["total"]
-    lines.append(f"rank 0 sent {sent / 1e6:.1f} MB and held at most {held / 1e6:.1f} MB of tensors")
+    if held := report["peak_bytes"].get("total"):  # nothing if all steps were done before
+        lines.append(f"rank 0 sent {sent / 1e6:.1f} MB and held at most {held / 1e6:.1f} MB of tensors")
     return "\n".join(lines)
 
 

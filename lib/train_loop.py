@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lib import data, trace
+from lib.checkpoint.saver import Checkpoints, Saver
 from lib.launch import device
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
@@ -27,29 +28,42 @@ BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining
 VALIDATION_ROWS = 64
 
 
-def train(world: Group, config: TrainConfig, quiet: bool = False, profile: bool = False) -> dict:
+def train(
+    world: Group,
+    config: TrainConfig,
+    quiet: bool = False,
+    profile: bool = False,
+    checkpoints: Checkpoints | None = None,
+) -> dict:
     """Train on all ranks of `world`, and return this rank's report.
 
     Args:
         quiet: no progress bar.
         profile: keep the trace of the last step.
+        checkpoints: where to save, and what to go on from; None saves nothing.
 
     Returns:
         `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs
         (step, loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`:
         the highest of each kind and of the total in one step, which need not be at the same moment. `step_s`: seconds
-        of each step; the second one is slow, as its memory is watched. `profile`: a `Trace`, if it was asked for.
+        of each step; the second one is slow, as its memory is watched. Of a run that goes on, `losses` and
+        `validation` hold all since its first step, the others what this process saw. With `checkpoints` also
+        `stopped_by`, the number of the signal that ended the run early, or 0; and `unsaved`, why its end is not on
+        disk, or "". `profile`: a `Trace`, if it was asked for.
     """
     model, corpus = build(world, config), data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
     traffic: dict = {}
     silent = quiet or world.rank > 0
-    with tqdm(range(config.steps), bar_format=BAR, disable=silent, file=sys.stdout) as bar:
+    saver = Saver(model, checkpoints, asdict(config)) if checkpoints else None
+    first = saver.resume(report) if saver else 0
+    todo, in_all = range(first, config.steps), {"initial": first, "total": config.steps}
+    with saver or nullcontext(), tqdm(todo, **in_all, bar_format=BAR, disable=silent, file=sys.stdout) as bar:
         for step in bar:
             if config.validate_every and step % config.validate_every == 0:
                 report["validation"].append((step, validate(model, corpus.validation, config)))
             began_s = time.perf_counter()
-            watches_memory = step == min(1, config.steps - 1)  # the first step in which everything is there
+            watches_memory = step == min(first + 1, config.steps - 1)  # the first step in which everything is there
             with ExitStack() as stack:
                 recorded = stack.enter_context(trace.record(world.rank))
                 memory = stack.enter_context(model.memory()) if watches_memory else None
@@ -64,7 +78,11 @@ def train(world: Group, config: TrainConfig, quiet: bool = False, profile: bool 
             tokens_per_s = config.tokens_per_step() / report["step_s"][-1]
             held = f", {report['peak_bytes']['total'] / 1e6:,.1f} MB" if report["peak_bytes"] else ""
             bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s{held}", refresh=False)
-    if config.validate_every:
+            if saver and saver.after(step + 1, report, is_last=step + 1 == config.steps):
+                break
+    if saver:
+        report |= {"stopped_by": saver.stopped_by, "unsaved": saver.unsaved}
+    if config.validate_every and not report.get("stopped_by"):
         report["validation"].append((config.steps, validate(model, corpus.validation, config)))
     return report | {"traffic": traffic, "config": asdict(config)} | ({"profile": recorded} if profile else {})
 

@@ -13,7 +13,7 @@ LIB = ROOT / "lib"
 # A file, whole; and the code of all that one has to read to know how a model is trained on many ranks: what a diligent
 # reader gets through in a week. Who only turns the pages needs no line of what grades and what draws.
 MAX_LINES = 350
-BUDGET_LINES = {"what the book teaches": 6700, "lib.runtime": 1700}  # of code
+BUDGET_LINES = {"what the book teaches": 6500, "lib.runtime": 1700, "lib.checkpoint": 550, "lib.plan": 600}  # of code
 APART = ("lib.check", "lib.figures")
 
 # The root keeps what a page names. A file may import those before it, and the rooms that stand there. What a room may
@@ -45,7 +45,7 @@ ROOT_FILES = [
         "mistakes",
         "options",
         "train_config",
-        "checkpoint",
+        "checkpoint/",
         "train_loop",
         "train",
     ),
@@ -260,10 +260,9 @@ def test_no_file_is_long_and_the_whole_is_small(say):
     assert {module: n for module, n in lines.items() if n > MAX_LINES} == {}
     totals = dict.fromkeys(BUDGET_LINES, 0)
     for module, path in MODULES.items():
-        if not module.startswith(APART):
-            totals["lib.runtime" if within(module, ["lib.runtime"]) else "what the book teaches"] += lines_of_code(
-                path
-            )
+        if not within(module, APART):
+            apart = (room for room in BUDGET_LINES if within(module, [room]))
+            totals[next(apart, "what the book teaches")] += lines_of_code(path)
     parts = ", ".join(f"{name} {n} of {BUDGET_LINES[name]}" for name, n in totals.items())
     say(f"lines of code: {parts}; longest file: {max(lines, key=lines.get)}")
     assert all(n <= BUDGET_LINES[name] for name, n in totals.items())

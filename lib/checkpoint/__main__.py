@@ -1,0 +1,59 @@
+"""A checkpoint as a plain `state_dict`: `python -m lib.checkpoint runs/step-00000120 --out weights.pt`.
+
+What it writes knows nothing of ranks: `GPT(config).load_state_dict(torch.load("weights.pt"))`, with the sizes that
+`run.json` names. It has the precision of the optimizer's weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+from torch import Tensor
+
+from lib.checkpoint.boxes import Box
+from lib.checkpoint.folder import run_of
+from lib.checkpoint.storage import WEIGHT, CheckpointError, Stored, read_boxes, read_metadata, reason
+from lib.model import GPT, GPTConfig
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lib.checkpoint", description="A checkpoint as a plain state_dict."
+    )
+    parser.add_argument("checkpoint", help="a folder such as runs/step-00000120")
+    parser.add_argument("--out", required=True, metavar="FILE.pt", help="for torch.load")
+    args = parser.parse_args(argv)
+    try:
+        state = whole_weights(args.checkpoint)
+        torch.save(state, args.out)
+    except (CheckpointError, OSError, RuntimeError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    print(f"{args.out}: {len(state)} tensors, {os.path.getsize(args.out):,} bytes")
+
+
+def whole_weights(path: str) -> dict[str, Tensor]:
+    """The `state_dict` of the whole model in a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    config, metadata = GPTConfig(**run_of(path)["config"]["model"]), read_metadata(path)
+    with torch.device("meta"):
+        model = GPT(config)
+    whole = {}
+    for name, p in model.named_parameters():
+        stored = metadata.state_dict_metadata[WEIGHT + name]
+        whole[name] = torch.empty(p.shape, dtype=stored.properties.dtype)
+    boxes = {WEIGHT + name: Stored(x.shape, {Box((0,) * x.dim(), tuple(x.shape)): x}) for name, x in whole.items()}
+    try:
+        read_boxes(boxes, metadata, path)
+    except Exception as error:  # torch.load of what is damaged may say anything
+        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {key: whole[names[id(p)]] for key, p in model.state_dict(keep_vars=True).items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""A folder of checkpoints, in which whatever has its name is complete.
+
+The problem: a process may die in the middle of a save, and a folder with half of a checkpoint looks like one. A save
+over the last good one is worse: then there is none.
+The idea: *write aside and rename*. A checkpoint is written into a hidden folder beside the others. When every rank has
+written its file, and all of it is on the disk, it is renamed, which a file system does at once or not at all:
+
+    runs/.step-00000120        on its way, or left by a process that died: removed by the next run
+    runs/step-00000120         complete
+    runs/step-00000110.broken  was complete, and was damaged since: set aside by --resume auto, which went on from 100
+
+In it are DCP's files, and `run.json`: what is not a tensor, such as the number of steps that are done. That number is
+the position in the data, as a batch is a function of the seed and the step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import asdict, fields
+
+import torch
+
+from lib.checkpoint.storage import CheckpointError, check_shapes, read_metadata, reason
+from lib.model import GPT, GPTConfig
+from lib.train_config import TrainConfig
+
+VERSION = 1  # of what is in a checkpoint; a larger one is of a newer lib
+RUN, STOP = "run.json", "stop"
+
+
+class BrokenCheckpoint(CheckpointError):
+    """A checkpoint that was complete, and is no longer."""
+
+
+def path_of(folder: str, step: int) -> str:
+    """Where the checkpoint after so many steps is, once it is complete."""
+    return os.path.join(folder, f"step-{step:08d}")
+
+
+def hidden(path: str) -> str:
+    """Where it is before, and when it is removed."""
+    return os.path.join(os.path.dirname(path), "." + os.path.basename(path))
+
+
+def complete(folder: str) -> list[str]:
+    """Paths of the complete checkpoints in a folder, the newest last."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return [os.path.join(folder, name) for name in sorted(names) if re.fullmatch(r"step-\d{8,}", name)]
+
+
+def step_of(path: str) -> int:
+    return int(os.path.basename(os.path.normpath(path)).removeprefix("step-"))
+
+
+def publish(path: str, run: dict, keep: int) -> None:
+    """Rank 0, when all ranks have written: from here on the checkpoint exists; of the older ones, the last are kept."""
+    with open(os.path.join(hidden(path), RUN), "w", encoding="utf-8") as file:
+        json.dump({"version": VERSION} | run, file)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(hidden(path))
+    os.rename(hidden(path), path)
+    _sync(os.path.dirname(path))
+    for old in complete(os.path.dirname(path))[:-keep]:
+        os.rename(old, hidden(old))  # so that half a checkpoint never has a name
+        shutil.rmtree(hidden(old), ignore_errors=True)
+
+
+def _sync(folder: str) -> None:
+    """Names in a folder are on the disk only when the folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: str) -> None:
+    """Of a run that died; the folder is there afterwards."""
+    os.makedirs(folder, exist_ok=True)
+    for name in os.listdir(folder):
+        if re.fullmatch(r"\.step-\d{8,}", name):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    if os.path.exists(os.path.join(folder, STOP)):
+        os.remove(os.path.join(folder, STOP))
+
+
+# ---- where to begin -------------------------------------------------------------------------------------------------
+
+
+def check_can_write(folder: str) -> None:
+    """Make the folder if it is not there; fail now rather than after hours of training.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        probe = os.path.join(folder, f".probe-{os.getpid()}")
+        with open(probe, "w") as file:
+            file.write("x")
+        os.remove(probe)
+    except OSError as error:
+        raise ValueError(f"--checkpoint {folder} cannot be written: {reason(error)}") from None
+
+
+def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
+    """The checkpoint that a run goes on from; None if it begins afresh. Reads no tensor, and starts nothing.
+
+    Args:
+        resume: a checkpoint, or "auto" for the newest in `folder`, if there is one. Where that is damaged, the one
+            before it is taken, as a run that restarts at night should go on; the damaged one is set aside, and named.
+
+    Raises:
+        ValueError: it cannot go on from there, or would write among checkpoints of another run.
+    """
+    found = complete(folder)
+    if resume is None:
+        if found:
+            raise ValueError(
+                f"{folder} has checkpoints up to step {step_of(found[-1])}: go on from there with --resume auto, or "
+                "give another folder to --checkpoint"
+            )
+        return None
+    if resume != "auto":
+        _check(resume, config)
+        newer = [path for path in found if step_of(path) > run_of(resume)["step"]]
+        if newer:
+            raise ValueError(
+                f"--resume {resume}: {newer[-1]} is newer, and would be what --resume auto goes on from later; move it "
+                "away, or give another folder to --checkpoint"
+            )
+        return resume
+    broken: list[tuple[str, str]] = []
+    for path in reversed(found):
+        try:
+            _check(path, config)
+        except BrokenCheckpoint as error:
+            broken.append((path, str(error)))
+            continue
+        for damaged, why in broken:
+            os.rename(damaged, damaged + ".broken")
+            print(f"{why}; it is set aside as {damaged}.broken, going on from {path}", file=sys.stderr)
+        return path
+    if broken:
+        raise ValueError(f"none of the {len(broken)} checkpoints in {folder} is whole: {broken[0][1]}")
+    return None
+
+
+def run_of(path: str) -> dict:
+    """What a checkpoint says of its run.
+
+    Raises:
+        CheckpointError: it is no checkpoint, or one of a newer version.
+        BrokenCheckpoint: what it says cannot be read.
+    """
+    try:
+        with open(os.path.join(path, RUN), encoding="utf-8") as file:
+            run = json.load(file)
+        version = run["version"]
+    except OSError as error:
+        raise CheckpointError(f"{path} is no checkpoint: {RUN} in it cannot be read: {reason(error)}") from None
+    except (ValueError, KeyError, TypeError):
+        raise BrokenCheckpoint(f"{path} is damaged: its {RUN} is cut short") from None
+    if version > VERSION:
+        raise CheckpointError(f"{path} is of version {version}, and this lib reads up to {VERSION}; use a newer lib")
+    return run
+
+
+def _check(path: str, config: TrainConfig) -> None:
+    """Whether this run can go on from a checkpoint: whole, and of the same model and optimizer."""
+    run = run_of(path)
+    try:
+        metadata = read_metadata(path)
+    except CheckpointError as error:
+        raise BrokenCheckpoint(f"{path} is damaged: {error}") from None
+    ends: dict[str, int] = {}
+    for where in metadata.storage_data.values():
+        ends[where.relative_path] = max(ends.get(where.relative_path, 0), where.offset + where.length)
+    for name, size_bytes in ends.items():
+        file = os.path.join(path, name)
+        there = os.path.getsize(file) if os.path.exists(file) else 0
+        if there < size_bytes:
+            raise BrokenCheckpoint(f"{path} is damaged: {name} has {there} of {size_bytes} bytes")
+    with torch.device("meta"):
+        whole = GPT(config.model)
+    check_shapes({name: p.shape for name, p in whole.named_parameters()}, metadata, path)
+    for field in fields(GPTConfig):
+        here, there = asdict(config.model)[field.name], run["config"]["model"].get(field.name)
+        if here != there and field.name != "dropout":
+            raise CheckpointError(f"{path} is of another model: {field.name}={there} there, and {here} here")
+    if run["step"] > config.steps:
+        raise CheckpointError(f"{path} has {run['step']} steps behind it, more than steps={config.steps}; use more")

@@ -1,0 +1,161 @@
+"""When a run saves: every N steps while it goes on, and at its end; and how it goes on later.
+
+The problem: to save takes as long as many steps, and if every rank waits for the disk, so does the cluster.
+The idea: a copy is taken, which takes as long as memory does, and a thread writes it while training goes on. Threads
+that communicate beside training are a way to deadlocks, so this one never does. Who has finished writing is told with
+what ranks tell each other after each step anyway: two numbers, the largest of all ranks'. When nobody writes any more,
+rank 0 gives the checkpoint its name.
+
+A run that stops early, as it was asked to, saves first. One that is killed loses what came after the last complete
+checkpoint: at most `checkpoint_every` steps and those during which it was written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from lib import comm
+from lib.checkpoint import folder
+from lib.checkpoint.stop import Signals, wished
+from lib.checkpoint.storage import CheckpointError, Save, gather, reason, restore
+from lib.launch import device
+from lib.layout import whole_number
+from lib.parallel import ParallelGPT
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where, and how often.
+
+    Args:
+        checkpoint: folder for checkpoints of this run, and of no other; Ctrl-C and SIGTERM then save before they end
+            it.
+        checkpoint_every: steps between two; the last step is saved in any case.
+        keep: so many of the newest checkpoints.
+        resume: the checkpoint to go on from, under any layout; auto is the newest, or to begin afresh if there is none.
+
+    Raises:
+        ValueError: a number that makes no sense.
+    """
+
+    checkpoint: str
+    checkpoint_every: int = 100
+    keep: int = 3
+    resume: str | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("checkpoint_every", self.checkpoint_every, 1)
+        whole_number("keep", self.keep, 1)
+
+
+class Saver:
+    """Saves a run, on every rank of it. A context: in it, Ctrl-C and SIGTERM are a wish to stop.
+
+    after a step: one all-reduce of two numbers, 8 bytes. A save: one all-gather of plans, and two of outcomes.
+
+    Args:
+        model: with all ranks' pieces.
+        settings: rank 0's count.
+        config: of the run, to be read by people.
+
+    Attributes:
+        stopped_by: number of the signal that all ranks stopped for; 0 otherwise.
+        unsaved: why the last step is not saved; "" if it is.
+    """
+
+    def __init__(self, model: ParallelGPT, settings: Checkpoints, config: dict) -> None:
+        self.model, self.world, self.config = model, model.mesh.world, config
+        self.settings: Checkpoints = gather(settings, self.world)[0]
+        self.stopped_by, self.unsaved = 0, ""
+        self._signals = Signals()
+        self._save: Save | None = None
+        self._path, self._run = "", {}
+
+    def __enter__(self) -> Saver:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._signals.__exit__()
+
+    def resume(self, report: dict) -> int:
+        """Go on from the chosen checkpoint: fill the model, and the report with what it had by then.
+
+        Returns:
+            How many steps are done.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be read, or has another kind of optimizer.
+        """
+        if self.world.rank == 0:
+            folder.remove_leftovers(self.settings.checkpoint)
+        if self.settings.resume is None:
+            return 0
+        run = gather(folder.run_of(self.settings.resume) if self.world.rank == 0 else None, self.world)[0]
+        ours = type(self.model.optimizer).__name__
+        if run["optimizer"] != ours:
+            raise CheckpointError(
+                f"{self.settings.resume} has the state of {run['optimizer']}, and this run steps with {ours}"
+            )
+        restore(self.model, self.settings.resume)
+        report["losses"] += run["losses"]
+        report["validation"] += map(tuple, run["validation"])
+        return run["step"]
+
+    def after(self, step: int, report: dict, is_last: bool) -> bool:
+        """Between two steps: save if it is time; whether to stop, the same on all ranks.
+
+        Args:
+            step: how many are done.
+            report: what the run has measured so far, on rank 0.
+        """
+        wish = self._signals.number
+        if self.world.rank == 0:
+            wish = wish or wished(self.settings.checkpoint)
+        mine = torch.tensor([wish, self._save is not None and self._save.writes], dtype=torch.int32)
+        self.stopped_by, writes = comm.all_reduce(mine.to(device()), self.world, "max").tolist()
+        is_last = is_last or bool(self.stopped_by)
+        if self._save is not None and not writes:
+            self._finish()
+        if is_last or step % self.settings.checkpoint_every == 0:
+            self._finish()
+            self._begin(step, report)
+        if is_last:
+            self.unsaved = self._finish()
+        return bool(self.stopped_by)
+
+    def _begin(self, step: int, report: dict) -> None:
+        self._path = folder.path_of(self.settings.checkpoint, step)
+        self._run = {
+            "step": step,
+            "optimizer": type(self.model.optimizer).__name__,
+            "config": self.config,
+            "losses": list(report["losses"]),
+            "validation": list(report["validation"]),
+            "saved_at": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        self._save = Save(self.model, folder.hidden(self._path))
+
+    def _finish(self) -> str:
+        """Wait for the save that is under way, if any, and give it its name; why that failed, or ""."""
+        if self._save is None:
+            return ""
+        problem, self._save = self._save.finish(), None
+        if self.world.rank == 0:
+            try:
+                if not problem:
+                    folder.publish(self._path, self._run, self.settings.keep)
+            except OSError as error:
+                problem = reason(error)
+            if problem:
+                shutil.rmtree(folder.hidden(self._path), ignore_errors=True)
+                name = os.path.basename(self._path)
+                problem = f"{name} could not be written to {self.settings.checkpoint}: {problem}; older ones are kept"
+                print(f"\n{problem}", file=sys.stderr)
+        return gather(problem, self.world)[0]

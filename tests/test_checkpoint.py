@@ -1,0 +1,644 @@
+"""Checkpoints: any layout loads any, bit for bit in the same one; and whoever is killed, whenever, loses nothing."""
+
+import contextlib
+import dataclasses
+import errno
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from lib import run, train_loop
+from lib import train as train_module
+from lib.checkpoint import folder as folders
+from lib.checkpoint.__main__ import main as export
+from lib.checkpoint.boxes import boxes_of_part, boxes_of_range
+from lib.checkpoint.saver import Checkpoints
+from lib.checkpoint.storage import CheckpointError, Save, restore
+from lib.launch import RankError
+from lib.layout import Layout
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT, GPTConfig
+from lib.parallel import parallelize
+from lib.placement import Fused, Partial, Replicate, Shard, shard
+from lib.train import TrainConfig, main, train
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+TINY = GPTConfig(context=16, d_model=24, num_layers=4, num_heads=4, num_kv_heads=2, dropout=0.2)
+CONFIG = TrainConfig(model=TINY, steps=6, global_batch=24, dtype="float64", validate_every=3, bucket_bytes=20_000)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """With two, sums are in another order, and their last bit may be another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def on(config=CONFIG, steps=None, **layout):
+    return dataclasses.replace(config, steps=steps or config.steps, layout=Layout(**layout))
+
+
+def trained(config, checkpoints=None):
+    """All ranks' reports; one rank is this process."""
+    ranks = config.layout.num_ranks
+    if ranks == 1:
+        return [train(Group(), config, True, checkpoints)]
+    return run(train, ranks, config, True, checkpoints)
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    """The report of a run on one process that nobody stopped, and where its last step is."""
+    place = tmp_path_factory.mktemp("serial")
+    (report,) = trained(on(), Checkpoints(str(place), 100))
+    return report, place / "step-00000006"
+
+
+def tensors(path):
+    """Everything in a checkpoint, whole, read by PyTorch's own converter."""
+    file = f"{path}.pt"
+    dcp_to_torch_save(path, file)
+    return torch.load(file)
+
+
+# ---- boxes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_range_is_the_boxes_of_the_picture():
+    assert list(boxes_of_range((5, 4), 5, 17)) == [((1, 1), (1, 3)), ((2, 0), (2, 4)), ((4, 0), (1, 1))]
+    assert list(boxes_of_range((), 0, 1)) == [((), ())] and not list(boxes_of_range((), 0, 0))
+    assert not list(boxes_of_range((3, 0), 0, 0)) and not list(boxes_of_range((3, 2), 4, 4))
+
+
+def test_any_range_of_any_shape_is_a_few_boxes_in_order():
+    draw = random.Random(0)
+    for _ in range(500):
+        shape = tuple(draw.randint(1, 5) for _ in range(draw.randint(1, 4)))
+        x = torch.arange(math.prod(shape)).view(shape)
+        start, stop = sorted(draw.randint(0, x.numel()) for _ in range(2))
+        boxes = list(boxes_of_range(shape, start, stop))
+        got = [x[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].flatten() for box in boxes]
+        assert torch.cat([x.flatten()[:0], *got]).tolist() == list(range(start, stop))
+        assert len(boxes) <= 2 * len(shape) - 1
+
+
+PLACED = [
+    (Replicate(), 3),
+    (Shard(0), 3),
+    (Shard(1), 2),
+    (Shard(1, copies=2), 4),
+    (Fused(0, (12, 6, 6), (1, 1, 1)), 3),
+]
+PLACED += [(Fused(0, (12, 6, 6), (1, 2, 2)), 4), (Fused(1, (8, 4), (1, 2)), 4), (Shard(0), 1)]
+
+
+@pytest.mark.parametrize("placement, n", PLACED)
+def test_what_all_ranks_have_of_a_tensor_is_the_tensor(placement, n):
+    """Each rank's part is cut again, into ranges as ZeRO cuts it; the boxes put back together are the whole."""
+    whole = torch.randn(24, 12)
+    again, seen = torch.full_like(whole, math.nan), torch.zeros_like(whole)
+    for rank in range(n):
+        group = Group("tp", tuple(range(n)), rank)
+        part = shard(whole, placement, group)
+        for low, high in itertools.pairwise([0, 17, 18, part.numel() // 2, part.numel()]):
+            piece = part.flatten()[low:high].clone()
+            for box, values in boxes_of_part(piece, slice(low, high), part.shape, placement, group):
+                here = tuple(slice(o, o + k) for o, k in zip(*box, strict=True))
+                assert values.shape == box.shape
+                again[here], seen[here] = values, seen[here] + 1
+                values.zero_()  # a view: who loads fills it
+            assert not piece.any()
+    copies = {Replicate: n, Shard: getattr(placement, "copies", 1)}.get(type(placement))
+    assert torch.equal(again, whole) and (copies is None or (seen == copies).all())
+
+
+def test_a_term_of_a_sum_has_no_boxes():
+    with pytest.raises(ValueError, match="lies nowhere in the whole tensor"):
+        list(boxes_of_part(torch.zeros(4), slice(0, 4), torch.Size([4]), Partial(), Group()))
+
+
+# ---- layouts --------------------------------------------------------------------------------------------------------
+
+JOURNEYS = [
+    [{"dp": 2, "tp": 2}, {"pp": 2, "tp": 2, "microbatches": 2}, {"dp": 8, "zero": 1}, {}],
+    [
+        {"dp": 2, "tp": 2, "sequence_parallel": True, "zero": 2},
+        {"tp": 4, "sequence_parallel": True},  # two ranks for each head of keys and values
+        {"dp": 3, "zero": 3},
+        {"pp": 2, "schedule": "zb-v", "stages_per_rank": 2, "microbatches": 2},
+    ],
+    [
+        {},
+        {"dp": 2, "pp": 2, "zero": 1},
+        {"dp": 2, "tp": 2, "pp": 2, "order": "tp,dp,pp", "zero": 1},
+        {"dp": 2, "zero": 3},
+    ],
+]
+
+
+@pytest.mark.parametrize("journey", JOURNEYS)
+def test_each_stage_under_another_layout(journey, serial, tmp_path):
+    wanted, path = serial
+    resume = None
+    for steps, layout in zip((2, 3, 5, 6), journey, strict=True):
+        reports = trained(on(steps=steps, **layout), Checkpoints(str(tmp_path), 100, keep=2, resume=resume))
+        resume = folders.path_of(str(tmp_path), steps)
+    for report in reports:
+        assert report["losses"] == pytest.approx(wanted["losses"], rel=1e-12)
+        assert [step for step, _ in report["validation"]] == [0, 3, 6], "not at the end of each stage"
+    assert folders.complete(str(tmp_path)) == [folders.path_of(str(tmp_path), step) for step in (5, 6)]
+    ours, theirs = tensors(resume), tensors(path)
+    assert ours.keys() == theirs.keys()
+    for name, x in theirs.items():
+        assert (ours[name] - x).norm() <= 1e-8 * max(1, x.norm()), name
+
+
+UNTIED = dataclasses.replace(TINY, tied=False)
+
+
+def bit_for_bit(config, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    wanted = trained(config, Checkpoints(str(whole), 100))
+    trained(dataclasses.replace(config, steps=2), Checkpoints(str(cut), 100))
+    reports = trained(config, Checkpoints(str(cut), 100, resume=str(cut / "step-00000002")))
+    assert all(a["losses"] == b["losses"] for a, b in zip(reports, wanted, strict=True)), "to the last bit"
+    ours, theirs = (tensors(place / f"step-{config.steps:08d}") for place in (cut, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], x) for name, x in theirs.items())
+    return theirs
+
+
+@pytest.mark.parametrize(
+    "layout, more",
+    [
+        ({}, {}),
+        ({"dp": 2, "pp": 2, "zero": 1, "microbatches": 2}, {"dtype": "float32"}),
+        ({"dp": 2, "tp": 2, "sequence_parallel": True, "zero": 2}, {"dtype": "float32", "compute_dtype": "bfloat16"}),
+        ({"dp": 2, "zero": 3}, {"dtype": "float32", "compute_dtype": "bfloat16", "model": UNTIED}),
+    ],
+)
+def test_to_the_last_bit_in_the_same_layout(layout, more, tmp_path):
+    config = dataclasses.replace(on(steps=4, **layout), validate_every=0, **more)
+    saved = bit_for_bit(config, tmp_path)
+    float_type = getattr(torch, config.dtype)
+    assert {x.dtype for name, x in saved.items() if not name.endswith(".step")} == {float_type}, (
+        "not what it computes in"
+    )
+    assert {float(x) for name, x in saved.items() if name.endswith(".step")} == {4.0}
+    names = [name.removeprefix("model.") for name in saved if name.startswith("model.")]
+    assert sorted(names) == sorted(name for name, _ in GPT(config.model).named_parameters())
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero": 1}, {"dp": 2, "tp": 2}, {"pp": 2}, {"dp": 3, "zero": 3}])
+def test_as_large_as_the_formula_whatever_the_layout(layout, tmp_path):
+    config = dataclasses.replace(on(steps=1, **layout), validate_every=0, dtype="float32")
+    trained(config, Checkpoints(str(tmp_path)))
+    path = tmp_path / "step-00000001"
+    metadata = FileSystemReader(path).read_metadata()
+    boxes = [
+        math.prod(chunk.sizes) * x.properties.dtype.itemsize
+        for x in metadata.state_dict_metadata.values()
+        for chunk in x.chunks
+    ]
+    psi, num_tensors = TINY.num_parameters, len(list(GPT(TINY).parameters()))
+    assert sum(boxes) == 12 * psi + 4 * num_tensors, "each box once: weight and two moments, and a step each"
+    on_disk = sum(file.stat().st_size for file in path.iterdir())
+    assert 0 < on_disk - sum(boxes) < 2200 * len(boxes)
+
+
+def test_a_plain_state_dict(serial, tmp_path, capsys):
+    report, path = serial
+    export([str(path), "--out", str(tmp_path / "weights.pt")])
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/weights.pt: ")
+    model = GPT(TINY).double()
+    model.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    saved = tensors(path)
+    assert all(torch.equal(p, saved[f"model.{name}"]) for name, p in model.named_parameters())
+    assert json.loads((path / "run.json").read_text())["losses"] == report["losses"]
+
+
+def momentum_and_frozen(world, place, layout, steps):
+    """Weights after some steps of SGD with momentum; positions are frozen. Goes on from `place`, if that is there."""
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(TINY, dropout=0.0)).double()
+    model.embed.position.weight.requires_grad_(False)
+    ours = parallelize(
+        model, Mesh(MeshShape(**layout.sizes), world), layout, partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    )
+    if os.path.exists(place):
+        restore(ours, str(place))
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(256, (8, 17), generator=generator)
+    for _ in range(steps):
+        ours.step(tokens[:, :-1], tokens[:, 1:], 1.0)
+    save = Save(ours, f"{place}-{steps}")
+    assert save.finish() == ""
+    return ours.full_state_dict()
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_momentum_and_frozen_parameters(zero, tmp_path):
+    whole = momentum_and_frozen(Group(), tmp_path / "none", Layout(), 4)
+    run(momentum_and_frozen, 2, tmp_path / "none", Layout(dp=2, zero=zero), 2)
+    (tmp_path / "none-2").rename(tmp_path / "half")
+    saved = tensors(tmp_path / "half")
+    assert {name.rpartition(".")[2] for name in saved if name.startswith("optimizer.")} == {"momentum_buffer"}
+    assert "model.embed.position.weight" in saved
+    assert "optimizer.embed.position.weight.momentum_buffer" not in saved
+    again = momentum_and_frozen(Group(), tmp_path / "half", Layout(), 2)
+    assert max((again[name] - x).abs().max().item() for name, x in whole.items()) < 1e-12
+
+
+# ---- while training goes on -----------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch, serial):
+    """The writer of step 4 waits until step 6 has begun; if training waited for it, neither would come."""
+    later, write, waited = threading.Event(), FileSystemWriter.write_data, []
+
+    def slow(self, plan, planner):
+        waited.append(later.wait(20))
+        return write(self, plan, planner)
+
+    def step(model, tokens, number, config, train_step=train_loop.train_step):
+        if number == 5:
+            later.set()
+        return train_step(model, tokens, number, config)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", slow)
+    monkeypatch.setattr(train_loop, "train_step", step)
+    trained(on(), Checkpoints(str(tmp_path), 4))
+    assert waited == [True, True]
+    (report,) = trained(on(), Checkpoints(str(tmp_path), resume=str(tmp_path / "step-00000004")))
+    assert report["losses"] == serial[0]["losses"], "the copy is of step 4, not of when it was written"
+
+
+def test_no_room_loses_no_checkpoint_and_no_step(tmp_path, serial):
+    def crowded(world, config, checkpoints):
+        write = FileSystemWriter.write_data
+
+        def full(self, plan, planner):
+            if world.rank == 1 and "00000004" in str(self.path):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(self, plan, planner)
+
+        FileSystemWriter.write_data = full
+        return train(world, config, True, checkpoints)
+
+    reports = run(crowded, 2, on(dp=2), Checkpoints(str(tmp_path), 2))
+    assert [os.path.basename(path) for path in sorted(os.listdir(tmp_path))] == ["step-00000002", "step-00000006"]
+    assert reports[0]["losses"] == pytest.approx(serial[0]["losses"], rel=1e-12) and reports[0]["unsaved"] == ""
+    shutil.rmtree(tmp_path / "step-00000006")
+    reports = run(
+        crowded, 2, on(steps=4, dp=2), Checkpoints(str(tmp_path), 9, resume=str(tmp_path / "step-00000002"))
+    )
+    said = f"step-00000004 could not be written to {tmp_path}: rank 1: No space left on device; older ones are kept"
+    assert [report["unsaved"] for report in reports] == [said] * 2
+    assert os.listdir(tmp_path) == ["step-00000002"]
+
+
+# ---- killed ---------------------------------------------------------------------------------------------------------
+
+
+def killed(world, config, checkpoints, moment, victim):
+    """A run of which one rank is killed in the middle of the save after step 4."""
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    write, finish = FileSystemWriter.write_data, FileSystemWriter.finish
+
+    def half(self, plan, planner):
+        done = write(self, plan, planner)
+        (file,) = (self.path / f"__{world.rank}_{i}.distcp" for i in range(1))
+        os.truncate(file, file.stat().st_size // 2)
+        return die() or done
+
+    if world.rank == victim:
+        at = {"00000004"}
+        on_4 = lambda wrong, right: lambda self, *args: (wrong if at & {str(self.path)[-8:]} else right)(self, *args)  # noqa: E731
+        match moment:
+            case "before it writes":
+                FileSystemWriter.write_data = on_4(die, write)
+            case "in the middle of its file":
+                FileSystemWriter.write_data = on_4(half, write)
+            case "when all have written, before the list of boxes":
+                FileSystemWriter.finish = on_4(die, finish)
+            case "before the rename":
+                rename = os.rename
+                os.rename = lambda a, b: die() if str(b).endswith("step-00000004") else rename(a, b)
+            case "in the middle of removing an old one":
+                remove = shutil.rmtree
+                shutil.rmtree = lambda path, **_: die() if "step-00000002" in path else remove(path, **_)
+    return train(world, config, True, checkpoints)
+
+
+@pytest.mark.parametrize(
+    "moment, victim, goes_on_from",
+    [
+        ("before it writes", 1, 2),
+        ("in the middle of its file", 0, 2),
+        ("in the middle of its file", 1, 2),
+        ("when all have written, before the list of boxes", 0, 2),
+        ("before the rename", 0, 2),
+        ("in the middle of removing an old one", 0, 4),
+    ],
+)
+def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path):
+    config = dataclasses.replace(on(dp=2, zero=1), dtype="float32", validate_every=0)
+    settings = Checkpoints(str(tmp_path), 2, keep=1)
+    wanted = run(train, 2, config, True)[0]["losses"]
+    with pytest.raises(RankError, match="SIGKILL"):
+        run(killed, 2, config, settings, moment, victim)
+    assert [folders.step_of(path) for path in folders.complete(str(tmp_path))] == [goes_on_from]
+    assert len(os.listdir(tmp_path)) == 2, "and a hidden one"
+    resume = folders.choose(str(tmp_path), "auto", config)
+    assert folders.step_of(resume) == goes_on_from
+    reports = run(train, 2, config, True, dataclasses.replace(settings, resume=resume))
+    assert reports[0]["losses"] == wanted, "to the last bit"
+    assert os.listdir(tmp_path) == ["step-00000006"]
+
+
+FLAGS = "--context 16 --d-model 24 --num-layers 4 --num-heads 4 --num-kv-heads 2 --dropout 0.2 --global-batch 24"
+FLAGS += " --dtype float64 --validate-every 3 --steps 6"
+
+
+@pytest.mark.slow(
+    "two real processes of torchrun, which are killed and begin again, each with its own import of torch"
+)
+def test_torchrun_starts_again_what_was_killed_and_stops_when_asked(tmp_path):
+    config = dataclasses.replace(on(steps=100_000, dp=2, zero=1), validate_every=0, bucket_bytes=4 * 2**20)
+    command = (
+        "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 -m lib.train --dp 2 --zero 1 "
+    )
+    command += f"{FLAGS} --steps 100000 --validate-every 0 --checkpoint {tmp_path} --checkpoint-every 2 --resume auto"
+
+    def newest(after=0):
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            if (found := folders.complete(str(tmp_path))) and folders.step_of(found[-1]) > after:
+                return folders.step_of(found[-1])
+            time.sleep(0.01)
+        raise AssertionError(f"no checkpoint after step {after}")
+
+    def workers():
+        return {p for p in psutil.Process(process.pid).children() if "lib.train" in p.cmdline()}
+
+    process = subprocess.Popen(
+        [sys.executable, *command.split()],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        newest()
+        first = workers()
+        max(first, key=lambda p: p.pid).kill()
+        psutil.wait_procs(first, 20)
+        newest(after=newest())
+        assert len(workers()) == 2 and not workers() & first
+        process.terminate()
+        _, err = process.communicate(timeout=30)
+    finally:
+        for one in psutil.Process(process.pid).children() if process.poll() is None else []:
+            one.kill()
+        process.kill()
+    last = folders.complete(str(tmp_path))[-1]
+    assert f"SIGTERM: stopped after step {folders.step_of(last)}, which is saved" in err
+    wanted = run(train, 2, dataclasses.replace(config, steps=folders.step_of(last)), True)[0]["losses"]
+    assert folders.run_of(last)["losses"] == wanted, "all of them, to the last bit"
+
+
+# ---- asked to stop --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, monkeypatch, capsys, serial):
+    def step(model, tokens, i, config, train_step=train_loop.train_step):
+        if i == 2:
+            os.kill(os.getpid(), number)
+        return train_step(model, tokens, i, config)
+
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as left:
+        patch.setattr(train_loop, "train_step", step)
+        main([*FLAGS.split(), "--checkpoint", str(tmp_path)])
+    err = capsys.readouterr().err
+    assert left.value.code == code and os.listdir(tmp_path) == ["step-00000003"]
+    assert (
+        err.strip()
+        == f"python -m lib.train: {number.name}: stopped after step 3, which is saved; --resume auto goes on"
+    )
+    assert before == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    report = tmp_path / "report.json"
+    main([*FLAGS.split(), "--checkpoint", str(tmp_path), "--resume", "auto", "--report", str(report)])
+    assert json.loads(report.read_text())["losses"] == serial[0]["losses"]
+    assert [tuple(x) for x in json.loads(report.read_text())["ranks"][0]["validation"]] == serial[0]["validation"]
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals are sent to processes")
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_asked_to_stop_all_ranks_stop_after_the_same_step(number, code, tmp_path, capsys):
+    def ask():
+        until = time.monotonic() + 20
+        while not folders.complete(str(tmp_path)) and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    asks = threading.Thread(target=ask)
+    asks.start()
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), *f"--steps 100000 --dp 2 --checkpoint {tmp_path} --checkpoint-every 1".split()])
+    asks.join()
+    err = capsys.readouterr().err
+    assert left.value.code == code and "which is saved" in err
+    newest = folders.complete(str(tmp_path))[-1]
+    assert f"stopped after step {folders.step_of(newest)}, " in err
+    assert len(json.loads(open(f"{newest}/run.json").read())["losses"]) == folders.step_of(newest)
+
+
+def test_a_file_is_a_wish_to_stop(tmp_path):
+    def touching(world, config, checkpoints):
+        if world.rank == 0:
+            (tmp_path / "stop").touch()  # before it begins: left by another run, and removed
+        original = train_loop.train_step
+
+        def step(model, tokens, i, config):
+            if world.rank == 1 and i == 2:
+                (tmp_path / "stop").touch()
+            return original(model, tokens, i, config)
+
+        train_loop.train_step = step
+        return train(world, config, True, checkpoints)
+
+    reports = run(touching, 2, on(steps=50, dp=2), Checkpoints(str(tmp_path)))
+    assert {report["stopped_by"] for report in reports} == {signal.SIGTERM}
+    assert {len(report["losses"]) for report in reports} <= {3, 4} and len({len(r["losses"]) for r in reports}) == 1
+
+
+# ---- wrong use ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_is_trained(monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("this must fail before anything is trained")
+
+    for name in ("train", "run", "init"):
+        monkeypatch.setattr(train_module, name, fail)
+
+
+def refused(flags, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), *flags.split()])
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and err.count("\n") == 1 and err.startswith("python -m lib.train: ")
+    return err.removeprefix("python -m lib.train: ").strip()
+
+
+@pytest.fixture
+def saved(serial, tmp_path):
+    """A folder with two copies of a checkpoint, as after steps 4 and 6."""
+    for step in (4, 6):
+        shutil.copytree(serial[1], tmp_path / f"step-{step:08d}")
+    return tmp_path
+
+
+def edit_run(path, **changes):
+    file = path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        ("--checkpoint-every 2", "--checkpoint-every needs a folder: give --checkpoint DIR, too"),
+        ("--resume auto", "--resume needs a folder"),
+        ("--checkpoint {saved} --checkpoint-every 0", "--checkpoint-every 0 must be a whole number of at least 1"),
+        ("--checkpoint {saved} --keep 0", "--keep 0 must be"),
+        (
+            "--checkpoint {saved}",
+            "{saved} has checkpoints up to step 6: go on from there with --resume auto, or give",
+        ),
+        (
+            "--checkpoint {new} --resume {saved}",
+            "{saved} is no checkpoint: run.json in it cannot be read: No such file",
+        ),
+        (
+            "--checkpoint {new} --resume /no/such",
+            "/no/such is no checkpoint: run.json in it cannot be read: No such file",
+        ),
+        ("--checkpoint /proc/nowhere", "--checkpoint /proc/nowhere cannot be written: No such file"),
+        ("--checkpoint {saved}/step-00000006/run.json", "run.json cannot be written: File exists"),
+        (
+            "--checkpoint {saved} --resume auto --d-model 32",
+            "step-00000006 is of another model: embed.token.weight has shape [256, 24] there, and shape [256, 32] here",
+        ),
+        (
+            "--checkpoint {saved} --resume auto --num-layers 5",
+            "blocks.4.norm1.weight has no such parameter there, and shape [24] here",
+        ),
+        ("--checkpoint {saved} --resume auto --num-layers 3", "has shape [24] there, and no such parameter here"),
+        (
+            "--checkpoint {saved} --resume auto --num-heads 2 --num-kv-heads 1",
+            "is of another model: --num-heads 4 there, and 2 here",
+        ),
+        ("--checkpoint {saved} --resume auto --steps 5", "has 6 steps behind it, more than --steps 5; use more"),
+    ],
+)
+def test_one_clear_sentence_before_anything_starts(flags, says, saved, tmp_path_factory, capsys, nothing_is_trained):
+    names = {"saved": saved, "new": tmp_path_factory.mktemp("new")}
+    before = sorted(os.listdir(saved))
+    assert says.format(**names) in refused(flags.format(**names), capsys)
+    assert sorted(os.listdir(saved)) == before, "nothing is lost"
+
+
+def test_a_path_that_is_older_than_what_is_in_the_folder(saved, capsys, nothing_is_trained):
+    edit_run(saved / "step-00000004", step=4)
+    said = refused(f"--checkpoint {saved} --resume {saved}/step-00000004", capsys)
+    assert "step-00000006 is newer, and would be what --resume auto goes on from later" in said
+
+
+def test_a_newer_version_is_refused_and_left_where_it_is(saved, capsys, nothing_is_trained):
+    edit_run(saved / "step-00000006", version=2)
+    said = refused(f"--checkpoint {saved} --resume auto", capsys)
+    assert said.endswith("step-00000006 is of version 2, and this lib reads up to 1; use a newer lib")
+
+
+def cut(file):
+    os.truncate(file, file.stat().st_size - 1)
+
+
+DAMAGES = {
+    "__0_0.distcp": "__0_0.distcp has",
+    ".metadata": ".metadata cannot be read",
+    "run.json": "its run.json is cut short",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_auto_goes_past_what_is_damaged_and_says_so(name, saved, capsys):
+    cut(saved / "step-00000006" / name)
+    said = refused(f"--checkpoint {saved}/x --resume {saved}/step-00000006", capsys)
+    assert DAMAGES[name] in said and "\n" not in said
+    newest = folders.choose(str(saved), "auto", on())
+    err = capsys.readouterr().err
+    assert newest == str(saved / "step-00000004")
+    assert DAMAGES[name] in err and f"set aside as {saved}/step-00000006.broken, going on from {newest}" in err
+    assert {*os.listdir(saved)} == {"step-00000004", "step-00000006.broken", "x"}
+    cut(saved / "step-00000004" / name)
+    said = refused(f"--checkpoint {saved} --resume auto", capsys)
+    assert said.startswith(f"none of the 1 checkpoints in {saved} is whole: ") and DAMAGES[name] in said
+    assert (saved / "step-00000004").exists(), "it does not begin afresh over them"
+
+
+def test_what_was_half_written_is_not_there(tmp_path):
+    shutil.os.makedirs(tmp_path / ".step-00000006")
+    assert folders.choose(str(tmp_path), "auto", on()) is None
+    assert folders.choose(str(tmp_path), None, on()) is None
+
+
+def test_damage_inside_a_file_is_found_when_it_is_read(saved, capsys):
+    file = saved / "step-00000006" / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    at = len(content) // 2
+    content[at : at + 4000] = bytes(4000)
+    file.write_bytes(content)
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), *f"--checkpoint {saved} --resume auto".split()])
+    err = capsys.readouterr().err.strip()
+    assert left.value.code == 1 and "\n" not in err and "step-00000006 cannot be read: " in err
+
+
+def test_the_state_of_another_optimizer(saved):
+    edit_run(saved / "step-00000006", optimizer="SGD")
+    with pytest.raises(CheckpointError, match="step-00000006 has the state of SGD, and this run steps with AdamW"):
+        trained(on(), Checkpoints(str(saved), resume=str(saved / "step-00000006")))
+
+
+def test_export_of_what_is_no_checkpoint(saved, capsys):
+    for path, says in ((saved, "is no checkpoint"), (saved / "step-00000006", "cannot be read")):
+        with contextlib.suppress(FileNotFoundError):
+            cut(saved / "step-00000006" / ".metadata")
+        with pytest.raises(SystemExit) as left:
+            export([str(path), "--out", str(saved / "w.pt")])
+        assert left.value.code == 1 and says in capsys.readouterr().err
+    assert not (saved / "w.pt").exists()
