@@ -80,10 +80,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if size or ranks == 1:
             world = init()
-            reports = close(world, train(world, config, False, bool(args.profile), checkpoints))
+            reports = close(world, train(world, config, False, checkpoints, bool(args.profile)))
         else:
             with pass_on(checkpoints.checkpoint) if checkpoints else nullcontext():
-                more = (False, bool(args.profile), checkpoints)
+                more = (False, checkpoints, bool(args.profile))
                 reports = list(run(train, ranks, config, *more, timeout_s=30 * 24 * 3600))
     except CheckpointError as error:
         parser.exit(1, f"{parser.prog}: {error}\n" if rank == 0 else None)

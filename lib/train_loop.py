@@ -32,15 +32,15 @@ def train(
     world: Group,
     config: TrainConfig,
     quiet: bool = False,
-    profile: bool = False,
     checkpoints: Checkpoints | None = None,
+    profile: bool = False,
 ) -> dict:
     """Train on all ranks of `world`, and return this rank's report.
 
     Args:
         quiet: no progress bar.
-        profile: keep the trace of the last step.
         checkpoints: where to save, and what to go on from; None saves nothing.
+        profile: keep the trace of the last step.
 
     Returns:
         `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs
