@@ -120,7 +120,7 @@ def bill(layout: Layout) -> str:
         ("activations to other nodes, a step", costs.over_pp / 1e9, "GB", None),
         ("both", costs.sent_bytes / 1e9, "GB", _MOST_SENT_BYTES / 1e9),
     ]
-    lines = [f"{title}, {layout.microbatches} microbatches of {_SEQUENCES // (layout.dp * layout.microbatches)}"]
+    lines = [f"{title}, {layout.microbatches} microbatches, b={_SEQUENCES // (layout.dp * layout.microbatches)}"]
     for what, value, unit, most in rows:
         bound = "" if most is None else f"   at most {most:g} {'✗' if value > most else '✓'}"
         lines.append(f"  {what:<36}{value:>7.1f} {unit:<2}{bound}".rstrip())
@@ -153,7 +153,7 @@ CHOOSE_LAYOUT = Exercise(
     reference=lambda given: [{_FOUND: _HOLDS}],
     ranks=(1,),
     mistakes=(
-        *_says("That is no Layout. Return one, such as Layout(dp=2, pp=2, tp=2, zero=1).", _NO_LAYOUT),
+        *_says("You did not return a Layout. Return one, such as Layout(dp=2, pp=2, tp=2, zero=1).", _NO_LAYOUT),
         *_says("The degrees do not multiply to the cluster. Every GPU has one place on each axis.", _OTHER_GPUS),
         *_says(
             "Something cannot be shared out evenly. Stages take whole layers, tp ranks whole heads, and dp ranks equal "
@@ -182,7 +182,7 @@ CHOOSE_LAYOUT = Exercise(
         ),
         *_says(
             "Model states fit, activations do not. Under 1F1B a rank keeps up to p microbatches, so more stages do "
-            "not help the first one. Sequence parallelism, selective recomputation, a smaller microbatch or a larger "
+            "not help the first. Sequence parallelism, selective recomputation, a smaller microbatch or a larger "
             "tp do; GPipe keeps all microbatches.",
             _ACTIVATIONS,
         ),

@@ -123,8 +123,8 @@ def _reference(given: list[Data]) -> list[Data]:
 
 
 _ONE_AXIS = (
-    "Your sum goes over one axis only. The ranks along it do not hold the whole model, so each group has another "
-    "norm and another factor, and copies of one weight are scaled apart. Sum over all ranks: the default group."
+    "Your sum goes over one axis only. The ranks along it do not hold the whole model, so each group has a "
+    "different norm and factor, and copies of one weight are scaled apart. Sum over all ranks: the default group."
 )
 
 CLIP_OVER_AXES = Exercise(
@@ -153,8 +153,8 @@ CLIP_OVER_AXES = Exercise(
         ),
         *(
             Mistake(
-                "Each rank has its own norm: that of what it holds. So each scales by another factor, and the copies "
-                "of one weight drift apart. Add the squares up over all ranks first.",
+                "Each rank has its own norm, of the tensors it holds. Each then scales by a different factor, and "
+                "the copies of one weight drift apart. Add the squares up over all ranks first.",
                 _clipped(_each(weight), norm_of=lambda shares, rank: shares[rank].sqrt()),
             )
             for weight in (lambda copies: 1, lambda copies: 1 / copies)
@@ -165,7 +165,7 @@ CLIP_OVER_AXES = Exercise(
             _clipped(norm_of=lambda shares, rank: torch.stack([s.sqrt() for s in shares]).sum()),
         ),
         Mistake(
-            "That is the square of the norm. Take the root, after the sum.",
+            "You returned the square of the norm. Take the root, after the sum.",
             _clipped(norm_of=lambda shares, rank: torch.stack(shares).sum()),
         ),
         *(Mistake(_ONE_AXIS, _clipped(norm_of=_along(axis))) for axis in _SHAPE.axes),
@@ -177,8 +177,8 @@ CLIP_OVER_AXES = Exercise(
         Mistake(SCALED_UP, _clipped(scale=lambda norm: _MAX_NORM / norm)),
         Mistake(NOT_IN_PLACE, _clipped(scale=lambda norm: 1.0)),
         Mistake(
-            "The norm is right, but gradients travel. Each rank can square its own: one number is all that the others "
-            "need to know.",
+            "The norm is right, but gradients travel. Each rank can square its own: the other ranks need only "
+            "one number.",
             but(**{_SENT: _MORE}),
         ),
         Mistake(

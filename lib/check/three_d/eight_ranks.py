@@ -174,7 +174,7 @@ STEP_ON_EIGHT = Exercise(
     mistakes=(
         Mistake(
             "Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The "
-            "other one is in the sums: copies of norms and of the tied embedding have drifted apart.",
+            "second is in the sums: copies of norms and of the tied embedding have drifted apart.",
             _seen(_mean_of_means, **{_NORMS: _DRIFT, _TIED: _DRIFT}),
         ),
         Mistake(

@@ -64,8 +64,8 @@ CULPRITS = Exercise(
             _rank(0, 7),
         ),
         *_mistakes(
-            "First report: rank 3 waits in the second call for rank 7, which is held up itself. Follow the line: whom "
-            "does rank 7 wait for?",
+            "First report: rank 3 waits in the second call for rank 7, but rank 7 is also held up. Which rank does "
+            "rank 7 wait for?",
             _rank(0, 3),
         ),
         *_mistakes(
@@ -75,7 +75,7 @@ CULPRITS = Exercise(
         ),
         *_mistakes(
             "First report: rank 6 it is. The call that it left out is the one that rank 7 waits in: of 8 elements, in "
-            "a group of ranks 6 and 7. Neighbours stand along the innermost axis, tp.",
+            "a group of ranks 6 and 7. Neighbours differ along the innermost axis, tp.",
             _axis(0, "dp", "pp", "world"),
         ),
         *_mistakes(

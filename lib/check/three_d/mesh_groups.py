@@ -47,17 +47,18 @@ def _mesh_groups(answer: Callable, group: Group, given: Data) -> Data:
         except TypeError:
             groups = [type(written).__name__]
         ascend = ascend and all([*ranks] == sorted(ranks) for ranks in groups)
-        found[call(_NAME, (sizes, axes))] = _sorted(groups)
+        found[call(_NAME, (sizes, axes))] = _text(groups)
     return found | {_ORDER: _ASCENDING if ascend else _MIXED}
 
 
-def _sorted(groups: Sequence[Any]) -> list:
+def _text(groups: Sequence[Any]) -> str:
     """One form for groups that are written in any order."""
-    return sorted((sorted(ranks) if isinstance(ranks, (list, tuple, range)) else ranks for ranks in groups), key=str)
+    texts = [ranks if isinstance(ranks, str) else str(sorted(ranks)) for ranks in groups]
+    return " ".join(sorted(texts, key=lambda text: (len(text), text)))
 
 
 def _as(of: Callable[[Sizes, tuple[str, ...]], Sequence]) -> Callable:
-    return formula(_NAME, lambda sizes, axes: _sorted(of(sizes, axes)))
+    return formula(_NAME, lambda sizes, axes: _text(of(sizes, axes)))
 
 
 def _right(sizes: Sizes, axes: Sequence[str]) -> list[tuple[int, ...]]:
@@ -102,7 +103,7 @@ MESH_GROUPS = Exercise(
             _as(_first_axis_fastest),
         ),
         Mistake(
-            "Every group of yours has consecutive ranks. That holds for the innermost axis only. On any other one, two "
+            "Every group of yours has consecutive ranks. That holds for the innermost axis only. On any other axis, "
             "neighbours are as far apart as all axes to the right of it have ranks together.",
             _as(_neighbours),
         ),
@@ -112,8 +113,8 @@ MESH_GROUPS = Exercise(
             _as(_as_if_outermost),
         ),
         Mistake(
-            "That is the group of rank 0 alone. Making a process group is a call that all ranks share, for all groups: "
-            "each rank needs the list of all of them.",
+            "You return the group of rank 0 alone. Making a process group is a call that all ranks share, for all "
+            "groups: each rank needs the list of all of them.",
             _as(lambda sizes, axes: _right(sizes, axes)[:1]),
         ),
         Mistake(

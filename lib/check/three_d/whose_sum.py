@@ -42,7 +42,7 @@ def _ranks_to_sum(answer: Callable, group: Group, given: Data) -> Data:
     found: Data = {}
     for sizes, *case in given["cases"]:
         ranks = ranks_in(answer(dict(sizes), *case))
-        found[call(_NAME, (sizes, *case))] = sorted(ranks) if isinstance(ranks, list) else ranks
+        found[call(_NAME, (sizes, *case))] = str(sorted(ranks)) if isinstance(ranks, list) else ranks
     return found
 
 
@@ -88,7 +88,7 @@ def _in_place_of_dp(kind: str, slices: bool) -> Collection[str]:
 
 
 def _as(of: Callable) -> Callable[[list[Data], Any], list[Data]]:
-    return formula(_NAME, of)
+    return formula(_NAME, lambda *case: str(of(*case)))
 
 
 RANKS_TO_SUM = Exercise(
@@ -107,7 +107,7 @@ RANKS_TO_SUM = Exercise(
         ),
         Mistake(
             "Norms are right, but with sequence parallelism row biases and positions are added to a slice of the "
-            "tokens as well: their gradients are partial on each tp rank, too.",
+            "tokens as well: their gradients are also partial on each tp rank.",
             _as(_sums(_with_tp(["norm"]))),
         ),
         Mistake(
@@ -122,7 +122,7 @@ RANKS_TO_SUM = Exercise(
         ),
         Mistake(
             "With sequence parallelism you sum everything over tp. A cut matrix has different elements on each tp "
-            "rank: their gradients are of different weights and must not be added.",
+            "rank: gradients of different weights must not be added.",
             _as(_sums(_with_tp((*CUT, *REPLICATED, TIED)))),
         ),
         Mistake(
