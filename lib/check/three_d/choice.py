@@ -31,7 +31,7 @@ _BUBBLE, _EACH, _GRADIENTS, _BOUNDARIES = "bubble", "gradients of each microbatc
 
 
 class _Costs(NamedTuple):
-    """Of the rank that has most of each."""
+    """Bytes on the rank that has most of each, and the part of a step in which a rank waits."""
 
     state: dict[str, float]
     activations: float
@@ -53,7 +53,7 @@ def _costs(layout: Layout) -> _Costs:
     rows, slices = _SEQUENCES // (dp * m), layout.sequence_parallel
     layer = activation_bytes(_MODEL, rows, layout.recompute, tp=tp, sequence_parallel=slices)
     message = _TRAVELS * rows * _MODEL.context * _MODEL.d_model / (tp if slices else 1)
-    ways = min(2, pp * per_rank - 1)  # forward and back, but where there are only two stages
+    ways = min(2, pp * per_rank - 1)  # forward and back, unless there are only two stages
     gradients = zero_wire_bytes(layout.zero, _TRAVELS * _MODEL.num_parameters / (tp * pp), dp, microbatches=m)
     return _Costs(
         state=state_bytes(_MODEL.num_parameters, _RECIPE, zero=layout.zero, dp=dp, tp=tp, pp=pp),
@@ -68,12 +68,12 @@ def _refused(layout: Layout) -> tuple[str, str]:
     """Which condition keeps it from having a bill at all, with its sentence; _HOLDS if none does."""
     if layout.num_ranks != _GPUS:
         return _OTHER_GPUS, f"dp · pp · tp = {layout.num_ranks}, and there are {_GPUS} GPUs."
-    whats = {
+    shares = {
         "sequences": (_SEQUENCES, layout.dp * layout.microbatches),
         "layers": (_MODEL.num_layers, layout.num_stages),
+        "heads": (_MODEL.num_heads, layout.tp),
     }
-    whats |= {"heads": (_MODEL.num_heads, layout.tp)}
-    for what, (count, by) in whats.items():
+    for what, (count, by) in shares.items():
         if count % by:
             return _UNCUT, f"{count} {what} cannot be shared out evenly among {by}."
     try:
