@@ -18,6 +18,7 @@ import answers_pipelines
 import answers_running
 import answers_sequence_parallel
 import answers_tensor_parallel
+import answers_three_d
 import answers_zero
 import answers_zero_bubble
 import pytest
@@ -39,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 ANSWERS = (
     *(answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero),
     *(answers_tensor_parallel, answers_sequence_parallel, answers_pipelines, answers_one_f_one_b),
-    *(answers_running, answers_interleaving, answers_zero_bubble),
+    *(answers_running, answers_interleaving, answers_zero_bubble, answers_three_d),
 )
 RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
 WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}

@@ -4,8 +4,8 @@ The answer runs in real ranks on fresh random numbers, and what it returns is ju
 FAIL with the mistake by its name. The engine is beside this file; each chapter's exercises have a folder.
 
 May import what its exercises are about: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
-`lib.model`, `lib.memory`, `lib.placement`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.data_parallel`,
-`lib.pipeline`.
+`lib.model`, `lib.memory`, `lib.placement`, `lib.facts`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.layout`,
+`lib.data_parallel`, `lib.pipeline`.
 Must never be known by any of them.
 """
 

@@ -17,6 +17,7 @@ from lib.check.pipelines import bubbles, chains, cuts, microbatches, schedules
 from lib.check.running import messages, ties
 from lib.check.sequence_parallelism import masks, norms, slice_sums, slices
 from lib.check.tensor_parallelism import block_sums, heads, pairs, words
+from lib.check.three_d import choice, clip_axes, eight_ranks, hang, mesh_groups, whose_sum
 from lib.check.zero import sharded_step, sharded_sums, shards
 from lib.check.zero_bubble import halves, par
 
@@ -28,6 +29,7 @@ _PARTS = (
     *(cuts, chains, schedules, microbatches, bubbles),
     *(turns, peaks, messages, ties),
     *(interleaved, interleaving_sums, halves, par),
+    *(mesh_groups, whose_sum, clip_axes, eight_ranks, hang, choice),
 )
 EXERCISES: dict[str, Exercise] = {
     e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)

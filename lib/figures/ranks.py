@@ -76,7 +76,7 @@ def draw_cuts(cuts: Mapping[str, Cut], *, alt: str, caption: str = "") -> Figure
 
 
 _SENDS = {"dp": ("opt", "dp: gradients"), "pp": ("forward", "pp: activations"), "tp": ("comm", "tp: sums")}
-_WIDE, _HIGH, _APART = 160, 84, 11  # a rank, and the gap to the next
+_WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
 
 
 def draw_rank(rank: int, sizes: Mapping[str, int], *, alt: str, caption: str = "") -> Figure:
@@ -113,13 +113,13 @@ def _place(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 def _draw_one_rank(canvas: Canvas, x, y, rank: int, here: Mapping, sizes: Mapping, axis: str, is_it: bool) -> None:
     name, said = _SENDS[axis] if axis else ("text", "you are here") if is_it else ("rule", "")
     canvas.rect(x, y, _WIDE, _HIGH, radius=6, fill=color("panel"), stroke=color(name), stroke_width=3 if said else 1)
-    side, left, top = 48, x + 10, y + 18
+    side, left, top = 36, x + 9, y + 24
     canvas.rect(left, top, side, side, fill="none", stroke=color("idle-line"))
     across, down = side / sizes["tp"], side / sizes["pp"]
     canvas.bars("param").rect(left + here["tp"] * across, top + here["pp"] * down, across, down)
-    canvas.text(x + 68, y + 30, f"rank {rank}", font_weight=650)
-    canvas.note(x + 68, y + 49, f"stage {here['pp']}")
-    canvas.note(x + 68, y + 67, said)
+    canvas.text(x + 53, y + 30, f"rank {rank}", font_weight=650)
+    canvas.note(x + 53, y + 49, f"stage {here['pp']}")
+    canvas.note(x + 53, y + 67, said)
 
 
 def draw_nested(levels: Sequence[tuple[str, int, str]], *, alt: str, caption: str = "") -> Figure:
