@@ -1,7 +1,17 @@
 """All benchmarks, one after the other. They want a quiet machine; ratios within one run are what counts."""
 
-from benchmarks import calls, collectives, data_parallel, pipeline, ranks, tensor_parallel, zero
+from benchmarks import (
+    calls,
+    collectives,
+    data_parallel,
+    pipeline,
+    ranks,
+    tensor_parallel,
+    three_d,
+    where_time_goes,
+    zero,
+)
 
 if __name__ == "__main__":
-    for part in (ranks, calls, collectives, data_parallel, zero, tensor_parallel, pipeline):
+    for part in (ranks, calls, collectives, data_parallel, zero, tensor_parallel, pipeline, three_d, where_time_goes):
         part.main()

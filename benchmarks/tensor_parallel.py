@@ -13,46 +13,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
-from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from benchmarks.apart import apart, together
 from benchmarks.data_parallel import CONFIG, ROWS_PER_RANK
 from benchmarks.table import between_barriers, paired, ratio, show, three
 from lib import data, run, wire_audit
 from lib.conjugate import all_gather_split, split_all_gather
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.mesh import Group, Mesh, MeshShape
-from lib.model import GPT, Block, mean_loss
+from lib.model import GPT, mean_loss
 from lib.parallel import facts_of
 from lib.tensor_parallel.gpt import SEQUENCE_DIM, tensor_parallel
 
 # ---- theirs ---------------------------------------------------------------------------------------------------------
-
-
-class _Apart(nn.Module):
-    """A block with queries, keys and values in layers of their own: a fused one, `parallelize_module` cuts wrongly."""
-
-    def __init__(self, serial: Block) -> None:
-        super().__init__()
-        attention = copy.deepcopy(serial.attention)
-        self.d_head, widths = attention.heads.d_head, attention.heads.widths
-        self.grouped = widths[0] != widths[1]
-        self.norm1, self.norm2 = copy.deepcopy(serial.norm1), copy.deepcopy(serial.norm2)
-        weights, biases = (x.split(widths) for x in (attention.qkv.weight, attention.qkv.bias))
-        self.q, self.k, self.v = (_linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
-        self.out, self.up, self.down = attention.out, *copy.deepcopy([serial.mlp.up, serial.mlp.down])
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x)
-        q, k, v = (one(y).unflatten(-1, (-1, self.d_head)).transpose(1, 2) for one in (self.q, self.k, self.v))
-        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(self.norm2(x))))
-
-
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    made.weight, made.bias = nn.Parameter(weight.detach().clone()), nn.Parameter(bias.detach().clone())
-    return made
 
 
 class _Parallelized(nn.Module):
@@ -60,12 +33,12 @@ class _Parallelized(nn.Module):
 
     def __init__(self, serial: GPT, mesh: DeviceMesh, sequence_parallel: bool) -> None:
         super().__init__()
-        self.embed, self.head = copy.deepcopy(serial.embed), copy.deepcopy(serial.head)
-        self.blocks = nn.ModuleList(_Apart(block) for block in serial.blocks)
+        copied = apart(copy.deepcopy(serial))
+        self.embed, self.blocks, self.head = copied.embed, copied.blocks, copied.head
         self.mesh, self.sequence_parallel = mesh, sequence_parallel
         between = Shard(1) if sequence_parallel else Replicate()
-        plan = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel(input_layouts=between))
-        plan |= dict.fromkeys(("out", "down"), RowwiseParallel(output_layouts=between))
+        plan = dict.fromkeys(("attention.[qkv]", "mlp.up"), ColwiseParallel(input_layouts=between))
+        plan |= dict.fromkeys(("attention.out", "mlp.down"), RowwiseParallel(output_layouts=between))
         if sequence_parallel:
             plan |= dict.fromkeys(("norm1", "norm2"), SequenceParallel())
         for block in self.blocks:
@@ -85,19 +58,8 @@ class _Parallelized(nn.Module):
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
         """By the names of the serial GPT."""
-        state = {f"embed.{key}": x for key, x in self.embed.state_dict().items()}
-        for i, block in enumerate(self.blocks):
-            whole = {
-                key: x.full_tensor() if isinstance(x, DTensor) else x.detach() for key, x in block.named_parameters()
-            }
-            for kind in ("weight", "bias"):
-                apart = [whole.pop(f"{name}.{kind}") for name in "qkv"]
-                state[f"blocks.{i}.attention.qkv.{kind}"] = torch.cat(apart)
-            inside = {"out": "attention.out", "up": "mlp.up", "down": "mlp.down"}
-            for key, x in whole.items():
-                module, kind = key.split(".")
-                state[f"blocks.{i}.{inside.get(module, module)}.{kind}"] = x
-        return state | {f"head.{key}": x for key, x in self.head.state_dict().items()}
+        named = self.state_dict().items()
+        return together({name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in named})
 
 
 def parallelized(serial: GPT, world: Group, sequence_parallel: bool = False) -> _Parallelized:

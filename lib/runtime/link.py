@@ -75,6 +75,8 @@ def along(axis: str) -> Link | None:
 
     A group along several axes, `dp×tp`, takes the slowest of theirs.
     """
+    if not _links:
+        return None
     found = [one for name in axis.split("×") if (one := _links.get(name) or _links.get(None))]
     return min(found, key=lambda one: one.bandwidth_Bps, default=None)
 
