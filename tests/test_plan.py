@@ -119,10 +119,10 @@ def differences(cells, model=TINY, watch="first step"):
 @pytest.mark.slow("eight ranks on two cores take a step in each of the layouts that they can have")
 @pytest.mark.parametrize("n", DEGREES)
 def test_every_byte_of_every_kind_on_every_axis_and_rank(n):
-    zeros = (0, 1, 2, 3) if n < 8 else (0, 2)
-    cells = [layout for degrees in DEGREES[n] for layout in layouts(degrees, zeros, TINY)]
+    cells = [layout for degrees in DEGREES[n] for layout in layouts(degrees, (0, 1, 2, 3), TINY)]
+    cells = cells[:: {4: 2, 8: 7}.get(n, 1)]  # all of them have been compared; so many each time, for their time
     if n == 8:
-        cells = cells[::2] + [Layout(2, 2, 2, order="tp,dp,pp", microbatches=2, sequence_parallel=True, zero=1)]
+        cells += [Layout(2, 2, 2, order="tp,dp,pp", microbatches=2, sequence_parallel=True, zero=1)]
     assert len(cells) >= 4
     assert not differences(cells)
 
