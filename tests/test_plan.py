@@ -240,6 +240,12 @@ def test_a_plan_for_more_ranks_than_there_are(capsys):
     assert lines[0].startswith("1024 ranks = ") and len(lines) <= 42 and max(map(len, lines)) <= 100
 
 
+def test_it_says_what_it_leaves_out(capsys):
+    main("--plan --dp 2 --zero 3 --recompute full --dropout 0.1".split())
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not exact: ")]
+    assert [line.split()[2] for line in said] == ["zero=3", "recompute=full", "dropout"]
+
+
 def test_ranks_in_words():
     assert ranks_text([0, 1, 2, 5]) == "0-2, 5" and ranks_text([0, 2, 4]) == "0, … (3)"
 
