@@ -153,9 +153,8 @@ class _Walk:
         elif message_before(Action(stage, Op.F, action.microbatch), self.plan.schedule) is None:
             tape.live += live.between  # its input is the output of another stage here, which still needs it
         if not last:
-            is_factor = (
-                live.split and not live.slices
-            )  # of a weight gradient: the output's gradient is needed further
+            # The output's gradient may be a factor of a weight gradient, which the second half still needs.
+            is_factor = live.split and not live.slices
             tape.live -= live.between * (1 if is_factor else 2)  # the output, and its gradient
 
     def release_sends(self, action: Action) -> None:
