@@ -62,6 +62,20 @@ def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) 
     return state | {"gradient": walk.gradient, "activation": walk.activation, "total": total}
 
 
+def not_counted(plan: Plan) -> list[str]:
+    """What of this run `step_memory` leaves out: then its activations, and with zero=3 all kinds, are not exact."""
+    layout, left_out = plan.layout, []
+    if layout.zero == 3:
+        left_out.append("zero=3 shards parameters and gradients, which count whole here")
+    if layout.recompute != "none":
+        left_out.append(f"recompute={layout.recompute} keeps less")
+    if plan.model.dropout:
+        left_out.append("dropout keeps masks, and scores of attention")
+    if plan.itemsize < 4:
+        left_out.append("in 16 bit some operations make wider copies")
+    return left_out
+
+
 class _Walk:
     """A step of one rank, and what waits between its actions."""
 
@@ -139,10 +153,9 @@ class _Walk:
         elif message_before(Action(stage, Op.F, action.microbatch), self.plan.schedule) is None:
             tape.live += live.between  # its input is the output of another stage here, which still needs it
         if not last:
-            factor = (
-                live.split and not live.slices
-            )  # the output's gradient is one of the last block's weight gradients
-            tape.live -= live.between * (1 if factor else 2)  # the output, and its gradient
+            # The output's gradient may be a factor of a weight gradient, which the second half still needs.
+            is_factor = live.split and not live.slices
+            tape.live -= live.between * (1 if is_factor else 2)  # the output, and its gradient
 
     def release_sends(self, action: Action) -> None:
         """What a message for this action proves to be used: gradients that were sent."""

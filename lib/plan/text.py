@@ -7,7 +7,7 @@ from itertools import groupby
 
 from lib.layout import AXES
 from lib.pipeline.gantt import gantt
-from lib.plan.memory import step_memory
+from lib.plan.memory import not_counted, step_memory
 from lib.plan.plan import Plan, step_bubble
 from lib.plan.traffic import step_traffic
 
@@ -18,7 +18,12 @@ KINDS = ("parameter", "gradient", "optimizer", "activation", "total")
 def plan_text(plan: Plan, ranks_per_node: int) -> str:
     """All of it, at most 100 characters wide."""
     return "\n\n".join(
-        [_holds(plan), _table(_shares(plan)), _table(_sends(plan, ranks_per_node)), _waits(plan)]
+        [
+            _holds(plan),
+            "\n".join([_table(_shares(plan)), *map("not exact: {}".format, not_counted(plan))]),
+            _table(_sends(plan, ranks_per_node)),
+            _waits(plan),
+        ]
     ).rstrip()
 
 
