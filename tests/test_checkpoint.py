@@ -28,8 +28,8 @@ from lib import train as train_module
 from lib.checkpoint import folder as folders
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import boxes_of_part, boxes_of_range
-from lib.checkpoint.saver import Checkpoints
-from lib.checkpoint.storage import CheckpointError, Save, restore
+from lib.checkpoint.settings import CheckpointError, Checkpoints
+from lib.checkpoint.storage import Save, restore
 from lib.launch import RankError
 from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape
@@ -350,6 +350,15 @@ def killed(world, config, checkpoints, moment, victim):
     return train(world, config, True, checkpoints)
 
 
+TO_BE_KILLED = dataclasses.replace(on(dp=2, zero=1), dtype="float32", validate_every=0)
+
+
+@pytest.fixture(scope="module")
+def not_killed():
+    """The losses of the run that nobody kills."""
+    return run(train, 2, TO_BE_KILLED, True)[0]["losses"]
+
+
 @pytest.mark.parametrize(
     "moment, victim, goes_on_from",
     [
@@ -361,10 +370,8 @@ def killed(world, config, checkpoints, moment, victim):
         ("in the middle of removing an old one", 0, 4),
     ],
 )
-def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path):
-    config = dataclasses.replace(on(dp=2, zero=1), dtype="float32", validate_every=0)
-    settings = Checkpoints(str(tmp_path), 2, keep=1)
-    wanted = run(train, 2, config, True)[0]["losses"]
+def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path, not_killed):
+    config, settings = TO_BE_KILLED, Checkpoints(str(tmp_path), 2, keep=1)
     with pytest.raises(RankError, match="SIGKILL"):
         run(killed, 2, config, settings, moment, victim)
     assert [folders.step_of(path) for path in folders.complete(str(tmp_path))] == [goes_on_from]
@@ -372,7 +379,7 @@ def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path):
     resume = folders.choose(str(tmp_path), "auto", config)
     assert folders.step_of(resume) == goes_on_from
     reports = run(train, 2, config, True, dataclasses.replace(settings, resume=resume))
-    assert reports[0]["losses"] == wanted, "to the last bit"
+    assert reports[0]["losses"] == not_killed, "to the last bit"
     assert os.listdir(tmp_path) == ["step-00000006"]
 
 
@@ -422,7 +429,7 @@ def test_torchrun_starts_again_what_was_killed_and_stops_when_asked(tmp_path):
             one.kill()
         process.kill()
     last = folders.complete(str(tmp_path))[-1]
-    assert f"SIGTERM: stopped after step {folders.step_of(last)}, which is saved" in err
+    assert f"SIGTERM: stopped after step {folders.step_of(last)}; it is saved" in err
     wanted = run(train, 2, dataclasses.replace(config, steps=folders.step_of(last)), True)[0]["losses"]
     assert folders.run_of(last)["losses"] == wanted, "all of them, to the last bit"
 
@@ -443,10 +450,10 @@ def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, mon
         main([*FLAGS.split(), "--checkpoint", str(tmp_path)])
     err = capsys.readouterr().err
     assert left.value.code == code and os.listdir(tmp_path) == ["step-00000003"]
-    assert (
-        err.strip()
-        == f"python -m lib.train: {number.name}: stopped after step 3, which is saved; --resume auto goes on"
+    said = (
+        f"python -m lib.train: {number.name}: stopped after step 3; it is saved, and --resume auto goes on from there"
     )
+    assert err.strip() == said
     assert before == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     report = tmp_path / "report.json"
     main([*FLAGS.split(), "--checkpoint", str(tmp_path), "--resume", "auto", "--report", str(report)])
@@ -469,9 +476,9 @@ def test_asked_to_stop_all_ranks_stop_after_the_same_step(number, code, tmp_path
         main([*FLAGS.split(), *f"--steps 100000 --dp 2 --checkpoint {tmp_path} --checkpoint-every 1".split()])
     asks.join()
     err = capsys.readouterr().err
-    assert left.value.code == code and "which is saved" in err
+    assert left.value.code == code and "it is saved" in err
     newest = folders.complete(str(tmp_path))[-1]
-    assert f"stopped after step {folders.step_of(newest)}, " in err
+    assert f"stopped after step {folders.step_of(newest)}; " in err
     assert len(json.loads(open(f"{newest}/run.json").read())["losses"]) == folders.step_of(newest)
 
 

@@ -16,9 +16,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from lib.checkpoint.folder import STOP
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP = "stop"  # name of the file
 
 
 class Signals:
