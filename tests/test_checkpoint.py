@@ -319,33 +319,31 @@ def test_no_room_loses_no_checkpoint_and_no_step(tmp_path, serial):
 
 def killed(world, config, checkpoints, moment, victim):
     """A run of which one rank is killed in the middle of the save after step 4."""
+    write, finish, rename, remove = FileSystemWriter.write_data, FileSystemWriter.finish, os.rename, shutil.rmtree
 
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    write, finish = FileSystemWriter.write_data, FileSystemWriter.finish
-
-    def half(self, plan, planner):
-        done = write(self, plan, planner)
-        (file,) = (self.path / f"__{world.rank}_{i}.distcp" for i in range(1))
+    def write_half(writer, plan, planner):
+        write(writer, plan, planner)
+        file = writer.path / f"__{world.rank}_0.distcp"
         os.truncate(file, file.stat().st_size // 2)
-        return die() or done
+        die()
+
+    def in_save_4(method, instead):
+        return lambda writer, *args: (instead if "00000004" in str(writer.path) else method)(writer, *args)
 
     if world.rank == victim:
-        at = {"00000004"}
-        on_4 = lambda wrong, right: lambda self, *args: (wrong if at & {str(self.path)[-8:]} else right)(self, *args)  # noqa: E731
         match moment:
             case "before it writes":
-                FileSystemWriter.write_data = on_4(die, write)
+                FileSystemWriter.write_data = in_save_4(write, die)
             case "in the middle of its file":
-                FileSystemWriter.write_data = on_4(half, write)
+                FileSystemWriter.write_data = in_save_4(write, write_half)
             case "when all have written, before the list of boxes":
-                FileSystemWriter.finish = on_4(die, finish)
+                FileSystemWriter.finish = in_save_4(finish, die)
             case "before the rename":
-                rename = os.rename
                 os.rename = lambda a, b: die() if str(b).endswith("step-00000004") else rename(a, b)
             case "in the middle of removing an old one":
-                remove = shutil.rmtree
                 shutil.rmtree = lambda path, **_: die() if "step-00000002" in path else remove(path, **_)
     return train(world, config, True, checkpoints)
 
@@ -618,7 +616,7 @@ def test_auto_goes_past_what_is_damaged_and_says_so(name, saved, capsys):
 
 
 def test_what_was_half_written_is_not_there(tmp_path):
-    shutil.os.makedirs(tmp_path / ".step-00000006")
+    (tmp_path / ".step-00000006").mkdir()
     assert folders.choose(str(tmp_path), "auto", on()) is None
     assert folders.choose(str(tmp_path), None, on()) is None
 
