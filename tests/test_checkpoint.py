@@ -481,20 +481,20 @@ def test_asked_to_stop_all_ranks_stop_after_the_same_step(number, code, tmp_path
 
 
 def test_a_file_is_a_wish_to_stop(tmp_path):
-    def touching(world, config, checkpoints):
+    def passed_on(world, config, checkpoints):
         if world.rank == 0:
-            (tmp_path / "stop").touch()  # before it begins: left by another run, and removed
+            (tmp_path / "stop").write_text("2")  # before it begins: left by another run, and removed
         original = train_loop.train_step
 
         def step(model, tokens, i, config):
             if world.rank == 1 and i == 2:
-                (tmp_path / "stop").touch()
+                (tmp_path / "stop").write_text(str(int(signal.SIGTERM)))
             return original(model, tokens, i, config)
 
         train_loop.train_step = step
         return train(world, config, True, checkpoints)
 
-    reports = run(touching, 2, on(steps=50, dp=2), Checkpoints(str(tmp_path)))
+    reports = run(passed_on, 2, on(steps=50, dp=2), Checkpoints(str(tmp_path)))
     assert {report["stopped_by"] for report in reports} == {signal.SIGTERM}
     assert {len(report["losses"]) for report in reports} <= {3, 4} and len({len(r["losses"]) for r in reports}) == 1
 
