@@ -120,7 +120,13 @@ def init(device: str | None = None) -> Group:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
+    store = None
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # torchrun keeps one store when it starts ranks again, in which they would find the addresses of the dead
+        # (pytorch/pytorch#135712). Its restarts are counted alike on all ranks as long as there is one machine.
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
+        store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
     return Group("world", tuple(range(size)), rank)
 
 

@@ -14,10 +14,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from lib import data
-from lib.checkpoint.folder import check_can_write, choose
-from lib.checkpoint.saver import Checkpoints
+from lib.checkpoint.settings import CheckpointError, Checkpoints
 from lib.checkpoint.stop import pass_on
-from lib.checkpoint.storage import CheckpointError
 from lib.cost.sizes import RECOMPUTE, ZERO_STAGES
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import SCHEDULES, Layout, nearest
@@ -93,9 +91,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.exit(130, f"\n{parser.prog}: interrupted\n" if rank == 0 else None)
     if stopped_by := reports[0].get("stopped_by"):
         done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
-        said = f"{parser.prog}: {name}: stopped after step {done}, "
-        said += "which is not saved" if reports[0]["unsaved"] else "which is saved; --resume auto goes on"
-        parser.exit(128 + stopped_by, f"\n{said}\n" if rank == 0 else None)
+        said = reports[0]["unsaved"] or "it is saved, and --resume auto goes on from there"
+        parser.exit(128 + stopped_by, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * (rank == 0))
     if rank == 0:
         print(_summary(config, reports[0]))
         if args.profile:
@@ -161,6 +158,8 @@ def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Ch
     settings = Checkpoints(**wanted) if wanted else None
     if settings is None or rank > 0:
         return settings
+    from lib.checkpoint.folder import check_can_write, choose  # loads what reads checkpoints, for a second
+
     check_can_write(settings.checkpoint)
     return replace(settings, resume=choose(settings.checkpoint, settings.resume, config))
 

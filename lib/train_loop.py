@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lib import data, trace
-from lib.checkpoint.saver import Checkpoints, Saver
+from lib.checkpoint.settings import Checkpoints
 from lib.launch import device
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
@@ -55,8 +55,12 @@ def train(
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
     traffic: dict = {}
     silent = quiet or world.rank > 0
-    saver = Saver(model, checkpoints, asdict(config)) if checkpoints else None
-    first = saver.resume(report) if saver else 0
+    saver, first = None, 0
+    if checkpoints:
+        from lib.checkpoint.saver import Saver  # loads what writes checkpoints, for a second
+
+        saver = Saver(model, checkpoints, asdict(config))
+        first = saver.resume(report)
     todo, in_all = range(first, config.steps), {"initial": first, "total": config.steps}
     with saver or nullcontext(), tqdm(todo, **in_all, bar_format=BAR, disable=silent, file=sys.stdout) as bar:
         for step in bar:

@@ -28,8 +28,8 @@ from lib import train as train_module
 from lib.checkpoint import folder as folders
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import boxes_of_part, boxes_of_range
-from lib.checkpoint.saver import Checkpoints
-from lib.checkpoint.storage import CheckpointError, Save, restore
+from lib.checkpoint.settings import CheckpointError, Checkpoints
+from lib.checkpoint.storage import Save, restore
 from lib.launch import RankError
 from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape
@@ -319,35 +319,42 @@ def test_no_room_loses_no_checkpoint_and_no_step(tmp_path, serial):
 
 def killed(world, config, checkpoints, moment, victim):
     """A run of which one rank is killed in the middle of the save after step 4."""
+    write, finish, rename, remove = FileSystemWriter.write_data, FileSystemWriter.finish, os.rename, shutil.rmtree
 
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    write, finish = FileSystemWriter.write_data, FileSystemWriter.finish
-
-    def half(self, plan, planner):
-        done = write(self, plan, planner)
-        (file,) = (self.path / f"__{world.rank}_{i}.distcp" for i in range(1))
+    def write_half(writer, plan, planner):
+        write(writer, plan, planner)
+        file = writer.path / f"__{world.rank}_0.distcp"
         os.truncate(file, file.stat().st_size // 2)
-        return die() or done
+        die()
+
+    def in_save_4(method, instead):
+        return lambda writer, *args: (instead if "00000004" in str(writer.path) else method)(writer, *args)
 
     if world.rank == victim:
-        at = {"00000004"}
-        on_4 = lambda wrong, right: lambda self, *args: (wrong if at & {str(self.path)[-8:]} else right)(self, *args)  # noqa: E731
         match moment:
             case "before it writes":
-                FileSystemWriter.write_data = on_4(die, write)
+                FileSystemWriter.write_data = in_save_4(write, die)
             case "in the middle of its file":
-                FileSystemWriter.write_data = on_4(half, write)
+                FileSystemWriter.write_data = in_save_4(write, write_half)
             case "when all have written, before the list of boxes":
-                FileSystemWriter.finish = on_4(die, finish)
+                FileSystemWriter.finish = in_save_4(finish, die)
             case "before the rename":
-                rename = os.rename
                 os.rename = lambda a, b: die() if str(b).endswith("step-00000004") else rename(a, b)
             case "in the middle of removing an old one":
-                remove = shutil.rmtree
                 shutil.rmtree = lambda path, **_: die() if "step-00000002" in path else remove(path, **_)
     return train(world, config, True, checkpoints)
+
+
+TO_BE_KILLED = dataclasses.replace(on(dp=2, zero=1), dtype="float32", validate_every=0)
+
+
+@pytest.fixture(scope="module")
+def not_killed():
+    """The losses of the run that nobody kills."""
+    return run(train, 2, TO_BE_KILLED, True)[0]["losses"]
 
 
 @pytest.mark.parametrize(
@@ -361,10 +368,8 @@ def killed(world, config, checkpoints, moment, victim):
         ("in the middle of removing an old one", 0, 4),
     ],
 )
-def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path):
-    config = dataclasses.replace(on(dp=2, zero=1), dtype="float32", validate_every=0)
-    settings = Checkpoints(str(tmp_path), 2, keep=1)
-    wanted = run(train, 2, config, True)[0]["losses"]
+def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path, not_killed):
+    config, settings = TO_BE_KILLED, Checkpoints(str(tmp_path), 2, keep=1)
     with pytest.raises(RankError, match="SIGKILL"):
         run(killed, 2, config, settings, moment, victim)
     assert [folders.step_of(path) for path in folders.complete(str(tmp_path))] == [goes_on_from]
@@ -372,7 +377,7 @@ def test_killed_in_the_middle_of_a_save(moment, victim, goes_on_from, tmp_path):
     resume = folders.choose(str(tmp_path), "auto", config)
     assert folders.step_of(resume) == goes_on_from
     reports = run(train, 2, config, True, dataclasses.replace(settings, resume=resume))
-    assert reports[0]["losses"] == wanted, "to the last bit"
+    assert reports[0]["losses"] == not_killed, "to the last bit"
     assert os.listdir(tmp_path) == ["step-00000006"]
 
 
@@ -422,7 +427,7 @@ def test_torchrun_starts_again_what_was_killed_and_stops_when_asked(tmp_path):
             one.kill()
         process.kill()
     last = folders.complete(str(tmp_path))[-1]
-    assert f"SIGTERM: stopped after step {folders.step_of(last)}, which is saved" in err
+    assert f"SIGTERM: stopped after step {folders.step_of(last)}; it is saved" in err
     wanted = run(train, 2, dataclasses.replace(config, steps=folders.step_of(last)), True)[0]["losses"]
     assert folders.run_of(last)["losses"] == wanted, "all of them, to the last bit"
 
@@ -443,10 +448,10 @@ def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, mon
         main([*FLAGS.split(), "--checkpoint", str(tmp_path)])
     err = capsys.readouterr().err
     assert left.value.code == code and os.listdir(tmp_path) == ["step-00000003"]
-    assert (
-        err.strip()
-        == f"python -m lib.train: {number.name}: stopped after step 3, which is saved; --resume auto goes on"
+    said = (
+        f"python -m lib.train: {number.name}: stopped after step 3; it is saved, and --resume auto goes on from there"
     )
+    assert err.strip() == said
     assert before == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     report = tmp_path / "report.json"
     main([*FLAGS.split(), "--checkpoint", str(tmp_path), "--resume", "auto", "--report", str(report)])
@@ -469,27 +474,27 @@ def test_asked_to_stop_all_ranks_stop_after_the_same_step(number, code, tmp_path
         main([*FLAGS.split(), *f"--steps 100000 --dp 2 --checkpoint {tmp_path} --checkpoint-every 1".split()])
     asks.join()
     err = capsys.readouterr().err
-    assert left.value.code == code and "which is saved" in err
+    assert left.value.code == code and "it is saved" in err
     newest = folders.complete(str(tmp_path))[-1]
-    assert f"stopped after step {folders.step_of(newest)}, " in err
+    assert f"stopped after step {folders.step_of(newest)}; " in err
     assert len(json.loads(open(f"{newest}/run.json").read())["losses"]) == folders.step_of(newest)
 
 
 def test_a_file_is_a_wish_to_stop(tmp_path):
-    def touching(world, config, checkpoints):
+    def passed_on(world, config, checkpoints):
         if world.rank == 0:
-            (tmp_path / "stop").touch()  # before it begins: left by another run, and removed
+            (tmp_path / "stop").write_text("2")  # before it begins: left by another run, and removed
         original = train_loop.train_step
 
         def step(model, tokens, i, config):
             if world.rank == 1 and i == 2:
-                (tmp_path / "stop").touch()
+                (tmp_path / "stop").write_text(str(int(signal.SIGTERM)))
             return original(model, tokens, i, config)
 
         train_loop.train_step = step
         return train(world, config, True, checkpoints)
 
-    reports = run(touching, 2, on(steps=50, dp=2), Checkpoints(str(tmp_path)))
+    reports = run(passed_on, 2, on(steps=50, dp=2), Checkpoints(str(tmp_path)))
     assert {report["stopped_by"] for report in reports} == {signal.SIGTERM}
     assert {len(report["losses"]) for report in reports} <= {3, 4} and len({len(r["losses"]) for r in reports}) == 1
 
@@ -611,7 +616,7 @@ def test_auto_goes_past_what_is_damaged_and_says_so(name, saved, capsys):
 
 
 def test_what_was_half_written_is_not_there(tmp_path):
-    shutil.os.makedirs(tmp_path / ".step-00000006")
+    (tmp_path / ".step-00000006").mkdir()
     assert folders.choose(str(tmp_path), "auto", on()) is None
     assert folders.choose(str(tmp_path), None, on()) is None
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lib.checkpoint.boxes import Box
 from lib.checkpoint.folder import run_of
-from lib.checkpoint.storage import WEIGHT, CheckpointError, Stored, read_boxes, read_metadata, reason
+from lib.checkpoint.settings import CheckpointError
+from lib.checkpoint.storage import WEIGHT, Stored, read_boxes, read_metadata, reason
 from lib.model import GPT, GPTConfig
 
 

@@ -24,12 +24,14 @@ from dataclasses import asdict, fields
 
 import torch
 
-from lib.checkpoint.storage import CheckpointError, check_shapes, read_metadata, reason
+from lib.checkpoint.settings import CheckpointError
+from lib.checkpoint.stop import STOP
+from lib.checkpoint.storage import check_shapes, read_metadata, reason
 from lib.model import GPT, GPTConfig
 from lib.train_config import TrainConfig
 
 VERSION = 1  # of what is in a checkpoint; a larger one is of a newer lib
-RUN, STOP = "run.json", "stop"
+RUN = "run.json"
 
 
 class BrokenCheckpoint(CheckpointError):

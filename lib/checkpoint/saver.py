@@ -16,42 +16,16 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
 
 import torch
 
 from lib import comm
 from lib.checkpoint import folder
+from lib.checkpoint.settings import CheckpointError, Checkpoints
 from lib.checkpoint.stop import Signals, wished
-from lib.checkpoint.storage import CheckpointError, Save, gather, reason, restore
+from lib.checkpoint.storage import Save, gather, reason, restore
 from lib.launch import device
-from lib.layout import whole_number
 from lib.parallel import ParallelGPT
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """Where, and how often.
-
-    Args:
-        checkpoint: folder for checkpoints of this run, and of no other; Ctrl-C and SIGTERM then save before they end
-            it.
-        checkpoint_every: steps between two; the last step is saved in any case.
-        keep: so many of the newest checkpoints.
-        resume: the checkpoint to go on from, under any layout; auto is the newest, or to begin afresh if there is none.
-
-    Raises:
-        ValueError: a number that makes no sense.
-    """
-
-    checkpoint: str
-    checkpoint_every: int = 100
-    keep: int = 3
-    resume: str | None = None
-
-    def __post_init__(self) -> None:
-        whole_number("checkpoint_every", self.checkpoint_every, 1)
-        whole_number("keep", self.keep, 1)
 
 
 class Saver:
@@ -121,14 +95,19 @@ class Saver:
         mine = torch.tensor([wish, self._save is not None and self._save.writes], dtype=torch.int32)
         self.stopped_by, writes = comm.all_reduce(mine.to(device()), self.world, "max").tolist()
         is_last = is_last or bool(self.stopped_by)
-        if self._save is not None and not writes:
-            self._finish()
-        if is_last or step % self.settings.checkpoint_every == 0:
-            self._finish()
+        is_due = is_last or step % self.settings.checkpoint_every == 0
+        if is_due or not writes:
+            self._warn(self._finish())
+        if is_due:
             self._begin(step, report)
         if is_last:
             self.unsaved = self._finish()
         return bool(self.stopped_by)
+
+    def _warn(self, problem: str) -> None:
+        """Training goes on without a checkpoint: the next one may find room."""
+        if problem and self.world.rank == 0:
+            print(f"\n{problem}", file=sys.stderr)
 
     def _begin(self, step: int, report: dict) -> None:
         self._path = folder.path_of(self.settings.checkpoint, step)
@@ -157,5 +136,4 @@ class Saver:
                 shutil.rmtree(folder.hidden(self._path), ignore_errors=True)
                 name = os.path.basename(self._path)
                 problem = f"{name} could not be written to {self.settings.checkpoint}: {problem}; older ones are kept"
-                print(f"\n{problem}", file=sys.stderr)
         return gather(problem, self.world)[0]

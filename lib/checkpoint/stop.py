@@ -4,8 +4,7 @@ The problem: a signal ends a process wherever it is, on one rank earlier than on
 different steps wait for each other for ever, or save what never was together.
 The idea: a signal only leaves a number, at which the rank looks between two steps. Ranks then take the largest that any
 of them has, so all stop after the same one. Ranks that `lib.launch.run` started get no signal of the terminal; the
-process that started them passes it on as a file in the folder of checkpoints, which rank 0 looks for. Anybody else may
-do the same: `touch runs/stop`.
+process that started them passes it on as a file in the folder of checkpoints, which rank 0 looks for.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from lib.checkpoint.folder import STOP
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP = "stop"  # name of the file
 
 
 class Signals:
@@ -57,17 +55,18 @@ def pass_on(folder: str) -> Signals:
     """A context for the process that has started ranks: a signal becomes a file that they look for."""
 
     def write(number: int) -> None:
-        with open(os.path.join(folder, STOP), "w") as file:
+        path = os.path.join(folder, STOP)
+        with open(path + ".new", "w") as file:
             file.write(str(number))
+        os.replace(path + ".new", path)  # nobody reads it before the number is in it
 
     return Signals(write)
 
 
 def wished(folder: str) -> int:
-    """The number of the signal that was passed on; SIGTERM where a file came without one, and 0 without a file."""
+    """The number of the signal that was passed on, or 0."""
     try:
         with open(os.path.join(folder, STOP)) as file:
-            said = file.read().strip()
+            return int(file.read())
     except FileNotFoundError:
         return 0
-    return int(said) if said.isdigit() else int(signal.SIGTERM)

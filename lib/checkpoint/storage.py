@@ -10,6 +10,8 @@ parameters and of their optimizer state, by serial name:
 
 A box that several ranks have is written by one of them. So a checkpoint is as large as the model with its optimizer,
 12 bytes a parameter for Adam in float32, whatever the layout; and 1 to 2 kB for each box.
+
+DCP keeps its list of boxes as a pickle, which may run any code when it is read: read only what you trust.
 """
 
 from __future__ import annotations
@@ -34,14 +36,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWrite
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from lib.checkpoint.boxes import Box, boxes_of_part
+from lib.checkpoint.settings import CheckpointError
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
 
 WEIGHT, STATE = "model.", "optimizer."
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, or that is of something else."""
 
 
 @dataclass
