@@ -16,7 +16,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book site serve lab train test notebooks exercises lint bench soak fuzz perturbed repository colab
+.PHONY: help setup book site serve lab train test notebooks exercises lint bench soak fuzz certificate perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -102,6 +102,9 @@ soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
 
 fuzz: $(READY) ## a random walk over modules and compositions for FUZZ_S seconds (ten minutes)
 	@FUZZ_S=$${FUZZ_S:-600} $(PY) -m pytest tests/test_fuzz.py -q
+
+certificate: $(READY) ## every layout of 1, 2, 4 and 8 ranks against one process (two minutes)
+	@CERTIFICATE=all $(PY) -m pytest tests/test_certificate.py -q
 
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)

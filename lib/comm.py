@@ -13,7 +13,8 @@ Shapes: `S` is this rank's tensor, n the group's size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -203,6 +204,20 @@ def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     return collective(
         f"broadcast src={src}", x, group, lambda: out, _broadcast, as_bytes(out), group.ranks[src]
     ).wait()
+
+
+@torch.no_grad()
+def agree(tensors: Iterable[Tensor], group: Group) -> None:
+    """Overwrite tensors by those of the group's rank 0: neighbours of one dtype and device side by side in a message.
+
+    Of dozens of small messages each would cost its latency. Tensors on the meta device are left as they are.
+    """
+    real = (x for x in tensors if not x.is_meta)
+    for _, neighbours in groupby(real, key=lambda x: (x.dtype, x.device)):
+        alike = list(neighbours)
+        flat = broadcast(torch.cat([x.reshape(-1) for x in alike]), group)
+        for x, values in zip(alike, flat.split([x.numel() for x in alike]), strict=True):
+            x.copy_(values.view_as(x))
 
 
 def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | None:

@@ -90,7 +90,7 @@ class Layout:
             )
         if self.zero == 3 and self.tp > 1:
             raise ValueError(
-                f"zero=3 and tp={self.tp}: parameters are shards of whole matrices here; use zero=2, or tp=1"
+                f"zero=3 and tp={self.tp}: parameters are shards of whole matrices here; use zero=1 or zero=2, or tp=1"
             )
 
     def _check_pipeline(self) -> None:

@@ -150,15 +150,19 @@ def copies_of(placement: Placement, shape: torch.Size, group: Group) -> int | Te
     return 1
 
 
-def distribute(whole: nn.Parameter | None, placement: Placement, group: Group) -> nn.Parameter | None:
+def distribute(
+    whole: nn.Parameter | None, placement: Placement, group: Group, agreed: bool = False
+) -> nn.Parameter | None:
     """This rank's part, as a parameter, of what the group's rank 0 has; the others give the shape only.
+
+    With `agreed` all have the same already, and nothing is sent.
 
     Whatever was drawn on each rank: from here on all have parts of one tensor. A parameter on the meta device, or None,
     stays that.
     """
     if whole is None:
         return None
-    values = whole.detach() if whole.is_meta else comm.broadcast(whole, group)
+    values = whole.detach() if whole.is_meta or agreed else comm.broadcast(whole, group)
     return nn.Parameter(shard(values, placement, group), requires_grad=whole.requires_grad)
 
 

@@ -143,7 +143,7 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
         if fits is None or all(getattr(fits, name) == value for name, value in wanted.items()):
             raise  # it is not the layout
         changed = " ".join(f"{name}={value}" for name, value in fits.differs(Layout()).items())
-        raise ValueError(f"{error}. The nearest that can be: {changed or 'one process'}") from error
+        raise ValueError(f"{error}. Or take the nearest layout: {changed or 'one process'}") from error
 
 
 def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Checkpoints | None:

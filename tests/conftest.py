@@ -153,3 +153,15 @@ def start_notebook(tmp_path):
     for manager, client in started:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def nothing_is_trained(monkeypatch):
+    """The command line must refuse before anything starts."""
+    from lib import train
+
+    def fail(*args, **kwargs):
+        raise AssertionError("this must fail before anything is trained")
+
+    for name in ("train", "run", "init"):
+        monkeypatch.setattr(train, name, fail)

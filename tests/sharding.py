@@ -17,6 +17,16 @@ from lib.verify import largest_difference, replicas_equal, weights
 CONFIG = GPTConfig(vocab_size=32, context=6, d_model=12, num_layers=3, num_heads=2)
 
 
+def serial(config):
+    """A GPT in float64, with biases and norms that are not all 0 and 1."""
+    torch.manual_seed(0)
+    model = GPT(config).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1 * torch.randn_like(p)
+    return model
+
+
 class InParts:
     """A tensor-parallel copy of a model with the sums of its gradients, put together as `lib.parallel` does."""
 

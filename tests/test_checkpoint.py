@@ -24,7 +24,6 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lib import run, train_loop
-from lib import train as train_module
 from lib.checkpoint import folder as folders
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import boxes_of_part, boxes_of_range
@@ -502,15 +501,6 @@ def test_a_file_is_a_wish_to_stop(tmp_path):
 # ---- wrong use ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def nothing_is_trained(monkeypatch):
-    def fail(*args, **kwargs):
-        raise AssertionError("this must fail before anything is trained")
-
-    for name in ("train", "run", "init"):
-        monkeypatch.setattr(train_module, name, fail)
-
-
 def refused(flags, capsys):
     with pytest.raises(SystemExit) as left:
         main([*FLAGS.split(), *flags.split()])
@@ -613,6 +603,12 @@ def test_auto_goes_past_what_is_damaged_and_says_so(name, saved, capsys):
     said = refused(f"--checkpoint {saved} --resume auto", capsys)
     assert said.startswith(f"none of the 1 checkpoints in {saved} is whole: ") and DAMAGES[name] in said
     assert (saved / "step-00000004").exists(), "it does not begin afresh over them"
+
+
+def test_a_run_that_goes_on_with_another_batch_or_rate_says_so(saved, capsys):
+    assert folders.choose(str(saved), "auto", on()) and capsys.readouterr().err == ""
+    folders.choose(str(saved), "auto", dataclasses.replace(on(), global_batch=48, lr=0.5))
+    assert "goes on with global_batch=48 (was 24), lr=0.5 (was " in capsys.readouterr().err
 
 
 def test_what_was_half_written_is_not_there(tmp_path):

@@ -9,6 +9,7 @@ from functools import partial
 import cloudpickle
 import pytest
 import torch
+from sharding import serial
 from torch import nn
 
 from lib import comm, run, trace
@@ -18,7 +19,7 @@ from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
 from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape
-from lib.model import GPT, GPTConfig, mean_loss
+from lib.model import GPTConfig, mean_loss
 from lib.parallel import facts_of, parallelize
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.action import Action, Op, Schedule, ScheduleError
@@ -35,16 +36,6 @@ from lib.tensor_parallel.vocab import vocab_parallel_loss
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CONFIG = GPTConfig(vocab_size=24, context=8, d_model=16, num_layers=4, num_heads=4)
 ROWS, STEPS = 8, 3
-
-
-def serial(config):
-    """In float64, with biases and norms that are not all 0 and 1."""
-    torch.manual_seed(0)
-    model = GPT(config).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.1 * torch.randn_like(p)
-    return model
 
 
 def momentum(params):

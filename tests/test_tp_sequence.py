@@ -17,7 +17,7 @@ from lib.tensor_parallel.sequence import (
     ShardedDropout,
     dropout,
     each_rank_its_own,
-    replicate,
+    see_slices,
     slice_of_rank,
 )
 
@@ -141,7 +141,9 @@ def test_the_mean_over_many_masks_is_the_serial_one():
 
 def replicated(serial, group, sequence_parallel):
     module = copy.deepcopy(serial)
-    replicate(module, group, sequence_parallel)
+    comm.agree(module.parameters(), group)
+    if sequence_parallel:
+        see_slices(module)
     return module
 
 

@@ -65,8 +65,8 @@ def flats_bytes(zero, n):
     return [8 * share * math.ceil(sum(p.numel() for p in flat) / share) for flat in flats]
 
 
-LAYOUTS = [(0, 1, 4), (0, 2, 1), (0, 2, 2), (0, 3, 1), (0, 4, 2)]
-LAYOUTS += [(zero, dp, k) for zero in (1, 2, 3) for dp, k in ((1, 1), (2, 3), (3, 1), (4, 2))]
+# All others are in test_certificate.py (what comes out) and test_plan.py (what is sent and held).
+LAYOUTS = [(0, 1, 4), (0, 3, 1), (1, 2, 3), (2, 3, 1), (2, 4, 2), (3, 1, 1), (3, 2, 3), (3, 3, 1), (3, 4, 2)]
 
 
 @pytest.mark.parametrize("zero, dp, microbatches", LAYOUTS)
@@ -120,7 +120,7 @@ def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
     assert 0 <= held - copies * (2 * psi + 4 * len(tensors)) <= 4 * cuts
 
 
-@pytest.mark.parametrize("dp, tp, sequence_parallel", [(1, 2, False), (1, 2, True), (2, 2, False), (2, 2, True)])
+@pytest.mark.parametrize("dp, tp, sequence_parallel", [(1, 2, False), (2, 2, True)])
 def test_the_same_losses_with_tensor_parallel_ranks(serial, dp, tp, sequence_parallel):
     config = on(CONFIG, dp=dp, tp=tp, sequence_parallel=sequence_parallel, microbatches=2)
     reports = run(train, dp * tp, config, True)
@@ -158,11 +158,7 @@ def serial_of_four():
         (1, 2, "naive", 1, 1),
         (1, 3, "gpipe", 1, 4),
         (1, 4, "1f1b", 1, 6),
-        (1, 2, "zb-h1", 1, 3),
-        (1, 2, "interleaved", 2, 4),
-        (2, 2, "gpipe", 1, 4),
         (2, 2, "zb-h2", 1, 3),
-        (2, 2, "interleaved", 2, 2),
         (1, 2, "zb-v", 2, 3),
     ],
 )
@@ -223,7 +219,7 @@ def steps(world, config):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dp, schedule, per_rank", [(1, "zb-h2", 1), (2, "1f1b", 1), (2, "interleaved", 2)])
+@pytest.mark.parametrize("dp, schedule, per_rank", [(1, "zb-h2", 1), (2, "interleaved", 2)])
 def test_clipped_gradients_and_weights_of_a_pipeline(dp, schedule, per_rank, tied):
     config = dataclasses.replace(PIPED, model=dataclasses.replace(FOUR, tied=tied))
     losses, gradients, weights = steps(Group(), config)
@@ -369,15 +365,6 @@ def test_a_report_of_one_process_without_validation(tmp_path, capsys):
 # ---- wrong use ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def nothing_is_trained(monkeypatch):
-    def fail(*args, **kwargs):
-        raise AssertionError("this must fail before anything is trained")
-
-    for name in ("train", "run", "init"):
-        monkeypatch.setattr(train_module, name, fail)
-
-
 @pytest.mark.parametrize(
     "flags, says",
     [
@@ -405,7 +392,10 @@ def nothing_is_trained(monkeypatch):
         ("--num-layers 0", "--num-layers 0"),
         ("--tp 3", "--num-heads 4 cannot be split over --tp 3; use a multiple of 3"),
         ("--tp 4 --sequence-parallel --context 10", "--context 10 cannot be split over --tp 4"),
-        ("--tp 2 --zero 3", "--zero 3 and --tp 2: parameters are shards of whole matrices here; use --zero 2"),
+        (
+            "--tp 2 --zero 3",
+            "--zero 3 and --tp 2: parameters are shards of whole matrices here; use --zero 1 or --zero 2",
+        ),
         ("--pp 2 --zero 3", "--zero 3 and --pp 2: a stage's parameters would be gathered twice for each microbatch"),
         ("--seed 99999999999999999999999", "--seed 99999999999999999999999 must be a whole number from 0 to"),
         ("--seed -1", "--seed -1 must be"),

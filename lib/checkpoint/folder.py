@@ -32,6 +32,7 @@ from lib.train_config import TrainConfig
 
 VERSION = 1  # of what is in a checkpoint; a larger one is of a newer lib
 RUN = "run.json"
+DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype")  # what losses follow from, beside the model
 
 
 class BrokenCheckpoint(CheckpointError):
@@ -197,3 +198,7 @@ def _check(path: str, config: TrainConfig) -> None:
             raise CheckpointError(f"{path} is of another model: {field.name}={there} there, and {here} here")
     if run["step"] > config.steps:
         raise CheckpointError(f"{path} has {run['step']} steps behind it, more than steps={config.steps}; use more")
+    ours, theirs = asdict(config), run["config"]
+    other = [f"{name}={ours[name]} (was {theirs[name]})" for name in DECISIVE if ours[name] != theirs.get(name)]
+    if other:
+        print(f"{path}: goes on with {', '.join(other)}, so its losses are not those of one run", file=sys.stderr)

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
-from lib.data_parallel.buckets import fill_buckets
 from lib.data_parallel.gradient_sums import GradientSums, NaiveGradients
 from lib.facts import Fact
 from lib.mesh import Group
@@ -168,11 +167,7 @@ def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) 
     Args:
         parameters: False: buffers only.
     """
-    sent = [x.data for x in (*(module.parameters() if parameters else ()), *module.buffers())]
-    for bucket in fill_buckets(sent, BUCKET_BYTES):  # of dozens of small messages each would cost its latency
-        flat = comm.broadcast(torch.cat([x.reshape(-1) for x in bucket]), group, src=0)
-        for x, values in zip(bucket, flat.split([x.numel() for x in bucket]), strict=True):
-            x.copy_(values.view_as(x))
+    comm.agree((*(module.parameters() if parameters else ()), *module.buffers()), group)
 
 
 def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:

@@ -28,12 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from lib import comm
 from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head, recompute
 from lib.placement import parts, unshard
 from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, check_heads
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from lib.tensor_parallel.sequence import dropout, replicate, slice_of_rank
+from lib.tensor_parallel.sequence import dropout, see_slices, slice_of_rank
 from lib.tensor_parallel.vocab import VocabParallelEmbedding
 
 SEQUENCE_DIM = 1  # of x[B, T, D]
@@ -64,36 +65,38 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     """
     recompute(model, again)
     _check(model, group)
+    comm.agree(model.parameters(), group)
     dim = SEQUENCE_DIM if sequence_parallel else None
     tied = isinstance(model, GPT) and model.head.linear.weight is model.embed.token.weight
     for module in list(model.modules()):
         match module:
             case Embed():
-                module.token = VocabParallelEmbedding.from_serial(module.token, group, sequence_dim=dim)
+                module.token = VocabParallelEmbedding.from_serial(module.token, group, agreed=True, sequence_dim=dim)
                 if sequence_parallel:
                     module.position = SlicedPositions(module.position, group)
-                replicate(module.position, group, sequence_parallel)
+                    see_slices(module.position)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case Attention():
                 heads = module.heads
                 widths = {"heads": heads.widths[0] // heads.d_head, "kv_heads": heads.widths[1] // heads.d_head}
                 module.qkv = QKVParallelLinear.from_serial(
-                    module.qkv, group, sequence_dim=dim, **widths, d_head=heads.d_head
+                    module.qkv, group, agreed=True, sequence_dim=dim, **widths, d_head=heads.d_head
                 )
                 heads.widths = module.qkv.widths
                 module.heads = OwnDropout(heads, group)
-                module.out = RowParallelLinear.from_serial(module.out, group, sequence_dim=dim)
+                module.out = RowParallelLinear.from_serial(module.out, group, agreed=True, sequence_dim=dim)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case MLP():
-                module.up = ColumnParallelLinear.from_serial(module.up, group, sequence_dim=dim)
-                module.down = RowParallelLinear.from_serial(module.down, group, sequence_dim=dim)
+                module.up = ColumnParallelLinear.from_serial(module.up, group, agreed=True, sequence_dim=dim)
+                module.down = RowParallelLinear.from_serial(module.down, group, agreed=True, sequence_dim=dim)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
-            case Block():
-                replicate(module.norm1, group, sequence_parallel)
-                replicate(module.norm2, group, sequence_parallel)
+            case Block() if sequence_parallel:
+                see_slices(module.norm1)
+                see_slices(module.norm2)
             case Head():
-                replicate(module.norm, group, sequence_parallel)
-                module.linear = ColumnParallelLinear.from_serial(module.linear, group, sequence_dim=dim)
+                if sequence_parallel:
+                    see_slices(module.norm)
+                module.linear = ColumnParallelLinear.from_serial(module.linear, group, agreed=True, sequence_dim=dim)
     if isinstance(model, GPT) and sequence_parallel:
         model.sequence_slices = group.size
     if tied:

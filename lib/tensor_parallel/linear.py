@@ -72,16 +72,16 @@ class ParallelLinear(nn.Module):
         self._take(nn.Linear(in_features, out_features, bias))
 
     @classmethod
-    def from_serial(cls, serial: nn.Linear, group: Group, **options) -> ParallelLinear:
-        """The same layer on the ranks of `group`, with the weights that its rank 0 has."""
+    def from_serial(cls, serial: nn.Linear, group: Group, *, agreed: bool = False, **options) -> ParallelLinear:
+        """The same layer on the ranks of `group`, with the weights that its rank 0 has; sends nothing if `agreed`."""
         with torch.device("meta"):
             layer = cls(serial.in_features, serial.out_features, group, serial.bias is not None, **options)
-        layer._take(serial)
+        layer._take(serial, agreed)
         return layer
 
-    def _take(self, serial: nn.Linear) -> None:
+    def _take(self, serial: nn.Linear, agreed: bool = False) -> None:
         for name, placement in self.placements.items():
-            setattr(self, name, distribute(getattr(serial, name), placement, self.group))
+            setattr(self, name, distribute(getattr(serial, name), placement, self.group, agreed))
 
     def _used(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as forward takes them."""

@@ -26,7 +26,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lib import comm
 from lib.mesh import Group
 from lib.placement import split_size
 
@@ -64,18 +63,12 @@ def dropout(p: float, group: Group, sequence_parallel: bool) -> nn.Dropout:
     return ShardedDropout(p, group) if sequence_parallel else nn.Dropout(p)
 
 
-@torch.no_grad()
-def replicate(module: nn.Module, group: Group, sequence_parallel: bool) -> None:
-    """Give a module that treats each token by itself the weights of the group's rank 0.
+def see_slices(module: nn.Module) -> None:
+    """A module that treats each token by itself sees some of them: its gradients are terms of a sum.
 
-    With `sequence_parallel` it sees some of the tokens, and its gradients are terms of a sum: it says so in
-    `partial_gradients`.
+    It says so in `partial_gradients`.
     """
-    for p in module.parameters(recurse=False):
-        if not p.is_meta:
-            p.copy_(comm.broadcast(p, group))
-    if sequence_parallel:
-        module.partial_gradients = tuple(name for name, _ in module.named_parameters(recurse=False))
+    module.partial_gradients = tuple(name for name, _ in module.named_parameters(recurse=False))
 
 
 def slice_of_rank(length: int, group: Group) -> slice:

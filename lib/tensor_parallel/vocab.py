@@ -61,8 +61,10 @@ class VocabParallelEmbedding(nn.Module):
         self._take(nn.Embedding(num_embeddings, embedding_dim, padding_idx))
 
     @classmethod
-    def from_serial(cls, serial: nn.Embedding, group: Group, **options) -> VocabParallelEmbedding:
-        """The same embedding on the ranks of `group`, with the weights that its rank 0 has."""
+    def from_serial(
+        cls, serial: nn.Embedding, group: Group, *, agreed: bool = False, **options
+    ) -> VocabParallelEmbedding:
+        """The same embedding on the ranks of `group`, with the weights of its rank 0; sends nothing if `agreed`."""
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(serial, option):
                 raise ValueError(
@@ -71,12 +73,12 @@ class VocabParallelEmbedding(nn.Module):
                 )
         with torch.device("meta"):
             layer = cls(serial.num_embeddings, serial.embedding_dim, group, padding_idx=serial.padding_idx, **options)
-        layer._take(serial)
+        layer._take(serial, agreed)
         return layer
 
-    def _take(self, serial: nn.Embedding) -> None:
+    def _take(self, serial: nn.Embedding, agreed: bool = False) -> None:
         split_size(self.num_embeddings, self.group, "vocabulary")
-        self.weight = distribute(serial.weight, self.placements["weight"], self.group)
+        self.weight = distribute(serial.weight, self.placements["weight"], self.group, agreed)
 
     def forward(self, tokens: Tensor) -> Tensor:
         _check_words(tokens, self.num_embeddings, "token")
