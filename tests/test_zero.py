@@ -695,3 +695,50 @@ def test_zero_1_and_plain_data_parallelism_share_the_order_of_buckets():
     for rank in run(step, 2):
         for labels, early, buckets in rank:
             assert buckets > 5 and labels == [f"bucket {i}" for i in range(buckets)] and all(early)
+
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x, skips):
+        return 2 * x if skips else self.layer(x)
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2])
+def test_a_step_given_up_in_which_one_rank_had_no_part_at_all(wrap):
+    def works(world):
+        torch.manual_seed(0)
+        twin = Skipping().double()
+        model = wrap(copy.deepcopy(twin), world, partial(torch.optim.SGD, lr=0.1))
+        x = torch.randn(2, 3, dtype=torch.float64).requires_grad_()
+        model(x, world.rank == 1).sum().backward()  # the other rank may have sent all by now
+        model.zero_grad()
+        model(x, False).sum().backward()
+        model.finish()
+        model.step()
+        twin(x, False).sum().backward()
+        torch.optim.SGD(twin.parameters(), lr=0.1).step()
+        return largest_difference(weights(model.module), weights(twin))
+
+    assert max(run(works, 2)) < 1e-12
+
+
+@pytest.mark.parametrize("skips", [(True, True), (True, False), (False, True)])
+def test_microbatches_in_which_one_rank_has_no_part_at_all(skips):
+    def works(world):
+        torch.manual_seed(0)
+        twin = Skipping().double()
+        model = ZeRO2(copy.deepcopy(twin), world, partial(torch.optim.SGD, lr=0.1), op="sum")
+        x = torch.randn(2, 3, dtype=torch.float64).requires_grad_()
+        for skip in skips:
+            model(x, skip and world.rank == 1).sum().backward()
+            for rank in range(2):
+                twin(x, skip and rank == 1).sum().backward()
+        model.finish()
+        model.step()
+        torch.optim.SGD(twin.parameters(), lr=0.1).step()
+        return largest_difference(weights(model.module), weights(twin))
+
+    assert max(run(works, 2)) < 1e-12

@@ -20,10 +20,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from lib import comm
 from lib.data_parallel.buckets import ONE, Bucket, fill_buckets
-from lib.data_parallel.gradient_sums import GradientSums, State
+from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.facts import Fact
 from lib.mesh import Group
 
@@ -66,6 +67,9 @@ class Gradients(GradientSums):
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
         self._lines: list[_Line] = []
+        self._went_back = (
+            False  # a backward that others may send has begun here, and has not been finished or given up
+        )
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
         self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))
@@ -171,13 +175,22 @@ class Gradients(GradientSums):
             self._send_full_buckets(line)
 
     def before_forward(self) -> None:
-        if self.each and self._through:  # of a microbatch that did not use all parameters
+        if self.each and self._through:  # of a microbatch that did not use all parameters, or none
             for line in self._lines:
-                if line.begun:
+                if line.begun or self._went_back and not line.sent:
                     self._send_the_rest(line)
+                line.sent = False
+            self._went_back = False
         super().before_forward()
         for bucket in self.buckets:
             bucket.check_in_place()
+
+    def after_forward(self, output: object) -> None:
+        if tensors := with_gradient(output):
+            register_multi_grad_hook(tensors, self._backward_comes, mode="any")
+
+    def _backward_comes(self, gradient: Tensor) -> None:
+        self._went_back = self._went_back or self._syncs
 
     def last_backward(self, stage: int) -> None:
         """The next backward of this stage is its last before `start`: its buckets leave as they fill."""
@@ -216,6 +229,7 @@ class Gradients(GradientSums):
         self.state = State.SUMMED
 
     def _end_lines(self) -> None:
+        self._went_back = False
         for line in self._lines:
             line.wait()
             line.begin_again()
@@ -226,7 +240,8 @@ class Gradients(GradientSums):
 
     def give_up(self) -> None:
         for line in self._lines:
-            if line.begun:  # others may wait for sums of what this rank has not come to
+            # Others may wait for sums of what this rank has not come to, or had no part in at all.
+            if line.begun or self._went_back and not line.sent:
                 self._send_the_rest(line)
         self._end_lines()
         for bucket in self.buckets:

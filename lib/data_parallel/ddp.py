@@ -75,9 +75,12 @@ class DataParallel(nn.Module):
         self.gradients.syncs = value
 
     def forward(self, *args, **kwargs):
-        if torch.is_grad_enabled():
-            self.gradients.before_forward()
-        return self.module(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        self.gradients.before_forward()
+        output = self.module(*args, **kwargs)
+        self.gradients.after_forward(output)
+        return output
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""

@@ -14,6 +14,7 @@ from enum import Enum
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lib import comm
 from lib.data_parallel.buckets import any_gradient
@@ -93,6 +94,9 @@ class GradientSums:
             raise RuntimeError(_FORGOTTEN)
         if self.state is State.SUMMED:
             self.state = State.IDLE
+
+    def after_forward(self, output: object) -> None:
+        """A forward that wants gradients has given this."""
 
     def give_up(self) -> None:
         """Forget the step: no gradient, no sum. On all ranks."""
@@ -202,3 +206,17 @@ class NaiveGradients(GradientSums):
     def is_summed(self) -> None:
         """p.grad is no longer this rank's own."""
         self._own, self.state = False, State.SUMMED
+
+
+def with_gradient(values: object) -> list[Tensor]:
+    """The tensors that backward goes through, in lists, dicts and objects of any class."""
+    found: list[Tensor] = []
+    leaves, seen = tree_leaves(values), set()
+    while leaves:
+        leaf = leaves.pop()
+        if isinstance(leaf, Tensor):
+            found += [leaf] if leaf.requires_grad else []
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (nn.Module, type)) and id(leaf) not in seen:
+            seen.add(id(leaf))
+            leaves += tree_leaves(vars(leaf))
+    return found

@@ -19,8 +19,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
 
+from lib.data_parallel.gradient_sums import with_gradient
 from lib.data_parallel.units import ELSEWHERE, Unit
 
 
@@ -96,7 +96,7 @@ class UnitSchedule:
                 self._trains = torch.is_grad_enabled()
             self._make_whole(unit, "forward")
         waits = self._backward and unit.inputs_open  # already, on what was given the first time
-        inputs = _with_gradient((args, kwargs)) if unit.has_frozen and torch.is_grad_enabled() and not waits else []
+        inputs = with_gradient((args, kwargs)) if unit.has_frozen and torch.is_grad_enabled() and not waits else []
         if inputs:
             unit.inputs_open += 1
             register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit), mode="all")
@@ -106,7 +106,7 @@ class UnitSchedule:
             return
         if unit is self.units[0]:
             self._catch_up("forward")
-        outputs = _with_gradient(output)
+        outputs = with_gradient(output)
         unit.calls_open += self._trains
         if outputs:
             when_backward_comes = partial(self._backward_comes, unit)
@@ -185,17 +185,3 @@ class UnitSchedule:
         """When backward has passed: all gradients of parameters are there, and of inputs where that matters."""
         if unit.is_whole and not unit.gradients_open and not unit.inputs_open and not self._has_graph:
             unit.reshard()
-
-
-def _with_gradient(values: object) -> list[Tensor]:
-    """The tensors that backward goes through, in lists, dicts and objects of any class."""
-    found: list[Tensor] = []
-    leaves, seen = tree_leaves(values), set()
-    while leaves:
-        leaf = leaves.pop()
-        if isinstance(leaf, Tensor):
-            found += [leaf] if leaf.requires_grad else []
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (nn.Module, type)) and id(leaf) not in seen:
-            seen.add(id(leaf))
-            leaves += tree_leaves(vars(leaf))
-    return found
