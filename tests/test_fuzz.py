@@ -1,7 +1,7 @@
 """A random walk: any module, under any technique or composition, must do what one process does.
 
-A case is drawn from its seed alone. `make test` walks for twenty seconds from a new seed, and prints it; `make fuzz` walks
-for as long as one likes (FUZZ_S=3600), and FUZZ_SEED=n FUZZ_S=0 tries the one case of that seed.
+A case is drawn from its seed alone. `make test` walks for twenty seconds from a new seed, and prints it; `make fuzz`
+walks for as long as one likes (FUZZ_S=3600), and FUZZ_SEED=n FUZZ_S=0 tries the one case of that seed.
 """
 
 from __future__ import annotations
