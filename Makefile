@@ -103,8 +103,8 @@ soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
 fuzz: $(READY) ## a random walk over modules and compositions for FUZZ_S seconds (ten minutes)
 	@FUZZ_S=$${FUZZ_S:-600} $(PY) -m pytest tests/test_fuzz.py -q
 
-certificate: $(READY) ## every layout of 1, 2, 4 and 8 ranks against one process (two minutes)
-	@CERTIFICATE=all $(PY) -m pytest tests/test_certificate.py -q
+certificate: $(READY) ## every layout of 1 to 8 ranks against one process, and its plan (minutes)
+	@CERTIFICATE=all $(PY) -m pytest tests/test_certificate.py tests/test_plan.py -q
 
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)

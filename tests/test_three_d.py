@@ -4,25 +4,16 @@ import copy
 
 import pytest
 import torch
+from sharding import serial
 from torch import nn
 
 from benchmarks.three_d import ADAMW, SIDES
 from lib import run
 from lib.layout import Layout
-from lib.model import GPT, GPTConfig, mean_loss
+from lib.model import GPTConfig, mean_loss
 
 CONFIG = GPTConfig(vocab_size=24, context=8, d_model=16, num_layers=2, num_heads=4, tied=False)
 STEPS, ROWS, MAX_NORM = 3, 8, 0.5
-
-
-def model():
-    """In float64, with biases and norms that are not all 0 and 1."""
-    torch.manual_seed(0)
-    made = GPT(CONFIG).double()
-    with torch.no_grad():
-        for p in made.parameters():
-            p += 0.1 * torch.randn_like(p)
-    return made
 
 
 def batch(step):
@@ -30,7 +21,7 @@ def batch(step):
     return torch.randint(CONFIG.vocab_size, (2, ROWS, CONFIG.context), generator=generator)
 
 
-def serial(one):
+def in_one_process(one):
     optimizer, losses = ADAMW(one.parameters()), []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -47,7 +38,7 @@ def trained(world, dp, pp, tp):
     """Of each side, losses and the weights that this rank is told."""
     found = {}
     for name, (make, more) in SIDES.items():
-        side = make(copy.deepcopy(model()), world, Layout(dp, pp, tp, microbatches=2, **more))
+        side = make(copy.deepcopy(serial(CONFIG)), world, Layout(dp, pp, tp, microbatches=2, **more))
         losses = [side.step(*batch(step), MAX_NORM).item() for step in range(STEPS)]
         found[name] = losses, side.full_state_dict()
     return found
@@ -55,7 +46,7 @@ def trained(world, dp, pp, tp):
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 1, 2)])
 def test_both_sides_train_the_model_of_one_process(sizes):
-    losses, weights = serial(model())
+    losses, weights = in_one_process(serial(CONFIG))
     seen = {name: set() for name in SIDES}
     for rank in run(trained, torch.Size(sizes).numel(), *sizes):
         for name, (got, state) in rank.items():
