@@ -21,7 +21,7 @@ SOURCE = """<p class="kick">Chapter 90 · Part</p>
 90 minutes to read, a minute to compute.
 
 ```{code-cell} ipython3
-:tags: [imports]
+:tags: [setup]
 
 import math
 ```
@@ -150,7 +150,7 @@ def site(tmp_path_factory):
     patch.setattr(notebooks, "ROOT", folder)
     (folder / "chapters").mkdir()
     pages = {"index": "# Home\n\n```{toctree}\nchapters/90_x\nchapters/91_old\n```\n"}
-    old = SOURCE.replace("evidence", "hide-input").replace("imports", "a").replace("figure", "hide-input")
+    old = SOURCE.replace("evidence", "hide-input").replace("[setup]", "[a]").replace("figure", "hide-input")
     for name, text in (("90_x", SOURCE), ("91_old", old.replace("deeper", "on"))):
         path = folder / "chapters" / f"{name}.md"
         path.write_text(text, encoding="utf-8")
@@ -182,7 +182,7 @@ def article(site, name: str) -> BeautifulSoup:
 
 def test_each_kind_is_folded_in_its_way(site):
     page = article(site, "90_x")
-    imports, figure, idea, one, two, deeper = page.select("div.cell:not(.tag_setup)")
+    imports, figure, idea, one, two, deeper = page.select("div.cell:not(.tag_remove-cell)")
     assert [tag.summary.get_text() for tag in (imports, figure)] == ["Imports", "How this was drawn"]
     assert imports.find(recursive=False).name == "details" and "import math" in imports.details.get_text()
     shown, folded = figure.find_all(recursive=False)

@@ -19,7 +19,7 @@ PAGE = """
 1 minutes to read, a minute to compute.
 
 ```{code-cell} ipython3
-:tags: [imports]
+:tags: [setup]
 
 import math
 from lib import claim, collectives
@@ -140,7 +140,7 @@ IDEA = "two = 1 + 1\n"
         ("import math\n", "import math\ndef f(): pass\n", "import math: it holds more than imports"),
         ("## Quiz", cell("x = 1\n", "evidence") + "## Quiz", "x = 1: evidence without a claim"),
         (":tags: [figure]", ":tags: [figure, open]", "open goes with evidence"),
-        (":tags: [figure]", ":tags: [figure, imports]", "a cell is of one kind"),
+        (":tags: [figure]", ":tags: [figure, setup]", "a cell is of one kind"),
         (":tags: [figure]", ":tags: [hide-input]", "hide-input hides code; say what it is"),
         (":tags: [figure]", ":tags: [remove-input]", "remove-input hides code; say what it is"),
         ("eight = four", lines(25) + "eight = four", "26 lines of an idea"),

@@ -78,7 +78,9 @@ def names_of(tree):
 def counting_cells(chapter):
     """The cells of a chapter that claim something about bytes or calls, and those that they need, in order."""
     notebook = nbformat.read(ROOT / "chapters" / chapter, as_version=4)
-    cells = [c.source for c in notebook.cells if c.cell_type == "code" and "setup" not in c.metadata.get("tags", [])]
+    cells = [
+        c.source for c in notebook.cells if c.cell_type == "code" and "remove-cell" not in c.metadata.get("tags", [])
+    ]
     cells = [
         source for source in cells if "Explorer(" not in source and "wire_audit." not in source
     ]  # that asks the kernel

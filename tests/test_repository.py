@@ -113,7 +113,7 @@ def test_code_fits_the_page(path):
     cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
     lines, names = [], {}
     for cell in cells:
-        lines += cell.source.splitlines() if "setup" not in cell.metadata.get("tags", []) else []
+        lines += cell.source.splitlines() if "remove-cell" not in cell.metadata.get("tags", []) else []
         for node in ast.parse(cell.source).body:
             if isinstance(node, ast.ImportFrom) and node.module.startswith("lib"):
                 exec(ast.unparse(node), names)

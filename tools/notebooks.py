@@ -46,7 +46,7 @@ def setup_source(path: str) -> str:
 
 
 def is_setup(cell) -> bool:
-    return "setup" in cell.metadata.get("tags", [])
+    return {"setup", "remove-cell"} <= set(cell.metadata.get("tags", []))  # `setup` alone: imports of the page
 
 
 def dress(notebook, path: str) -> None:

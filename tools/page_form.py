@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from set_repository import ROOT
 
 # Tag of a cell whose code is folded, to the words it is folded under. A cell without such a tag shows an idea.
-KINDS = {"evidence": "How this was measured", "figure": "How this was drawn", "imports": "Imports"}
+KINDS = {"evidence": "How this was measured", "figure": "How this was drawn", "setup": "Imports"}
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
 MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3000, 150, 35, 25
 WORDS_A_MINUTE, LINE_S, FIGURE_S, EXPLORER_S, QUESTION_S = 180, 4, 30, 90, 20
@@ -31,8 +31,8 @@ def tags(cell) -> set[str]:
 
 
 def kind(cell) -> str:
-    """`evidence`, `figure`, `imports`, or `setup`, `answer` (folded whole), else `idea`."""
-    named = {"setup": "setup", "hide-cell": "answer"} | {tag: tag for tag in KINDS}
+    """`evidence`, `figure`, `setup` (imports), `generated` (off the page), `answer` (folded whole), else `idea`."""
+    named = {"remove-cell": "generated", "hide-cell": "answer"} | {tag: tag for tag in KINDS}
     return next((name for tag, name in named.items() if tag in tags(cell)), "idea")
 
 
@@ -189,9 +189,9 @@ def problems_of_cell(cell) -> Iterator[str]:
         yield "open goes with evidence"
     if of_kind == "evidence" and not calls(cell, "claim"):
         yield "evidence without a claim"
-    if of_kind in ("idea", "figure", "imports") and calls(cell, "claim"):
+    if of_kind in ("idea", "figure", "setup") and calls(cell, "claim"):
         yield "a claim stands in a cell with the tag evidence"
-    if of_kind == "imports" and not all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body):
+    if of_kind == "setup" and not all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body):
         yield "it holds more than imports"
     if of_kind != "idea":
         return
