@@ -9,6 +9,7 @@ processes does for many layouts.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -90,30 +91,23 @@ def _certified(
     mesh: Mesh, layout: Layout, model: GPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]
 ) -> Apart:
     ours, worst = parallelize(model, mesh, layout, ADAMW), torch.zeros(3, dtype=torch.float64)
+    gradients: list[Tensor] = []  # how far they were, in each step: pieces have theirs when the optimizer steps
+    ours.optimizer.register_step_pre_hook(
+        lambda *_: gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
+    )
     for number, ((inputs, targets), wanted) in enumerate(zip(batches, steps, strict=True)):
-        loss = comm.all_reduce(ours.backward(inputs, targets, number), ours.dp)
-        ours.clip(max_norm)
-        gradients = _farthest(ours, wanted.gradients, lambda p: p.grad)
-        ours.owner.step()
+        loss = ours.step(inputs, targets, max_norm, number)
         weights = _farthest(ours, wanted.weights, lambda p: p.detach())
-        apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients, weights])
-        worst = torch.where(apart > worst, apart, worst) if not apart.isnan().any() else apart
+        apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients[number], weights])
+        worst = torch.maximum(worst, apart.nan_to_num(nan=math.inf, posinf=math.inf))
     return Apart(*comm.all_reduce(worst, mesh.world, "max").tolist())
 
 
 def _farthest(ours: ParallelGPT, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:
     """The largest distance of this rank's tensors from their part of the twin's, each as a part of the whole's norm."""
-    flats = {name: flat for flat in ours.sharded for name in flat.names}
     distances = [torch.zeros((), dtype=torch.float64)]
-    for fact in ours.facts:
+    for fact, held, span in ours.pieces():
         whole = wanted[fact.name]
-        right = shard(whole, fact.placement, fact.cut_over)
-        if flat := flats.get(fact.name):  # of which this rank owns a piece, or nothing
-            if fact.name not in flat.where:
-                continue
-            there, here = flat.where[fact.name]
-            mine, right = of(flat.shard)[here], right.flatten()[there]
-        else:
-            mine = of(fact.parameter)
-        distances.append((mine - right).norm() / whole.norm())
+        right = shard(whole, fact.placement, fact.cut_over).flatten()[span]
+        distances.append((of(held).flatten() - right).norm() / whole.norm())
     return torch.stack(distances).max()

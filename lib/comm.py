@@ -26,8 +26,11 @@ from lib.runtime.link import link
 from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, out_like, spec, split
 from lib.runtime.transfer import Pending, collective, message
 
+TOGETHER_BYTES = 16 * 2**20  # of tensors that `agree` sends in a message
+
 __all__ = [
     "Pending",
+    "agree",
     "all_gather",
     "all_gather_start",
     "all_reduce",
@@ -208,15 +211,21 @@ def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], group: Group) -> None:
-    """Overwrite tensors by those of the group's rank 0: neighbours of one dtype and device side by side in a message.
+    """Overwrite tensors by those of the group's rank 0, those on the meta device excepted.
 
-    Of dozens of small messages each would cost its latency. Tensors on the meta device are left as they are.
+    Small ones of one dtype and device go side by side in a message: each by itself would cost its latency.
     """
-    real = (x for x in tensors if not x.is_meta)
-    for _, neighbours in groupby(real, key=lambda x: (x.dtype, x.device)):
-        alike = list(neighbours)
-        flat = broadcast(torch.cat([x.reshape(-1) for x in alike]), group)
-        for x, values in zip(alike, flat.split([x.numel() for x in alike]), strict=True):
+    before = 0  # bytes of all that came before a tensor: neighbours share a message for every `TOGETHER_BYTES`
+
+    def message_of(x: Tensor) -> tuple:
+        nonlocal before
+        before += x.nbytes
+        return x.dtype, x.device, before // TOGETHER_BYTES
+
+    for _, neighbours in groupby((x for x in tensors if not x.is_meta), key=message_of):
+        some = list(neighbours)
+        flat = broadcast(torch.cat([x.reshape(-1) for x in some]), group)
+        for x, values in zip(some, flat.split([x.numel() for x in some]), strict=True):
             x.copy_(values.view_as(x))
 
 

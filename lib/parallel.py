@@ -132,7 +132,8 @@ def parallelize(
     serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
     broadcast_weights(model, mesh.world)
     tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
-    if model.config.dropout:
+    drops = model.config.dropout > 0
+    if drops:
         of_heads = (tp.rank, tp.size)
         drop_by_rows(model, of_heads, of_heads if layout.sequence_parallel else (0, 1))
     schedule = layout.make_schedule()
@@ -150,7 +151,7 @@ def parallelize(
             gradients = Gradients(facts, "sum", bucket_bytes)
         owner = ShardedOptimizer(gradients, optimizer)
     lowered = lower(with_reduce(schedule, each=layout.zero >= 2))
-    return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed)
+    return ParallelGPT(mesh, lowered, stages, facts, owner, norm_over, serial, seed if drops else None)
 
 
 class Piece(NamedTuple):
@@ -188,14 +189,15 @@ class ParallelGPT:
         owner: ShardedOptimizer | FSDP,
         norm_over: Group,
         serial: Mapping[str, tuple[str, torch.Size]],
-        seed: int,
+        seed: int | None,
     ) -> None:
         self.mesh, self.dp, self.pp, self.tp = mesh, *(mesh.group(axis) for axis in AXES)
         self.schedule, self.stages, self.facts = schedule, stages, facts
         self.gradients, self.optimizer, self.owner = owner.gradients, owner.optimizer, owner
-        flats = [bucket for bucket in self.gradients.buckets if isinstance(bucket, Flat)]
-        self.sharded = owner.flats if isinstance(owner, FSDP) else flats
+        self.sharded = owner.flats
+        self._flat_of = {name: flat for flat in self.sharded for name in flat.names}
         self._norm_over, self._serial, self._seed = norm_over, serial, seed
+        self._seeds: list[int] = []  # of the microbatches of this step
         for stage in stages.values():
             stage.before = self._before
 
@@ -218,11 +220,12 @@ class ParallelGPT:
         """Forward and back, and the gradients summed; the loss of this rank's rows, as a term of the mean over all."""
         mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self._term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
-        pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
-        self._seeds = [row_seed(self._seed, number, int(rows[0])) for rows in pieces]
-        with torch.random.fork_rng(devices=[]):
+        if self._seed is not None:
+            pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
+            self._seeds = [row_seed(self._seed, number, int(rows[0])) for rows in pieces]
+        with torch.random.fork_rng(devices=[], enabled=bool(self._seeds)):
             term = execute(self.schedule, self.stages, self.pp, x, y, loss, self.gradients).loss
-        (self.owner if isinstance(self.owner, FSDP) else self.gradients).finish()
+        self.owner.finish()
         return term
 
     def clip(self, max_norm: float) -> Tensor:
@@ -231,7 +234,7 @@ class ParallelGPT:
 
     def _before(self, microbatch: int) -> None:
         """Dropout in what comes now is that of this microbatch's rows."""
-        if torch.is_grad_enabled():  # not in evaluation
+        if self._seeds and torch.is_grad_enabled():  # not in evaluation
             torch.default_generator.manual_seed(self._seeds[microbatch])
 
     @torch.no_grad()
@@ -290,20 +293,18 @@ class ParallelGPT:
             ValueError: one has another shape.
         """
         whole = {name: of_shape(shape, key, state[key]) for key, (name, shape) in self._serial.items()}
-        flats = {name: flat for flat in self.sharded for name in flat.names}
         for fact in self.facts:
             part = shard(whole[fact.name], fact.placement, fact.cut_over)
-            if fact.name in flats:
-                flats[fact.name].load(fact.name, part)
+            if fact.name in self._flat_of:
+                self._flat_of[fact.name].load(fact.name, part)
             else:
                 fact.parameter.copy_(part)
         self.owner.publish()
 
     def pieces(self) -> Iterator[Piece]:
         """What this rank has of each parameter, for who saves or fills it; `publish` afterwards."""
-        flats = {name: flat for flat in self.sharded for name in flat.names}
         for fact in self.facts:
-            flat = flats.get(fact.name)
+            flat = self._flat_of.get(fact.name)
             if flat is None:
                 yield Piece(fact, fact.parameter, slice(0, fact.parameter.numel()))
             elif fact.name in flat.pieces:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.buckets import Bucket
-from lib.data_parallel.flat import MakeOptimizer
+from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.gradient_sums import GradientSums, State
 
 
@@ -38,9 +37,18 @@ class ShardedOptimizer:
 
     def __init__(self, gradients: Gradients, optimizer: MakeOptimizer) -> None:
         self.gradients = gradients
-        if not all(isinstance(bucket, Bucket) for bucket in gradients.buckets):
+        if self.flats:
             check_elementwise(optimizer, ((fact.name, fact.parameter) for fact in gradients.facts.values()))
         self.optimizer = optimizer([piece for bucket in gradients.buckets for piece in bucket.named_pieces()])
+
+    @property
+    def flats(self) -> list[Flat]:
+        """Buckets of which each rank owns a part."""
+        return [bucket for bucket in self.gradients.buckets if isinstance(bucket, Flat)]
+
+    def finish(self) -> None:
+        """Return when the sums are there."""
+        self.gradients.finish()
 
     @torch.no_grad()
     def step(self) -> None:
