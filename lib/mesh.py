@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -44,6 +45,16 @@ class Group:
     @property
     def global_rank(self) -> int:
         return self.ranks[self.rank]
+
+    @cached_property
+    def channel(self) -> str:
+        """What torch calls its process group: the same on all of its ranks, and no other group's."""
+        return name_of(self.pg)
+
+
+def name_of(pg: dist.ProcessGroup | None) -> str:
+    """Torch's name of a process group."""
+    return (pg or dist.group.WORLD).group_name
 
 
 class MeshShape:

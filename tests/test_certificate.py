@@ -18,7 +18,7 @@ from lib.model import GPTConfig
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CONFIG = GPTConfig(vocab_size=16, context=8, d_model=16, num_layers=2, num_heads=8)
-DEPTHS = {3: CONFIG, 8: replace(CONFIG, num_layers=7)}  # by the most stages that they can be cut into
+DEPTHS = {n: replace(CONFIG, num_layers=n - 1) for n in (3, 4, 8)}  # by the most stages that they can be cut into
 ROWS, STEPS = 16, 3
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
 

@@ -204,8 +204,9 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
     """
     parts = layers_of_stages(model.config, num_stages)
     pieces = [GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)]
+    held = [{id(p) for p in piece.parameters()} for piece in pieces]
     for name, p in model.named_parameters():
-        users = tuple(i for i, piece in enumerate(pieces) if any(p is one for one in piece.parameters()))
+        users = tuple(i for i, ids in enumerate(held) if id(p) in ids)
         if len(users) > 1:
             for piece in pieces:
                 piece.shared[id(p)] = name, users

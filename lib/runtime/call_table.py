@@ -87,7 +87,8 @@ class CallTable:
         self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> where it begins
         self._keys: dict[str, int] = {}
         self._calls: dict[int, int] = {}
-        self._waits: list[tuple] = []  # what my threads wait for
+        self._waits: list[_Waiting] = []  # what my threads wait for
+        self._said = b""  # what was written last
 
     def close(self) -> None:
         self._map.close()
@@ -96,11 +97,13 @@ class CallTable:
 
     def state(self, state: int, what: object = None) -> None:
         """Say what I am doing; every call counts as a move."""
-        body = b"" if what is None else marshal.dumps(what)
-        if len(body) > _NOTE - _HEAD.size:
-            body = b""
-        start = self._row + _HEAD.size
-        self._map[start : start + len(body)] = body
+        self._say(state, b"" if what is None else _dumped(what))
+
+    def _say(self, state: int, body: bytes = b"") -> None:
+        if body and body is not self._said:
+            start = self._row + _HEAD.size
+            self._map[start : start + len(body)] = body
+            self._said = body
         self._moves += 1
         _HEAD.pack_into(self._map, self._row, state, self._moves, len(body))
 
@@ -163,7 +166,10 @@ class CallTable:
         return latest
 
     def waiting(self, *call: object) -> _Waiting:
-        """A context: in it, this rank waits. `call` is (what, where, peers, channel, number)."""
+        """A context, which one may enter again: in it, this rank waits.
+
+        `call` is (what, where, peers, channel, number).
+        """
         return _Waiting(self, call)
 
     def _same(self, rank: int, key: int, place: int, entry: bytes) -> bool:
@@ -277,22 +283,28 @@ def _text(field: bytes) -> str:
 class _Waiting:
     """Written out, as it stands on every call's way: a generator would take three times as long."""
 
-    __slots__ = ("table", "call")
+    __slots__ = ("table", "body")
 
     def __init__(self, table: CallTable, call: tuple) -> None:
-        self.table, self.call = table, call
+        self.table, self.body = table, _dumped(call)
 
     def __enter__(self) -> None:
-        self.table._waits.append(self.call)
-        self.table.state(WAITING, self.call)
+        self.table._waits.append(self)
+        self.table._say(WAITING, self.body)
 
     def __exit__(self, *error: object) -> None:
         waits = self.table._waits
-        waits.remove(self.call)
+        waits.remove(self)
         if waits:  # another thread's
-            self.table.state(WAITING, waits[-1])
+            self.table._say(WAITING, waits[-1].body)
         else:
-            self.table.state(RUNNING)
+            self.table._say(RUNNING)
+
+
+def _dumped(what: object) -> bytes:
+    """As it stands in a row; nothing of what finds no room there."""
+    body = marshal.dumps(what)
+    return body if len(body) <= _NOTE - _HEAD.size else b""
 
 
 def _and(ranks: Sequence[int]) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import NamedTuple
 
 from lib import cost, trace
@@ -79,6 +78,7 @@ class Record:
         due_s: when this rank's emulated link would be through with it (`lib.runtime.link`).
 
     Attributes:
+        waiting: a context: in it, this rank waits for it.
         works: what was launched, while it is under way.
         ended_s: when it was through; 0 before it is `done`.
 
@@ -89,7 +89,7 @@ class Record:
     __slots__ = ("call", "number", "waiting", "works", "ended_s", "_label", "_start_s", "_seen_s")
 
     def __init__(self, call: Call, start_s: float, due_s: float = 0.0) -> None:
-        self.call, self.number, self.waiting = call, 0, nullcontext
+        self.call, self.number, self.waiting = call, 0, nullcontext()
         self._label, self._start_s, self._seen_s = _label, start_s, 0.0
         self.works, self.ended_s = (), 0.0
         if call.payload_bytes is not None:
@@ -99,8 +99,7 @@ class Record:
             line = places.where()
             if call.channel:
                 self.number = table.call(call.channel, call.members, call.what, line, due_s)
-            note = call.shown, line, call.peers, call.channel, self.number
-            self.waiting = partial(table.waiting, *note)  # makes a context: in it, this rank waits
+            self.waiting = table.waiting(call.shown, line, call.peers, call.channel, self.number)
 
     def launched(self, works: tuple) -> None:
         """It is under way, as these works."""

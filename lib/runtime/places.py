@@ -22,8 +22,12 @@ cells: dict[str, str] = {}  # file name of a notebook cell -> how to call it, se
 def where() -> str:
     """The caller's own line, outside this library and torch: `Cell In[5], line 3, in step: comm.send(...)`."""
     frame, inside = sys._getframe(1), None
-    while frame is not None and is_library(frame.f_code.co_filename):
-        if inside is None and not frame.f_code.co_filename.startswith(_MACHINE):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        known = _library.get(file)  # asked for each of twenty frames: no call
+        if not (is_library(file) if known is None else known):
+            break
+        if inside is None and not file.startswith(_MACHINE):
             inside = frame  # a program of the library itself, as `lib.train`: then the line that called the machine
         frame = frame.f_back
     frame = frame or inside or sys._getframe(1)

@@ -7,6 +7,7 @@ they want it, and refuse in one sentence what cannot be laid out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,7 +22,12 @@ COUNTED = {  # what backends can add up; all else they move as bytes
 
 def spec(x: Tensor) -> str:
     """Type and shape as a call table and an error show them: `float32[4, 2]`."""
-    return f"{str(x.dtype)[6:]}{list(x.shape)}"
+    return _spec(x.dtype, x.shape)
+
+
+@lru_cache
+def _spec(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype)[6:]}{list(shape)}"
 
 
 def as_bytes(x: Tensor) -> Tensor:

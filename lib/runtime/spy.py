@@ -20,9 +20,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from lib import comm  # which takes the functions as they are, before `watch` replaces them
-from lib.mesh import Group
+from lib.mesh import Group, name_of
 from lib.runtime.calls import Call, Record
-from lib.runtime.transfer import channel_of
 
 _COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks share; the one that is the whole array
     "all_reduce": ("all_reduce", "tensor", "tensor"),
@@ -87,7 +86,7 @@ def _wait_for(record: Record | None, wait: Callable, *args: object, **kwargs: ob
     if record is None:
         return wait(*args, **kwargs)
     record.waits()
-    with record.waiting():
+    with record.waiting:
         result = wait(*args, **kwargs)
     record.done()
     return result
@@ -107,7 +106,7 @@ def _watched(original: Callable, describe: Callable, keep: Callable) -> Callable
         if call is None:
             return original(*args, **kwargs)
         record = Record(call, time.perf_counter())
-        with record.waiting():
+        with record.waiting:
             _inside.call = True
             try:
                 result = original(*args, **kwargs)
@@ -187,7 +186,7 @@ def _collective(
     specs = [comm.spec(one) for one in _tensors(x)]
     what = " ".join([*parts, *specs])
     me = dist.get_rank()
-    axis, channel = _axis(group, ranks), channel_of(group)
+    axis, channel = _axis(group, ranks), name_of(group)
     return Call(kind, payload_bytes, axis, me, len(ranks), channel, ranks, what, ranks, what)
 
 
@@ -196,7 +195,7 @@ def _message(
 ) -> Call:
     me, what, whom = dist.get_rank(), comm.spec(x), "any rank" if peer is None else peer
     src, dst = (me, peer) if kind == "send" else (peer, me)
-    line = f"{channel_of(group)} {src}>{dst}" + (f" tag {tag}" if tag else "")
+    line = f"{name_of(group)} {src}>{dst}" + (f" tag {tag}" if tag else "")
     channel = "" if peer is None else line  # from any: no order to compare
     shown = f"{'send to' if kind == 'send' else 'recv from'} {whom}, {what}"
     peers = () if peer is None else (peer,)

@@ -56,11 +56,6 @@ class Pending:
         return self._result
 
 
-def channel_of(pg: dist.ProcessGroup | None) -> str:
-    """The call table's name for a process group: torch gives each one of its own, the same on all its ranks."""
-    return (pg or dist.group.WORLD).group_name
-
-
 def collective(
     what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
 ) -> Pending:
@@ -68,9 +63,9 @@ def collective(
     if group.size == 1:
         return Pending(finish)
     kind, what = what.split()[0], what if x is None else f"{what} {spec(x)}"
-    payload_bytes = None if x is None else x.numel() * x.element_size() * times
-    axis, rank, ranks, channel = group.axis, group.global_rank, group.ranks, channel_of(group.pg)
-    call = Call(kind, payload_bytes, axis, rank, group.size, channel, ranks, what, ranks, what)
+    payload_bytes = None if x is None else x.nbytes * times
+    axis, rank, ranks = group.axis, group.global_rank, group.ranks
+    call = Call(kind, payload_bytes, axis, rank, group.size, group.channel, ranks, what, ranks, what)
     return _start(call, partial(function, *args, group=group.pg, async_op=True), finish)
 
 
@@ -78,9 +73,8 @@ def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable
     """`function` sends or receives `body`."""
     me, other, what = group.global_rank, group.ranks[peer], spec(body)
     src, dst, shown = (me, other, f"send to {other}") if kind == "send" else (other, me, f"recv from {other}")
-    payload_bytes = body.numel() * body.element_size()
-    channel, what, shown = f"{channel_of(group.pg)} {src}>{dst}", f"message {what}", f"{shown}, {what}"
-    call = Call(kind, payload_bytes, group.axis, me, group.size, channel, (src, dst), what, (other,), shown)
+    channel, what, shown = f"{group.channel} {src}>{dst}", f"message {what}", f"{shown}, {what}"
+    call = Call(kind, body.nbytes, group.axis, me, group.size, channel, (src, dst), what, (other,), shown)
     result = body if kind == "recv" else None
     return _start(call, partial(function, body, other, group=group.pg), lambda: result)
 
@@ -93,7 +87,7 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
     if call.payload_bytes == 0:
         return Pending(finish)  # the call was compared, and there is nothing to move
     # Under a TorchFunctionMode, such as `lib.deferred`'s, torch would never free what a collective has moved.
-    with record.waiting(), torch._C.DisableTorchFunction():
+    with record.waiting, torch._C.DisableTorchFunction():
         launched = launch() or ()
     works = launched if isinstance(launched, tuple) else (launched,)
     _works.add(works)
@@ -101,7 +95,7 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
 
     def wait() -> Tensor | None:
         record.waits()
-        with record.waiting():
+        with record.waiting:
             for work in works:
                 _work_wait(work)
         _works.discard(works)
