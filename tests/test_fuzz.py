@@ -38,7 +38,7 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.stage import Stage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-WALK_S = float(os.environ.get("FUZZ_S", 20))
+WALK_S = float(os.environ.get("FUZZ_S", 10))
 SEED = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(10**9))
 EQUAL, EQUAL_IN_BFLOAT16 = 1e-9, 0.1  # of a weight's update over three steps
 STEPS = 3

@@ -19,8 +19,7 @@ from multiprocessing import resource_tracker
 
 from lib.runtime.fork_server import ForkServer
 
-# An optimizer's first step imports the last of them, for 1.5 s.
-PRELOADED = ["lib.runtime.server", "lib.runtime.warm", "torch._dynamo"]
+PRELOADED = ["lib.runtime.server", "lib.runtime.warm"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
 _one_at_a_time = threading.RLock()
