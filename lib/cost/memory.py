@@ -37,14 +37,21 @@ def state_bytes(
 def activation_bytes(
     shape: ModelShape, rows: int, recompute: str = "none", *, tp: int = 1, sequence_parallel: bool = False
 ) -> float:
-    """Bytes that one layer of a GPT keeps for backward, in 16 bit with dropout: sbh(34 + 5as/h) on one rank.
+    """Bytes that one layer keeps for backward, in 16 bit: sbh(34 + 5as/h) for a GPT with dropout on one rank.
 
     `selective` recomputes the attention matrix, and the second term goes; `full` keeps the layer's input only, 2sbh.
     Tensor parallelism leaves 10sbh on every rank unless the sequence is split too.
 
-    Source: Korthikanti et al. 2022, table 2.
+    A Llama block has no dropout and so two masks less, fewer keys and values, and three times its MLP's width in
+    place of twice: 8sbh, and sb(4h + 4h_kv + 6f), which comes to 34sbh for Llama 3 8B as well.
+
+    Source: Korthikanti et al. 2022, table 2; for a Llama block the same count.
     """
-    sbh, matrix = rows * shape.context * shape.d_model, 5 * shape.num_heads * shape.context / shape.d_model
-    whole, divided = (0, 34) if sequence_parallel else (10, 24)
-    kept = {"none": whole + (divided + matrix) / tp, "selective": whole + divided / tp, "full": 2}
-    return sbh * check_choice(recompute, kept)
+    tokens, h, kv, f = rows * shape.context, shape.d_model, shape.d_kv, shape.d_mlp or 4 * shape.d_model
+    norms_and_inputs, masks = 8 * h, 0 if shape.llama else 2 * h
+    whole, inside = norms_and_inputs + masks, 4 * h + 4 * kv + (6 if shape.llama else 4) * f
+    if sequence_parallel:
+        whole, inside = 0, whole + inside
+    matrix = (2 if shape.llama else 5) * shape.num_heads * shape.context
+    kept = {"none": whole + (inside + matrix) / tp, "selective": whole + inside / tp, "full": 2 * h}
+    return tokens * check_choice(recompute, kept)

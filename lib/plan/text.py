@@ -20,8 +20,8 @@ def plan_text(plan: Plan, ranks_per_node: int) -> str:
     return "\n\n".join(
         [
             _holds(plan),
-            "\n".join([_table(_shares(plan)), *map("not exact: {}".format, not_counted(plan))]),
-            _table(_sends(plan, ranks_per_node)),
+            "\n".join([table(_shares(plan)), *map("not exact: {}".format, not_counted(plan))]),
+            table(_sends(plan, ranks_per_node)),
             _waits(plan),
         ]
     ).rstrip()
@@ -105,8 +105,8 @@ def _waits(plan: Plan) -> str:
     return "\n".join(lines + (picture if fits else [f"(its {len(picture)} rows are too large to be drawn here)"]))
 
 
-def _table(rows: list[list[str]]) -> str:
-    """Columns side by side; words to the left, numbers to the right."""
+def table(rows: list[list[str]]) -> str:
+    """Rows as columns side by side; words to the left, numbers to the right."""
     columns = list(zip(*rows, strict=True))
     wide = [max(map(len, column)) for column in columns]
     is_word = [i == 0 or not column[-1][:1].isdigit() for i, column in enumerate(columns)]

@@ -1,0 +1,119 @@
+"""Layouts for a model on a cluster: `python -m lib.planner --model llama-70b --gpus 64 --gpu h100`.
+
+With `--rows FILE.json` it predicts published runs instead, and says how far off it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import replace
+
+from lib.cost.sizes import ModelShape
+from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, known, stack_for
+from lib.planner.rows import predict, read_rows
+from lib.planner.search import Choices, best_layouts
+from lib.planner.text import layouts_json, layouts_text, rows_json, rows_text
+from lib.planner.training import Cluster, Training
+
+TOKENS = 4 * 2**20  # of a step, unless --batch says how many sequences
+SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size"}
+MORE_SIZES = {"kv_heads": "num_kv_heads", "ffn": "d_mlp"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lib.planner", description="Which layout for a model and a cluster."
+    )
+    parser.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}; or give its numbers:")
+    for name in (*SIZES, *MORE_SIZES):
+        parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N")
+    parser.add_argument("--gated", action="store_true", help="three MLP matrices, no biases, as Llama has it")
+    parser.add_argument("--seq", type=int, metavar="TOKENS", help="of a sequence; default: the model's own")
+    parser.add_argument("--gpus", type=int, metavar="N")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)}")
+    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs that share the fast link")
+    parser.add_argument("--network", metavar="SPEED", help="of each GPU, one direction: 50GB or 400Gb, per second")
+    parser.add_argument("--memory", metavar="SIZE", help="of each GPU: 80GB")
+    parser.add_argument("--batch", type=int, metavar="N", help=f"sequences of a step; default: {TOKENS:,} tokens")
+    parser.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
+    parser.add_argument("--context-parallel", action="store_true", help="a sequence may be cut, too")
+    parser.add_argument("--best", type=int, default=3, metavar="N", help="how many layouts")
+    parser.add_argument("--rows", metavar="FILE.json", help="predict the published runs of a file")
+    parser.add_argument("--json", action="store_true", help="plain data instead of a table")
+    args = parser.parse_args(argv)
+    try:
+        if args.rows:
+            predictions = [predict(row) for row in read_rows(args.rows)]
+            said = rows_json(predictions) if args.json else rows_text(predictions)
+        else:
+            training = _training(args)
+            found = best_layouts(training, Choices(context_parallel=args.context_parallel), _positive(args, "best"))
+            said = layouts_json(training, found) if args.json else layouts_text(training, found)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    print(said if isinstance(said, str) else json.dumps(said, indent=1))
+
+
+def _training(args: argparse.Namespace) -> Training:
+    model = _model(args)
+    if args.seq is not None:
+        model = replace(model, context=_positive(args, "seq"))
+    gpu = known(args.gpu.lower(), GPUS, "GPU")
+    device = GPUS[gpu]
+    if args.network:
+        device = replace(device, network_Bps=_bytes(args.network, "--network", bits=True))
+    if args.memory:
+        device = replace(device, memory_bytes=_bytes(args.memory, "--memory", bits=False))
+    if device.network_Bps is None:
+        raise ValueError(f"nobody says how fast the network of {gpu} is: give --network, such as --network 25GB")
+    batch = _positive(args, "batch") if args.batch is not None else max(1, TOKENS // model.context)
+    cluster = Cluster(device, _positive(args, "gpus"), _positive(args, "per_node"))
+    return Training(model, cluster, stack_for(args.stack, gpu), batch)
+
+
+def _model(args: argparse.Namespace) -> ModelShape:
+    given = {name: getattr(args, name) for name in (*SIZES, *MORE_SIZES) if getattr(args, name) is not None}
+    for name in given:
+        _positive(args, name)
+    if args.model:
+        shape = PRESET_MODELS[known(args.model.lower(), PRESET_MODELS, "model")]
+        return replace(shape, **{(SIZES | MORE_SIZES)[name]: n for name, n in given.items()})
+    if missing := [f"--{name}" for name in SIZES if name not in given] + ([] if args.seq else ["--seq"]):
+        raise ValueError(f"give --model, or all its numbers; missing: {', '.join(missing)}")
+    sizes = {(SIZES | MORE_SIZES)[name]: n for name, n in given.items()}
+    shape = ModelShape(context=args.seq, llama=args.gated, tied=not args.gated, **sizes)
+    for name, heads in (("heads", shape.num_heads), ("kv-heads", shape.num_kv_heads or 1)):
+        whole = shape.d_model if name == "heads" else shape.num_heads
+        if whole % heads:
+            raise ValueError(f"--{name} {heads} does not divide {whole}; use a number that does")
+    return shape
+
+
+def _positive(args: argparse.Namespace, name: str) -> int:
+    value = getattr(args, name)
+    if value is None or value < 1:
+        raise ValueError(
+            f"--{name.replace('_', '-')} {'' if value is None else value}".rstrip() + " must be at least 1"
+        )
+    return value
+
+
+def _bytes(text: str, name: str, bits: bool) -> float:
+    """Bytes of `80GB`, `80GiB`, or where bits are usual `400Gb`."""
+    match = re.fullmatch(r"([\d.]+)\s*(GB|GiB|Gb|Gbit)(?:/s|ps)?", text)
+    if not match or not float(match[1]):
+        raise ValueError(f"{name} {text} needs a number and a unit: 50GB" + (" or 400Gb" if bits else ""))
+    number, unit = float(match[1]), match[2]
+    if unit in ("Gb", "Gbit"):
+        if not bits:
+            raise ValueError(
+                f"{name} {text} are gigabits, {number / 8:g} gigabytes; memory is sold in bytes: {number:g}GB"
+            )
+        return number / 8 * 1e9
+    return number * (2**30 if unit == "GiB" else 1e9)
+
+
+if __name__ == "__main__":
+    main()

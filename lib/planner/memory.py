@@ -1,0 +1,72 @@
+"""Bytes on the rank with the most, by kind.
+
+State by the stage of ZeRO (`lib.cost.memory`); activations of a rank's blocks, times the microbatches under way at the
+peak (`lib.cost.bubble.kept_by`); the logits. The first rank of a pipeline keeps the most microbatches, the last one
+the logits: the fuller of the two counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from lib.cost.bubble import kept_by
+from lib.cost.memory import activation_bytes, state_bytes
+from lib.planner.seconds import stage_layers
+from lib.planner.training import Layout4D, Training
+
+
+class Bytes(NamedTuple):
+    """On one rank, at the peak of a step."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    gathered: float  # a block that ZeRO-3 has whole, and its gradients
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
+    """By kind, on the fuller one of the pipeline's first and last rank."""
+    ranks = {0, layout.pp - 1}
+    return max((_of_rank(training, layout, rank) for rank in ranks), key=sum)
+
+
+def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
+    tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
+    model, stack = training.model, training.stack
+    blocks, of_last = stage_layers(model.num_layers, pp, v)
+    if rank in (0, pp - 1):
+        blocks = of_last
+    last = rank == pp - 1
+    ends = (rank == 0) + (last and (pp > 1 or not model.tied))
+    held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
+    state = state_bytes(held, stack.recipe, zero=zero, dp=dp * cp)
+    m = max(1, int(layout.microbatches(training.global_batch)))
+    kept = kept_by(rank, pp, m, v) * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
+    if recompute == "full":  # one block's inside, while it is computed again
+        kept += _block_bytes(training, tp, cp, rows, slices, "none")
+    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if last else 0.0
+    gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
+    return Bytes(
+        state["parameter"],
+        state["gradient"],
+        state["optimizer"],
+        stack.spare_activations * kept,
+        logits,
+        gathered,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _block_bytes(training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str) -> float:
+    """What a block keeps for backward; fused attention keeps no matrix."""
+    if recompute == "none" and training.stack.fused_attention:
+        recompute = "selective"
+    bytes_ = activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices) / cp
+    return bytes_ / tp if recompute == "full" and slices else bytes_

@@ -1,0 +1,54 @@
+"""Models, GPUs and stacks by the names that people use for them.
+
+The shares of a stack were chosen once, by hand, among round numbers; two of each GPU's are calibrated, on a run that
+somebody published (`CALIBRATED`). Chapter 14 moves each of them and shows what that changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+
+from lib.cost.hardware import DEVICES, Device
+from lib.cost.sizes import MODELS, ModelShape, Recipe
+from lib.planner.training import Stack
+
+_NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": "175B", "llama-405b": "405B"}
+PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()}
+GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
+
+CALIBRATED = {
+    "a100": "Korthikanti 175B selective",
+    "h100": "Llama 3 405B 8,192 GPUs",
+}  # rows that are then met exactly
+SHARES = {"a100": (0.7404, 0.37), "h100": (0.6630, 0.42)}  # of the peak: by matmuls, by fused attention
+
+BF16, FP32_GRADIENTS = Recipe(2, 2, 4, 8), Recipe(2, 4, 4, 8)
+STACKS = {  # what the software overlaps and keeps
+    "megatron-2021": {
+        "fused_attention": False,
+        "exposed_zero3": 1.0,
+    },  # Narayanan et al. 2021, Korthikanti et al. 2022
+    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.2, "overlaps_dp": True},
+    "llama3": {"overlaps_dp": True},
+    "aleph-alpha": {"recipe": BF16},
+    "fsdp": {"recipe": BF16, "overlaps_dp": True},
+}
+
+
+def stack_for(name: str, gpu: str) -> Stack:
+    """A stack on a GPU; one that was never calibrated is taken for the H100, whose kernels are the newest."""
+    matmul, attention = SHARES.get(gpu, SHARES["h100"])
+    return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
+
+
+def known(name: str, among: dict, what: str) -> str:
+    """The name itself if it is there.
+
+    Raises:
+        ValueError: it is not; with the nearest that are.
+    """
+    if name in among:
+        return name
+    near = get_close_matches(str(name).lower(), among, n=3, cutoff=0.3) or list(among)
+    raise ValueError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")

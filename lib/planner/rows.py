@@ -1,0 +1,161 @@
+"""Published runs, predicted: the test of a planner is what it did not know.
+
+A row is a dict as in `published/runs.json`: sizes of a model, a layout, a batch, the seconds of a step that somebody
+measured, and where that is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lib.cost.sizes import ModelShape
+from lib.planner.presets import GPUS, known, stack_for
+from lib.planner.seconds import Seconds, step_s
+from lib.planner.training import Cluster, Layout4D, Training
+
+PUBLISHED = Path(__file__).parent / "published"
+STACK_OF = {"sc21": "megatron-2021", "korthikanti": "megatron-2021", "aa": "aleph-alpha", "llama3": "llama3"}
+NEEDED = ("hidden", "layers", "heads", "vocab", "seq", "global_batch", "gpus", "gpu", "tp", "pp", "dp", "microbatch")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row, and what the planner says of it."""
+
+    id: str
+    group: str
+    seconds: Seconds
+    measured_s: float
+    tflops: float  # per GPU, with the whole of attention
+
+    @property
+    def error(self) -> float:
+        """0.05: the planner says 5 % more seconds than were measured."""
+        return self.seconds.total / self.measured_s - 1
+
+
+def read_rows(path: str | Path) -> list[dict]:
+    """The rows of a JSON file.
+
+    Raises:
+        ValueError: no list of rows, or a row without something that a prediction needs.
+    """
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must be a list of runs, each an object such as those of {PUBLISHED / 'runs.json'}")
+    for number, row in enumerate(rows):
+        if missing := [name for name in NEEDED if name not in row]:
+            raise ValueError(f"run {row.get('id', number)} of {path} lacks {', '.join(missing)}")
+    return rows
+
+
+def training_of(row: Mapping) -> tuple[Training, Layout4D]:
+    """What a row trained, and its layout."""
+    gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
+    zero, flash = int(row.get("zero", 0)), bool(row.get("flash"))
+    default = "fsdp" if zero == 3 else "megatron" if flash else "megatron-2021"
+    gated = bool(row.get("gated"))
+    model = ModelShape(
+        row["hidden"],
+        row["layers"],
+        row["heads"],
+        row["vocab"],
+        row["seq"],
+        num_kv_heads=row.get("kv_heads") or row["heads"],
+        d_mlp=row.get("ffn") or 4 * row["hidden"],
+        llama=gated,
+        tied=not gated,
+    )
+    layout = Layout4D(
+        row["tp"],
+        row.get("cp", 1),
+        row["pp"],
+        row["dp"],
+        row["microbatch"],
+        row.get("interleave", 1),
+        zero,
+        bool(row.get("sequence_parallel")) and row["tp"] > 1,
+        row.get("recompute", "none"),
+    )
+    cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
+    return Training(
+        model, cluster, stack_for(STACK_OF.get(row.get("stack"), default), gpu), row["global_batch"]
+    ), layout
+
+
+def predict(row: Mapping) -> Prediction:
+    """Seconds of a step by kind, beside what was measured."""
+    training, layout = training_of(row)
+    seconds = step_s(training, layout)
+    tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
+    return Prediction(row.get("id", ""), group_of(row), seconds, row.get("step_s") or float("nan"), tflops)
+
+
+def calibrated(row: Mapping) -> float:
+    """The share of its peak that a large matmul must reach for a row to be predicted exactly.
+
+    Raises:
+        ValueError: no share between 0.1 and 1 does: something else is off.
+    """
+    training, layout = training_of(row)
+
+    def too_slow(share: float) -> bool:
+        return (
+            step_s(replace(training, stack=replace(training.stack, matmul_share=share)), layout).total > row["step_s"]
+        )
+
+    low, high = 0.1, 1.0
+    if too_slow(high) or not too_slow(low):
+        raise ValueError(f"no matmul_share between {low} and {high} explains {row['step_s']} s of {row.get('id')}")
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_slow(middle) else (low, middle)
+    return high
+
+
+def group_of(row: Mapping) -> str:
+    """Whose rows it is judged with: the first word of its name, and its GPU."""
+    return row.get("group") or f"{row.get('stack', '')} {row['gpu']}".strip()
+
+
+def constant_share(row: Mapping) -> float:
+    """The fraction of the peak that a row's GPUs computed with, recomputation included: its HFU."""
+    training, layout = training_of(row)
+    return training.utilisation(row["step_s"], layout.recompute)
+
+
+def constant_utilisation(row: Mapping, share: float) -> float:
+    """Seconds of a step if all runs computed with this fraction of the peak: the rule that a planner has to beat."""
+    return constant_share(row) / share * row["step_s"]
+
+
+def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, float]]:
+    """Group → rows, median and worst of the absolute errors; `all` is the last."""
+    groups: dict[str, list[float]] = {}
+    everything: list[float] = []
+    for group, error in errors:
+        groups.setdefault(group, []).append(abs(error))
+        everything.append(abs(error))
+    groups["all"] = everything
+    return {name: (len(found), statistics.median(found), max(found)) for name, found in groups.items() if found}
+
+
+def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
+    """1 if both rank everything alike, −1 if one is the other reversed; pairs that are equal in either count nothing.
+
+    Source: Kendall 1938.
+    """
+    sign = total = 0
+    for i in range(len(one)):
+        for j in range(i):
+            product = (one[i] - one[j]) * (other[i] - other[j])
+            sign += (product > 0) - (product < 0)
+            total += product != 0
+    return sign / total

@@ -1,0 +1,157 @@
+"""All layouts that can be, in order of their predicted seconds; and why the next one is slower.
+
+The problem: a cluster of 16,384 GPUs has thousands of layouts, and a person compares three. The idea: list them all,
+drop what does not fit into memory, and sort. A layout takes microseconds, as what belongs to a block is worked out once
+for each (tp, cp, microbatch, recomputation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lib.planner.memory import Bytes, memory_bytes
+from lib.planner.seconds import Seconds, step_s
+from lib.planner.training import Layout4D, Training
+
+MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
+
+
+class Planned(NamedTuple):
+    """A layout, with what it takes."""
+
+    layout: Layout4D
+    seconds: Seconds
+    memory: Bytes
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the search may use.
+
+    Args:
+        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as our own library and DeepSpeed have it.
+        recompute: ways of recomputing.
+        context_parallel: whether a sequence may be cut.
+        interleaved: whether a rank may have several stages.
+    """
+
+    zero: tuple[int, ...] = (0, 1, 3)
+    recompute: tuple[str, ...] = ("none", "full")
+    context_parallel: bool = False
+    interleaved: bool = True
+
+
+def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
+    """Every layout on exactly the cluster's GPUs that cuts heads, layers, tokens and sequences evenly."""
+    model, gpus = training.model, training.cluster.gpus
+    most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
+    for tp in (n for n in _divisors(model.num_heads) if n <= most_tp and gpus % n == 0):
+        for cp in _context_ranks(training) if choices.context_parallel else (1,):
+            for pp in _divisors(gpus // tp // cp):
+                dp = gpus // tp // cp // pp
+                if pp > model.num_layers + 2 or training.global_batch % dp:
+                    continue
+                yield from _with(training, choices, tp, cp, pp, dp)
+
+
+def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
+    """All microbatches, stages per rank, stages of ZeRO and ways of recomputing on these ranks."""
+    mine = training.global_batch // dp
+    for rows in (2**k for k in range(MOST_ROWS.bit_length())):
+        if mine % rows:
+            continue
+        m = mine // rows
+        for v in _stages_per_rank(training.model.num_layers, pp, m, choices.interleaved):
+            for recompute in choices.recompute:
+                for zero in choices.zero:
+                    if zero == 3 and (pp > 1 or tp > 1):
+                        continue
+                    if zero in (1, 3) and dp * cp == 1:
+                        continue
+                    yield Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
+
+
+def _stages_per_rank(layers: int, pp: int, m: int, interleaved: bool) -> list[int]:
+    """v that cut the layers evenly; several only where the microbatches go round, and m is a multiple of the ranks."""
+    most = MOST_STAGES_PER_RANK if interleaved and pp > 1 and m % pp == 0 else 1
+    return [v for v in range(1, most + 1) if _even(layers, pp * v)]
+
+
+def _even(layers: int, stages: int) -> bool:
+    """Whether so many stages have the same number of layers, or would, were embedding and head two more of them."""
+    return layers % stages == 0 or (layers + 2) % stages == 0
+
+
+def _context_ranks(training: Training) -> list[int]:
+    """Ranks that a sequence can be cut for: each has at least 2,048 tokens."""
+    return [2**k for k in range(10) if training.model.context // 2**k >= 2048 or k == 0]
+
+
+def _divisors(n: int) -> list[int]:
+    small = [k for k in range(1, int(n**0.5) + 1) if n % k == 0]
+    return sorted({*small, *(n // k for k in small)})
+
+
+def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
+    """The fastest layouts that fit, the fastest first.
+
+    Raises:
+        ValueError: none can be cut evenly, or none fits: by how much the smallest is too large, and what would help.
+    """
+    room = training.cluster.device.memory_bytes * training.stack.usable_share
+    found: list[Planned] = []
+    smallest: tuple[float, Layout4D] | None = None
+    for layout in all_layouts(training, choices or Choices()):
+        memory = memory_bytes(training, layout)
+        size = memory.total
+        if size > room:
+            if smallest is None or size < smallest[0]:
+                smallest = size, layout
+            continue
+        found.append(Planned(layout, step_s(training, layout), memory))
+    if not found:
+        raise ValueError(_nothing(training, smallest, room))
+    found.sort(key=lambda one: (one.seconds.total, one.memory.total))
+    return found[:best]
+
+
+def _nothing(training: Training, smallest: tuple[float, Layout4D] | None, room: float) -> str:
+    """Why there is no layout, and the way out."""
+    model, gpus = training.model, training.cluster.gpus
+    if smallest is None:
+        return (
+            f"no layout cuts {model.num_layers} layers, {model.num_heads} heads and {training.global_batch} sequences "
+            f"evenly over {gpus} GPUs; use a number whose factors divide them, such as {2 ** (gpus.bit_length() - 1)}"
+        )
+    size, layout = smallest
+    many = gpus
+    while many < 2**20 and model.num_parameters * 16 / many > room / 2:
+        many *= 2
+    help_ = f"use {many} GPUs" if many > gpus else "use shorter sequences, or context parallelism"
+    return (
+        f"nothing fits: the smallest layout ({layout_text(layout)}) needs {size / 1e9:.1f} GB on a GPU, "
+        f"{(size - room) / 1e9:.1f} GB more than there are; {help_}, or a GPU with more memory"
+    )
+
+
+def why_slower(one: Planned, other: Planned) -> str:
+    """What the other takes longer for, in a clause: the largest difference of a kind, against the first."""
+    differences = {kind: b - a for kind, a, b in zip(Seconds._fields, one.seconds, other.seconds, strict=True)}
+    kind = max(differences, key=lambda kind: differences[kind])
+    whole = other.seconds.total / one.seconds.total - 1
+    return f"{whole:.1%} slower: {differences[kind]:.3g} s more for {kind}"
+
+
+def layout_text(layout: Layout4D) -> str:
+    """In a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
+    axes = [
+        f"{axis} {n}" for axis, n in zip(("tp", "cp", "pp", "dp"), layout[:4], strict=True) if n > 1 or axis != "cp"
+    ]
+    parts = [" · ".join(axes), f"b {layout.rows}"]
+    parts += [f"v {layout.stages_per_rank}"] if layout.stages_per_rank > 1 else []
+    parts += [f"ZeRO-{layout.zero}"] if layout.zero else []
+    parts += ["sp"] if layout.sequence_parallel else []
+    parts += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
+    return ", ".join(parts)

@@ -1,0 +1,151 @@
+"""Seconds of a step, by kind.
+
+The idea, in ten lines (M microbatches of r = b·s/c tokens on a rank, W weights of a block):
+
+    matmuls      6 · r · W/t  ÷  (peak · share · w / (w + w₀)),  w = min(r, h/t)
+    attention    4 · r · s · h/t forward, half of it where it is fused and causal; 2 or 2.5 times that backward
+    memory       2A forward and 3A backward for the A bytes that a block keeps, ÷ the memory's bandwidth
+    tp           4 sums of x (6 with full recomputation), ÷ the link
+    stage        (L/p) · (matmuls + attention + memory + tp) + messages to the neighbours
+    step         M · the slowest stage, head included  +  (p − 1)/v · a stage
+    dp           sum of the gradients, gather of the parameters; less what backward hides
+    optimizer    30 bytes per parameter that a rank updates, ÷ the memory's bandwidth
+
+Each line is a formula of the papers; the shares are the stack's, and two of them are calibrated. Chapter 14 holds the
+sum against published runs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from lib.cost.comm import wire_bytes
+from lib.cost.memory import activation_bytes
+from lib.planner.training import Layout4D, Training
+
+OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy and both averages, the weight
+
+
+class Seconds(NamedTuple):
+    """Of a step, on the rank that everybody waits for."""
+
+    matmuls: float  # of the blocks and the head, with what is computed again
+    attention: float
+    memory: float
+    tp: float
+    cp: float
+    pp: float  # messages between stages
+    dp: float  # what is not hidden
+    bubble: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def step_s(training: Training, layout: Layout4D) -> Seconds:
+    """Seconds of a step by kind.
+
+    Raises:
+        ValueError: a number of GPUs that is not the cluster's.
+    """
+    tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
+    model, cluster, stack = training.model, training.cluster, training.stack
+    tokens = rows * model.context / cp
+    block = _block_s(training, tp, cp, rows, slices, recompute)
+    layers, last = stage_layers(model.num_layers, pp, v)
+    head = _matmul_s(training, 6 * tokens * training.end_parameters / tp, min(tokens, model.d_model))
+
+    message = 2 * tokens * model.d_model / tp
+    inside = tp * cp * dp * pp <= cluster.per_node
+    link = cluster.bandwidth(stack, 1 if inside else pp, tp * cp * dp, stack.message_share)
+    messages = 2 * v * message / link * (stack.exposed_pp if v > 1 else 1) if pp > 1 else 0.0
+    of_block = sum(block)
+    stage = layers * of_block + messages
+    slowest = max(layers * of_block, last * of_block + head) + messages
+    ends = slowest - messages - layers * of_block  # of the head, what the other stages wait for
+    m = layout.microbatches(training.global_batch)
+
+    replicas = dp * cp
+    mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
+    if zero == 3:
+        exposed = stack.exposed_zero3 * _zero3_s(training, mine, replicas, tp, m)
+    else:
+        exposed = _gradients_s(training, mine, replicas, tp, zero)
+        if stack.overlaps_dp:
+            exposed = max(0.0, exposed - layers * (2 / 3 * block[0] + 2 / 3 * block[1] + 3 / 5 * block[2]))
+    updated = mine / (replicas if zero else 1)
+    optimizer = OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps)
+    matmuls, attention, memory, sums, context = (m * layers * s for s in block)
+    bubble = (pp - 1) / v * stage
+    return Seconds(matmuls + m * ends, attention, memory, sums, context, m * messages, exposed, bubble, optimizer)
+
+
+def stage_layers(layers: int, pp: int, v: int) -> tuple[float, float]:
+    """Blocks of a rank, and of the last one.
+
+    Where the layers do not divide, but would if embedding and head were two more of them, the first and the last rank
+    have one less (as Llama 3's 126 on 16 ranks); elsewhere all have the mean.
+    """
+    if layers % (pp * v) and (layers + 2) % (pp * v) == 0:
+        whole = (layers + 2) // pp
+        return whole, whole - 1
+    return layers / pp, layers / pp
+
+
+def _matmul_s(training: Training, flops: float, width: float) -> float:
+    stack = training.stack
+    return flops * (1 + stack.half_width / width) / (training.cluster.device.peak_flops * stack.matmul_share)
+
+
+@lru_cache(maxsize=4096)
+def _block_s(
+    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str
+) -> tuple[float, float, float, float, float]:
+    """A block and microbatch, forward and backward: matmuls, attention, memory, sums over tp, gathers over cp."""
+    model, stack, device = training.model, training.stack, training.cluster.device
+    s, h, full = model.context, model.d_model, recompute == "full"
+    tokens = rows * s / cp
+    matmuls = _matmul_s(training, (8 if full else 6) * tokens * model.num_block_weights / tp, min(tokens, h / tp))
+
+    fused = stack.fused_attention
+    scores = 4 * tokens * s * h / tp * (0.5 if fused else 1)
+    passes = (3.5 if fused else 3) + (1 if full or (recompute == "selective" and not fused) else 0)
+    attention = passes * scores / (device.peak_flops * (stack.attention_share if fused else stack.matmul_share))
+
+    kept = {"tp": tp, "sequence_parallel": slices}
+    linear = activation_bytes(model, rows, "selective", **kept) / cp
+    matrix = 0.0 if fused else activation_bytes(model, rows, **kept) / cp - linear
+    moved = (7 if full else 5) * (linear + matrix)
+    if recompute == "selective":
+        moved += 2 * matrix
+    memory = moved / (stack.memory_share * device.memory_Bps)
+
+    sums = (6 if full else 4) * wire_bytes("all_reduce", 2 * tokens * h, tp)
+    if tp > training.cluster.per_node:  # what hides a sum behind a matmul works inside a node, on its small messages
+        over_tp = sums / training.cluster.bandwidth(stack, tp, 1, stack.message_share)
+    else:
+        over_tp = stack.exposed_tp * sums / training.cluster.bandwidth(stack, tp, 1) if tp > 1 else 0.0
+    keys = (4 if full else 3) * wire_bytes("all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp)
+    over_cp = stack.exposed_tp * keys / training.cluster.bandwidth(stack, cp, tp) if cp > 1 else 0.0
+    return matmuls, attention, memory, over_tp, over_cp
+
+
+def _gradients_s(training: Training, mine: float, replicas: int, tp: int, zero: int) -> float:
+    """The sum of the gradients, or its first half and the gather of the parameters."""
+    recipe = training.stack.recipe
+    if replicas == 1:
+        return 0.0
+    second = recipe.weight_bytes if zero else recipe.gradient_bytes
+    half = wire_bytes("all_gather", mine * (recipe.gradient_bytes + second), replicas)
+    return half / training.cluster.bandwidth(training.stack, replicas, tp)
+
+
+def _zero3_s(training: Training, mine: float, replicas: int, tp: int, microbatches: float) -> float:
+    """Two gathers of the parameters and a sum of the gradients for each microbatch, all in 16 bit."""
+    if replicas == 1:
+        return 0.0
+    each = wire_bytes("all_gather", 3 * 2 * mine, replicas)
+    return microbatches * each / training.cluster.bandwidth(training.stack, replicas, tp)

@@ -1,0 +1,94 @@
+"""Tables of measured layouts: does the planner choose well, and does it know what fits?
+
+Aleph Alpha measured hundreds of layouts of three models on A100s, among them those that ran out of memory. So one can
+ask the question that a planner is for: of these, which would it have taken, and what did that cost against the best?
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from lib.cost.sizes import ModelShape
+from lib.planner.memory import memory_bytes
+from lib.planner.presets import GPUS, stack_for
+from lib.planner.seconds import step_s
+from lib.planner.training import Cluster, Layout4D, Training
+
+PUBLISHED = Path(__file__).parent / "published" / "layouts_a100.json"
+_SIZES = {  # Touvron et al. 2023 (Llama), table 2; the vocabulary as inferred by who collected the tables
+    "13B": ModelShape(5120, 40, 40, 128_000, 2048, d_mlp=13_824, llama=True, tied=False),
+    "30B": ModelShape(6656, 60, 52, 128_000, 2048, d_mlp=17_920, llama=True, tied=False),
+    "65B": ModelShape(8192, 80, 64, 128_000, 2048, d_mlp=22_016, llama=True, tied=False),
+}
+
+
+class Cell(NamedTuple):
+    """One measured layout."""
+
+    training: Training
+    layout: Layout4D
+    kernel: str
+    measured_s: float | None  # None: out of memory
+
+    @property
+    def predicted_s(self) -> float:
+        return step_s(self.training, self.layout).total
+
+    @property
+    def should_fit(self) -> bool:
+        return fits(self.training, self.layout)
+
+
+def fits(training: Training, layout: Layout4D) -> bool:
+    """Whether a layout's fullest rank stays within what a GPU has."""
+    usable = training.cluster.device.memory_bytes * training.stack.usable_share
+    return memory_bytes(training, layout).total <= usable
+
+
+def read_tables(path: str | Path = PUBLISHED) -> dict[str, list[Cell]]:
+    """Name of a table → its cells; a kernel that was not there is left out."""
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    tables = {}
+    for name, rows in found["tables"].items():
+        records = (dict(zip(found["columns"], row, strict=True)) for row in rows)
+        tables[name.removesuffix(".xlsx")] = [
+            _cell(name, record) for record in records if record["step_time"] != "Kernel not available"
+        ]
+    return tables
+
+
+def _cell(name: str, record: dict) -> Cell:
+    long, kernel, gpus = "8k" in name, record["kernel"], record["world_size"]
+    model = replace(_SIZES[name.split("_")[1]], context=8192 if long else 2048)
+    tp, pp = record["model_parallel_size"], record["pipe_parallel_size"]
+    of_kernel = replace(stack_for("aleph-alpha", "a100"), fused_attention="flash" in kernel)
+    if "RMS" not in kernel:  # a norm of many small kernels keeps what each of them made
+        of_kernel = replace(of_kernel, spare_activations=2.0)
+    slices = bool(record["sequence_parallel"]) and tp > 1
+    recompute = "none" if record["activation_checkpointing_type"] == "disabled" else "full"
+    layout = Layout4D(
+        tp, 1, pp, gpus // tp // pp, record["micro_batch_size"], zero=1, sequence_parallel=slices, recompute=recompute
+    )
+    training = Training(model, Cluster(GPUS["a100"], gpus), of_kernel, 512 if long else 2048)
+    seconds = record["step_time"]
+    return Cell(training, layout, kernel, seconds if isinstance(seconds, (int, float)) else None)
+
+
+def choice_among(table: list[Cell]) -> Cell:
+    """Of the cells that were measured, the one that the planner takes: the fastest that it believes to fit."""
+    ran = [cell for cell in table if cell.measured_s]
+    return min([cell for cell in ran if cell.should_fit] or ran, key=lambda cell: cell.predicted_s)
+
+
+def regret(table: list[Cell]) -> float:
+    """What the planner's choice lost against the best: 0.05 is 5 % more seconds."""
+    return choice_among(table).measured_s / min(cell.measured_s for cell in table if cell.measured_s) - 1
+
+
+def right_about_memory(tables: dict[str, list[Cell]]) -> float:
+    """The fraction of all cells of which it knows whether they fit."""
+    cells = [cell for table in tables.values() for cell in table]
+    return sum(cell.should_fit == bool(cell.measured_s) for cell in cells) / len(cells)

@@ -1,0 +1,165 @@
+"""What is to be trained, on what, and with which layout.
+
+The problem: a planner that takes forty numbers is used by nobody, and one that takes five hides what it assumes. The
+idea: four small objects. A model (`lib.cost.sizes`), a cluster, a layout; and a stack: what a GPU with its software
+reaches of the figures on its data sheet. All that is not arithmetic is in the stack, and can be seen and changed.
+
+Letters: d, t, p, c data-, tensor-, pipeline- and context-parallel ranks; v stages per rank; m microbatches of b
+sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from lib.cost.flops import train_flops
+from lib.cost.hardware import Device
+from lib.cost.sizes import ModelShape, Recipe
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs of one kind on nodes of one size.
+
+    Args:
+        device: the GPU, with its links (`lib.cost.hardware`).
+        gpus: in all.
+        per_node: GPUs that share the fast link.
+    """
+
+    device: Device
+    gpus: int
+    per_node: int = 8
+
+    def bandwidth(self, stack: Stack, ranks: int, stride: int, share: float | None = None) -> float:
+        """Bytes per second, one direction, of each rank of a group whose neighbours are `stride` ranks apart.
+
+        Inside a node, the link. Across nodes, the network cards of the group's GPUs on a node, in one direction, as
+        its ring enters and leaves each node once; never more than the link.
+
+        Args:
+            share: of the network's bandwidth. Default: what collectives reach.
+        """
+        link = self.device.link_Bps * stack.link_share
+        if ranks * stride <= self.per_node:
+            return link
+        on_a_node = max(1, min(ranks, self.per_node // stride))
+        network = (self.device.network_Bps or 0) * (stack.network_share if share is None else share)
+        return min(link, on_a_node * network)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a GPU and its software reach; every fraction is of the data sheet's figure.
+
+    Args:
+        matmul_share: of the peak, by a large matmul. Calibrated on one published run for each GPU.
+        attention_share: of the peak, by fused attention.
+        half_width: a matmul with this many rows, or columns on a rank, takes twice as long for each of them.
+        memory_share: of the memory's bandwidth, by everything that is no matmul.
+        link_share: of the link inside a node, by a collective.
+        network_share, message_share: of the network, by a collective over many GPUs, and by one message.
+        exposed_tp, exposed_pp: fraction of the tensor-parallel sums, and of the messages between the stages of an
+            interleaved pipeline, that computation does not hide.
+        exposed_zero3: fraction of the ZeRO-3 gathers and sums that computation does not hide.
+        overlaps_dp: whether gradients are summed while the last microbatch runs backward.
+        fused_attention: whether the matrix of scores never goes to memory.
+        recipe: bytes kept per parameter.
+        logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
+        spare_activations: what the allocator and a layer's temporary tensors add to what is counted.
+        usable_share: of a GPU's memory as it is sold, by all of this. An "80 GB" GPU has 80 GiB, that is 86 GB: what
+            the driver, the collectives and the allocator's gaps take is about the difference.
+    """
+
+    matmul_share: float
+    attention_share: float
+    half_width: float = 160
+    memory_share: float = 0.8
+    link_share: float = 0.85
+    network_share: float = 0.9
+    message_share: float = 0.45
+    exposed_tp: float = 1.0
+    exposed_pp: float = 1.0
+    exposed_zero3: float = 0.35
+    overlaps_dp: bool = False
+    fused_attention: bool = True
+    recipe: Recipe = field(default_factory=lambda: Recipe(2, 4, 4, 8))
+    logits_bytes: int = 14
+    spare_activations: float = 1.3
+    usable_share: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)  # the same only as itself: what is worked out once is found again quickly
+class Training:
+    """A training run whose layout is open.
+
+    Args:
+        model: its `context` is the sequence length, s.
+        global_batch: sequences of a step, over all GPUs.
+    """
+
+    model: ModelShape
+    cluster: Cluster
+    stack: Stack
+    global_batch: int
+
+    def __post_init__(self) -> None:
+        for name, value in (("gpus", self.cluster.gpus), ("per_node", self.cluster.per_node)):
+            _positive(name, value)
+        _positive("global_batch", self.global_batch)
+
+    @cached_property
+    def block_parameters(self) -> int:
+        return self.model.num_block_parameters
+
+    @cached_property
+    def end_parameters(self) -> int:
+        """Of the embedding, and as many of the head."""
+        return self.model.vocab_size * self.model.d_model
+
+    def utilisation(self, step_s: float, recompute: str = "none") -> float:
+        """MFU: the model's operations per second, attention counted whole, as a fraction of all GPUs' peak.
+
+        Args:
+            recompute: count what is computed again, too: HFU.
+        """
+        flops = train_flops(self.model, self.global_batch, recompute)
+        return flops / step_s / self.cluster.gpus / self.cluster.device.peak_flops
+
+
+class Layout4D(NamedTuple):
+    """A layout as planners and papers write it.
+
+    Args:
+        tp, cp, pp, dp: ranks along each axis; from the innermost to the outermost.
+        rows: sequences of a microbatch, b.
+        stages_per_rank: of an interleaved pipeline, v; 1: 1F1B.
+        zero: stage of ZeRO over dp·cp.
+        sequence_parallel: with tp.
+        recompute: `none`, `selective` or `full`.
+    """
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    rows: int = 1
+    stages_per_rank: int = 1
+    zero: int = 1
+    sequence_parallel: bool = False
+    recompute: str = "none"
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+    def microbatches(self, global_batch: int) -> float:
+        """m of a step."""
+        return global_batch / (self.dp * self.rows)
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
