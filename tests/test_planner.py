@@ -168,6 +168,24 @@ def test_what_fits(say):
     assert right >= 0.88
 
 
+TOO_LARGE = {  # ran, though they should not fit, by at most a tenth
+    "Llama 3 405B 8,192 GPUs",  # its schedule keeps fewer microbatches than plain interleaving
+    "DGXC L8B/8",  # perhaps gradients in 16 bit
+    "MPT-A100 13b s8192 n8",  # logits in 14 bytes are more than its loss keeps
+    "MPT-A100 7b s32768 n8",
+}
+
+
+def test_what_ran_fits():
+    too_large = {}
+    for name, row in ROWS.items():
+        if row["stack"] != "aa":
+            run, layout = training_of(row)
+            share = memory_bytes(run, layout).total / run.cluster.device.memory_bytes
+            too_large |= {name: share} if share > 1 else {}
+    assert set(too_large) == TOO_LARGE and max(too_large.values()) < 1.1
+
+
 def test_the_largest_tp_first_is_a_worse_rule():
     """What one often reads: as much tensor parallelism as a node has. Even if all else is then chosen in hindsight."""
 

@@ -31,7 +31,7 @@ STACKS = {  # what the software overlaps and keeps
     },  # Narayanan et al. 2021, Korthikanti et al. 2022
     "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.2, "overlaps_dp": True},
     "llama3": {"overlaps_dp": True},
-    "aleph-alpha": {"recipe": BF16},
+    "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},
     "fsdp": {"recipe": BF16, "overlaps_dp": True},
 }
 

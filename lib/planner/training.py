@@ -68,7 +68,7 @@ class Stack:
         fused_attention: whether the matrix of scores never goes to memory.
         recipe: bytes kept per parameter.
         logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
-        spare_activations: what the allocator and a layer's temporary tensors add to what is counted.
+        spare_activations: what gaps of the allocator and temporary tensors make of a byte that is counted.
         usable_share: of a GPU's memory as it is sold, by all of this. An "80 GB" GPU has 80 GiB, that is 86 GB: what
             the driver, the collectives and the allocator's gaps take is about the difference.
     """
@@ -87,7 +87,7 @@ class Stack:
     fused_attention: bool = True
     recipe: Recipe = field(default_factory=lambda: Recipe(2, 4, 4, 8))
     logits_bytes: int = 14
-    spare_activations: float = 1.3
+    spare_activations: float = 1.0
     usable_share: float = 1.0
 
 
