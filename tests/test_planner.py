@@ -210,6 +210,12 @@ def test_all_layouts_of_a_small_cluster_are_what_can_be():
     assert {(one.tp, one.pp, one.dp) for one in found} >= {(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 1, 2)}
 
 
+def test_a_cut_sequence_leaves_no_gpu_out():
+    run = training("llama-13b", 24, batch=48, context=8192)
+    found = list(all_layouts(run, Choices(context_parallel=True)))
+    assert {layout.gpus for layout in found} == {24} and {layout.cp for layout in found} == {1, 2, 4}
+
+
 def test_the_best_come_first_and_fit():
     run = training(gpus=128)
     found = best_layouts(run, best=20)

@@ -16,6 +16,7 @@ from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import Layout4D, Training
 
 MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
+FEWEST_TOKENS = 2048  # of a sequence, on a context-parallel rank
 
 
 class Planned(NamedTuple):
@@ -48,7 +49,8 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     model, gpus = training.model, training.cluster.gpus
     most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
     for tp in (n for n in _divisors(model.num_heads) if n <= most_tp and gpus % n == 0):
-        for cp in _context_ranks(training) if choices.context_parallel else (1,):
+        cuts = _context_ranks(training) if choices.context_parallel else (1,)
+        for cp in (n for n in cuts if gpus // tp % n == 0):
             for pp in _divisors(gpus // tp // cp):
                 dp = gpus // tp // cp // pp
                 if pp > model.num_layers + 2 or training.global_batch % dp:
@@ -85,8 +87,8 @@ def _even(layers: int, stages: int) -> bool:
 
 
 def _context_ranks(training: Training) -> list[int]:
-    """Ranks that a sequence can be cut for: each has at least 2,048 tokens."""
-    return [2**k for k in range(10) if training.model.context // 2**k >= 2048 or k == 0]
+    """Ranks that a sequence can be cut for: each has at least `FEWEST_TOKENS`."""
+    return [2**k for k in range(10) if training.model.context // 2**k >= FEWEST_TOKENS or k == 0]
 
 
 def _divisors(n: int) -> list[int]:

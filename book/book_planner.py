@@ -1,0 +1,77 @@
+"""The numbers of *Will it fit?*: what `lib.planner` knows of models, GPUs and stacks, as JSON in the page.
+
+A page says `{planner}`; a script then makes the page's controls and computes in the browser (`static/will_it_fit.js`).
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from lib.cost.sizes import ModelShape
+from lib.planner import search, seconds
+from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, stack_for
+from lib.planner.training import Cluster, Training
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = "will_it_fit.js"
+HTML = """<div id="will-it-fit"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
+</strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
+<script type="application/json">{numbers}</script></div>"""
+
+
+def plain_model(shape: ModelShape) -> dict:
+    """Its sizes; where Python says None, what is meant."""
+    heads, width = shape.num_kv_heads or shape.num_heads, shape.d_mlp or 4 * shape.d_model
+    return asdict(shape) | {"num_kv_heads": heads, "d_mlp": width}
+
+
+def plain_training(training: Training) -> dict:
+    """A training as the script takes it."""
+    return {
+        "model": plain_model(training.model),
+        "device": asdict(training.cluster.device),
+        "stack": asdict(training.stack),
+        "gpus": training.cluster.gpus,
+        "per_node": training.cluster.per_node,
+        "global_batch": training.global_batch,
+    }
+
+
+def numbers() -> dict:
+    """All that the script does not compute. A GPU whose network varies is left out."""
+    gpus = {name: device for name, device in GPUS.items() if device.network_Bps}
+    return {
+        "models": {name: plain_model(shape) for name, shape in PRESET_MODELS.items()},
+        "gpus": {name: asdict(device) for name, device in gpus.items()},
+        "stacks": {name: {gpu: asdict(stack_for(name, gpu)) for gpu in gpus} for name in STACKS},
+        "per_node": Cluster.per_node,
+        "limits": {
+            "rows": search.MOST_ROWS,
+            "stages_per_rank": search.MOST_STAGES_PER_RANK,
+            "nodes_of_tp": search.MOST_NODES_OF_TP,
+            "tokens_of_cp": search.FEWEST_TOKENS,
+            "optimizer_bytes": seconds.OPTIMIZER_BYTES,
+        },
+    }
+
+
+class Planner(Directive):
+    def run(self):
+        env = self.state.document.settings.env
+        for used in (*ROOT.glob("lib/planner/*.py"), *ROOT.glob("lib/cost/*.py")):
+            env.note_dependency(str(used))
+        return [nodes.raw("", HTML.format(numbers=json.dumps(numbers())), format="html", classes=["planner"])]
+
+
+def add_script(app, pagename, templatename, context, doctree):
+    if doctree and any("planner" in node["classes"] for node in doctree.findall(nodes.raw)):
+        app.add_js_file(SCRIPT, loading_method="defer")
+
+
+def setup(app):
+    app.add_directive("planner", Planner)
+    app.connect("html-page-context", add_script)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
