@@ -1,6 +1,7 @@
 """The numbers of *Will it fit?*: what `lib.planner` knows of models, GPUs and stacks, as JSON in the page.
 
-A page says `{planner}`; a script then makes the page's controls and computes in the browser (`static/will_it_fit.js`).
+A page says `{planner}`. In the browser `static/planner.js` computes with them, and `static/will_it_fit.js` makes the
+controls and shows what comes out.
 """
 
 import json
@@ -16,7 +17,7 @@ from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, stack_for
 from lib.planner.training import Cluster, Training
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = "will_it_fit.js"
+SCRIPTS = "planner.js", "will_it_fit.js"
 HTML = """<div id="will-it-fit"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
 <script type="application/json">{numbers}</script></div>"""
@@ -66,12 +67,13 @@ class Planner(Directive):
         return [nodes.raw("", HTML.format(numbers=json.dumps(numbers())), format="html", classes=["planner"])]
 
 
-def add_script(app, pagename, templatename, context, doctree):
+def add_scripts(app, pagename, templatename, context, doctree):
     if doctree and any("planner" in node["classes"] for node in doctree.findall(nodes.raw)):
-        app.add_js_file(SCRIPT, loading_method="defer")
+        for script in SCRIPTS:
+            app.add_js_file(script, loading_method="defer")
 
 
 def setup(app):
     app.add_directive("planner", Planner)
-    app.connect("html-page-context", add_script)
+    app.connect("html-page-context", add_scripts)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -31,9 +31,9 @@ def browser():
 
 @pytest.fixture(scope="module")
 def page(browser):
-    """A blank page with the script in it, which finds no place for its controls."""
+    """A blank page with the formulas in it."""
     page = browser.new_page()
-    page.add_script_tag(path=BOOK / "static" / extension.SCRIPT)
+    page.add_script_tag(path=BOOK / "static" / "planner.js")
     return page
 
 

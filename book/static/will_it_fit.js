@@ -1,211 +1,215 @@
-// Will it fit? The formulas of lib/planner, and the page that shows them.
+// The page "Will it fit?": controls, two stacked bars and the best layouts, computed by planner.js.
 //
-// Every number (models, GPUs, what a stack reaches) comes from Python, as JSON in the page; here are formulas only.
-// A test compares both on a thousand random trainings, so names follow the Python files: a layout is a Layout4D.
+// The form is the only state. The address holds what was chosen in it, so that a reader can send it.
+(() => {
+  const box = document.getElementById("will-it-fit");
+  const numbers = JSON.parse(box.querySelector("script").textContent);
 
-// ---- The planner: what lib.planner says of one training, {model, device, stack, gpus, per_node, global_batch} --------
-
-const many = new Intl.NumberFormat("en").format; // 16,384
-
-const planner = (training, limits) => {
-  const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
-  const { d_model: h, num_layers: layers, num_heads: heads, vocab_size: vocab, context: s, d_mlp: ffn, llama } = model;
-  const { recipe } = stack;
-  const kv = Math.floor((h * model.num_kv_heads) / heads);
-  const blockWeights = h * (2 * h + 2 * kv) + (llama ? 3 : 2) * h * ffn;
-  const blockParameters = blockWeights + (llama ? 2 * h : 3 * h + 2 * kv + ffn + 4 * h);
-  const endParameters = vocab * h; // of the embedding, and as many of the head
-
-  const sum = (kinds) => Object.values(kinds).reduce((a, b) => a + b, 0);
-  const gathered = (bytes, n) => ((n - 1) / n) * bytes; // what each of n ranks sends in an all-gather
-
-  const bandwidth = (ranks, stride, share = stack.network_share) => {
-    const link = device.link_Bps * stack.link_share;
-    if (ranks * stride <= perNode) return link;
-    const onNode = Math.max(1, Math.min(ranks, Math.floor(perNode / stride)));
-    return Math.min(link, onNode * device.network_Bps * share);
+  // ---- Controls: name in the address → its words, its values; a value may have words of its own ----
+  const doubled = (from, to) => (from > to ? [] : [from, ...doubled(2 * from, to)]);
+  const gb = (bytes, digits = 1) => `${(bytes / 1e9).toFixed(digits)} GB`;
+  const gpuWords = ([name, { memory_bytes: memory }]) => [name, `${name.toUpperCase()} ${gb(memory, 0)}`];
+  const inWords = (n) => [n, many(n)];
+  const RUN = {
+    model: ["Model", Object.keys(numbers.models)],
+    gpu: ["GPU", Object.entries(numbers.gpus).map(gpuWords)],
   };
-  const hasEvenStages = (stages) => layers % stages === 0 || (layers + 2) % stages === 0;
-  const stageLayers = (pp, v) => {
-    if (layers % (pp * v) === 0 || (layers + 2) % (pp * v)) return [layers / pp, layers / pp];
-    const most = Math.floor((layers + 2) / pp);
-    return [most, most - 1];
+  const MENUS = {
+    gpus: ["GPUs", doubled(8, 16_384).map(inWords)],
+    seq: ["Sequence length", doubled(1024, 131_072).map(inWords)],
+    batch: ["Global batch, sequences", doubled(8, 16_384).map(inWords)],
+    stack: ["Stack", Object.keys(numbers.stacks)],
   };
-  const activationBytes = (rows, recompute, tp, slices) => {
-    const tokens = rows * s;
-    if (recompute === "full") return tokens * 2 * h;
-    const outside = 8 * h + (llama ? 0 : 2 * h);
-    const inside = 4 * h + 4 * kv + (llama ? 6 : 4) * ffn;
-    const scores = recompute === "none" ? (llama ? 2 : 5) * heads * s : 0;
-    return tokens * (slices ? (outside + inside + scores) / tp : outside + (inside + scores) / tp);
+  const LAYOUT = {
+    tp: ["Tensor parallel (tp)", doubled(1, 16)],
+    cp: ["Context parallel (cp)", doubled(1, 16)],
+    pp: ["Pipeline parallel (pp)", doubled(1, 128)],
+    v: ["Stages per rank (v)", Array.from({ length: numbers.limits.stages_per_rank }, (_, i) => i + 1)],
+    b: ["Sequences per microbatch (b)", doubled(1, numbers.limits.rows)],
+    zero: ["ZeRO stage", [0, 1, 3]],
+    sp: ["Sequence parallelism", [[1, "with tp"], [0, "off"]]],
+    recompute: ["Recomputation", ["none", "full"]],
   };
-
-  // -- seconds
-  const matmulS = (flops, width) =>
-    (flops * (1 + stack.half_width / width)) / (device.peak_flops * stack.matmul_share);
-
-  const blockS = ({ tp, cp, rows, sequence_parallel: slices, recompute }) => {
-    const full = recompute === "full", again = recompute === "selective", fused = stack.fused_attention;
-    const tokens = (rows * s) / cp;
-    const matmuls = matmulS(((full ? 8 : 6) * tokens * blockWeights) / tp, Math.min(tokens, h / tp));
-    const scores = ((4 * tokens * s * h) / tp) * (fused ? 0.5 : 1);
-    const passes = (fused ? 3.5 : 3) + (full || (again && !fused) ? 1 : 0);
-    const attention = (passes * scores) / (device.peak_flops * (fused ? stack.attention_share : stack.matmul_share));
-    const linear = activationBytes(rows, "selective", tp, slices) / cp;
-    const matrix = fused ? 0 : activationBytes(rows, "none", tp, slices) / cp - linear;
-    const moved = (full ? 7 : 5) * (linear + matrix) + (again ? 2 * matrix : 0);
-    const sums = (full ? 6 : 4) * 2 * gathered(2 * tokens * h, tp);
-    const overTp = tp > perNode
-      ? sums / bandwidth(tp, 1, stack.message_share)
-      : (stack.exposed_tp * sums) / bandwidth(tp, 1);
-    const keys = (full ? 4 : 3) * gathered((4 * rows * s * kv) / tp, cp);
-    const overCp = (stack.exposed_tp * keys) / bandwidth(cp, tp);
-    return [matmuls, attention, moved / (stack.memory_share * device.memory_Bps), overTp, overCp];
+  const CONTROLS = { ...RUN, ...MENUS, ...LAYOUT };
+  const START = { // 64 GPUs have 5,120 GB together, and this does not fit
+    model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron",
+    tp: 8, cp: 1, pp: 1, v: 1, b: 2, zero: 1, sp: 1, recompute: "none",
+  };
+  const KINDS = { // a kind of lib/planner: its words, its colour
+    parameters: ["parameters", "param"],
+    gradients: ["gradients", "comm"],
+    optimizer: ["optimizer", "opt"],
+    activations: ["activations", "forward"],
+    logits: ["logits", "weight"],
+    gathered: ["gathered block", "soft"],
+    matmuls: ["matmuls", "backward"],
+    attention: ["attention", "forward"],
+    memory: ["memory traffic", "soft"],
+    tp: ["tp", "comm"],
+    cp: ["cp", "comm"],
+    pp: ["pp", "comm"],
+    dp: ["dp", "comm"],
+    bubble: ["bubble", "idle"],
   };
 
-  const seconds = (layout) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero } = layout;
-    const tokens = (rows * s) / cp, m = batch / (dp * rows), replicas = dp * cp;
-    const block = blockS(layout), ofBlock = block.reduce((a, b) => a + b);
-    const [most, last] = stageLayers(pp, v);
-    const head = matmulS((6 * tokens * endParameters) / tp, Math.min(tokens, h));
-    const inside = tp * cp * dp * pp <= perNode;
-    const link = bandwidth(inside ? 1 : pp, tp * cp * dp, stack.message_share);
-    const exposedPp = v > 1 ? stack.exposed_pp : 1;
-    const messages = pp > 1 ? ((2 * v * 2 * tokens * h) / tp / link) * exposedPp : 0;
-    const ends = Math.max(0, last * ofBlock + head - most * ofBlock); // of the head, what other stages wait for
+  const options = (name) => CONTROLS[name][1].map((value) => (Array.isArray(value) ? value : [value, value]));
+  const chips = (name) => {
+    const chip = ([value, words]) =>
+      `<label><input type="radio" name="${name}" value="${value}"><span>${words}</span></label>`;
+    return `<fieldset><legend>${CONTROLS[name][0]}</legend>${options(name).map(chip).join("")}</fieldset>`;
+  };
+  const menu = (name) => {
+    const option = ([value, words]) => `<option value="${value}">${words}</option>`;
+    return `<label>${CONTROLS[name][0]}<select name="${name}">${options(name).map(option).join("")}</select></label>`;
+  };
+  const all = (controls, html) => Object.keys(controls).map(html).join("");
+  box.innerHTML = `
+    <form>
+      ${all(RUN, chips)}
+      <div class="menus">${all(MENUS, menu)}</div>
+      <div class="layout">${all(LAYOUT, chips)}</div>
+      <p class="ranks"></p>
+    </form>
+    <p class="verdict" aria-live="polite"></p>
+    <div class="outcome">
+      <div class="bars"><figure></figure><figure></figure></div>
+      <div class="best"></div>
+    </div>
+    <p><button type="button" class="copy">Copy link</button></p>
+    <svg height="0" aria-hidden="true"><pattern id="hatched" width="6" height="6" patternTransform="rotate(45)"
+      patternUnits="userSpaceOnUse"><path d="M0 0V6"/></pattern></svg>`;
+  const part = (selector) => box.querySelector(selector);
+  const form = part("form");
 
-    const mine = (blockParameters * layers) / pp / tp + endParameters / tp;
-    let exposed;
-    if (zero === 3) {
-      exposed = (stack.exposed_zero3 * m * gathered(3 * 2 * mine, replicas)) / bandwidth(replicas, tp);
-    } else {
-      const bytes = recipe.gradient_bytes + (zero ? recipe.weight_bytes : recipe.gradient_bytes);
-      const hidden = most * ((2 / 3) * block[0] + (2 / 3) * block[1] + (3 / 5) * block[2]);
-      exposed = gathered(mine * bytes, replicas) / bandwidth(replicas, tp);
-      if (stack.overlaps_dp) exposed = Math.max(0, exposed - hidden);
+  // ---- What the form says, in the planner's words ----
+  const state = () => Object.fromEntries(new FormData(form));
+  const fill = (values) => { // what is no choice of a control, such as a misspelt address has it, changes nothing
+    for (const [name, value] of Object.entries(values))
+      if (name in CONTROLS && options(name).some(([known]) => String(known) === String(value)))
+        form.elements[name].value = value;
+  };
+  const trainingOf = (at) => ({
+    model: { ...numbers.models[at.model], context: Number(at.seq) },
+    device: numbers.gpus[at.gpu],
+    stack: numbers.stacks[at.stack][at.gpu],
+    gpus: Number(at.gpus),
+    per_node: numbers.per_node,
+    global_batch: Number(at.batch),
+  });
+  const layoutOf = (at) => {
+    const [tp, cp, pp, rows, v, zero] = [at.tp, at.cp, at.pp, at.b, at.v, at.zero].map(Number);
+    const [dp, slices] = [at.gpus / (tp * cp * pp), at.sp === "1" && tp > 1];
+    return { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute: at.recompute };
+  };
+  const choicesOf = ({ rows: b, stages_per_rank: v, ...layout }) => ({ ...layout, b, v, sp: 1 });
+
+  // ---- Words and bars ----
+  const short = (x) => (x >= 1000 ? many(Math.round(x)) : String(Number(x.toPrecision(3))));
+  const layoutText = ({ tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute }) => {
+    const axes = `tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`;
+    const more = [v > 1 && `v ${v}`, zero && `ZeRO-${zero}`, recompute === "full" && "recompute"];
+    return [axes, `b ${rows}`, ...more].filter(Boolean).join(", ");
+  };
+  const slower = (of, one, other) => {
+    const { fraction, kind, extraS } = of.whySlower(one, other);
+    const words = `${short(100 * fraction)} % slower: ${short(extraS)} s more for ${KINDS[kind][0]}`;
+    return fraction > 5e-5 ? words : "as fast";
+  };
+  // A stacked bar with its marks above it; below it each kind with its number.
+  const draw = (figure, words, kinds, full, marks, say) => {
+    const percent = (x) => `${((100 * x) / full).toFixed(2)}%`;
+    const there = Object.entries(kinds).filter(([, x]) => x > 0);
+    let end = 0;
+    const bars = there.map(([kind, x]) => {
+      const [label, ink] = KINDS[kind], [start, middle] = [end, end + x / 2];
+      end += x;
+      const text = `<text x="${percent(middle)}" y="46" class="on ${ink}">${label}</text>`;
+      const hasRoom = (x / full) * figure.clientWidth > 8 * label.length + 8;
+      return `<rect x="${percent(start)}" width="${percent(x)}" y="22" height="38" class="${ink}"/>${hasRoom ? text : ""}`;
+    });
+    const lines = marks.map(([x, label, isMain]) => {
+      const anchor = x / full > 0.85 ? "end" : x / full < 0.15 ? "start" : "middle";
+      const style = isMain ? 'class="mark main"' : 'class="mark"';
+      return `<line x1="${percent(x)}" x2="${percent(x)}" y1="16" y2="66" ${style}/>
+        <text x="${percent(x)}" y="12" text-anchor="${anchor}" ${style}>${label}</text>`;
+    });
+    const entry = ([kind, x]) => `<li><i class="${KINDS[kind][1]}"></i>${KINDS[kind][0]} <b>${say(x)}</b></li>`;
+    figure.innerHTML = `<svg role="img" aria-label="${words}" height="68">${bars.join("")}${lines.join("")}</svg>
+      <figcaption>${words}</figcaption><ul>${there.map(entry).join("")}</ul>`;
+  };
+
+  const show = () => {
+    const at = state(), of = planner(trainingOf(at), numbers.limits);
+    const layout = layoutOf(at), own = of.planned(layout), refusal = of.refusal(layout);
+    const { found, smallest } = of.best();
+    const gpu = at.gpu.toUpperCase(), spare = of.room - own.bytes;
+    for (const name of Object.keys(LAYOUT))
+      for (const input of form.elements[name])
+        input.parentElement.classList.toggle("refused", of.refusal(layoutOf({ ...at, [name]: input.value })) !== null);
+    part(".ranks").textContent = `dp follows: ${many(+at.gpus)} GPUs ÷ ${layout.tp * layout.cp * layout.pp} = ${
+      short(layout.dp)}. A step has ${many(at.batch * at.seq)} tokens.`;
+
+    const size = `The fullest GPU needs ${gb(own.bytes)}, and an ${gpu} has ${gb(of.room, 0)}`;
+    const time = `${short(own.stepS)} s at ${(100 * of.mfu(own.stepS)).toFixed(1)} % MFU`;
+    const [word, reason] = refusal
+      ? ["Impossible.", refusal]
+      : spare < 0
+        ? ["It does not fit.", `${size}: ${gb(-spare)} too much. With enough memory a step would take ${time}.`]
+        : ["It fits.", `${size}: ${gb(spare)} to spare. A step takes ${time}; ${slower(of, found[0], own)} than the best.`];
+    part(".verdict").innerHTML = `<strong class="${word === "It fits." ? "ok" : "bad"}">${word}</strong> ${reason}`;
+
+    part(".bars").hidden = refusal !== null;
+    if (!refusal) {
+      const [memory, step] = box.querySelectorAll("figure");
+      const sizes = [...new Set(Object.values(numbers.gpus).map((one) => one.memory_bytes))];
+      const full = 1.02 * Math.max(own.bytes, ...sizes);
+      const near = (x) => Math.abs(x - of.room) * memory.clientWidth < 90 * full;
+      const marks = sizes.filter((x) => !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
+      draw(memory, `Memory of the fullest GPU: ${gb(own.bytes)}`, own.memory, full,
+        [...marks, [of.room, `${gpu} ${gb(of.room, 0)}`, true]], gb);
+      const best = found.length ? [[found[0].stepS, `best ${short(found[0].stepS)} s`, true]] : [];
+      draw(step, `Seconds of a step: ${short(own.stepS)} s`, own.seconds,
+        1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0), best, (x) => `${short(x)} s`);
     }
-    const updated = mine / (zero ? replicas : 1);
-    const [matmuls, attention, memory, overTp, overCp] = block.map((time) => m * most * time);
-    return {
-      matmuls: matmuls + m * ends,
-      attention,
-      memory,
-      tp: overTp,
-      cp: overCp,
-      pp: m * messages,
-      dp: exposed,
-      bubble: ((pp - 1) / v) * (most * ofBlock + messages),
-      optimizer: (limits.optimizer_bytes * updated) / (stack.memory_share * device.memory_Bps),
-    };
-  };
-  const mfu = (stepS) => {
-    const flops = 3 * 2 * batch * s * (layers * (blockWeights + 2 * s * h) + vocab * h);
-    return flops / stepS / gpus / device.peak_flops;
+
+    const button = (one, why) => `<li><button type="button" aria-pressed="${
+      layoutText(one.layout) === layoutText(layout)}"><b>${layoutText(one.layout)}</b>${
+      short(one.stepS)} s, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)} %${why}</button></li>`;
+    const ways = "Take more GPUs, shorter sequences or a GPU with more memory.";
+    const [title, offered] = found.length
+      ? ["The fastest that fit", found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
+      : smallest
+        ? [`No layout fits. ${ways} The smallest:`, [button(smallest, "")]]
+        : ["No layout divides these GPUs and this batch evenly. Take fewer GPUs or a larger batch.", []];
+    part(".best").innerHTML = `<p>${title}</p><ol>${offered.join("")}</ol>`;
+    box.querySelectorAll(".best button").forEach((one, i) =>
+      one.addEventListener("click", () => {
+        fill(choicesOf((found[i] ?? smallest).layout));
+        changed();
+        box.querySelectorAll(".best button")[i]?.focus(); // the list was written anew
+      }));
   };
 
-  // -- bytes
-  const keptBy = (rank, pp, m, v) => {
-    if (v === 1) return Math.min(m, pp - rank);
-    return Math.min(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v) / v;
+  // ---- The address ----
+  const changed = () => {
+    history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
+    show();
   };
-  const ofRank = (layout, rank) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute } = layout;
-    const blocks = stageLayers(pp, v)[1], isLast = rank === pp - 1;
-    const ends = (rank === 0 ? 1 : 0) + (isLast && (pp > 1 || !model.tied) ? 1 : 0);
-    const held = (blocks * blockParameters + ends * endParameters) / tp;
-    const shards = dp * cp;
-    const m = Math.max(1, Math.floor(batch / (dp * rows)));
-    const ofBlock = (way) => {
-      const bytes = activationBytes(rows, way === "none" && stack.fused_attention ? "selective" : way, tp, slices) / cp;
-      return way === "full" && slices ? bytes / tp : bytes;
-    };
-    const kept = keptBy(rank, pp, m, v) * blocks * ofBlock(recompute) + (recompute === "full" ? ofBlock("none") : 0);
-    return {
-      parameters: (held * recipe.weight_bytes) / (zero >= 3 ? shards : 1),
-      gradients: (held * recipe.gradient_bytes) / (zero >= 2 ? shards : 1),
-      optimizer: (held * (recipe.master_bytes + recipe.state_bytes)) / (zero >= 1 ? shards : 1),
-      activations: stack.spare_activations * kept,
-      logits: isLast ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp : 0,
-      gathered: zero === 3 ? (2 * (recipe.weight_bytes + 2) * blockParameters) / tp : 0,
-    };
+  const open = () => {
+    fill({ ...START, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) });
+    show();
   };
-  const memory = (layout) => {
-    const [first, last] = [ofRank(layout, 0), ofRank(layout, layout.pp - 1)];
-    return sum(last) > sum(first) ? last : first;
-  };
-  const room = device.memory_bytes * stack.usable_share;
-
-  // -- choices
-  const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
-  const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
-  const divisors = (n) => upTo(n).filter((k) => n % k === 0);
-  const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
-  const mostCp = Math.max(1, 2 ** Math.floor(Math.log2(s / limits.tokens_of_cp)));
-
-  // Which layouts cannot be: when, and what would make them possible.
-  const REFUSALS = [
-    [({ tp }) => heads % tp || tp > mostTp,
-      ({ tp }) => `${heads} heads cannot be shared by ${tp} tensor-parallel ranks: choose tp ${
-        divisors(heads).filter((n) => n <= mostTp && gpus % n === 0).join(", ")}.`],
-    [({ cp }) => cp > mostCp || !Number.isInteger(Math.log2(cp)),
-      ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
-        powers(mostCp).join(", ")}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
-    [({ tp, cp, pp }) => gpus % (tp * cp * pp),
-      ({ tp, cp, pp }) => `tp × cp × pp is ${many(tp * cp * pp)}, which does not divide ${many(gpus)} GPUs: ${
-        ""}choose fewer ranks, or ${many(tp * cp * pp)} GPUs.`],
-    [({ pp, stages_per_rank: v }) => !hasEvenStages(pp * v) || v > limits.stages_per_rank,
-      ({ pp, stages_per_rank: v }) => `${layers} layers do not cut evenly into ${pp * v} stages: choose ${
-        hasEvenStages(pp)
-          ? `v ${upTo(limits.stages_per_rank).filter((n) => hasEvenStages(pp * n)).join(", ")}`
-          : `v 1 and pp ${divisors(gpus).filter((n) => n < pp && hasEvenStages(n)).join(", ")}`}.`],
-    [({ pp, stages_per_rank: v }) => v > 1 && pp === 1,
-      () => "Several stages per rank need a pipeline: choose pp 2 or more, or v 1."],
-    [({ dp }) => batch % dp,
-      ({ dp }) => `${many(batch)} sequences do not divide among ${many(dp)} data-parallel ranks: choose a batch of ${
-        many(Math.ceil(batch / dp) * dp)}, or more ranks for tp, cp or pp.`],
-    [({ dp, rows }) => (batch / dp) % rows,
-      ({ dp, rows }) => `A data-parallel rank has ${many(batch / dp)} of the sequences, and they do not divide into ${
-        ""}microbatches of ${rows}: choose b ${powers(limits.rows).filter((n) => (batch / dp) % n === 0).join(", ")}.`],
-    [({ pp, dp, rows, stages_per_rank: v }) => v > 1 && (batch / dp / rows) % pp,
-      ({ pp, dp, rows }) => `Interleaving needs a multiple of ${pp} microbatches, and there are ${
-        many(batch / dp / rows)}: choose v 1, or a batch of ${many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
-    [({ tp, pp, zero }) => zero === 3 && tp * pp > 1,
-      () => "ZeRO-3 is planned without tensor and pipeline parallelism: choose tp 1 and pp 1, or ZeRO stage 1."],
-    [({ cp, dp, zero }) => zero && dp * cp === 1,
-      () => `ZeRO shards over data-parallel ranks, and there is only one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
-  ];
-  const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
-  const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
-
-  const allLayouts = () => {
-    const found = [];
-    for (const tp of divisors(heads))
-      for (const cp of powers(mostCp))
-        for (const pp of divisors(gpus)) {
-          const axes = { tp, cp, pp, dp: gpus / (tp * cp * pp), sequence_parallel: tp > 1 };
-          // What the plainest layout on these ranks cannot do, no other can.
-          if (!canBe({ ...axes, rows: 1, stages_per_rank: 1, zero: 0 })) continue;
-          for (const rows of powers(limits.rows))
-            for (const v of upTo(limits.stages_per_rank))
-              for (const recompute of ["none", "full"])
-                for (const zero of [0, 1, 3]) {
-                  const layout = { ...axes, rows, stages_per_rank: v, zero, recompute };
-                  if (canBe(layout)) found.push(layout);
-                }
-        }
-    return found;
-  };
-  const planned = (layout) => {
-    const [time, held] = [seconds(layout), memory(layout)];
-    return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
-  };
-  // The fastest layouts that fit, and the smallest of all.
-  const best = (most = 3) => {
-    const all = allLayouts().map(planned);
-    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) => a.stepS - b.stepS || a.bytes - b.bytes);
-    const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
-    return { found: fitting.slice(0, most), smallest };
-  };
-  return { planned, mfu, room, refusal, allLayouts, best };
-};
+  form.addEventListener("change", changed);
+  part(".copy").addEventListener("click", async ({ target }) => {
+    changed();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      target.textContent = "Copied";
+    } catch {
+      target.textContent = "Copy it from the address bar";
+    }
+  });
+  addEventListener("hashchange", open);
+  addEventListener("resize", show);
+  open();
+})();

@@ -1,0 +1,216 @@
+// What lib/planner says of a training and its layouts, for a page without Python.
+//
+// Formulas only: every number (models, GPUs, what a stack reaches, limits) comes from Python, as JSON in the page. A test
+// compares both on a thousand random trainings; names are Python's, and so is the order of the formulas. A training is
+// {model, device, stack, gpus, per_node, global_batch}, a layout has the fields of Layout4D.
+
+const many = new Intl.NumberFormat("en").format; // 16,384
+
+const planner = (training, limits) => {
+  const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
+  const { d_model: h, num_layers: layers, num_heads: heads, vocab_size: vocab, context: s, d_mlp: ffn, llama } = model;
+  const { recipe } = stack;
+  const kv = Math.floor((h * model.num_kv_heads) / heads);
+  const blockWeights = h * (2 * h + 2 * kv) + (llama ? 3 : 2) * h * ffn;
+  const blockParameters = blockWeights + (llama ? 2 * h : 3 * h + 2 * kv + ffn + 4 * h);
+  const endParameters = vocab * h; // of the embedding, and as many of the head
+
+  const sum = (kinds) => Object.values(kinds).reduce((a, b) => a + b, 0);
+  const gathered = (bytes, n) => ((n - 1) / n) * bytes; // what each of n ranks sends in an all-gather
+
+  const bandwidth = (ranks, stride, share = stack.network_share) => {
+    const link = device.link_Bps * stack.link_share;
+    if (ranks * stride <= perNode) return link;
+    const onNode = Math.max(1, Math.min(ranks, Math.floor(perNode / stride)));
+    return Math.min(link, onNode * device.network_Bps * share);
+  };
+  const hasEvenStages = (stages) => layers % stages === 0 || (layers + 2) % stages === 0;
+  const stageLayers = (pp, v) => {
+    if (layers % (pp * v) === 0 || (layers + 2) % (pp * v)) return [layers / pp, layers / pp];
+    const most = Math.floor((layers + 2) / pp);
+    return [most, most - 1];
+  };
+  const activationBytes = (rows, recompute, tp, slices) => {
+    const tokens = rows * s;
+    if (recompute === "full") return tokens * 2 * h;
+    const outside = 8 * h + (llama ? 0 : 2 * h);
+    const inside = 4 * h + 4 * kv + (llama ? 6 : 4) * ffn;
+    const scores = recompute === "none" ? (llama ? 2 : 5) * heads * s : 0;
+    return tokens * (slices ? (outside + inside + scores) / tp : outside + (inside + scores) / tp);
+  };
+
+  // -- seconds
+  const matmulS = (flops, width) =>
+    (flops * (1 + stack.half_width / width)) / (device.peak_flops * stack.matmul_share);
+
+  const blockS = ({ tp, cp, rows, sequence_parallel: slices, recompute }) => {
+    const full = recompute === "full", again = recompute === "selective", fused = stack.fused_attention;
+    const tokens = (rows * s) / cp;
+    const matmuls = matmulS(((full ? 8 : 6) * tokens * blockWeights) / tp, Math.min(tokens, h / tp));
+    const scores = ((4 * tokens * s * h) / tp) * (fused ? 0.5 : 1);
+    const passes = (fused ? 3.5 : 3) + (full || (again && !fused) ? 1 : 0);
+    const attention = (passes * scores) / (device.peak_flops * (fused ? stack.attention_share : stack.matmul_share));
+    const linear = activationBytes(rows, "selective", tp, slices) / cp;
+    const matrix = fused ? 0 : activationBytes(rows, "none", tp, slices) / cp - linear;
+    const moved = (full ? 7 : 5) * (linear + matrix) + (again ? 2 * matrix : 0);
+    const sums = (full ? 6 : 4) * 2 * gathered(2 * tokens * h, tp);
+    const overTp = tp > perNode
+      ? sums / bandwidth(tp, 1, stack.message_share)
+      : (stack.exposed_tp * sums) / bandwidth(tp, 1);
+    const keys = (full ? 4 : 3) * gathered((4 * rows * s * kv) / tp, cp);
+    const overCp = (stack.exposed_tp * keys) / bandwidth(cp, tp);
+    return [matmuls, attention, moved / (stack.memory_share * device.memory_Bps), overTp, overCp];
+  };
+
+  const seconds = (layout) => {
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero } = layout;
+    const tokens = (rows * s) / cp, m = batch / (dp * rows), replicas = dp * cp;
+    const block = blockS(layout), ofBlock = block.reduce((a, b) => a + b);
+    const [most, last] = stageLayers(pp, v);
+    const head = matmulS((6 * tokens * endParameters) / tp, Math.min(tokens, h));
+    const inside = tp * cp * dp * pp <= perNode;
+    const link = bandwidth(inside ? 1 : pp, tp * cp * dp, stack.message_share);
+    const exposedPp = v > 1 ? stack.exposed_pp : 1;
+    const messages = pp > 1 ? ((2 * v * 2 * tokens * h) / tp / link) * exposedPp : 0;
+    const ends = Math.max(0, last * ofBlock + head - most * ofBlock); // of the head, what other stages wait for
+
+    const mine = (blockParameters * layers) / pp / tp + endParameters / tp;
+    let exposed;
+    if (zero === 3) {
+      exposed = (stack.exposed_zero3 * m * gathered(3 * 2 * mine, replicas)) / bandwidth(replicas, tp);
+    } else {
+      const bytes = recipe.gradient_bytes + (zero ? recipe.weight_bytes : recipe.gradient_bytes);
+      const hidden = most * ((2 / 3) * block[0] + (2 / 3) * block[1] + (3 / 5) * block[2]);
+      exposed = gathered(mine * bytes, replicas) / bandwidth(replicas, tp);
+      if (stack.overlaps_dp) exposed = Math.max(0, exposed - hidden);
+    }
+    const updated = mine / (zero ? replicas : 1);
+    const [matmuls, attention, memory, overTp, overCp] = block.map((time) => m * most * time);
+    return {
+      matmuls: matmuls + m * ends,
+      attention,
+      memory,
+      tp: overTp,
+      cp: overCp,
+      pp: m * messages,
+      dp: exposed,
+      bubble: ((pp - 1) / v) * (most * ofBlock + messages),
+      optimizer: (limits.optimizer_bytes * updated) / (stack.memory_share * device.memory_Bps),
+    };
+  };
+  const mfu = (stepS) => {
+    const flops = 3 * 2 * batch * s * (layers * (blockWeights + 2 * s * h) + vocab * h);
+    return flops / stepS / gpus / device.peak_flops;
+  };
+
+  // -- bytes
+  const keptBy = (rank, pp, m, v) => {
+    if (v === 1) return Math.min(m, pp - rank);
+    return Math.min(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v) / v;
+  };
+  const ofRank = (layout, rank) => {
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute } = layout;
+    const blocks = stageLayers(pp, v)[1], isLast = rank === pp - 1;
+    const ends = (rank === 0 ? 1 : 0) + (isLast && (pp > 1 || !model.tied) ? 1 : 0);
+    const held = (blocks * blockParameters + ends * endParameters) / tp;
+    const shards = dp * cp;
+    const m = Math.max(1, Math.floor(batch / (dp * rows)));
+    const ofBlock = (way) => {
+      const bytes = activationBytes(rows, way === "none" && stack.fused_attention ? "selective" : way, tp, slices) / cp;
+      return way === "full" && slices ? bytes / tp : bytes;
+    };
+    const kept = keptBy(rank, pp, m, v) * blocks * ofBlock(recompute) + (recompute === "full" ? ofBlock("none") : 0);
+    return {
+      parameters: (held * recipe.weight_bytes) / (zero >= 3 ? shards : 1),
+      gradients: (held * recipe.gradient_bytes) / (zero >= 2 ? shards : 1),
+      optimizer: (held * (recipe.master_bytes + recipe.state_bytes)) / (zero >= 1 ? shards : 1),
+      activations: stack.spare_activations * kept,
+      logits: isLast ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp : 0,
+      gathered: zero === 3 ? (2 * (recipe.weight_bytes + 2) * blockParameters) / tp : 0,
+    };
+  };
+  const memory = (layout) => {
+    const [first, last] = [ofRank(layout, 0), ofRank(layout, layout.pp - 1)];
+    return sum(last) > sum(first) ? last : first;
+  };
+  const room = device.memory_bytes * stack.usable_share;
+
+  // -- choices
+  const upTo = (n) => Array.from({ length: n }, (_, i) => i + 1);
+  const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
+  const divisors = (n) => upTo(n).filter((k) => n % k === 0);
+  const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
+  const mostCp = Math.max(1, 2 ** Math.floor(Math.log2(s / limits.tokens_of_cp)));
+
+  // Which layouts cannot be: when, and what would make them possible.
+  const REFUSALS = [
+    [({ tp }) => heads % tp || tp > mostTp,
+      ({ tp }) => `${heads} heads cannot be shared by ${tp} tensor-parallel ranks: choose tp ${
+        divisors(heads).filter((n) => n <= mostTp && gpus % n === 0).join(", ")}.`],
+    [({ cp }) => cp > mostCp || !Number.isInteger(Math.log2(cp)),
+      ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
+        powers(mostCp).join(", ")}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
+    [({ tp, cp, pp }) => gpus % (tp * cp * pp),
+      ({ tp, cp, pp }) => `tp × cp × pp = ${many(tp * cp * pp)} does not divide ${many(gpus)} GPUs: choose fewer ranks, or ${
+        many(tp * cp * pp)} GPUs.`],
+    [({ pp, stages_per_rank: v }) => !hasEvenStages(pp * v) || v > limits.stages_per_rank,
+      ({ pp, stages_per_rank: v }) => `${layers} layers do not cut evenly into ${pp * v} stages: choose ${
+        hasEvenStages(pp)
+          ? `v ${upTo(limits.stages_per_rank).filter((n) => hasEvenStages(pp * n)).join(", ")}`
+          : `v 1 and pp ${divisors(gpus).filter((n) => n < pp && hasEvenStages(n)).join(", ")}`}.`],
+    [({ pp, stages_per_rank: v }) => v > 1 && pp === 1,
+      () => "Several stages per rank need a pipeline: choose pp 2 or more, or v 1."],
+    [({ dp }) => batch % dp,
+      ({ dp }) => `${many(batch)} sequences do not divide among ${many(dp)} data-parallel ranks: choose a batch of ${
+        many(Math.ceil(batch / dp) * dp)}, or more ranks for tp, cp or pp.`],
+    [({ dp, rows }) => (batch / dp) % rows,
+      ({ dp, rows }) => `The ${many(batch / dp)} sequences of a data-parallel rank do not divide by ${rows}: choose b ${
+        powers(limits.rows).filter((n) => (batch / dp) % n === 0).join(", ")}.`],
+    [({ pp, dp, rows, stages_per_rank: v }) => v > 1 && (batch / dp / rows) % pp,
+      ({ pp, dp, rows }) => `Interleaving needs a multiple of ${pp} microbatches, and there are ${
+        many(batch / dp / rows)}: choose v 1, or a batch of ${many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
+    [({ tp, pp, zero }) => zero === 3 && tp * pp > 1,
+      () => "ZeRO-3 is planned without tensor and pipeline parallelism: choose tp 1 and pp 1, or ZeRO stage 1."],
+    [({ cp, dp, zero }) => zero && dp * cp === 1,
+      () => `ZeRO shards over data-parallel ranks, and there is only one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
+  ];
+  const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
+  const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
+
+  const allLayouts = () => {
+    const found = [];
+    for (const tp of divisors(heads))
+      for (const cp of powers(mostCp))
+        for (const pp of divisors(gpus)) {
+          const axes = { tp, cp, pp, dp: gpus / (tp * cp * pp), sequence_parallel: tp > 1 };
+          // What the plainest layout on these ranks cannot do, no other can.
+          if (!canBe({ ...axes, rows: 1, stages_per_rank: 1, zero: 0 })) continue;
+          for (const rows of powers(limits.rows))
+            for (const v of upTo(limits.stages_per_rank))
+              for (const recompute of ["none", "full"])
+                for (const zero of [0, 1, 3]) {
+                  const layout = { ...axes, rows, stages_per_rank: v, zero, recompute };
+                  if (canBe(layout)) found.push(layout);
+                }
+        }
+    return found;
+  };
+  const planned = (layout) => {
+    const [time, held] = [seconds(layout), memory(layout)];
+    return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
+  };
+  // The fastest layouts that fit, and the smallest of all.
+  const best = (most = 3) => {
+    const all = allLayouts().map(planned);
+    const fitting = all.filter((one) => one.bytes <= room).sort((a, b) => a.stepS - b.stepS || a.bytes - b.bytes);
+    const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
+    return { found: fitting.slice(0, most), smallest };
+  };
+  // What the other takes longer for: the largest difference of a kind.
+  const whySlower = (one, other) => {
+    const more = Object.entries(other.seconds).map(([kind, time]) => [kind, time - one.seconds[kind]]);
+    const [kind, extraS] = more.reduce((a, b) => (b[1] > a[1] ? b : a));
+    return { fraction: other.stepS / one.stepS - 1, kind, extraS };
+  };
+  return { planned, mfu, room, refusal, allLayouts, best, whySlower };
+};
