@@ -18,7 +18,7 @@ from lib.planner.training import Cluster, Training
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = "planner.js", "will_it_fit.js"
-HTML = """<div id="will-it-fit"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
+HTML = """<div id="planner"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
 <script type="application/json">{numbers}</script></div>"""
 
@@ -59,12 +59,17 @@ def numbers() -> dict:
     }
 
 
+def html() -> str:
+    """Where the controls will be, with the numbers in it."""
+    return HTML.format(numbers=json.dumps(numbers()))
+
+
 class Planner(Directive):
     def run(self):
         env = self.state.document.settings.env
         for used in (*ROOT.glob("lib/planner/*.py"), *ROOT.glob("lib/cost/*.py")):
             env.note_dependency(str(used))
-        return [nodes.raw("", HTML.format(numbers=json.dumps(numbers())), format="html", classes=["planner"])]
+        return [nodes.raw("", html(), format="html", classes=["planner"])]
 
 
 def add_scripts(app, pagename, templatename, context, doctree):

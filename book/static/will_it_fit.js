@@ -2,7 +2,7 @@
 //
 // The form is the only state. The address holds what was chosen in it, so that a reader can send it.
 (() => {
-  const box = document.getElementById("will-it-fit");
+  const box = document.getElementById("planner");
   const numbers = JSON.parse(box.querySelector("script").textContent);
 
   // ---- Controls: name in the address → its words, its values; a value may have words of its own ----
@@ -85,7 +85,7 @@
   const state = () => Object.fromEntries(new FormData(form));
   const fill = (values) => { // what is no choice of a control, such as a misspelt address has it, changes nothing
     for (const [name, value] of Object.entries(values))
-      if (name in CONTROLS && options(name).some(([known]) => String(known) === String(value)))
+      if (Object.hasOwn(CONTROLS, name) && options(name).some(([known]) => String(known) === String(value)))
         form.elements[name].value = value;
   };
   const trainingOf = (at) => ({
@@ -112,8 +112,8 @@
   };
   const slower = (of, one, other) => {
     const { fraction, kind, extraS } = of.whySlower(one, other);
-    const words = `${short(100 * fraction)} % slower: ${short(extraS)} s more for ${KINDS[kind][0]}`;
-    return fraction > 5e-5 ? words : "as fast";
+    const percent = fraction < 0.001 ? "less than 0.1" : (100 * fraction).toFixed(1);
+    return `${percent} % slower: ${short(extraS)} s more for ${KINDS[kind][0]}`;
   };
   // A stacked bar with its marks above it; below it each kind with its number.
   const draw = (figure, words, kinds, full, marks, say) => {
@@ -134,8 +134,8 @@
         <text x="${percent(x)}" y="12" text-anchor="${anchor}" ${style}>${label}</text>`;
     });
     const entry = ([kind, x]) => `<li><i class="${KINDS[kind][1]}"></i>${KINDS[kind][0]} <b>${say(x)}</b></li>`;
-    figure.innerHTML = `<svg role="img" aria-label="${words}" height="68">${bars.join("")}${lines.join("")}</svg>
-      <figcaption>${words}</figcaption><ul>${there.map(entry).join("")}</ul>`;
+    figure.innerHTML = `<figcaption>${words}</figcaption>
+      <svg height="68" aria-hidden="true">${bars.join("")}${lines.join("")}</svg><ul>${there.map(entry).join("")}</ul>`;
   };
 
   const show = () => {
@@ -149,13 +149,15 @@
     part(".ranks").textContent = `dp follows: ${many(+at.gpus)} GPUs ÷ ${layout.tp * layout.cp * layout.pp} = ${
       short(layout.dp)}. A step has ${many(at.batch * at.seq)} tokens.`;
 
-    const size = `The fullest GPU needs ${gb(own.bytes)}, and an ${gpu} has ${gb(of.room, 0)}`;
+    const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
+      spare < 0 ? "more" : "less"} than the ${gpu} has.`;
     const time = `${short(own.stepS)} s at ${(100 * of.mfu(own.stepS)).toFixed(1)} % MFU`;
+    const best = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
     const [word, reason] = refusal
       ? ["Impossible.", refusal]
       : spare < 0
-        ? ["It does not fit.", `${size}: ${gb(-spare)} too much. With enough memory a step would take ${time}.`]
-        : ["It fits.", `${size}: ${gb(spare)} to spare. A step takes ${time}; ${slower(of, found[0], own)} than the best.`];
+        ? ["It does not fit.", `${size} With enough memory a step would take ${time}.`]
+        : ["It fits.", `${size} A step takes ${time}${best}.`];
     part(".verdict").innerHTML = `<strong class="${word === "It fits." ? "ok" : "bad"}">${word}</strong> ${reason}`;
 
     part(".bars").hidden = refusal !== null;
@@ -165,11 +167,11 @@
       const full = 1.02 * Math.max(own.bytes, ...sizes);
       const near = (x) => Math.abs(x - of.room) * memory.clientWidth < 90 * full;
       const marks = sizes.filter((x) => !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
-      draw(memory, `Memory of the fullest GPU: ${gb(own.bytes)}`, own.memory, full,
+      draw(memory, `Peak memory per GPU: ${gb(own.bytes)}`, own.memory, full,
         [...marks, [of.room, `${gpu} ${gb(of.room, 0)}`, true]], gb);
-      const best = found.length ? [[found[0].stepS, `best ${short(found[0].stepS)} s`, true]] : [];
-      draw(step, `Seconds of a step: ${short(own.stepS)} s`, own.seconds,
-        1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0), best, (x) => `${short(x)} s`);
+      const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${short(stepS)} s`, true]);
+      draw(step, `Time of a step: ${short(own.stepS)} s`, own.seconds,
+        1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0), fastest, (x) => `${short(x)} s`);
     }
 
     const button = (one, why) => `<li><button type="button" aria-pressed="${
@@ -196,7 +198,8 @@
     show();
   };
   const open = () => {
-    fill({ ...START, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) });
+    fill(START);
+    fill(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
     show();
   };
   form.addEventListener("change", changed);
