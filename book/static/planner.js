@@ -5,6 +5,7 @@
 // {model, device, stack, gpus, per_node, global_batch}, a layout has the fields of Layout4D.
 
 const many = new Intl.NumberFormat("en").format; // 16,384
+const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).format(ns.map(String)); // 1, 2 or 4
 
 const planner = (training, limits) => {
   const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
@@ -146,18 +147,18 @@ const planner = (training, limits) => {
   const REFUSALS = [
     [({ tp }) => heads % tp || tp > mostTp,
       ({ tp }) => `${heads} heads cannot be shared by ${tp} tensor-parallel ranks: choose tp ${
-        divisors(heads).filter((n) => n <= mostTp && gpus % n === 0).join(", ")}.`],
+        oneOf(divisors(heads).filter((n) => n <= mostTp && gpus % n === 0))}.`],
     [({ cp }) => cp > mostCp || !Number.isInteger(Math.log2(cp)),
       ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
-        powers(mostCp).join(", ")}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
+        oneOf(powers(mostCp))}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
     [({ tp, cp, pp }) => gpus % (tp * cp * pp),
       ({ tp, cp, pp }) => `tp × cp × pp = ${many(tp * cp * pp)} does not divide ${many(gpus)} GPUs: choose fewer ranks, or ${
         many(tp * cp * pp)} GPUs.`],
     [({ pp, stages_per_rank: v }) => !hasEvenStages(pp * v) || v > limits.stages_per_rank,
       ({ pp, stages_per_rank: v }) => `${layers} layers do not cut evenly into ${pp * v} stages: choose ${
         hasEvenStages(pp)
-          ? `v ${upTo(limits.stages_per_rank).filter((n) => hasEvenStages(pp * n)).join(", ")}`
-          : `v 1 and pp ${divisors(gpus).filter((n) => n < pp && hasEvenStages(n)).join(", ")}`}.`],
+          ? `v ${oneOf(upTo(limits.stages_per_rank).filter((n) => hasEvenStages(pp * n)))}`
+          : `v 1 and pp ${oneOf(divisors(gpus).filter((n) => n < pp && hasEvenStages(n)))}`}.`],
     [({ pp, stages_per_rank: v }) => v > 1 && pp === 1,
       () => "Several stages per rank need a pipeline: choose pp 2 or more, or v 1."],
     [({ dp }) => batch % dp,
@@ -165,7 +166,7 @@ const planner = (training, limits) => {
         many(Math.ceil(batch / dp) * dp)}, or more ranks for tp, cp or pp.`],
     [({ dp, rows }) => (batch / dp) % rows,
       ({ dp, rows }) => `The ${many(batch / dp)} sequences of a data-parallel rank do not divide by ${rows}: choose b ${
-        powers(limits.rows).filter((n) => (batch / dp) % n === 0).join(", ")}.`],
+        oneOf(powers(limits.rows).filter((n) => (batch / dp) % n === 0))}.`],
     [({ pp, dp, rows, stages_per_rank: v }) => v > 1 && (batch / dp / rows) % pp,
       ({ pp, dp, rows }) => `Interleaving needs a multiple of ${pp} microbatches, and there are ${
         many(batch / dp / rows)}: choose v 1, or a batch of ${many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],

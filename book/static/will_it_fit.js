@@ -104,7 +104,7 @@
   const choicesOf = ({ rows: b, stages_per_rank: v, ...layout }) => ({ ...layout, b, v, sp: 1 });
 
   // ---- Words and bars ----
-  const short = (x) => (x >= 1000 ? many(Math.round(x)) : String(Number(x.toPrecision(3))));
+  const sec = (x) => `${x >= 1000 ? many(Math.round(x)) : x.toPrecision(3)} s`;
   const layoutText = ({ tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute }) => {
     const axes = `tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`;
     const more = [v > 1 && `v ${v}`, zero && `ZeRO-${zero}`, recompute === "full" && "recompute"];
@@ -113,7 +113,7 @@
   const slower = (of, one, other) => {
     const { fraction, kind, extraS } = of.whySlower(one, other);
     const percent = fraction < 0.001 ? "less than 0.1" : (100 * fraction).toFixed(1);
-    return `${percent} % slower: ${short(extraS)} s more for ${KINDS[kind][0]}`;
+    return `${percent} % slower than the fastest: ${sec(extraS)} more for ${KINDS[kind][0]}`;
   };
   // A stacked bar with its marks above it; below it each kind with its number.
   const draw = (figure, words, kinds, full, marks, say) => {
@@ -144,14 +144,15 @@
     const { found, smallest } = of.best();
     const gpu = at.gpu.toUpperCase(), spare = of.room - own.bytes;
     for (const name of Object.keys(LAYOUT))
-      for (const input of form.elements[name])
-        input.parentElement.classList.toggle("refused", of.refusal(layoutOf({ ...at, [name]: input.value })) !== null);
-    part(".ranks").textContent = `dp follows: ${many(+at.gpus)} GPUs ÷ ${layout.tp * layout.cp * layout.pp} = ${
-      short(layout.dp)}. A step has ${many(at.batch * at.seq)} tokens.`;
+      for (const input of form.elements[name]) // what a press on it would say; the style sheet marks those that have it
+        input.title = of.refusal(layoutOf({ ...at, [name]: input.value })) ?? "";
+    const { tp, cp, pp, dp } = layout;
+    part(".ranks").textContent = `Data parallel (dp): ${many(dp * tp * cp * pp)} GPUs ÷ ${tp * cp * pp} = ${
+      many(dp)}. A step has ${many(at.batch * at.seq)} tokens.`;
 
     const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
       spare < 0 ? "more" : "less"} than the ${gpu} has.`;
-    const time = `${short(own.stepS)} s at ${(100 * of.mfu(own.stepS)).toFixed(1)} % MFU`;
+    const time = `${sec(own.stepS)} at ${(100 * of.mfu(own.stepS)).toFixed(1)} % MFU`;
     const best = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
     const [word, reason] = refusal
       ? ["Impossible.", refusal]
@@ -169,14 +170,14 @@
       const marks = sizes.filter((x) => !near(x)).map((x) => [x, (x / 1e9).toFixed(0)]);
       draw(memory, `Peak memory per GPU: ${gb(own.bytes)}`, own.memory, full,
         [...marks, [of.room, `${gpu} ${gb(of.room, 0)}`, true]], gb);
-      const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${short(stepS)} s`, true]);
-      draw(step, `Time of a step: ${short(own.stepS)} s`, own.seconds,
-        1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0), fastest, (x) => `${short(x)} s`);
+      const fastest = found.slice(0, 1).map(({ stepS }) => [stepS, `fastest ${sec(stepS)}`, true]);
+      draw(step, `Time of a step: ${sec(own.stepS)}`, own.seconds,
+        1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0), fastest, sec);
     }
 
     const button = (one, why) => `<li><button type="button" aria-pressed="${
       layoutText(one.layout) === layoutText(layout)}"><b>${layoutText(one.layout)}</b>${
-      short(one.stepS)} s, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)} %${why}</button></li>`;
+      sec(one.stepS)}, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)} %${why}</button></li>`;
     const ways = "Take more GPUs, shorter sequences or a GPU with more memory.";
     const [title, offered] = found.length
       ? ["The fastest that fit", found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
