@@ -1,8 +1,8 @@
 // What lib/planner says of a training and its layouts, for a page without Python.
 //
-// Formulas only: every number (models, GPUs, what a stack reaches, limits) comes from Python, as JSON in the page. A test
-// compares both on a thousand random trainings; names are Python's, and so is the order of the formulas. A training is
-// {model, device, stack, gpus, per_node, global_batch}, a layout has the fields of Layout4D.
+// Formulas only: every number (models, GPUs, what a stack reaches, limits) comes from Python, as JSON in the page. A
+// test compares both on a thousand random trainings; names are Python's, and so is the order of the formulas. A
+// training is {model, device, stack, gpus, per_node, global_batch}, a layout has the fields of Layout4D.
 
 const many = new Intl.NumberFormat("en").format; // 16,384
 const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).format(ns.map(String)); // 1, 2 or 4
@@ -143,7 +143,7 @@ const planner = (training, limits) => {
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
   const mostCp = Math.max(1, 2 ** Math.floor(Math.log2(s / limits.tokens_of_cp)));
 
-  // Which layouts cannot be: when, and what would make them possible.
+  // Which layouts cannot be, and what would make them possible.
   const REFUSALS = [
     [({ tp }) => heads % tp || tp > mostTp,
       ({ tp }) => `${heads} heads cannot be shared by ${tp} tensor-parallel ranks: choose tp ${
@@ -152,7 +152,7 @@ const planner = (training, limits) => {
       ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
         oneOf(powers(mostCp))}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],
     [({ tp, cp, pp }) => gpus % (tp * cp * pp),
-      ({ tp, cp, pp }) => `tp × cp × pp = ${many(tp * cp * pp)} does not divide ${many(gpus)} GPUs: choose fewer ranks, or ${
+      ({ tp, cp, pp }) => `${many(gpus)} GPUs do not divide by tp × cp × pp = ${many(tp * cp * pp)}: choose less, or ${
         many(tp * cp * pp)} GPUs.`],
     [({ pp, stages_per_rank: v }) => !hasEvenStages(pp * v) || v > limits.stages_per_rank,
       ({ pp, stages_per_rank: v }) => `${layers} layers do not cut evenly into ${pp * v} stages: choose ${
@@ -168,12 +168,12 @@ const planner = (training, limits) => {
       ({ dp, rows }) => `The ${many(batch / dp)} sequences of a data-parallel rank do not divide by ${rows}: choose b ${
         oneOf(powers(limits.rows).filter((n) => (batch / dp) % n === 0))}.`],
     [({ pp, dp, rows, stages_per_rank: v }) => v > 1 && (batch / dp / rows) % pp,
-      ({ pp, dp, rows }) => `Interleaving needs a multiple of ${pp} microbatches, and there are ${
-        many(batch / dp / rows)}: choose v 1, or a batch of ${many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
+      ({ pp, dp, rows }) => `${many(batch / dp / rows)} microbatches do not divide by pp ${pp}: choose v 1 or a batch of ${
+        many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
     [({ tp, pp, zero }) => zero === 3 && tp * pp > 1,
       () => "ZeRO-3 is planned without tensor and pipeline parallelism: choose tp 1 and pp 1, or ZeRO stage 1."],
     [({ cp, dp, zero }) => zero && dp * cp === 1,
-      () => `ZeRO shards over data-parallel ranks, and there is only one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
+      () => `ZeRO shards over data-parallel ranks, and there is one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
   ];
   const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;

@@ -64,7 +64,7 @@
   };
   const all = (controls, html) => Object.keys(controls).map(html).join("");
   box.innerHTML = `
-    <form>
+    <form autocomplete="off">
       ${all(RUN, chips)}
       <div class="menus">${all(MENUS, menu)}</div>
       <div class="layout">${all(LAYOUT, chips)}</div>
@@ -123,9 +123,9 @@
     const bars = there.map(([kind, x]) => {
       const [label, ink] = KINDS[kind], [start, middle] = [end, end + x / 2];
       end += x;
-      const text = `<text x="${percent(middle)}" y="46" class="on ${ink}">${label}</text>`;
       const hasRoom = (x / full) * figure.clientWidth > 8 * label.length + 8;
-      return `<rect x="${percent(start)}" width="${percent(x)}" y="22" height="38" class="${ink}"/>${hasRoom ? text : ""}`;
+      const text = hasRoom ? `<text x="${percent(middle)}" y="46" class="on ${ink}">${label}</text>` : "";
+      return `<rect x="${percent(start)}" width="${percent(x)}" y="22" height="38" class="${ink}"/>${text}`;
     });
     const lines = marks.map(([x, label, isMain]) => {
       const anchor = x / full > 0.85 ? "end" : x / full < 0.15 ? "start" : "middle";
@@ -147,7 +147,7 @@
       for (const input of form.elements[name]) // what a press on it would say; the style sheet marks those that have it
         input.title = of.refusal(layoutOf({ ...at, [name]: input.value })) ?? "";
     const { tp, cp, pp, dp } = layout;
-    part(".ranks").textContent = `Data parallel (dp): ${many(dp * tp * cp * pp)} GPUs ÷ ${tp * cp * pp} = ${
+    part(".ranks").textContent = `Data parallel (dp): ${many(Number(at.gpus))} GPUs ÷ ${tp * cp * pp} = ${
       many(dp)}. A step has ${many(at.batch * at.seq)} tokens.`;
 
     const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
@@ -175,9 +175,9 @@
         1.02 * Math.max(own.stepS, found[0]?.stepS ?? 0), fastest, sec);
     }
 
-    const button = (one, why) => `<li><button type="button" aria-pressed="${
-      layoutText(one.layout) === layoutText(layout)}"><b>${layoutText(one.layout)}</b>${
-      sec(one.stepS)}, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)} %${why}</button></li>`;
+    const isChosen = (one) => Object.entries(one.layout).every(([name, value]) => layout[name] === value);
+    const button = (one, why) => `<li><button type="button" aria-pressed="${isChosen(one)}"><b>${
+      layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)} %${why}</button></li>`;
     const ways = "Take more GPUs, shorter sequences or a GPU with more memory.";
     const [title, offered] = found.length
       ? ["The fastest that fit", found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
@@ -195,6 +195,7 @@
 
   // ---- The address ----
   const changed = () => {
+    part(".copy").textContent = "Copy link";
     history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
     show();
   };
