@@ -207,9 +207,9 @@ dp 2: 8 of 16 sequences each, in 4 microbatches of 2; zero 0
 pp 2: 2 stages, schedule 1F1B
 tp 2: 2 of 4 heads, 128 of 256 vocabulary entries, 32 of 64 tokens between the layers
 
-ranks        layers  parameters  parameter  gradient  optimizer  activation  total  MB
-0-1, 4-5  embed 0-1      62,656      0.251     0.283      0.501       1.257  2.260
-2-3, 6-7   2-3 head      58,688      0.235     0.268      0.470       0.857  1.796
+ranks        layers       Ψ  parameters  gradients  optimizer  activations  total  MB
+0-1, 4-5  embed 0-1  62,656       0.251      0.283      0.501        1.257  2.260
+2-3, 6-7   2-3 head  58,688       0.235      0.268      0.470        0.857  1.796
 
 sent by a rank in a step     calls              MB  nodes
 all_gather tp             52 to 56  0.852 to 0.918  inside a node

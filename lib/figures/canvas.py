@@ -15,6 +15,12 @@ from lib.figures.svg import FONT, OUTLINE, READABLE_PX, SMALLEST_PX, Figure, col
 
 Legend = Iterable[tuple[str, str]]  # (name of a colour, words); `idle` is hatched, `outline` a dashed frame
 _BARS, FRAMES, _WORDS = 1, 2, 9  # levels, from back to front
+SHAPES = {  # paths from their middle
+    "circle": "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+    "square": "m-4 -4h8v8h-8z",
+    "triangle": "m0 -5l5 9h-10z",
+    "diamond": "m0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",
+}
 
 
 class Layer:
@@ -48,6 +54,13 @@ class Layer:
         """A circle where something was measured."""
         ink = {"fill": color("panel"), "stroke": color("text"), "stroke_width": 1.6}
         self._drawn.append(tag("circle", cx=float(x), cy=float(y), r=4, **ink))
+
+    def mark(self, x: float, y: float, shape: str, ink: str, tip: str = "", href: str = "") -> None:
+        """A small `SHAPES` of a colour, with words that the mouse finds on it, and an address that a click opens."""
+        title = tag("title", escape(tip)) if tip else ""
+        paint = {"fill": color(ink, True), "fill_opacity": 0.8, "stroke": color("panel"), "stroke_width": 0.8}
+        drawn = tag("path", title, d=f"M{num(x)} {num(y)}{SHAPES[shape]}", **paint)
+        self._drawn.append(tag("a", drawn, href=escape(href)) if href else drawn)
 
     def arrow(self, path: str, x: float, y: float, to_left: bool = False) -> None:
         """A line, and the tip of its arrow at (x, y), which points to the right or to the left."""

@@ -12,7 +12,13 @@ from lib.plan.plan import Plan, step_bubble
 from lib.plan.traffic import step_traffic
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
-KINDS = ("parameter", "gradient", "optimizer", "activation", "total")
+KINDS = {  # of bytes → the words for them, which are `lib.planner`'s, too
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "optimizer": "optimizer",
+    "activation": "activations",
+    "total": "total",
+}
 
 
 def plan_text(plan: Plan, ranks_per_node: int) -> str:
@@ -48,7 +54,7 @@ def _holds(plan: Plan) -> str:
 
 def _shares(plan: Plan) -> list[list[str]]:
     """A row for each place in the pipeline: its ranks, layers and memory."""
-    rows = [["ranks", "layers", "parameters", *KINDS, "MB"]]
+    rows = [["ranks", "layers", "Ψ", *KINDS.values(), "MB"]]
     of_places: list[list[int]] = [[] for _ in range(plan.layout.pp)]
     for rank in range(plan.layout.num_ranks):
         of_places[plan.place(rank)].append(rank)

@@ -2,7 +2,7 @@
 
 The idea, in ten lines (M microbatches of r = b·s/c tokens on a rank, W weights of a block):
 
-    matmuls      6 · r · W/t  ÷  (peak · share · w / (w + w₀)),  w = min(r, h/t)
+    matmuls      6 · r · W/t · (1 + w₀/r + w₀·t/h)  ÷  (peak · share)
     attention    4 · r · s · h/t forward, half of it where it is fused and causal; 2 or 2.5 times that backward
     memory       2A forward and 3A backward for the A bytes that a block keeps, ÷ the memory's bandwidth
     tp           4 sums of x (6 with full recomputation), ÷ the link
@@ -56,7 +56,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     tokens = rows * model.context / cp
     block = _block_s(training, tp, cp, rows, slices, recompute)
     layers, last = stage_layers(model.num_layers, pp, v)
-    head = _matmul_s(training, 6 * tokens * training.end_parameters / tp, min(tokens, model.d_model))
+    head = _matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens, model.d_model)
 
     message = 2 * tokens * model.d_model / tp
     inside = tp * cp * dp * pp <= cluster.per_node
@@ -95,9 +95,11 @@ def stage_layers(layers: int, pp: int, v: int) -> tuple[float, float]:
     return layers / pp, layers / pp
 
 
-def _matmul_s(training: Training, flops: float, width: float) -> float:
+def _matmul_s(training: Training, flops: float, rows: float, columns: float) -> float:
+    """Few rows, or few columns on a rank, leave a part of the GPU idle."""
     stack = training.stack
-    return flops * (1 + stack.half_width / width) / (training.cluster.device.peak_flops * stack.matmul_share)
+    slower = 1 + stack.half_width / rows + stack.half_width / columns
+    return flops * slower / (training.cluster.device.peak_flops * stack.matmul_share)
 
 
 @lru_cache(maxsize=4096)
@@ -108,7 +110,7 @@ def _block_s(
     model, stack, device = training.model, training.stack, training.cluster.device
     s, h, full = model.context, model.d_model, recompute == "full"
     tokens = rows * s / cp
-    matmuls = _matmul_s(training, (8 if full else 6) * tokens * model.num_block_weights / tp, min(tokens, h / tp))
+    matmuls = _matmul_s(training, (8 if full else 6) * tokens * model.num_block_weights / tp, tokens, h / tp)
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * h / tp * (0.5 if fused else 1)

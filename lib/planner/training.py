@@ -57,7 +57,7 @@ class Stack:
     Args:
         matmul_share: of the peak, by a large matmul. Calibrated on one published run for each GPU.
         attention_share: of the peak, by fused attention.
-        half_width: a matmul with this many rows, or columns on a rank, takes twice as long for each of them.
+        half_width: a matmul with so few rows, or columns on a rank, takes twice as long for each.
         memory_share: of the memory's bandwidth, by everything that is no matmul.
         link_share: of the link inside a node, by a collective.
         network_share, message_share: of the network, by a collective over many GPUs, and by one message.
@@ -75,14 +75,14 @@ class Stack:
 
     matmul_share: float
     attention_share: float
-    half_width: float = 160
-    memory_share: float = 0.8
-    link_share: float = 0.85
+    half_width: float = 120
+    memory_share: float = 0.7
+    link_share: float = 0.9
     network_share: float = 0.9
     message_share: float = 0.45
     exposed_tp: float = 1.0
     exposed_pp: float = 1.0
-    exposed_zero3: float = 0.35
+    exposed_zero3: float = 0.4
     overlaps_dp: bool = False
     fused_attention: bool = True
     recipe: Recipe = field(default_factory=lambda: Recipe(2, 4, 4, 8))
