@@ -41,13 +41,15 @@ const planner = (training, limits) => {
   };
 
   // -- seconds
-  const matmulS = (flops, width) =>
-    (flops * (1 + stack.half_width / width)) / (device.peak_flops * stack.matmul_share);
+  const matmulS = (flops, rows, columns) => {
+    const slower = 1 + stack.half_width / rows + stack.half_width / columns;
+    return (flops * slower) / (device.peak_flops * stack.matmul_share);
+  };
 
   const blockS = ({ tp, cp, rows, sequence_parallel: slices, recompute }) => {
     const full = recompute === "full", again = recompute === "selective", fused = stack.fused_attention;
     const tokens = (rows * s) / cp;
-    const matmuls = matmulS(((full ? 8 : 6) * tokens * blockWeights) / tp, Math.min(tokens, h / tp));
+    const matmuls = matmulS(((full ? 8 : 6) * tokens * blockWeights) / tp, tokens, h / tp);
     const scores = ((4 * tokens * s * h) / tp) * (fused ? 0.5 : 1);
     const passes = (fused ? 3.5 : 3) + (full || (again && !fused) ? 1 : 0);
     const attention = (passes * scores) / (device.peak_flops * (fused ? stack.attention_share : stack.matmul_share));
@@ -68,7 +70,7 @@ const planner = (training, limits) => {
     const tokens = (rows * s) / cp, m = batch / (dp * rows), replicas = dp * cp;
     const block = blockS(layout), ofBlock = block.reduce((a, b) => a + b);
     const [most, last] = stageLayers(pp, v);
-    const head = matmulS((6 * tokens * endParameters) / tp, Math.min(tokens, h));
+    const head = matmulS((6 * tokens * endParameters) / tp, tokens, h);
     const inside = tp * cp * dp * pp <= perNode;
     const link = bandwidth(inside ? 1 : pp, tp * cp * dp, stack.message_share);
     const exposedPp = v > 1 ? stack.exposed_pp : 1;
@@ -168,7 +170,7 @@ const planner = (training, limits) => {
       ({ dp, rows }) => `The ${many(batch / dp)} sequences of a data-parallel rank do not divide by ${rows}: choose b ${
         oneOf(powers(limits.rows).filter((n) => (batch / dp) % n === 0))}.`],
     [({ pp, dp, rows, stages_per_rank: v }) => v > 1 && (batch / dp / rows) % pp,
-      ({ pp, dp, rows }) => `${many(batch / dp / rows)} microbatches do not divide by pp ${pp}: choose v 1 or a batch of ${
+      ({ pp, dp, rows }) => `${many(batch / dp / rows)} microbatches do not divide by pp ${pp}: choose v 1, or batch ${
         many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
     [({ tp, pp, zero }) => zero === 3 && tp * pp > 1,
       () => "ZeRO-3 is planned without tensor and pipeline parallelism: choose tp 1 and pp 1, or ZeRO stage 1."],
