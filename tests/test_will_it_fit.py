@@ -14,7 +14,7 @@ from lib.cost.sizes import ModelShape, Recipe
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, stack_for
 from lib.planner.search import all_layouts, why_slower
-from tests.book_project import BOOK, load
+from tests.book_project import BOOK, build, load
 from tools.browser import chromium, open_browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
@@ -206,7 +206,7 @@ def test_what_it_says_is_what_python_says(opened):
     page = opened("#model=llama-13b&gpu=a100&gpus=16&seq=4096&batch=256&stack=llama3&tp=2&cp=1&pp=2&v=2&b=1&zero=1")
     held, time = memory_bytes(run, layout), step_s(run, layout)
     assert f"Peak memory is {held.total / 1e9:.1f} GB per GPU" in verdict(page)
-    assert f"{time.total:#.3g} s at {100 * run.utilisation(time.total):.1f} % MFU" in verdict(page)
+    assert f"{time.total:#.3g} s at {100 * run.utilisation(time.total):.1f}% MFU" in verdict(page)
     listed = page.inner_text("figure >> nth=0 >> ul")
     assert f"activations {held.activations / 1e9:.1f} GB" in listed
     assert {kind: kind in listed for kind in held._fields} == {kind: n > 0 for kind, n in held._asdict().items()}
@@ -233,7 +233,7 @@ def test_the_address_keeps_what_was_chosen(opened):
     assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true", "the focus stays there"
 
 
-def test_the_impossible_is_crossed_out_and_explained(opened):
+def test_the_impossible_is_marked_and_explained(opened):
     page = opened("#tp=8&pp=1&gpus=64")
     assert page.get_attribute("input[name=zero][value='3']", "title").startswith("ZeRO-3")
     assert page.get_attribute("input[name=zero][value='0']", "title") == ""
@@ -243,7 +243,7 @@ def test_the_impossible_is_crossed_out_and_explained(opened):
     assert verdict(page).startswith("It fits.") and page.is_visible("figure >> nth=0")
 
 
-def test_an_address_that_nobody_wrote_changes_nothing(opened):
+def test_a_misspelt_address_changes_nothing(opened):
     said = verdict(opened())
     assert verdict(opened("#tp=3&model=<b>&__proto__=1&zero=&nothing")) == said
 
@@ -260,3 +260,15 @@ def test_without_a_script_the_page_names_the_command(browser):
     page = browser.new_context(java_script_enabled=False).new_page()
     page.set_content(extension.html())
     assert "python -m lib.planner" in page.inner_text("body")
+
+
+def test_a_page_of_the_book_gets_numbers_and_scripts_and_no_other_does(tmp_path):
+    static = {"html_static_path": [str(BOOK / "static")]}
+    index = "# Home\n\n```{toctree}\nfit\n```\n"
+    out = build(
+        tmp_path, {"index": index, "fit": "# Will it fit?\n\n```{planner}\n```\n"}, ["book_planner"], **static
+    )
+    pages = {name: (out / f"{name}.html").read_text() for name in ("index", "fit")}
+    assert extension.html() in pages["fit"]
+    for script in extension.SCRIPTS:
+        assert f'defer="defer" src="_static/{script}' in pages["fit"] and script not in pages["index"]

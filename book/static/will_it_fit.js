@@ -113,7 +113,7 @@
   const slower = (of, one, other) => {
     const { fraction, kind, extraS } = of.whySlower(one, other);
     const percent = fraction < 0.001 ? "less than 0.1" : (100 * fraction).toFixed(1);
-    return `${percent} % slower than the fastest: ${sec(extraS)} more for ${KINDS[kind][0]}`;
+    return `${percent}% slower than the fastest: ${sec(extraS)} more for ${KINDS[kind][0]}`;
   };
   // A stacked bar with its marks above it; below it each kind with its number.
   const draw = (figure, words, kinds, full, marks, say) => {
@@ -152,7 +152,7 @@
 
     const size = `Peak memory is ${gb(own.bytes)} per GPU, ${gb(Math.abs(spare))} ${
       spare < 0 ? "more" : "less"} than the ${gpu} has.`;
-    const time = `${sec(own.stepS)} at ${(100 * of.mfu(own.stepS)).toFixed(1)} % MFU`;
+    const time = `${sec(own.stepS)} at ${(100 * of.mfu(own.stepS)).toFixed(1)}% MFU`;
     const best = found[0]?.stepS < own.stepS ? `, ${slower(of, found[0], own)}` : ", the fastest that fits";
     const [word, reason] = refusal
       ? ["Impossible.", refusal]
@@ -177,7 +177,7 @@
 
     const isChosen = (one) => Object.entries(one.layout).every(([name, value]) => layout[name] === value);
     const button = (one, why) => `<li><button type="button" aria-pressed="${isChosen(one)}"><b>${
-      layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)} %${why}</button></li>`;
+      layoutText(one.layout)}</b>${sec(one.stepS)}, ${gb(one.bytes)}, MFU ${(100 * of.mfu(one.stepS)).toFixed(1)}%${why}</button></li>`;
     const ways = "Take more GPUs, shorter sequences or a GPU with more memory.";
     const [title, offered] = found.length
       ? ["The fastest that fit", found.map((one, i) => button(one, i ? `<br>${slower(of, found[0], one)}` : ""))]
