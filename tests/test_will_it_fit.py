@@ -84,7 +84,7 @@ def some_layout(rng: random.Random) -> Layout4D:
 def ask(page, what: str, trainings: list, layouts: list | None = None) -> list:
     """What the script says of each training (and layout): `what` is an expression of `of`, its planner, and `layout`.
 
-    As text: playwright takes ten times as long for the same as objects.
+    As text, because playwright is slow at turning large objects into JavaScript.
     """
     plain = {
         "trainings": [extension.plain_training(one) for one in trainings],
