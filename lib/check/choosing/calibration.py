@@ -135,7 +135,9 @@ def _figures(number: int, stack: Data, result: Any) -> str:
     for run in _KEPT_BACK:
         row = parts_of(run)
         error = _predicted(row, share, exposed) / _predicted(row, stack["share"], stack["exposed"]) - 1
-        lines.append(f"  {run.model:<11} tp {run.layout.tp} · pp {run.layout.pp} · dp {run.layout.dp:<3}{error:>+7.1%}")
+        lines.append(
+            f"  {run.model:<11} tp {run.layout.tp} · pp {run.layout.pp} · dp {run.layout.dp:<3}{error:>+7.1%}"
+        )
     return "\n".join(lines)
 
 

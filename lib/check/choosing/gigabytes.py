@@ -177,9 +177,7 @@ def _fullest_ranks(answer: Callable, group: Group, given: Data) -> Data:
     for name, row in zip(_LAYOUTS, several(result, len(_LAYOUTS)), strict=True):
         end, *numbers = several(row, len(_WHATS))
         found[_entry(name, _END)] = end.lower() if isinstance(end, str) else end
-        found |= {
-            _entry(name, what): _snapped(name, what, x) for what, x in zip(_WHATS[1:], numbers, strict=True)
-        }
+        found |= {_entry(name, what): _snapped(name, what, x) for what, x in zip(_WHATS[1:], numbers, strict=True)}
     return found
 
 

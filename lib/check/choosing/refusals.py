@@ -19,7 +19,8 @@ def layout_of(result: Any) -> Layout4D | None:
         layout = Layout4D(*result)
         numbers = [*layout[:5], layout.stages_per_rank]
         counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers)
-        return layout if counts and layout.zero in (0, 1, 3) and layout.recompute in ("none", "full") else None
+        offered = layout.cp == 1 and layout.zero in (0, 1, 3) and layout.recompute in ("none", "full")
+        return layout if counts and offered else None
     except TypeError:
         return None
 
@@ -40,7 +41,10 @@ def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
     if m != int(m):
         return BATCH, f"{training.global_batch} sequences cannot be shared out among dp · b = {dp} · {rows}."
     if v > 1 and (pp == 1 or m % pp):
-        return ROUNDS, f"an interleaved pipeline of {pp} ranks needs a multiple of them: there are {int(m)} microbatches."
+        return (
+            ROUNDS,
+            f"an interleaved pipeline of {pp} ranks needs a multiple of them: there are {int(m)} microbatches.",
+        )
     if layout.zero == 3 and (pp > 1 or tp > 1):
         return PIPELINE_ZERO3, "ZeRO-3 goes with neither a pipeline nor tensor parallelism here."
     if not fits(training, layout):

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from lib.check.choosing.refusals import (
     BATCH,
     HEADS,
@@ -52,7 +50,12 @@ _CHANGES: dict[str, tuple] = {
 _COUNTS = (HEADS, LAYERS, BATCH, NODE)
 _FOUND, _HOLDS = "what the planner says", "each is found and repaired"
 _NO_PAIRS, _NO_LAYOUT, _UNKNOWN = "no pairs", "no layout", "no such condition"
-_EARLIER, _NOT_MEMORY, _OTHER_COUNT, _OTHER_MEMORY = "memory too early", "a count too early", "another count", "a kind"
+_EARLIER, _NOT_MEMORY, _OTHER_COUNT, _OTHER_MEMORY = (
+    "memory too early",
+    "a count too early",
+    "another count",
+    "a kind",
+)
 _SEVERAL, _SAME, _STILL, _FULL, _LATE = "several changes", "no change", "still refused", "still too large", "slower"
 
 
@@ -158,7 +161,9 @@ REPAIRS = Exercise(
         ),
         _says(_NO_LAYOUT, "The second of a pair is a Layout4D, such as `layout._replace(tp=2)`."),
         _says(_SAME, "The layout is as it was. dp follows from the rest, so a change of dp alone changes nothing."),
-        _says(_SEVERAL, "You changed several things. One of tp, pp, rows, stages_per_rank, zero or recompute will do."),
+        _says(
+            _SEVERAL, "You changed several things. One of tp, pp, rows, stages_per_rank, zero or recompute will do."
+        ),
         _says(_STILL, "With your change a count still cannot be shared out."),
         _says(_FULL, "Your change leaves everything divided evenly, but it does not fit into memory."),
         _says(

@@ -16,7 +16,9 @@ from lib.planner.rows import PUBLISHED, predict, read_rows
 
 _NAME = "wrong_term"
 _NOTHING = "nothing"
-WRONG_FACTORS: dict[str, Callable[[dict], float]] = {  # of a kind of time, in a row: what the wrong formula makes of it
+WRONG_FACTORS: dict[
+    str, Callable[[dict], float]
+] = {  # of a kind of time, in a row: what the wrong formula makes of it
     "tp": lambda row: row["tp"] / 2,
     "attention": lambda row: 2 if row["flash"] else 1,
     "bubble": lambda row: row["interleave"],
