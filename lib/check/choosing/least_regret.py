@@ -42,13 +42,13 @@ class _Cluster(NamedTuple):
     exposed_tp: tuple[float, float]
 
 
-_MEANS_DIFFER = _Cluster("llama-13b", 64, 1, (50, 5), (0.3, 1))  # here the least mean is a bad choice
+_MEANS_DIFFER = _Cluster("llama-7b", 64, 1, (50, 2.5), (1, 0.3))  # here the least mean is a bad choice
 _CLUSTERS = (
-    _Cluster("llama-13b", 64, 1, (50, 5), (0.3, 0.3)),
     _Cluster("llama-13b", 64, 4, (50, 5), (1, 0.3)),
-    _Cluster("llama-13b", 256, 4, (50, 5), (0.3, 1)),
+    _Cluster("llama-13b", 256, 1, (2.5, 50), (0, 1)),
+    _Cluster("llama-7b", 128, 2, (2.5, 50), (1, 0.3)),
     _Cluster("llama-70b", 128, 1, (50, 2.5), (0.3, 0.3)),
-    _Cluster("llama-70b", 128, 1, (50, 2.5), (1, 0.3)),
+    _Cluster("gpt-175b", 256, 1, (5, 50), (0, 1)),
 )
 
 
@@ -93,9 +93,8 @@ def _judged(trainings: Sequence[Training]) -> _Judged:
         one: (times[0][one].total / times[0][first].total - 1, times[1][one].total / times[1][second].total - 1)
         for one in able
     }
-    lost = dict(
-        zip(Seconds._fields, (a - b for a, b in zip(times[1][first], times[1][second], strict=True)), strict=True)
-    )
+    pairs = zip(Seconds._fields, times[1][first], times[1][second], strict=True)
+    lost = {what: mine - best for what, mine, best in pairs}
     largest = max(Seconds._fields, key=lambda what: getattr(times[1][first], what))
     return _Judged(regrets, (first, second), max(lost, key=lambda what: lost[what]), largest)
 
@@ -118,17 +117,18 @@ def _told(trainings: Sequence[Training], result: Any) -> tuple[str, str]:
         for run, best in zip(trainings, judged.bests, strict=True)
     ]
     figures = (
-        f"{layout_text(layout)}: {mine[0]:.1%} slower than the best in the first case, {mine[1]:.1%} in the second"
+        f"{layout_text(layout)}: {mine[0]:.1%} slower than the best of the first case, {mine[1]:.1%} of the second"
     )
     if max(mine) > judged.least + _NEAR:
-        named = {judged.bests[0]: _FIRST, judged.bests[1]: _SECOND, judged.least_mean: _MEAN}
-        return named.get(layout, _REGRETS), f"{figures}; {judged.least:.1%} is the least that can be had."
+        named = {judged.least_mean: _MEAN, judged.bests[0]: _FIRST, judged.bests[1]: _SECOND}
+        return named.get(
+            layout, _REGRETS
+        ), f"{figures}. With another layout the larger of the two is {judged.least:.1%}."
     if reason not in Seconds._fields:
         return _NO_KIND, f"{reason!r} is none of {', '.join(Seconds._fields)}."
     if reason != judged.reason:
-        return (
-            _LARGEST if reason == judged.largest else _OTHER_KIND
-        ), f"The first case's best: {layout_text(judged.bests[0])}"
+        told = _LARGEST if reason == judged.largest else _OTHER_KIND
+        return told, f"Best in the first case: {layout_text(judged.bests[0])}"
     return _HOLDS, ""
 
 
@@ -179,8 +179,8 @@ LEAST_REGRET = Exercise(
         ),
         _says(
             _SECOND,
-            "That is the best layout for the second case: it insures against the slow network, and pays for it in the "
-            "first case. For each layout look at the larger of its two regrets.",
+            "That is the best layout for the second case. In the first it loses far more than it gains in the second: "
+            "for each layout look at the larger of its two regrets.",
         ),
         _says(
             _MEAN,

@@ -41,10 +41,7 @@ def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
     if m != int(m):
         return BATCH, f"{training.global_batch} sequences cannot be shared out among dp · b = {dp} · {rows}."
     if v > 1 and (pp == 1 or m % pp):
-        return (
-            ROUNDS,
-            f"an interleaved pipeline of {pp} ranks needs a multiple of them: there are {int(m)} microbatches.",
-        )
+        return ROUNDS, f"v = {v} needs a multiple of p = {pp} microbatches, and there are {int(m)}."
     if layout.zero == 3 and (pp > 1 or tp > 1):
         return PIPELINE_ZERO3, "ZeRO-3 goes with neither a pipeline nor tensor parallelism here."
     if not fits(training, layout):
