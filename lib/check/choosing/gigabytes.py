@@ -37,125 +37,131 @@ def _right(name: str) -> dict[str, Any]:
     return {_END: end, _STATES: states, _ACTIVATIONS: found.activations / 1e9, _LOGITS: found.logits / 1e9}
 
 
-def _states(name: str, bytes_of: Callable[[Layout4D], float] | None = None, ends: int = 1) -> float:
+def _states(bytes_of: Callable[[Layout4D], float], ends: int = 1) -> Callable[[str], float]:
     """GB of model states with so many bytes per parameter, and so many of embedding and head on the rank."""
-    layout, training = _LAYOUTS[name][0], _training(name)
-    held = _SHAPE.num_layers // layout.pp * training.block_parameters + ends * training.end_parameters
-    each = bytes_of(layout) if bytes_of else 6 + 12 / (layout.dp if layout.zero else 1)
-    return held / layout.tp * each / 1e9
+
+    def gigabytes(name: str) -> float:
+        layout, training = _LAYOUTS[name][0], _training(name)
+        held = _SHAPE.num_layers // layout.pp * training.block_parameters + ends * training.end_parameters
+        return held / layout.tp * bytes_of(layout) / 1e9
+
+    return gigabytes
 
 
-def _times(name: str, what: str, factor: float) -> float:
-    return _right(name)[what] * factor
+def _optimizer(layout: Layout4D) -> float:
+    """Its bytes per parameter."""
+    return 12 / (layout.dp if layout.zero else 1)
 
 
-_BLOCK_INSIDE = 1.3 * 34 * 2 * 4096 * 8192 / 4 / 1e9  # GB, of layout C
-_NARROW = (
-    "Layout {}: your gradients have 2 bytes per parameter. This stack sums them in float32: 4 bytes, so 18 in all.",
-    lambda layout: 4 + 12 / (layout.dp if layout.zero else 1),
-)
-_ALL_OVER_DP = lambda layout: 18 / layout.dp  # noqa: E731
-_NO_ENDS = "Layout {}: the first rank also holds the embedding, the last rank the head: V·h parameters, divided by t."
-_WRONG: tuple[tuple[str, str, float, str], ...] = (
-    *((name, _STATES, _states(name, _NARROW[1]), _NARROW[0].format(name)) for name in _LAYOUTS),
-    *((name, _STATES, _states(name, ends=0), _NO_ENDS.format(name)) for name in _LAYOUTS),
-    (
-        "A",
-        _STATES,
-        _states("A", _ALL_OVER_DP),
-        "Layout A: without ZeRO every replica keeps all model states of its stage. dp divides nothing there.",
-    ),
-    *(
+def _times(what: str, factor: Callable[[Layout4D], float]) -> Callable[[str], float]:
+    return lambda name: _right(name)[what] * factor(_LAYOUTS[name][0])
+
+
+def _inputs_of_c(times: int, inside: int) -> Callable[[str], float]:
+    """GB of the inputs of a rank's blocks, so many times, and of the insides of so many blocks."""
+    of_block = 2 * _SHAPE.context * _SHAPE.d_model / 4 / 1e9
+    return lambda name: 1.3 * of_block * (2 * 16 * times + 34 * inside)
+
+
+_WRONG = [  # layout, entry, number, hint
+    (name, what, number_of(name), f"Layout {name}: {hint}")
+    for names, what, number_of, hint in (
         (
-            name,
+            "ABC",
             _STATES,
-            _states(name, _ALL_OVER_DP),
-            f"Layout {name}: ZeRO-1 divides the optimizer state over dp, 12 of 18 bytes. Parameters and gradients stay "
-            "whole on every replica.",
-        )
-        for name in ("B", "C")
-    ),
-    (
-        "B",
-        _STATES,
-        _states("B", lambda layout: 18),
-        "Layout B: you left ZeRO-1 out. It divides the 12 bytes of optimizer state over dp.",
-    ),
-    (
-        "A",
-        _ACTIVATIONS,
-        _times("A", _ACTIVATIONS, 2),
-        "Layout A: you count p = 8 microbatches in flight. There are only 4 of them: min(m, p) on the first rank.",
-    ),
-    (
-        "B",
-        _ACTIVATIONS,
-        _times("B", _ACTIVATIONS, 4 / 4.75),
-        "Layout B: p microbatches in flight is right with one stage per rank. Interleaving keeps more: "
-        "1 + (p-1)/(p·v) times that, on the first rank.",
-    ),
-    (
-        "B",
-        _ACTIVATIONS,
-        _times("B", _ACTIVATIONS, 32 / 4.75),
-        "Layout B: you keep all 32 microbatches, as GPipe does. Under interleaved 1F1B the first rank keeps "
-        "p·(1 + (p-1)/(p·v)).",
-    ),
-    *(
+            _states(lambda layout: 4 + _optimizer(layout)),
+            "your gradients have 2 bytes per parameter. This stack sums them in float32: 4 bytes, so 18 in all.",
+        ),
         (
-            name,
+            "ABC",
+            _STATES,
+            _states(lambda layout: 6 + _optimizer(layout), ends=0),
+            "the first rank also holds the embedding, the last rank the head: V·h parameters, divided by t.",
+        ),
+        (
+            "A",
+            _STATES,
+            _states(lambda layout: 18 / layout.dp),
+            "without ZeRO every replica keeps all model states of its stage. dp divides nothing there.",
+        ),
+        (
+            "BC",
+            _STATES,
+            _states(lambda layout: 18 / layout.dp),
+            "ZeRO-1 divides the optimizer state over dp, 12 of 18 bytes. Parameters and gradients stay whole on every "
+            "replica.",
+        ),
+        (
+            "BC",
+            _STATES,
+            _states(lambda layout: 18),
+            "you left ZeRO-1 out. It divides the 12 bytes of optimizer state over dp.",
+        ),
+        (
+            "A",
             _ACTIVATIONS,
-            _times(name, _ACTIVATIONS, 1 / _LAYOUTS[name][0].tp),
-            f"Layout {name}: activations are divided by t twice. 34·s·b·h/t is the whole of a block on one rank.",
-        )
-        for name in _LAYOUTS
-    ),
-    *(
+            _times(_ACTIVATIONS, lambda layout: 8 / 4),
+            "you count p = 8 microbatches in flight. A step has only 4: the first rank keeps min(m, p).",
+        ),
         (
-            name,
+            "B",
             _ACTIVATIONS,
-            _times(name, _ACTIVATIONS, 1 / 1.3),
-            f"Layout {name}: the factor 1.3 is missing, for the allocator and temporary tensors.",
-        )
-        for name in _LAYOUTS
-    ),
-    (
-        "C",
-        _ACTIVATIONS,
-        _times("C", _ACTIVATIONS, 1) - _BLOCK_INSIDE,
-        "Layout C: full recomputation keeps the inputs of all blocks. While one block runs backward, its inside is "
-        "there as well.",
-    ),
-    (
-        "C",
-        _ACTIVATIONS,
-        3.5295166464,
-        "Layout C: these are the activations of the first rank, with four microbatches in flight. The last rank has "
-        "one, and is the fuller rank because of its logits.",
-    ),
-    (
-        "C",
-        _LOGITS,
-        _times("C", _LOGITS, 4),
-        "Layout C: your logits are those of the whole vocabulary. It is cut over tp.",
-    ),
-    (
-        "C",
-        _LOGITS,
-        _times("C", _LOGITS, 1 / 7),
-        "Layout C: 2 bytes per logit are what the head computes. The loss makes it 14 at its peak: float32, their "
-        "logarithms, a gradient.",
-    ),
-    *(
+            _times(_ACTIVATIONS, lambda layout: 4 / 4.75),
+            "p microbatches in flight is right with one stage per rank. With v of them the first rank keeps "
+            "1 + (p-1)/(p·v) times as much.",
+        ),
         (
-            name,
+            "B",
+            _ACTIVATIONS,
+            _times(_ACTIVATIONS, lambda layout: 32 / 4.75),
+            "you keep all 32 microbatches, as GPipe does. Under interleaved 1F1B the first rank keeps "
+            "p·(1 + (p-1)/(p·v)).",
+        ),
+        (
+            "ABC",
+            _ACTIVATIONS,
+            _times(_ACTIVATIONS, lambda layout: 1 / layout.tp),
+            "activations are divided by t twice. The bytes of a block in the task are already those of one rank.",
+        ),
+        (
+            "ABC",
+            _ACTIVATIONS,
+            _times(_ACTIVATIONS, lambda layout: 1 / 1.3),
+            "the factor 1.3 is missing, for the allocator and temporary tensors.",
+        ),
+        (
+            "C",
+            _ACTIVATIONS,
+            _inputs_of_c(1, inside=0),
+            "full recomputation keeps the inputs of all blocks. While a block runs backward, its inside is kept, too.",
+        ),
+        (
+            "C",
+            _ACTIVATIONS,
+            _inputs_of_c(4, inside=1),
+            "these are the activations of the first rank, with four microbatches in flight. The last rank has one.",
+        ),
+        (
+            "C",
             _LOGITS,
-            _times("C", _LOGITS, 1 / 4),
-            f"Layout {name}: the first rank is the fullest, and has no logits. They are on the last rank.",
-        )
-        for name in ("A", "B")
-    ),
-)
+            _times(_LOGITS, lambda layout: layout.tp),
+            "your logits are those of the whole vocabulary. It is cut over tp.",
+        ),
+        (
+            "C",
+            _LOGITS,
+            _times(_LOGITS, lambda layout: 1 / 7),
+            "2 bytes per logit are what the head computes. The loss makes it 14 at its peak.",
+        ),
+        (
+            "AB",
+            _LOGITS,
+            lambda name: _right("C")[_LOGITS] / 4,
+            "the first rank is the fullest, and it has no logits. They are on the last rank.",
+        ),
+    )
+    for name in names
+]
 
 
 def _nothing(generator: torch.Generator, n: int) -> list[Data]:

@@ -187,7 +187,7 @@ LEAST_REGRET = Exercise(
             "You take the layout with the least mean of both regrets. It may be good in one case and bad in the "
             "other; asked for is the least of the larger ones.",
         ),
-        _says(_REGRETS, "It can be, and it fits. But another layout has a smaller larger regret."),
+        _says(_REGRETS, "It can be, and it fits. But there is a layout whose larger regret is smaller."),
         _says(_NO_KIND, "The layout is right. The reason is the name of a kind of time, such as `tp`."),
         _says(
             _LARGEST,

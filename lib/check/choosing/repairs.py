@@ -70,7 +70,7 @@ def broken_layouts() -> list[tuple[Training, Layout4D]]:
 
 def _followed(layout: Layout4D) -> Layout4D:
     """With what follows from the other fields: the replicas, and sequence parallelism wherever there is tp."""
-    return layout._replace(dp=_GPUS // (layout.tp * layout.pp), sequence_parallel=layout.tp > 1)
+    return layout._replace(dp=max(1, _GPUS // (layout.tp * layout.pp)), sequence_parallel=layout.tp > 1)
 
 
 def _singles(layout: Layout4D) -> Iterator[Layout4D]:
