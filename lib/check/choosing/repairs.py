@@ -116,7 +116,7 @@ def _told(training: Training, layout: Layout4D, said: Any) -> tuple[str, str]:
 
 def _repairs(answer: Callable, group: Group, given: Data) -> Data:
     pairs = several(answer(), len(_BROKEN))
-    if pairs[0] is None:
+    if all(pair is None for pair in pairs):
         return {_FOUND: _NO_PAIRS}
     for number, ((training, layout), said) in enumerate(zip(broken_layouts(), pairs, strict=True), 1):
         told, figures = _told(training, layout, said)
