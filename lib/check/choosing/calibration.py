@@ -79,11 +79,11 @@ def _stacks_inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"stacks": stacks}]
 
 
-def _fit(rows: Sequence[Row], weights: Sequence[float]) -> tuple[float, float]:
-    """Share and exposed fraction by least squares; a step is linear in 1/share and the fraction."""
-    parts = [[row["matmuls"], row["tp"], row["measured"] - row["rest"]] for row in rows]
-    weighted = torch.tensor(parts, dtype=torch.float64) * torch.tensor(weights, dtype=torch.float64)[:, None]
-    slowdown, exposed = torch.linalg.lstsq(weighted[:, :2], weighted[:, 2:]).solution.flatten().tolist()
+def _fit_of_seconds(rows: Sequence[Row]) -> tuple[float, float]:
+    """Share and exposed fraction by least squares, each row as it is; a step is linear in 1/share and the fraction."""
+    parts = torch.tensor([[row["matmuls"], row["tp"]] for row in rows], dtype=torch.float64)
+    wanted = torch.tensor([[row["measured"] - row["rest"]] for row in rows], dtype=torch.float64)
+    slowdown, exposed = torch.linalg.lstsq(parts, wanted).solution.flatten().tolist()
     return 1 / slowdown, exposed
 
 
@@ -101,12 +101,11 @@ def _told(stack: Data, result: Any) -> str:
         return _NO_PAIR
     if not share > 0 or exposed != exposed:
         return _NO_PAIR
-    seconds_fit = _fit(stack["rows"], [1] * len(_SHOWN))
     if _worst(stack, _KEPT_BACK, share, exposed) <= _NEAR:
         return _HOLDS
     if exposed > 0 and _worst(stack, _KEPT_BACK, exposed, share) <= _NEAR:
         return _SWAPPED
-    if all(abs(a - b) <= 2e-3 for a, b in zip((share, exposed), seconds_fit, strict=True)):
+    if all(abs(a - b) <= 2e-3 for a, b in zip((share, exposed), _fit_of_seconds(stack["rows"]), strict=True)):
         return _SECONDS
     if share > 1:
         return _OVER_PEAK
@@ -189,7 +188,7 @@ CALIBRATE = Exercise(
         ),
         _says(
             _TP_OFF,
-            "Runs without tensor parallelism are met, the others are not: the exposed fraction is wrong. Runs with "
+            "Runs without tensor parallelism are predicted well, the others are not: the exposed fraction is wrong. Runs with "
             "much tp determine it best; in the long ones 1% of noise is more than all of their sums.",
         ),
     ),

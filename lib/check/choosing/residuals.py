@@ -29,7 +29,7 @@ WRONG_FACTORS: dict[
 _TERMS = (*WRONG_FACTORS, _NOTHING)
 _SHOWN = ("id", "gpu", "gpus", "tp", "pp", "dp", "interleave", "microbatches", "recompute", "flash", "seq", "step_s")
 _ROWS, _CLEAR = 36, 1.05
-_OTHER_STACK = "aa"  # is off for reasons of its own
+_OTHER_STACK = "aa"  # not calibrated, on a shared network
 
 Score = Callable[[Sequence[float], Sequence[dict]], float]
 Factors = Callable[[dict, str], float]
@@ -41,7 +41,7 @@ def _published() -> tuple[dict, ...]:
     return tuple({name: row[name] for name in _SHOWN} | {"seconds": predict(row).seconds._asdict()} for row in rows)
 
 
-def planted(row: dict, term: str) -> dict:
+def _planted(row: dict, term: str) -> dict:
     """A row as a planner predicts it that has this term wrong."""
     seconds = row["seconds"]
     return row | {"seconds": seconds if term == _NOTHING else seconds | {term: seconds[term] * _factor(row, term)}}
@@ -101,7 +101,7 @@ def _rows_inputs(generator: torch.Generator, n: int) -> list[Data]:
     while True:
         rows = rng.sample(_published(), _ROWS)
         terms = rng.sample(_TERMS, len(_TERMS))
-        given = [[planted(row, term) for row in rows] for term in terms]
+        given = [[_planted(row, term) for row in rows] for term in terms]
         found = [terms, *([method(rows) for rows in given] for method in _METHODS.values())]
         differ = all(found[i] != found[j] for i in range(len(found)) for j in range(i))
         if differ and all(_is_clear(rows, term) for rows, term in zip(given, terms, strict=True)):
