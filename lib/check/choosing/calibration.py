@@ -188,8 +188,8 @@ CALIBRATE = Exercise(
         ),
         _says(
             _TP_OFF,
-            "Runs without tensor parallelism are predicted well, the others are not: the exposed fraction is wrong. Runs with "
-            "much tp determine it best; in the long ones 1% of noise is more than all of their sums.",
+            "Runs without tensor parallelism are predicted well, the others are not: the exposed fraction is wrong. "
+            "Runs with much tp determine it best; in the long ones 1% of noise is more than all of their sums.",
         ),
     ),
 )

@@ -133,7 +133,8 @@ _WRONG = [  # layout, entry, number, hint
             "C",
             _ACTIVATIONS,
             _inputs_of_c(1, inside=0),
-            "full recomputation keeps the inputs of all blocks. While a block runs backward, its inside is kept as well.",
+            "full recomputation keeps the inputs of all blocks. While a block runs backward, its inside is kept as "
+            "well.",
         ),
         (
             "C",

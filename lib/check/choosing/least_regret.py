@@ -123,7 +123,7 @@ def _told(trainings: Sequence[Training], result: Any) -> tuple[str, str]:
         named = {judged.least_mean: _MEAN, judged.bests[0]: _FIRST, judged.bests[1]: _SECOND}
         return named.get(
             layout, _REGRETS
-        ), f"{figures}. With another layout the larger of the two is {judged.least:.1%}."
+        ), f"{figures}.\nWith another layout the larger of the two is {judged.least:.1%}."
     if reason not in Seconds._fields:
         return _NO_KIND, f"{reason!r} is none of {', '.join(Seconds._fields)}."
     if reason != judged.reason:
