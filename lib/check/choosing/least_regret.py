@@ -121,9 +121,8 @@ def _told(trainings: Sequence[Training], result: Any) -> tuple[str, str]:
     )
     if max(mine) > judged.least + _NEAR:
         named = {judged.least_mean: _MEAN, judged.bests[0]: _FIRST, judged.bests[1]: _SECOND}
-        return named.get(
-            layout, _REGRETS
-        ), f"{figures}.\nWith another layout the larger of the two is {judged.least:.1%}."
+        told = named.get(layout, _REGRETS)
+        return told, f"{figures}.\nWith another layout the larger of the two is {judged.least:.1%}."
     if reason not in Seconds._fields:
         return _NO_KIND, f"{reason!r} is none of {', '.join(Seconds._fields)}."
     if reason != judged.reason:
