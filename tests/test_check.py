@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import answers_averages
+import answers_choosing
 import answers_collectives
 import answers_fsdp
 import answers_interleaving
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parent.parent
 ANSWERS = (
     *(answers_averages, answers_collectives, answers_fsdp, answers_memory, answers_overlap, answers_zero),
     *(answers_tensor_parallel, answers_sequence_parallel, answers_pipelines, answers_one_f_one_b),
-    *(answers_running, answers_interleaving, answers_zero_bubble, answers_three_d),
+    *(answers_running, answers_interleaving, answers_zero_bubble, answers_three_d, answers_choosing),
 )
 RIGHT = {exercise_id: right for file in ANSWERS for exercise_id, right in file.RIGHT.items()}
 WRONG = {exercise_id: wrong for file in ANSWERS for exercise_id, wrong in file.WRONG.items()}

@@ -5,7 +5,7 @@ FAIL with the mistake by its name. The engine is beside this file; each chapter'
 
 May import what its exercises are about: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
 `lib.model`, `lib.memory`, `lib.placement`, `lib.facts`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.layout`,
-`lib.data_parallel`, `lib.pipeline`.
+`lib.data_parallel`, `lib.pipeline`, `lib.planner`.
 Must never be known by any of them.
 """
 

@@ -6,6 +6,7 @@ room instead of all: half of the time of a check.
 
 from __future__ import annotations
 
+from lib.check.choosing import calibration, gigabytes, least_regret, repairs, residuals, uneven
 from lib.check.collectives import links, rings
 from lib.check.data_parallelism import averages, overlap
 from lib.check.exercise import Exercise
@@ -30,6 +31,7 @@ _PARTS = (
     *(turns, peaks, messages, ties),
     *(interleaved, interleaving_sums, halves, par),
     *(mesh_groups, whose_sum, clip_axes, eight_ranks, hang, choice),
+    *(uneven, gigabytes, repairs, residuals, calibration, least_regret),
 )
 EXERCISES: dict[str, Exercise] = {
     e.id: e for e in sorted((e for part in _PARTS for e in part.EXERCISES), key=lambda e: e.id)

@@ -1,0 +1,54 @@
+"""Why a layout cannot be, in a word and a sentence: for exercises 14.3 and 14.6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib.planner import Layout4D, Training, memory_bytes
+from lib.planner.search import layout_text
+from lib.planner.tables import fits
+
+NOTHING_BINDS = "all conditions hold"
+GPU_COUNT, HEADS, LAYERS, BATCH, ROUNDS = "gpus", "heads", "layers", "batch", "rounds"
+PIPELINE_ZERO3, NODE, MODEL_STATES, KEPT = "zero-3", "node", "states", "activations"
+
+
+def layout_of(result: Any) -> Layout4D | None:
+    """The layout that an answer has returned, if it is one."""
+    try:
+        layout = Layout4D(*result)
+        numbers = [*layout[:5], layout.stages_per_rank]
+        counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers)
+        offered = layout.cp == 1 and layout.zero in (0, 1, 3) and layout.recompute in ("none", "full")
+        return layout if counts and offered else None
+    except TypeError:
+        return None
+
+
+def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
+    """The first condition that does not hold, and a sentence with its numbers; what is divided comes before memory."""
+    tp, _, pp, dp, rows, v = layout[:6]
+    model, gpus, per_node = training.model, training.cluster.gpus, training.cluster.per_node
+    stages, m = pp * v, training.global_batch / (dp * rows)
+    if layout.gpus != gpus:
+        return GPU_COUNT, f"tp · pp · dp = {layout.gpus}, and there are {gpus} GPUs."
+    if tp > per_node:
+        return NODE, f"tp = {tp} reaches over nodes of {per_node} GPUs."
+    if model.num_heads % tp:
+        return HEADS, f"{model.num_heads} heads cannot be shared out evenly among tp = {tp}."
+    if model.num_layers % stages and (model.num_layers + 2) % stages:
+        return LAYERS, f"{model.num_layers} layers cannot be shared out evenly among {stages} stages."
+    if m != int(m):
+        return BATCH, f"{training.global_batch} sequences cannot be shared out among dp · b = {dp} · {rows}."
+    if v > 1 and (pp == 1 or m % pp):
+        return ROUNDS, f"v = {v} needs a multiple of p = {pp} microbatches, and there are {int(m)}."
+    if layout.zero == 3 and (pp > 1 or tp > 1):
+        return PIPELINE_ZERO3, "ZeRO-3 goes with neither a pipeline nor tensor parallelism here."
+    if not fits(training, layout):
+        found = memory_bytes(training, layout)
+        states = found.parameters + found.gradients + found.optimizer
+        room = training.cluster.device.memory_bytes * training.stack.usable_share
+        text = f"{layout_text(layout)} needs {found.total / 1e9:.1f} GB, and a GPU has {room / 1e9:.1f}"
+        word = MODEL_STATES if states > room else KEPT
+        return word, f"{text}: {states / 1e9:.1f} for model states, {found.activations / 1e9:.1f} for activations."
+    return NOTHING_BINDS, ""
