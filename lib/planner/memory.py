@@ -40,9 +40,7 @@ def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
 def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
     model, stack = training.model, training.stack
-    blocks, of_last = stage_layers(model.num_layers, pp, v)
-    if rank in (0, pp - 1):
-        blocks = of_last
+    _, blocks = stage_layers(model.num_layers, pp, v)
     last = rank == pp - 1
     ends = (rank == 0) + (last and (pp > 1 or not model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp

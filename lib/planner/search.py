@@ -125,7 +125,8 @@ def _nothing(training: Training, smallest: tuple[float, Layout4D] | None, room: 
     if smallest is None:
         return (
             f"no layout cuts {model.num_layers} layers, {model.num_heads} heads and {training.global_batch} sequences "
-            f"evenly over {gpus} GPUs; use a number whose factors divide them, such as {2 ** (gpus.bit_length() - 1)}"
+            f"evenly over {gpus} GPUs; use powers of two, such as {2 ** (gpus.bit_length() - 1)} GPUs and "
+            f"{2 ** (training.global_batch - 1).bit_length()} sequences"
         )
     size, layout = smallest
     many = gpus
