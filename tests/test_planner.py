@@ -135,6 +135,18 @@ def test_kinds_by_hand():
     assert found.tp == found.cp == found.pp == found.dp == found.bubble == 0
 
 
+def test_zero_bubble_waits_for_a_third():
+    """(p − 1)(F + I − W); equal halves of a backward would leave a third of 1F1B's bubble."""
+    run, layout = training(vocab_size=8), Layout4D(4, 1, 8, 2, 1, 1, 1, True)
+    plain, split = step_s(run, layout), step_s(run, layout._replace(schedule="zb-h1"))
+    assert plain._replace(bubble=0) == split._replace(bubble=0)
+    weights = plain.matmuls / 3 / 512  # of a stage and microbatch; the head is nearly nothing
+    assert split.bubble == pytest.approx(plain.bubble - 7 * 2 * weights, rel=1e-3)
+    assert 1 / 3 < split.bubble / plain.bubble < 1 / 2
+    found = best_layouts(run, Choices(interleaved=False, zero_bubble=True), best=50)
+    assert {one.layout.schedule for one in found} == {"1f1b", "zb-h1"}
+
+
 def test_layers_that_do_not_divide():
     assert stage_layers(96, 8, 3) == (12, 12)
     assert stage_layers(126, 16, 8) == (8, 7), "Llama 3's: one layer fewer at both ends"

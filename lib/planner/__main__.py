@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help=f"sequences of a step; default: {TOKENS:,} tokens")
     parser.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
     parser.add_argument("--context-parallel", action="store_true", help="a sequence may be cut, too")
+    parser.add_argument("--zero-bubble", action="store_true", help="ZB-H1, too")
     parser.add_argument("--best", type=int, default=3, metavar="N", help="how many layouts")
     parser.add_argument("--rows", metavar="FILE.json", help="predict the published runs of a file")
     parser.add_argument("--json", action="store_true", help="plain data instead of a table")
@@ -49,7 +50,8 @@ def main(argv: list[str] | None = None) -> None:
             said = rows_json(predictions) if args.json else rows_text(predictions)
         else:
             training = _training(args)
-            found = best_layouts(training, Choices(context_parallel=args.context_parallel), _positive(args, "best"))
+            choices = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
+            found = best_layouts(training, choices, _positive(args, "best"))
             said = layouts_json(training, found) if args.json else layouts_text(training, found)
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

@@ -38,7 +38,7 @@ def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
 
 
 def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
-    tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, _ = layout
     model, stack = training.model, training.stack
     _, blocks = stage_layers(model.num_layers, pp, v)
     last = rank == pp - 1

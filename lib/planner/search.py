@@ -36,12 +36,14 @@ class Choices:
         recompute: ways of recomputing.
         context_parallel: whether a sequence may be cut.
         interleaved: whether a rank may have several stages.
+        zero_bubble: whether the weights' half of a backward may wait (ZB-H1).
     """
 
     zero: tuple[int, ...] = (0, 1, 3)
     recompute: tuple[str, ...] = ("none", "full")
     context_parallel: bool = False
     interleaved: bool = True
+    zero_bubble: bool = False
 
 
 def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
@@ -72,7 +74,10 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
                         continue
                     if zero in (1, 3) and dp * cp == 1:
                         continue
-                    yield Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
+                    layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
+                    yield layout
+                    if choices.zero_bubble and v == 1 and 1 < pp <= m and recompute == "none":
+                        yield layout._replace(schedule="zb-h1")
 
 
 def _stages_per_rank(layers: int, pp: int, m: int, interleaved: bool) -> list[int]:
@@ -157,4 +162,5 @@ def layout_text(layout: Layout4D) -> str:
     parts += [f"ZeRO-{layout.zero}"] if layout.zero else []
     parts += ["sp"] if layout.sequence_parallel else []
     parts += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
+    parts += [layout.schedule] if layout.schedule != "1f1b" else []
     return ", ".join(parts)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from lib.cost.bubble import zero_bubble_wait_s
 from lib.cost.comm import wire_bytes
 from lib.cost.memory import activation_bytes
 from lib.planner.training import Layout4D, Training
@@ -51,7 +52,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     Raises:
         ValueError: a number of GPUs that is not the cluster's.
     """
-    tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
     model, cluster, stack = training.model, training.cluster, training.stack
     tokens = rows * model.context / cp
     block = _block_s(training, tp, cp, rows, slices, recompute)
@@ -80,6 +81,9 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     optimizer = OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps)
     matmuls, attention, memory, sums, context = (m * layers * s for s in block)
     bubble = (pp - 1) / v * stage
+    if schedule == "zb-h1":
+        weights = layers * block[0] / 3  # of a stage: the gradients that no rank waits for
+        bubble = zero_bubble_wait_s(pp, (stage - weights) / 2, (stage - weights) / 2, weights)
     return Seconds(matmuls + m * ends, attention, memory, sums, context, m * messages, exposed, bubble, optimizer)
 
 

@@ -139,6 +139,7 @@ class Layout4D(NamedTuple):
         zero: stage of ZeRO over dp·cp.
         sequence_parallel: with tp.
         recompute: `none`, `selective` or `full`.
+        schedule: of a pipeline with a stage per rank, `1f1b` or `zb-h1`; with several it is `interleaved`.
     """
 
     tp: int
@@ -150,6 +151,7 @@ class Layout4D(NamedTuple):
     zero: int = 1
     sequence_parallel: bool = False
     recompute: str = "none"
+    schedule: str = "1f1b"
 
     @property
     def gpus(self) -> int:
