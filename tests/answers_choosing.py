@@ -6,6 +6,7 @@ from statistics import fmean, median
 import numpy as np
 
 from lib.planner import Choices, Layout4D, best_layouts, memory_bytes, step_s
+from lib.planner.presets import SHARES, stack_for
 from lib.planner.search import all_layouts, why_slower
 from lib.planner.seconds import Seconds
 from lib.planner.tables import fits
@@ -57,9 +58,10 @@ def right_step_of_the_last_rank(blocks, block_s, head_s, message_s, m, sums_s, h
 
 BLOCK, END = 12 * 8192**2 + 13 * 8192, 2**17 * 8192  # parameters
 TOKEN_S = 4096 * 8192 / 1e9
+SPARE = stack_for("megatron", "h100").spare_activations
 
 
-def fullest_ranks(a=None, b=None, c=None, narrow=2, ends=1, spare=1.3):
+def fullest_ranks(a=None, b=None, c=None, narrow=2, ends=1, spare=SPARE):
     """The answer to 14.2; `a`, `b` and `c` replace entries of a layout."""
     states = [(blocks * BLOCK + ends * END) / t / 1e9 for blocks, t in ((8, 8), (16, 8), (16, 4))]
     rows = [
@@ -79,7 +81,7 @@ def bytes_but(**wrong):
 
 def right_bytes_on_paper():
     """To three digits."""
-    return ("first", 16.9, 5.93, 0), ("first", 15.7, 14.1, 0), ("last", 31.4, 1.44, 3.76)
+    return ("first", 16.9, 4.56, 0), ("first", 15.7, 10.8, 0), ("last", 31.4, 1.11, 3.76)
 
 
 def right_bytes_of_numpy():
@@ -105,11 +107,11 @@ def without_ends(name):
 
 BROKEN = [
     Layout4D(8, 1, 2, 4, 1, 1, 1, True),
-    Layout4D(2, 1, 8, 4, 1, 1, 1, True),
+    Layout4D(4, 1, 8, 2, 1, 1, 1, True),
     Layout4D(2, 1, 2, 16, 4, 1, 1, True),
     Layout4D(16, 1, 2, 2, 1, 1, 1, True),
-    Layout4D(8, 1, 1, 8, 1, 1, 0, True),
-    Layout4D(4, 1, 8, 2, 4, 1, 1, True),
+    Layout4D(8, 1, 1, 8, 2, 1, 0, True),
+    Layout4D(2, 1, 8, 4, 4, 1, 1, True),
 ]
 WORDS = ["heads", "layers", "batch", "node", "states", "activations"]
 CHANGES = [{"tp": 2}, {"pp": 2}, {"rows": 1}, {"tp": 4}, {"zero": 1}, {"rows": 1}]
@@ -128,7 +130,7 @@ def repairing(**wrong):
 
 def right_repairs_with_replicas():
     """dp as it follows, as plain tuples."""
-    pairs = repairs(changes={4: {"pp": 4, "dp": 2}, 1: {"pp": 4, "dp": 8}, 5: {"rows": 2}})
+    pairs = repairs(changes={4: {"pp": 4, "dp": 2}, 1: {"pp": 4, "dp": 4}})
     return tuple((word.upper(), tuple(layout)) for word, layout in pairs)
 
 
@@ -326,9 +328,11 @@ WRONG = {  # in the order of the exercise's mistakes
         bytes_but(a={2: lambda x: x / 8}),
         bytes_but(b={2: lambda x: x / 8}),
         bytes_but(c={2: lambda x: x / 4}),
-        *in_each(2, lambda x: x / 1.3),
-        *in_each(2, 1.3 * 32 * 2 * TOKEN_S / 4, "c"),
-        *in_each(2, 1.3 * (4 * 32 + 34) * 2 * TOKEN_S / 4, "c"),
+        *in_each(2, lambda x: x / 4, "a"),
+        *in_each(2, lambda x: x / 4.75, "b"),
+        *in_each(2, SPARE * 16 * 34 * 2 * TOKEN_S / 4, "c"),
+        *in_each(2, SPARE * 32 * 2 * TOKEN_S / 4, "c"),
+        *in_each(2, SPARE * (4 * 32 + 34) * 2 * TOKEN_S / 4, "c"),
         *in_each(3, lambda x: 4 * x, "c"),
         *in_each(3, lambda x: x / 7, "c"),
         *in_each(3, 14 * 4096 * 2**17 / 8 / 1e9, "ab"),
@@ -362,7 +366,7 @@ WRONG = {  # in the order of the exercise's mistakes
         partial(calibrate, weight=lambda row: 1),
         calibration_but(lambda share, exposed: (1 / share, exposed)),
         calibration_but(lambda share, exposed: (share, 1 / exposed)),
-        lambda rows: (0.7404, 0.3),
+        lambda rows: (SHARES["a100"][0], 0.3),
         partial(share_alone, exposed=0),
         partial(share_alone, exposed=1),
         calibration_but(lambda share, exposed: (0.9 * share, exposed)),

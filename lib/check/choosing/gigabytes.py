@@ -60,7 +60,7 @@ def _times(what: str, factor: Callable[[Layout4D], float]) -> Callable[[str], fl
 def _inputs_of_c(times: int, inside: int) -> Callable[[str], float]:
     """GB of the inputs of a rank's blocks, so many times, and of the insides of so many blocks."""
     of_block = 2 * _SHAPE.context * _SHAPE.d_model / 4 / 1e9
-    return lambda name: 1.3 * of_block * (2 * 16 * times + 34 * inside)
+    return lambda name: _training(name).stack.spare_activations * of_block * (2 * 16 * times + 34 * inside)
 
 
 _WRONG = [  # layout, entry, number, hint
@@ -124,10 +124,24 @@ _WRONG = [  # layout, entry, number, hint
             "activations are divided by t twice. The bytes of a block in the task are already those of one rank.",
         ),
         (
-            "ABC",
+            "A",
             _ACTIVATIONS,
-            _times(_ACTIVATIONS, lambda layout: 1 / 1.3),
-            "the factor 1.3 is missing, for the allocator and temporary tensors.",
+            _times(_ACTIVATIONS, lambda layout: 1 / 4),
+            "these are the activations of one microbatch. The first rank keeps min(m, p) of them.",
+        ),
+        (
+            "B",
+            _ACTIVATIONS,
+            _times(_ACTIVATIONS, lambda layout: 1 / 4.75),
+            "these are the activations of one microbatch. Under interleaved 1F1B the first rank keeps "
+            "p·(1 + (p-1)/(p·v)) of them.",
+        ),
+        (
+            "C",
+            _ACTIVATIONS,
+            _inputs_of_c(0, inside=16),
+            "you keep the insides of all blocks. With full recomputation a rank keeps their inputs, and the inside of "
+            "one.",
         ),
         (
             "C",
@@ -163,6 +177,7 @@ _WRONG = [  # layout, entry, number, hint
     )
     for name in names
 ]
+_MORE_ON_THE_FIRST = _inputs_of_c(4, inside=1)("C") - _inputs_of_c(1, inside=1)("C")  # GB of three microbatches
 
 
 def _nothing(generator: torch.Generator, n: int) -> list[Data]:
@@ -223,7 +238,7 @@ FULLEST_RANKS = Exercise(
         ),
         Mistake(
             "Layout C: the first rank keeps four times the microbatches of the last one. With full recomputation that "
-            "is 2 GB more; compare it with the logits, which only the last rank has.",
+            f"is {_MORE_ON_THE_FIRST:.1f} GB more; compare it with the logits, which only the last rank has.",
             _at("C", _END, "first"),
         ),
         *(Mistake(hint, _at(name, what, number)) for name, what, number, hint in _WRONG),

@@ -42,13 +42,13 @@ class _Cluster(NamedTuple):
     exposed_tp: tuple[float, float]
 
 
-_MEANS_DIFFER = _Cluster("llama-7b", 64, 1, (50, 2.5), (1, 0.3))  # here the least mean is a bad choice
+_MEANS_DIFFER = _Cluster("llama-7b", 128, 1, (2.5, 50), (0, 1))  # here the least mean is a bad choice
 _CLUSTERS = (
-    _Cluster("llama-13b", 64, 4, (50, 5), (1, 0.3)),
+    _Cluster("llama-7b", 64, 2, (50, 2.5), (1, 0.3)),
     _Cluster("llama-13b", 256, 1, (2.5, 50), (0, 1)),
-    _Cluster("llama-7b", 128, 2, (2.5, 50), (1, 0.3)),
-    _Cluster("llama-70b", 128, 1, (50, 2.5), (0.3, 0.3)),
-    _Cluster("gpt-175b", 256, 1, (5, 50), (0, 1)),
+    _Cluster("llama-13b", 128, 1, (5, 50), (1, 0.3)),
+    _Cluster("llama-70b", 256, 2, (50, 2.5), (1, 0)),
+    _Cluster("gpt-175b", 256, 2, (50, 2.5), (1, 0.3)),
 )
 
 

@@ -33,11 +33,11 @@ _MODELS = {  # Touvron et al. 2023 (Llama), table 2; Llama 2's 70B with shorter 
 _GPUS = 64
 _BROKEN: tuple[tuple[str, int, Layout4D], ...] = (  # model, sequences of a step, layout
     ("30B", 512, Layout4D(8, 1, 2, 4, 1, 1, 1, True)),
-    ("30B", 512, Layout4D(2, 1, 8, 4, 1, 1, 1, True)),
-    ("30B", 480, Layout4D(2, 1, 2, 16, 4, 1, 1, True)),
+    ("30B", 512, Layout4D(4, 1, 8, 2, 1, 1, 1, True)),
+    ("30B", 496, Layout4D(2, 1, 2, 16, 4, 1, 1, True)),
     ("70B", 512, Layout4D(16, 1, 2, 2, 1, 1, 1, True)),
-    ("70B", 512, Layout4D(8, 1, 1, 8, 1, 1, 0, True)),
-    ("70B", 512, Layout4D(4, 1, 8, 2, 4, 1, 1, True)),
+    ("70B", 512, Layout4D(8, 1, 1, 8, 2, 1, 0, True)),
+    ("70B", 512, Layout4D(2, 1, 8, 4, 4, 1, 1, True)),
 )
 _CHANGES: dict[str, tuple] = {
     "tp": (1, 2, 4, 8, 16),
