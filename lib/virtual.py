@@ -14,8 +14,8 @@ Read before: `lib/sleep.py`, `lib/pipeline/execute.py`, `lib/planner/seconds.py`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -43,39 +43,35 @@ INSTANT = Device(*[1e18] * 6, "a GPU whose first step opens the connections")
 def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 2) -> list[float]:
     """Seconds of a step in each layout: of so many, the fastest, as other programs can only make one longer.
 
-    Weights and gradients are float32, activations bfloat16: what a stack with `Recipe(4, 4, 0, 8)` is charged for. With
-    `overlaps_dp` gradients leave half a block at a time, otherwise all at the end.
+    It does what a stack with `Recipe(4, 4, 0, 8)`, `overlaps_dp` and shares of 1 is charged for: weights and gradients
+    are float32, activations bfloat16; gradients leave during the last backward, as those of half a block are there;
+    sums over tp hide behind nothing, and links reach what the data sheet says.
 
     Raises:
-        ValueError: a layout with something that is not rehearsed here, or stages that differ in their blocks.
+        ValueError: a layout with something that is not rehearsed here, or blocks that stages cannot share out evenly.
     """
     as_ours = [_ours(training, layout) for layout in layouts]
     of_ranks = run(_all_steps, training.cluster.gpus, training, layouts, as_ours, steps)
     return [min(map(_lasts_s, zip(*times, strict=True))) for times in zip(*of_ranks, strict=True)]
 
 
+def _ours(training: Training, layout: Layout4D) -> Layout:
+    """The same in our library's words."""
+    tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
+    if cp > 1 or zero or recompute != "none" or slices != (tp > 1):
+        raise ValueError(f"{layout}: use cp=1, zero=0, recompute=none, and sequence_parallel with tp of 2 or more")
+    if training.model.num_layers % (pp * v):
+        raise ValueError(
+            f"{layout}: {training.model.num_layers} blocks cannot be shared out evenly to {pp * v} stages"
+        )
+    more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": slices}
+    return Layout(dp, pp, tp, "pp,dp,tp", microbatches=training.global_batch // dp // rows, **more)
+
+
 def _lasts_s(of_ranks: Iterable[tuple[float, float]]) -> float:
     """From when the first rank began until the last was through."""
     begins, ends = zip(*of_ranks, strict=True)
     return max(ends) - min(begins)
-
-
-def _ours(training: Training, layout: Layout4D) -> Layout:
-    """The same in our library's words."""
-    if layout.cp > 1 or layout.zero or layout.recompute != "none" or layout.sequence_parallel != (layout.tp > 1):
-        raise ValueError(f"{layout}: use cp=1, zero=0, recompute=none, and sequence_parallel with tp of 2 or more")
-    if training.model.num_layers % (layout.pp * layout.stages_per_rank):
-        raise ValueError(f"{layout}: {training.model.num_layers} blocks cannot be cut into stages of as many each")
-    return Layout(
-        layout.dp,
-        layout.pp,
-        layout.tp,
-        order="pp,dp,tp",
-        schedule="interleaved" if layout.stages_per_rank > 1 else "1f1b",
-        stages_per_rank=layout.stages_per_rank,
-        microbatches=training.global_batch // layout.dp // layout.rows,
-        sequence_parallel=layout.sequence_parallel,
-    )
 
 
 def _all_steps(
@@ -92,21 +88,18 @@ def _all_steps(
 
 
 def _steps(mesh: Mesh, training: Training, layout: Layout4D, ours: Layout, steps: int) -> list[tuple[float, float]]:
-    model, stack = training.model, training.stack
     pp, tp = mesh.group("pp"), mesh.group("tp")
     schedule = with_reduce(ours.make_schedule())
-    blocks = model.num_layers // schedule.num_stages
     stages = {
-        s: Stage(_layers(training, layout, tp, blocks, last=s == schedule.num_stages - 1), dtype=torch.bfloat16)
+        s: Stage(VirtualStage(training, layout, tp, last=s == schedule.num_stages - 1), dtype=torch.bfloat16)
         for s, rank in enumerate(schedule.rank_of)
         if rank == pp.rank
     }
     facts = facts_of(stages, mesh, schedule.rank_of)
-    weights = sum(fact.parameter.numel() for fact in facts)
-    gradients = Gradients(facts, bucket_bytes=1 if stack.overlaps_dp else 4 * weights)
-    update_s = OPTIMIZER_BYTES * weights / (stack.memory_share * training.cluster.device.memory_Bps)
-    x = torch.zeros(ours.microbatches * layout.rows, model.context // tp.size, model.d_model, dtype=torch.bfloat16)
-    times = []
+    gradients = Gradients(facts, bucket_bytes=1)  # each weight's by itself
+    updated = OPTIMIZER_BYTES * sum(fact.parameter.numel() for fact in facts)
+    shape = ours.microbatches * layout.rows, training.model.context // tp.size, training.model.d_model
+    x, times = torch.zeros(shape, dtype=torch.bfloat16), []
     for _ in range(steps):
         comm.barrier(mesh.world)
         began_s = time.perf_counter()
@@ -115,51 +108,46 @@ def _steps(mesh: Mesh, training: Training, layout: Layout4D, ours: Layout, steps
                 links.enter_context(_link(training.cluster, ours, mesh.group(axis)))
             execute(schedule, stages, pp, x, x, lambda y, _: y.float().sum(), gradients)
             gradients.finish()
-        time.sleep(update_s)
+        time.sleep(updated / training.cluster.device.memory_Bps)
         times.append((began_s, time.perf_counter()))
         for bucket in gradients.buckets:
             bucket.after_step()
     return times
 
 
-def _link(cluster: Cluster, ours: Layout, group: Group):
-    """As fast as the node's; between nodes, as fast as the network cards of the group's GPUs on a node."""
-    device, here = cluster.device, group.ranks[group.rank] // cluster.per_node
+def _link(cluster: Cluster, ours: Layout, group: Group) -> AbstractContextManager[None]:
+    """As fast as a node's; between nodes, as fast as the network cards of the group's GPUs on a node, together."""
+    here = group.global_rank // cluster.per_node
     cards = sum(rank // cluster.per_node == here for rank in group.ranks)
-    crosses = ours.crosses_nodes(group.axis, cluster.per_node)
-    speed = min(device.link_Bps, cards * device.network_Bps) if crosses else device.link_Bps
-    return comm.link(bandwidth_Bps=speed, axis=group.axis)
+    between = ours.crosses_nodes(group.axis, cluster.per_node)
+    speed = cards * cluster.device.network_Bps if between else cluster.device.link_Bps
+    return comm.link(bandwidth_Bps=min(cluster.device.link_Bps, speed), axis=group.axis)
 
 
-def _layers(training: Training, layout: Layout4D, tp: Group, blocks: int, last: bool) -> nn.Sequential:
-    """Of a stage, x[b, s/t, h] → the same: attention and MLP of each block with a sum behind each; last, the head.
+class VirtualStage(nn.Module):
+    """x[b, s/t, h] → the same: blocks of which attention and MLP sleep, and are summed over tp; the last has the head.
 
-    With sequence parallelism a sum is a scatter, and a gather begins what follows. The two are one all-reduce here, but
-    at the ends of a stage, between which slices travel: half the calls for the same bytes.
+    With sequence parallelism each sum is scattered, and then gathered for what follows. The two are one all-reduce
+    here, except at the ends of a stage, between which slices travel: as many bytes in half the calls.
     """
-    block = block_s(training, layout.tp, 1, layout.rows, layout.sequence_parallel, layout.recompute)
-    back_s = backward_s(block)
-    forward_s = sum(block[:3]) - back_s
-    size = training.block_parameters // tp.size // 2
-    layers: list[nn.Module] = [_Sends(partial(all_gather_reduce_scatter, group=tp, dim=1))]
-    for _ in range(2 * blocks):
-        layers += [SleepLayer(size, forward_s / 2, back_s / 2), _Sends(partial(_sum_both_ways, group=tp))]
-    layers[-1] = _Sends(partial(reduce_scatter_all_gather, group=tp, dim=1))
-    if last:
-        tokens = layout.rows * training.model.context
-        head_s = matmul_s(training, 6 * tokens * training.end_parameters / tp.size, tokens)
-        layers.append(SleepLayer(training.end_parameters // tp.size, head_s / 3, 2 / 3 * head_s))
-    return nn.Sequential(*layers)
 
-
-def _sum_both_ways(x: Tensor, group: Group) -> Tensor:
-    """A scatter and a gather, forward as backward."""
-    return pair(x, partial(comm.all_reduce, group=group), partial(comm.all_reduce, group=group))
-
-
-class _Sends(nn.Module):
-    """A communication as a layer."""
-
-    def __init__(self, sends: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, training: Training, layout: Layout4D, tp: Group, last: bool) -> None:
         super().__init__()
-        self.forward = sends
+        self.tp = tp
+        block = block_s(training, layout.tp, 1, layout.rows, layout.sequence_parallel, layout.recompute)
+        back_s = backward_s(block)
+        half = training.block_parameters // 2 // tp.size, (sum(block[:3]) - back_s) / 2, back_s / 2
+        halves = 2 * training.model.num_layers // (layout.pp * layout.stages_per_rank)
+        self.halves = nn.ModuleList(SleepLayer(*half) for _ in range(halves))
+        size = training.end_parameters // tp.size
+        tokens = layout.rows * training.model.context
+        head_s = matmul_s(training, 6 * tokens * size, tokens)
+        self.head = SleepLayer(size, head_s / 3, 2 / 3 * head_s) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        over_tp = partial(comm.all_reduce, group=self.tp)
+        x = all_gather_reduce_scatter(x, self.tp, 1)
+        for layer in self.halves[:-1]:
+            x = pair(layer(x), over_tp, over_tp)
+        x = reduce_scatter_all_gather(self.halves[-1](x), self.tp, 1)
+        return self.head(x) if self.head else x

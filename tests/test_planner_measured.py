@@ -84,7 +84,7 @@ def test_what_is_not_rehearsed():
     for wrong in (LAYOUTS[0]._replace(zero=1), LAYOUTS[2]._replace(sequence_parallel=False)):
         with pytest.raises(ValueError, match="use cp=1, zero=0"):
             virtual_steps(RUN, [wrong])
-    with pytest.raises(ValueError, match="4 blocks cannot be cut into stages of as many each"):
+    with pytest.raises(ValueError, match="4 blocks cannot be shared out evenly to 8 stages"):
         virtual_steps(RUN, [cut(1, 8, 1, 1)])
 
 
