@@ -14,7 +14,7 @@ Read before: `lib/sleep.py`, `lib/pipeline/execute.py`, `lib/planner/seconds.py`
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -48,46 +48,37 @@ def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 
     sums over tp hide behind nothing, and links reach what the data sheet says.
 
     Raises:
-        ValueError: a layout with something that is not rehearsed here, or blocks that stages cannot share out evenly.
+        ValueError: a layout with something that is not rehearsed here.
     """
-    as_ours = [_ours(training, layout) for layout in layouts]
-    of_ranks = run(_all_steps, training.cluster.gpus, training, layouts, as_ours, steps)
-    return [min(map(_lasts_s, zip(*times, strict=True))) for times in zip(*of_ranks, strict=True)]
+    pairs = [(layout, _ours(training, layout)) for layout in layouts]
+    of_ranks = run(_rounds, training.cluster.gpus, training, pairs, steps)
+    slowest = [map(max, zip(*each, strict=True)) for each in zip(*of_ranks, strict=True)]
+    return [min(times) for times in zip(*slowest, strict=True)]
 
 
 def _ours(training: Training, layout: Layout4D) -> Layout:
     """The same in our library's words."""
     tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
-    if cp > 1 or zero or recompute != "none" or slices != (tp > 1):
-        raise ValueError(f"{layout}: use cp=1, zero=0, recompute=none, and sequence_parallel with tp of 2 or more")
-    if training.model.num_layers % (pp * v):
+    if cp > 1 or zero or recompute != "none" or slices != (tp > 1) or training.model.num_layers % (pp * v):
         raise ValueError(
-            f"{layout}: {training.model.num_layers} blocks cannot be shared out evenly to {pp * v} stages"
+            f"{layout}: use cp=1, zero=0, recompute=none, sequence_parallel with tp of 2 or more, and stages that "
+            f"share {training.model.num_layers} blocks out evenly"
         )
     more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": slices}
     return Layout(dp, pp, tp, "pp,dp,tp", microbatches=training.global_batch // dp // rows, **more)
 
 
-def _lasts_s(of_ranks: Iterable[tuple[float, float]]) -> float:
-    """From when the first rank began until the last was through."""
-    begins, ends = zip(*of_ranks, strict=True)
-    return max(ends) - min(begins)
-
-
-def _all_steps(
-    world: Group, training: Training, layouts: Sequence[Layout4D], as_ours: Sequence[Layout], steps: int
-) -> list[list[tuple[float, float]]]:
-    """Of each layout and step: when this rank began, and when it was through."""
-    times = []
+def _rounds(
+    world: Group, training: Training, pairs: Sequence[tuple[Layout4D, Layout]], steps: int
+) -> list[list[float]]:
+    """So many rounds, each of a step in each layout: one that is disturbed is not disturbed in every round."""
+    cases = [(Mesh(MeshShape(**ours.sizes), world), layout, ours) for layout, ours in pairs]
     instant = replace(training, cluster=replace(training.cluster, device=INSTANT))
-    for layout, ours in zip(layouts, as_ours, strict=True):
-        mesh = Mesh(MeshShape(**ours.sizes), world)
-        _steps(mesh, instant, layout, ours, 1)
-        times.append(_steps(mesh, training, layout, ours, steps))
-    return times
+    return [[_step_s(one, *case) for case in cases] for one in (instant, *[training] * steps)][1:]
 
 
-def _steps(mesh: Mesh, training: Training, layout: Layout4D, ours: Layout, steps: int) -> list[tuple[float, float]]:
+def _step_s(training: Training, mesh: Mesh, layout: Layout4D, ours: Layout) -> float:
+    """Seconds of a step on this rank, of new stages."""
     pp, tp = mesh.group("pp"), mesh.group("tp")
     schedule = with_reduce(ours.make_schedule())
     stages = {
@@ -99,20 +90,16 @@ def _steps(mesh: Mesh, training: Training, layout: Layout4D, ours: Layout, steps
     gradients = Gradients(facts, bucket_bytes=1)  # each weight's by itself
     updated = OPTIMIZER_BYTES * sum(fact.parameter.numel() for fact in facts)
     shape = ours.microbatches * layout.rows, training.model.context // tp.size, training.model.d_model
-    x, times = torch.zeros(shape, dtype=torch.bfloat16), []
-    for _ in range(steps):
-        comm.barrier(mesh.world)
-        began_s = time.perf_counter()
-        with ExitStack() as links:
-            for axis in ours.sizes:
-                links.enter_context(_link(training.cluster, ours, mesh.group(axis)))
-            execute(schedule, stages, pp, x, x, lambda y, _: y.float().sum(), gradients)
-            gradients.finish()
-        time.sleep(updated / training.cluster.device.memory_Bps)
-        times.append((began_s, time.perf_counter()))
-        for bucket in gradients.buckets:
-            bucket.after_step()
-    return times
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    comm.barrier(mesh.world)
+    began_s = time.perf_counter()
+    with ExitStack() as links:
+        for axis in ours.sizes:
+            links.enter_context(_link(training.cluster, ours, mesh.group(axis)))
+        execute(schedule, stages, pp, x, x, lambda y, _: y.float().sum(), gradients)
+        gradients.finish()
+    time.sleep(updated / training.cluster.device.memory_Bps)
+    return time.perf_counter() - began_s
 
 
 def _link(cluster: Cluster, ours: Layout, group: Group) -> AbstractContextManager[None]:

@@ -30,8 +30,8 @@ EXACT = Stack(1, 1, 0, 1, 1, 1, 1, overlaps_dp=True, recipe=FLOAT32)  # it reach
 # ---- seconds --------------------------------------------------------------------------------------------------------
 
 # So slow that a step lasts a second, and a sum over eight ranks longer than two cores need for it.
-SLOW = Device(1e9, 0.35e9, 0.09e9, 5.5e6, 2.5e6, None, "virtual")
-# Of an interleaved pipeline's messages `simulate` hides all but those that fill it: here about half.
+SLOW = Device(1e9, 0.33e9, 0.09e9, 5.5e6, 2.5e6, None, "virtual")
+# `simulate` hides an interleaved pipeline's messages but for those that fill it: here about half of them.
 RUN = Training(ModelShape(64, 4, 8, 384, 64), Cluster(SLOW, 8, per_node=4), replace(EXACT, exposed_pp=0.5), 16)
 
 
@@ -81,11 +81,9 @@ def test_seconds_of_eight_layouts(say):
 
 
 def test_what_is_not_rehearsed():
-    for wrong in (LAYOUTS[0]._replace(zero=1), LAYOUTS[2]._replace(sequence_parallel=False)):
-        with pytest.raises(ValueError, match="use cp=1, zero=0"):
+    for wrong in (LAYOUTS[0]._replace(zero=1), LAYOUTS[2]._replace(sequence_parallel=False), cut(1, 8, 1, 1)):
+        with pytest.raises(ValueError, match="use cp=1, zero=0, .* share 4 blocks out evenly"):
             virtual_steps(RUN, [wrong])
-    with pytest.raises(ValueError, match="4 blocks cannot be shared out evenly to 8 stages"):
-        virtual_steps(RUN, [cut(1, 8, 1, 1)])
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
