@@ -61,6 +61,11 @@ WRONG = {
 }
 
 
+def holds(errors):
+    """Within 10 %; and hardly above what was measured, as ranks can only wake up late."""
+    return -0.10 <= min(errors) and max(errors) <= 0.03
+
+
 @pytest.mark.alone("it measures the time of ranks that sleep")
 @pytest.mark.flaky(reruns=3)
 def test_seconds_of_eight_layouts(say):
@@ -73,11 +78,11 @@ def test_seconds_of_eight_layouts(say):
     for layout, s, error in zip(LAYOUTS, measured, right, strict=True):
         say(f"{layout_text(layout)}: {s:.3f} s measured, predicted {error:+.1%}")
     tau = kendall_tau([step_s(RUN, layout).total for layout in LAYOUTS], measured)
-    off = {name: max(errors(wrong), key=abs) for name, wrong in WRONG.items()}
-    say(f"tau {tau:.2f}; " + ", ".join(f"{name} {error:+.0%}" for name, error in off.items()))
-    assert max(map(abs, right)) <= 0.10
+    wrong = {name: errors(predict) for name, predict in WRONG.items()}
+    say(f"tau {tau:.2f}; " + "; ".join(f"{name} {min(off):+.0%} to {max(off):+.0%}" for name, off in wrong.items()))
+    assert holds(right)
     assert tau >= 0.8
-    assert all(abs(error) > 0.10 for error in off.values())
+    assert [name for name, off in wrong.items() if holds(off)] == []
 
 
 def test_what_is_not_rehearsed():
