@@ -48,6 +48,7 @@ ROOT_FILES = [
         "plan/",
         "planner/",
         "parallel",
+        "virtual",
         "certificate",
         "mistakes",
         "options",

@@ -17,6 +17,7 @@ sum against published runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,9 +56,9 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
     model, cluster, stack = training.model, training.cluster, training.stack
     tokens = rows * model.context / cp
-    block = _block_s(training, tp, cp, rows, slices, recompute)
+    block = block_s(training, tp, cp, rows, slices, recompute)
     layers, last = stage_layers(model.num_layers, pp, v)
-    head = _matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens, model.d_model)
+    head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens, model.d_model)
 
     message = 2 * tokens * model.d_model / tp
     inside = tp * cp * dp * pp <= cluster.per_node
@@ -76,7 +77,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     else:
         exposed = _gradients_s(training, mine, replicas, tp, zero)
         if stack.overlaps_dp:
-            exposed = max(0.0, exposed - layers * (2 / 3 * block[0] + 2 / 3 * block[1] + 3 / 5 * block[2]))
+            exposed = max(0.0, exposed - layers * backward_s(block))
     updated = mine / (replicas if zero else 1)
     optimizer = OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps)
     matmuls, attention, memory, sums, context = (m * layers * s for s in block)
@@ -99,22 +100,27 @@ def stage_layers(layers: int, pp: int, v: int) -> tuple[float, float]:
     return layers / pp, layers / pp
 
 
-def _matmul_s(training: Training, flops: float, rows: float, columns: float) -> float:
-    """Few rows, or few columns on a rank, leave a part of the GPU idle."""
+def matmul_s(training: Training, flops: float, rows: float, columns: float) -> float:
+    """Seconds of so many operations in matmuls of so many rows and columns on a rank: few of either are slow."""
     stack = training.stack
     slower = 1 + stack.half_width / rows + stack.half_width / columns
     return flops * slower / (training.cluster.device.peak_flops * stack.matmul_share)
 
 
+def backward_s(block: Sequence[float]) -> float:
+    """Of what `block_s` says, the seconds that compute backward: 2 of 3 of the products, 3 of 5 of the traffic."""
+    return 2 / 3 * (block[0] + block[1]) + 3 / 5 * block[2]
+
+
 @lru_cache(maxsize=4096)
-def _block_s(
+def block_s(
     training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str
 ) -> tuple[float, float, float, float, float]:
     """A block and microbatch, forward and backward: matmuls, attention, memory, sums over tp, gathers over cp."""
     model, stack, device = training.model, training.stack, training.cluster.device
     s, h, full = model.context, model.d_model, recompute == "full"
     tokens = rows * s / cp
-    matmuls = _matmul_s(training, (8 if full else 6) * tokens * model.num_block_weights / tp, tokens, h / tp)
+    matmuls = matmul_s(training, (8 if full else 6) * tokens * model.num_block_weights / tp, tokens, h / tp)
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * h / tp * (0.5 if fused else 1)
