@@ -58,10 +58,17 @@ def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 
 
 def _ours(training: Training, layout: Layout4D) -> Layout:
     """The same in our library's words."""
-    tp, cp, pp, dp, rows, v, zero, slices, recompute = layout
-    if cp > 1 or zero or recompute != "none" or slices != (tp > 1) or training.model.num_layers % (pp * v):
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, split = layout
+    if (
+        cp > 1
+        or zero
+        or recompute != "none"
+        or split != "1f1b"
+        or slices != (tp > 1)
+        or training.model.num_layers % (pp * v)
+    ):
         raise ValueError(
-            f"{layout}: use cp=1, zero=0, recompute=none, sequence_parallel with tp of 2 or more, and stages that "
+            f"{layout}: use cp=1, zero=0, recompute=none, 1f1b, sequence_parallel with tp of 2 or more, and stages that "
             f"share {training.model.num_layers} blocks out evenly"
         )
     more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": slices}
