@@ -128,7 +128,7 @@ class VirtualStage(nn.Module):
         self.halves = nn.ModuleList(SleepLayer(*half) for _ in range(halves))
         size = training.end_parameters // tp.size
         tokens = layout.rows * training.model.context
-        head_s = matmul_s(training, 6 * tokens * size, tokens)
+        head_s = matmul_s(training, 6 * tokens * size, min(tokens, training.model.d_model))
         self.head = SleepLayer(size, head_s / 3, 2 / 3 * head_s) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
