@@ -68,8 +68,8 @@ def _ours(training: Training, layout: Layout4D) -> Layout:
         or training.model.num_layers % (pp * v)
     ):
         raise ValueError(
-            f"{layout}: use cp=1, zero=0, recompute=none, 1f1b, sequence_parallel with tp of 2 or more, and stages that "
-            f"share {training.model.num_layers} blocks out evenly"
+            f"{layout}: use cp=1, zero=0, recompute=none, 1f1b, sequence_parallel with tp of 2 or more, and stages "
+            f"that share {training.model.num_layers} blocks out evenly"
         )
     more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": slices}
     return Layout(dp, pp, tp, "pp,dp,tp", microbatches=training.global_batch // dp // rows, **more)
