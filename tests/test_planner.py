@@ -154,6 +154,11 @@ def test_layers_that_do_not_divide():
     assert stage_layers(32, 3, 1) == (32 / 3, 32 / 3)
 
 
+def test_a_layout_of_another_cluster():
+    with pytest.raises(ValueError, match="tp 8 x cp 1 x pp 4 x dp 1 are 32 GPUs, the cluster has 64"):
+        step_s(training(), Layout4D(8, 1, 4, 1))
+
+
 def test_a_ring_over_nodes_uses_all_its_cards():
     cluster, stack = Cluster(GPUS["h100"], 1024), stack_for("megatron", "h100")
     link, card = 450e9 * stack.link_share, 50e9 * stack.network_share

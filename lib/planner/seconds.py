@@ -55,6 +55,9 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     """
     tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
     model, cluster, stack = training.model, training.cluster, training.stack
+    if layout.gpus != cluster.gpus:
+        given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
+        raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
     tokens = rows * model.context / cp
     block = block_s(training, tp, cp, rows, slices, recompute)
     layers, last = stage_layers(model.num_layers, pp, v)
