@@ -1,7 +1,7 @@
 """Models, GPUs and stacks by the names that people use for them.
 
-The shares of a stack were chosen once, by hand, among round numbers; two of each GPU's are calibrated, on a run that
-somebody published (`CALIBRATED`). Chapter 14 moves each of them and shows what that changes.
+The constants of a stack were chosen once, by hand, among round numbers. One of each GPU is calibrated on a published
+run (`CALIBRATED`): what a large matmul reaches of the peak. Chapter 14 holds all of them against the other runs.
 """
 
 from __future__ import annotations
