@@ -19,7 +19,10 @@ from lib.planner.training import Cluster, Layout4D, Training
 
 PUBLISHED = Path(__file__).parent / "published"
 STACK_OF = {"sc21": "megatron-2021", "korthikanti": "megatron-2021", "aa": "aleph-alpha", "llama3": "llama3"}
-NEEDED = ("hidden", "layers", "heads", "vocab", "seq", "global_batch", "gpus", "gpu", "tp", "pp", "dp", "microbatch")
+NEEDED = (
+    *("hidden", "layers", "heads", "vocab", "seq", "global_batch", "gpus", "gpu"),
+    *("tp", "pp", "dp", "microbatch", "step_s"),
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def predict(row: Mapping) -> Prediction:
     training, layout = training_of(row)
     seconds = step_s(training, layout)
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
-    return Prediction(row.get("id", ""), group_of(row), seconds, row.get("step_s") or float("nan"), tflops)
+    return Prediction(row.get("id", ""), group_of(row), seconds, row["step_s"], tflops)
 
 
 def calibrated(row: Mapping) -> float:
