@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from lib.mesh import Group
 
 _NAME = "choose_layout"
 _MODEL, _RECIPE, _TRAVELS = MODELS["70B"], RECIPES["mixed Adam"], 2  # bytes of an element that is sent
+_AS_GPT = replace(_MODEL, llama=False, num_kv_heads=None, d_mlp=None)  # as the task says that activations are counted
 _GPUS, _PER_NODE, _SEQUENCES = 64, 8, 64
 _MOST_BYTES, _MOST_BUBBLE, _MOST_SENT_BYTES = 0.9 * DEVICES["H100 80 GB"].memory_bytes, 0.1, 12e9
 _KEPT = {  # microbatches that the first rank keeps; only schedules that have closed forms
@@ -51,7 +53,7 @@ class _Costs(NamedTuple):
 def _costs(layout: Layout) -> _Costs:
     dp, pp, tp, m, per_rank = layout.dp, layout.pp, layout.tp, layout.microbatches, layout.stages_per_rank
     rows, slices = _SEQUENCES // (dp * m), layout.sequence_parallel
-    layer = activation_bytes(_MODEL, rows, layout.recompute, tp=tp, sequence_parallel=slices)
+    layer = activation_bytes(_AS_GPT, rows, layout.recompute, tp=tp, sequence_parallel=slices)
     message = _TRAVELS * rows * _MODEL.context * _MODEL.d_model / (tp if slices else 1)
     ways = min(2, pp * per_rank - 1)  # forward and back, unless there are only two stages
     gradients = zero_wire_bytes(layout.zero, _TRAVELS * _MODEL.num_parameters / (tp * pp), dp, microbatches=m)
