@@ -28,6 +28,7 @@ class Layer:
 
     def __init__(self, **attributes: object) -> None:
         self._attributes, self._drawn = attributes, []
+        self._has_links = False
 
     def __str__(self) -> str:
         drawn = "".join(self._drawn)
@@ -60,7 +61,8 @@ class Layer:
         title = tag("title", escape(tip)) if tip else ""
         paint = {"fill": color(ink, True), "fill_opacity": 0.8, "stroke": color("panel"), "stroke_width": 0.8}
         drawn = tag("path", title, d=f"M{num(x)} {num(y)}{SHAPES[shape]}", **paint)
-        self._drawn.append(tag("a", drawn, href=escape(href)) if href else drawn)
+        self._drawn.append(tag("a", drawn, href=escape(href), aria_label=escape(tip)) if href else drawn)
+        self._has_links = self._has_links or bool(href)
 
     def arrow(self, path: str, x: float, y: float, to_left: bool = False) -> None:
         """A line, and the tip of its arrow at (x, y), which points to the right or to the left."""
@@ -146,7 +148,7 @@ class Canvas(Layer):
             "svg",
             "".join(drawing),
             xmlns="http://www.w3.org/2000/svg",
-            role="img",
+            role="group" if self._has_links else "img",  # an image would hide its links from who cannot see them
             aria_label=escape(self._alt),
             viewBox=f"0 0 {num(width)} {num(height)}",
             fill=color("text"),
