@@ -6,10 +6,10 @@ from statistics import fmean, median
 import numpy as np
 
 from lib.planner import Choices, Layout4D, best_layouts, memory_bytes, step_s
+from lib.planner.memory import fits
 from lib.planner.presets import SHARES, stack_for
 from lib.planner.search import all_layouts, why_slower
 from lib.planner.seconds import Seconds
-from lib.planner.tables import fits
 
 # ---- 14.1
 

@@ -108,7 +108,7 @@ def slower(number, **change):
 def test_no_repair_is_near_a_limit():
     """Neither of the 3 % that it may cost, nor of the memory that there is."""
     for training, layout in broken_layouts():
-        room = training.cluster.device.memory_bytes * training.stack.usable_share
+        room = training.room_bytes
         fastest = repairs._fastest_s(training, layout)
         for one in repairs._singles(layout):
             word = binds(training, one)[0]

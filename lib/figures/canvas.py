@@ -28,7 +28,6 @@ class Layer:
 
     def __init__(self, **attributes: object) -> None:
         self._attributes, self._drawn = attributes, []
-        self._has_links = False
 
     def __str__(self) -> str:
         drawn = "".join(self._drawn)
@@ -62,7 +61,6 @@ class Layer:
         paint = {"fill": color(ink, True), "fill_opacity": 0.8, "stroke": color("panel"), "stroke_width": 0.8}
         drawn = tag("path", title, d=f"M{num(x)} {num(y)}{SHAPES[shape]}", **paint)
         self._drawn.append(tag("a", drawn, href=escape(href), aria_label=escape(tip)) if href else drawn)
-        self._has_links = self._has_links or bool(href)
 
     def arrow(self, path: str, x: float, y: float, to_left: bool = False) -> None:
         """A line, and the tip of its arrow at (x, y), which points to the right or to the left."""
@@ -144,11 +142,12 @@ class Canvas(Layer):
         drawing += [str(self), *(str(layer) for _, layer in levels)]
         least, most = width * READABLE_PX / SMALLEST_PX, width * 1.15
         style = f"display:block;width:100%;height:auto;min-width:{least:.0f}px;max-width:{most:.0f}px"
+        body = "".join(drawing)
         picture = tag(
             "svg",
-            "".join(drawing),
+            body,
             xmlns="http://www.w3.org/2000/svg",
-            role="group" if self._has_links else "img",  # an image would hide its links from who cannot see them
+            role="group" if "<a " in body else "img",  # an image would hide its links from who cannot see them
             aria_label=escape(self._alt),
             viewBox=f"0 0 {num(width)} {num(height)}",
             fill=color("text"),

@@ -1,6 +1,6 @@
 """Which layout for a model on a cluster that is not here: memory and seconds of every one that can be, by formulas.
 
-May import `lib.cost`, and `lib.plan` for the form of its tables. It is pure Python.
+May import `lib.cost`, `lib.layout` for what it refuses, and `lib.plan` for the form of its tables. It is pure Python.
 Must never know ranks: what it says is compared with what others have published (`lib.planner.rows`), and with what
 `lib.plan` and a run on this machine say.
 """

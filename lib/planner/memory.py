@@ -37,6 +37,11 @@ def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
     return max((_of_rank(training, layout, rank) for rank in ranks), key=sum)
 
 
+def fits(training: Training, layout: Layout4D) -> bool:
+    """Whether the fullest rank stays within what a GPU has."""
+    return memory_bytes(training, layout).total <= training.room_bytes
+
+
 def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     tp, cp, pp, dp, rows, v, zero, slices, recompute, _ = layout
     model, stack = training.model, training.stack

@@ -10,25 +10,21 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from lib.cost.hardware import DEVICES, Device
-from lib.cost.sizes import MODELS, ModelShape, Recipe
+from lib.cost.sizes import MODELS, RECIPES, ModelShape
 from lib.planner.training import Stack
 
 _NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": "175B", "llama-405b": "405B"}
 PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()}
 GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
 
-CALIBRATED = {
-    "a100": "Korthikanti 175B selective",
-    "h100": "Llama 3 405B 8,192 GPUs",
-}  # rows that are then met exactly
+# Rows that are met exactly.
+CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}
 SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50)}  # of the peak: by matmuls, by fused attention
 
-BF16, FP32_GRADIENTS = Recipe(2, 2, 4, 8), Recipe(2, 4, 4, 8)
-STACKS = {  # what the software overlaps and keeps
-    "megatron-2021": {
-        "fused_attention": False,
-        "exposed_zero3": 1.0,
-    },  # Narayanan et al. 2021, Korthikanti et al. 2022
+BF16 = RECIPES["mixed Adam"]
+# What the software overlaps and keeps; megatron-2021 is that of Narayanan et al. 2021 and Korthikanti et al. 2022.
+STACKS = {
+    "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
     "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True},
     "llama3": {"overlaps_dp": True},
     "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},

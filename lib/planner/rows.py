@@ -124,7 +124,7 @@ def calibrated(row: Mapping) -> float:
 
 
 def group_of(row: Mapping) -> str:
-    """Whose rows it is judged with: the first word of its name, and its GPU."""
+    """Whose rows it is judged with: those of its stack on its GPU, unless it names a group."""
     return row.get("group") or f"{row.get('stack', '')} {row['gpu']}".strip()
 
 

@@ -107,7 +107,7 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     Raises:
         ValueError: none can be cut evenly, or none fits: by how much the smallest is too large, and what would help.
     """
-    room = training.cluster.device.memory_bytes * training.stack.usable_share
+    room = training.room_bytes
     found: list[Planned] = []
     smallest: tuple[float, Layout4D] | None = None
     for layout in all_layouts(training, choices or Choices()):

@@ -75,10 +75,11 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
 
     replicas = dp * cp
     mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
-    if zero == 3:
-        exposed = stack.exposed_zero3 * _zero3_s(training, mine, replicas, tp, m)
-    else:
-        exposed = _gradients_s(training, mine, replicas, tp, zero)
+    if zero == 3:  # for each microbatch two gathers of the parameters and a sum of the gradients, all in 16 bit
+        exposed = stack.exposed_zero3 * m * _over_dp_s(training, 3 * 2 * mine, replicas, tp)
+    else:  # the sum of the gradients, or its first half and the gather of the parameters
+        second = stack.recipe.weight_bytes if zero else stack.recipe.gradient_bytes
+        exposed = _over_dp_s(training, (stack.recipe.gradient_bytes + second) * mine, replicas, tp)
         if stack.overlaps_dp:
             exposed = max(0.0, exposed - layers * backward_s(block))
     updated = mine / (replicas if zero else 1)
@@ -148,19 +149,9 @@ def block_s(
     return matmuls, attention, memory, over_tp, over_cp
 
 
-def _gradients_s(training: Training, mine: float, replicas: int, tp: int, zero: int) -> float:
-    """The sum of the gradients, or its first half and the gather of the parameters."""
-    recipe = training.stack.recipe
+def _over_dp_s(training: Training, gathered_bytes: float, replicas: int, tp: int) -> float:
+    """A gather of so many bytes among the data-parallel ranks; a scatter takes as long, an all-reduce is both."""
     if replicas == 1:
         return 0.0
-    second = recipe.weight_bytes if zero else recipe.gradient_bytes
-    half = wire_bytes("all_gather", mine * (recipe.gradient_bytes + second), replicas)
-    return half / training.cluster.bandwidth(training.stack, replicas, tp)
-
-
-def _zero3_s(training: Training, mine: float, replicas: int, tp: int, microbatches: float) -> float:
-    """Two gathers of the parameters and a sum of the gradients for each microbatch, all in 16 bit."""
-    if replicas == 1:
-        return 0.0
-    each = wire_bytes("all_gather", 3 * 2 * mine, replicas)
-    return microbatches * each / training.cluster.bandwidth(training.stack, replicas, tp)
+    sent = wire_bytes("all_gather", gathered_bytes, replicas)
+    return sent / training.cluster.bandwidth(training.stack, replicas, tp)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib.cost.sizes import ModelShape
-from lib.planner.memory import memory_bytes
+from lib.planner.memory import fits
 from lib.planner.presets import GPUS, stack_for
 from lib.planner.seconds import step_s
 from lib.planner.training import Cluster, Layout4D, Training
@@ -40,12 +40,6 @@ class Cell(NamedTuple):
     @property
     def should_fit(self) -> bool:
         return fits(self.training, self.layout)
-
-
-def fits(training: Training, layout: Layout4D) -> bool:
-    """Whether a layout's fullest rank stays within what a GPU has."""
-    usable = training.cluster.device.memory_bytes * training.stack.usable_share
-    return memory_bytes(training, layout).total <= usable
 
 
 def read_tables(path: str | Path = PUBLISHED) -> dict[str, list[Cell]]:

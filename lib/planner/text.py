@@ -15,9 +15,9 @@ def layouts_text(training: Training, found: list[Planned]) -> str:
     """The layouts, a column each: memory and seconds by kind, utilisation, and why the next one is slower."""
     rows = [["", *(f"{place}." for place, _ in enumerate(found, 1))]]
     rows += [[name, *(str(getattr(one.layout, name)) for one in found)] for name in Layout4D._fields]
-    rows += [["GB: " + kind, *(_short(one.memory[i] / 1e9) for one in found)] for i, kind in _kinds(found, "memory")]
+    rows += [["GB: " + kind, *(f"{one.memory[i] / 1e9:.2f}" for one in found)] for i, kind in _kinds(found, "memory")]
     rows += [["GB in all", *(f"{one.memory.total / 1e9:.1f}" for one in found)]]
-    rows += [["s: " + kind, *(_short(one.seconds[i]) for one in found)] for i, kind in _kinds(found, "seconds")]
+    rows += [["s: " + kind, *(f"{one.seconds[i]:.2f}" for one in found)] for i, kind in _kinds(found, "seconds")]
     rows += [["s per step", *(f"{one.seconds.total:.2f}" for one in found)]]
     for name, counts in (("MFU", False), ("HFU", True)):
         shares = (
@@ -32,10 +32,6 @@ def _kinds(found: list[Planned], what: str) -> list[tuple[int, str]]:
     """Those of which one of the layouts has anything, with their places."""
     names = getattr(found[0], what)._fields
     return [(i, name) for i, name in enumerate(names) if any(getattr(one, what)[i] for one in found)]
-
-
-def _short(number: float) -> str:
-    return f"{number:.2f}"
 
 
 def layouts_json(training: Training, found: list[Planned]) -> dict:

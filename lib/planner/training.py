@@ -10,13 +10,14 @@ sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from lib.cost.flops import train_flops
 from lib.cost.hardware import Device
-from lib.cost.sizes import ModelShape, Recipe
+from lib.cost.sizes import RECIPES, ModelShape, Recipe
+from lib.layout import whole_number
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Stack:
     exposed_zero3: float = 0.4
     overlaps_dp: bool = False
     fused_attention: bool = True
-    recipe: Recipe = field(default_factory=lambda: Recipe(2, 4, 4, 8))
+    recipe: Recipe = RECIPES["mixed Adam, fp32 gradients"]
     logits_bytes: int = 14
     spare_activations: float = 1.0
     usable_share: float = 1.0
@@ -106,9 +107,9 @@ class Training:
     global_batch: int
 
     def __post_init__(self) -> None:
-        for name, value in (("gpus", self.cluster.gpus), ("per_node", self.cluster.per_node)):
-            _positive(name, value)
-        _positive("global_batch", self.global_batch)
+        whole_number("gpus", self.cluster.gpus, 1)
+        whole_number("per_node", self.cluster.per_node, 1)
+        whole_number("global_batch", self.global_batch, 1)
 
     @cached_property
     def block_parameters(self) -> int:
@@ -118,6 +119,11 @@ class Training:
     def end_parameters(self) -> int:
         """Of the embedding, and as many of the head."""
         return self.model.vocab_size * self.model.d_model
+
+    @property
+    def room_bytes(self) -> float:
+        """Of a GPU, for everything that `memory_bytes` counts."""
+        return self.cluster.device.memory_bytes * self.stack.usable_share
 
     def utilisation(self, step_s: float, recompute: str = "none") -> float:
         """MFU: the model's operations per second, attention counted whole, as a fraction of all GPUs' peak.
@@ -160,8 +166,3 @@ class Layout4D(NamedTuple):
     def microbatches(self, global_batch: int) -> float:
         """m of a step."""
         return global_batch / (self.dp * self.rows)
-
-
-def _positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")

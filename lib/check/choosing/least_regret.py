@@ -13,10 +13,10 @@ from lib.check.choosing.refusals import KEPT, MODEL_STATES, NODE, NOTHING_BINDS,
 from lib.check.exercise import SEEN, Data, Exercise, Mistake, but, several, whole
 from lib.mesh import Group
 from lib.planner import Choices, Cluster, Layout4D, Training, step_s
+from lib.planner.memory import fits
 from lib.planner.presets import GPUS, PRESET_MODELS, stack_for
 from lib.planner.search import all_layouts, layout_text
 from lib.planner.seconds import Seconds
-from lib.planner.tables import fits
 
 _NAME = "least_regret"
 _NEAR, _TRIED = 0.01, 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lib.planner import Layout4D, Training, memory_bytes
+from lib.planner.memory import fits
 from lib.planner.search import layout_text
-from lib.planner.tables import fits
 
 NOTHING_BINDS = "all conditions hold"
 GPU_COUNT, HEADS, LAYERS, BATCH, ROUNDS = "gpus", "heads", "layers", "batch", "rounds"
@@ -47,7 +47,7 @@ def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
     if not fits(training, layout):
         found = memory_bytes(training, layout)
         states = found.parameters + found.gradients + found.optimizer
-        room = training.cluster.device.memory_bytes * training.stack.usable_share
+        room = training.room_bytes
         text = f"{layout_text(layout)} needs {found.total / 1e9:.1f} GB, and a GPU has {room / 1e9:.1f}"
         word = MODEL_STATES if states > room else KEPT
         return word, f"{text}: {states / 1e9:.1f} for model states, {found.activations / 1e9:.1f} for activations."
