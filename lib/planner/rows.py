@@ -105,18 +105,25 @@ def calibrated(row: Mapping) -> float:
     """The share of its peak that a large matmul must reach for a row to be predicted exactly.
 
     Raises:
+        ValueError: as `matmul_share_of`.
+    """
+    return matmul_share_of(*training_of(row), row["step_s"])
+
+
+def matmul_share_of(training: Training, layout: Layout4D, measured_s: float) -> float:
+    """The share of the peak that makes a step last as long as measured.
+
+    Raises:
         ValueError: no share between 0.1 and 1 does: something else is off.
     """
-    training, layout = training_of(row)
 
     def too_slow(share: float) -> bool:
-        return (
-            step_s(replace(training, stack=replace(training.stack, matmul_share=share)), layout).total > row["step_s"]
-        )
+        stack = replace(training.stack, matmul_share=share)
+        return step_s(replace(training, stack=stack), layout).total > measured_s
 
     low, high = 0.1, 1.0
     if too_slow(high) or not too_slow(low):
-        raise ValueError(f"no matmul_share between {low} and {high} explains {row['step_s']} s of {row.get('id')}")
+        raise ValueError(f"no matmul_share between {low} and {high} explains {measured_s} s of this layout")
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if too_slow(middle) else (low, middle)
