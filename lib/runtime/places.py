@@ -22,12 +22,8 @@ cells: dict[str, str] = {}  # file name of a notebook cell -> how to call it, se
 def where() -> str:
     """The caller's own line, outside this library and torch: `Cell In[5], line 3, in step: comm.send(...)`."""
     frame, inside = sys._getframe(1), None
-    while frame is not None:
-        file = frame.f_code.co_filename
-        known = _library.get(file)  # asked for each of twenty frames: no call
-        if not (is_library(file) if known is None else known):
-            break
-        if inside is None and not file.startswith(_MACHINE):
+    while frame is not None and _library[frame.f_code.co_filename]:
+        if inside is None and not frame.f_code.co_filename.startswith(_MACHINE):
             inside = frame  # a program of the library itself, as `lib.train`: then the line that called the machine
         frame = frame.f_back
     frame = frame or inside or sys._getframe(1)
@@ -44,15 +40,22 @@ def where() -> str:
 
 
 _places: dict[tuple, str] = {}  # (code, line) -> how to say it
-_library: dict[str, bool] = {}
+
+
+class _Library(dict):
+    """File → whether it is of Python's, of a package, or of this library. Each call asks for twenty frames' files."""
+
+    def __missing__(self, file: str) -> bool:
+        known = self[file] = file.startswith((_HERE, "<frozen", "<string>", *_LIBRARIES))
+        return known
+
+
+_library = _Library()
 
 
 def is_library(file: str) -> bool:
     """Whether a file is of Python's, of a package, or of this library: no reader's."""
-    known = _library.get(file)
-    if known is None:
-        known = _library[file] = file.startswith((_HERE, "<frozen", "<string>", *_LIBRARIES))
-    return known
+    return _library[file]
 
 
 def short(file: str) -> str:
