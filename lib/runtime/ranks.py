@@ -29,8 +29,7 @@ from lib.runtime.fork_server import ForkServer
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
 STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
-GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it
-ALIKE_S = 0.2  # ... and, when that is known, for ranks that fail alike
+GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it, and for those that fail alike
 
 NOISE_BYTES = headroom.MB  # of what a rank's libraries say past Python; the file begins anew when it is longer
 
@@ -163,10 +162,7 @@ class Ranks:
         self.done.add(rank)
         if outcomes[rank] is not None and outcomes[rank].kind == "ok":
             return
-        while len(self.done) < self.size:
-            known = any(map(_is_cause, outcomes.values()))
-            if time.monotonic() - began > (ALIKE_S if known else GRACE_S):
-                break
+        while len(self.done) < self.size and time.monotonic() - began < GRACE_S:
             outcomes |= {r: self._outcome(r) for r in self._wait(0.02)}
             self.done |= outcomes.keys()
         cause = next((r for r, outcome in outcomes.items() if _is_cause(outcome)), rank)
