@@ -8,7 +8,7 @@ from lib.cost import bubble
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
-from lib.pipeline.schedules.zero_bubble import zb_h1
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
 from lib.pipeline.simulate import Costs, simulate
 
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 25)]
@@ -50,3 +50,12 @@ def test_zero_bubble():
                 seen = simulate(zb_h1(p, m), costs)
                 wait = bubble.zero_bubble_wait_s(p, costs.F, costs.I, costs.W)
                 assert seen.makespan - m * (costs.F + costs.I + costs.W) == pytest.approx(wait), (p, m, costs)
+
+
+def test_zero_bubble_in_a_v():
+    for p in range(1, 9):
+        for m in (2 * p - 1, 2 * p, 3 * p + 1):
+            for costs in (Costs(1, 1, 1), Costs(2, 3, 2), Costs(3, 4, 1), Costs(4, 5, 3), Costs(10, 11, 5)):
+                seen = simulate(zb_v(p, m), costs)
+                wait = bubble.v_wait_s(p, 2 * costs.I, 2 * costs.W)  # of two stages
+                assert seen.makespan - 2 * m * (costs.F + costs.I + costs.W) == pytest.approx(wait), (p, m, costs)

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason
 extension = load("book_planner")
 NUMBERS = extension.numbers()
 ALL = Choices(context_parallel=True)
+EVERYTHING = Choices(context_parallel=True, zero=(0, 1, 2, 3), zero_bubble=True)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,7 @@ def some_layout(rng: random.Random) -> Layout4D:
         rng.choice((0, 1, 2, 3)),
         tp > 1 and rng.random() < 0.7,
         rng.choice(("none", "selective", "full")),
+        rng.choice(("1f1b", "1f1b", "zb-h1", "zb-v")),
     )
 
 
@@ -131,12 +133,12 @@ def page_training(rng: random.Random) -> Training:
 def test_it_refuses_what_the_search_leaves_out(page):
     rng = random.Random(1)
     for run in (page_training(rng) for _ in range(25)):
-        possible = set(all_layouts(run, ALL))
+        possible = set(all_layouts(run, EVERYTHING))
         drawn = []
         for layout in [*rng.sample(sorted(possible), min(20, len(possible))), *(some_layout(rng) for _ in range(40))]:
             ranks = layout.tp * layout.cp * layout.pp
             sliced = layout._replace(dp=max(1, run.cluster.gpus // ranks), sequence_parallel=layout.tp > 1)
-            if layout.zero != 2 and layout.recompute != "selective":
+            if layout.recompute != "selective":
                 drawn.append(sliced)
         said = ask(page, "of.refusal(layout)", [run] * len(drawn), drawn)
         for layout, refusal in zip(drawn, said, strict=True):
@@ -147,19 +149,17 @@ def test_it_refuses_what_the_search_leaves_out(page):
 def test_the_best_three_are_those_of_the_search(page):
     rng = random.Random(2)
     runs = [page_training(rng) for _ in range(36)]
-    for run, said in zip(runs, ask(page, "of.best()", runs), strict=True):
+    said_of = [*ask(page, "of.best({ zeroBubble: true })", runs[:12]), *ask(page, "of.best()", runs[12:])]
+    for i, (run, said) in enumerate(zip(runs, said_of, strict=True)):
         try:
-            best = best_layouts(run, ALL)
+            best = best_layouts(run, replace(ALL, zero_bubble=i < 12))
         except ValueError as error:
             assert said["found"] == []
             smallest = said["smallest"]
             words = f"needs {smallest['bytes'] / 1e9:.1f} GB on a GPU" if smallest else "no layout cuts"
             assert words in str(error)
             continue
-        # The page knows 1F1B and interleaving only.
-        assert [one["layout"] | {"schedule": "1f1b"} for one in said["found"]] == [
-            one.layout._asdict() for one in best
-        ]
+        assert [one["layout"] for one in said["found"]] == [one.layout._asdict() for one in best]
         for theirs, ours in zip(said["found"], best, strict=True):
             assert math.isclose(theirs["stepS"], ours.seconds.total, rel_tol=1e-9)
             assert math.isclose(theirs["bytes"], ours.memory.total, rel_tol=1e-9)
@@ -244,6 +244,15 @@ def test_the_impossible_is_marked_and_explained(opened):
     assert verdict(page).startswith("Impossible. ZeRO-3") and not page.is_visible("figure >> nth=0")
     page.locator(".best button >> nth=0").click()
     assert verdict(page).startswith("It fits.") and page.is_visible("figure >> nth=0")
+
+
+def test_another_schedule_is_searched_where_it_is_chosen(opened):
+    page = opened("#model=llama-70b&gpus=64&batch=64&tp=8&pp=4")
+    assert "ZB" not in page.inner_text(".best")
+    page.check("input[name=schedule][value='zb-v']")
+    assert "choose v 2" in verdict(page) and "ZB-" in page.inner_text(".best")
+    page.check("input[name=v][value='2']")
+    assert verdict(page).startswith("It fits.") and "schedule=zb-v" in page.url
 
 
 def test_a_misspelt_address_changes_nothing(opened):

@@ -26,10 +26,10 @@ const planner = (training, limits) => {
     return Math.min(link, onNode * device.network_Bps * share);
   };
   const hasEvenStages = (stages) => layers % stages === 0 || (layers + 2) % stages === 0;
-  const stageLayers = (pp, v) => {
-    if (layers % (pp * v) === 0 || (layers + 2) % (pp * v)) return [layers / pp, layers / pp];
+  const stageLayers = ({ pp, stages_per_rank: v, schedule }) => {
+    if (layers % (pp * v) === 0 || !hasEvenStages(pp * v)) return [layers / pp, layers / pp];
     const most = Math.floor((layers + 2) / pp);
-    return [most, most - 1];
+    return [most, most - (schedule === "zb-v" ? 2 : 1)];
   };
   const activationBytes = (rows, recompute, tp, slices) => {
     const tokens = rows * s;
@@ -66,28 +66,36 @@ const planner = (training, limits) => {
   };
 
   const seconds = (layout) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero } = layout;
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, schedule } = layout;
     const tokens = (rows * s) / cp, m = batch / (dp * rows), replicas = dp * cp;
     const block = blockS(layout), ofBlock = block.reduce((a, b) => a + b);
-    const [most, last] = stageLayers(pp, v);
+    const [most, withHead] = stageLayers(layout);
     const head = matmulS((6 * tokens * endParameters) / tp, tokens, h);
     const inside = tp * cp * dp * pp <= perNode;
     const link = bandwidth(inside ? 1 : pp, tp * cp * dp, stack.message_share);
     const exposedPp = v > 1 ? stack.exposed_pp : 1;
     const messages = pp > 1 ? ((2 * v * 2 * tokens * h) / tp / link) * exposedPp : 0;
-    const ends = Math.max(0, last * ofBlock + head - most * ofBlock); // of the head, what other stages wait for
+    const ends = Math.max(0, withHead * ofBlock + head - most * ofBlock); // of the head, what other stages wait for
 
     const mine = (blockParameters * layers) / pp / tp + endParameters / tp;
     let exposed;
     if (zero === 3) {
       exposed = (stack.exposed_zero3 * m * gathered(3 * 2 * mine, replicas)) / bandwidth(replicas, tp);
     } else {
-      const bytes = recipe.gradient_bytes + (zero ? recipe.weight_bytes : recipe.gradient_bytes);
-      const hidden = most * ((2 / 3) * block[0] + (2 / 3) * block[1] + (3 / 5) * block[2]);
+      const times = zero === 2 ? m : 1; // who keeps a piece of the gradients has to sum each microbatch's
+      const bytes = times * recipe.gradient_bytes + (zero ? recipe.weight_bytes : recipe.gradient_bytes);
+      const hidden = times * most * ((2 / 3) * block[0] + (2 / 3) * block[1] + (3 / 5) * block[2]);
       exposed = gathered(mine * bytes, replicas) / bandwidth(replicas, tp);
       if (stack.overlaps_dp) exposed = Math.max(0, exposed - hidden);
     }
     const updated = mine / (zero ? replicas : 1);
+    const stage = most * ofBlock + messages;
+    const weights = (most * block[0]) / 3, other = (stage - weights) / 2; // of a rank: the gradients nobody waits for
+    const bubble = {
+      "1f1b": ((pp - 1) / v) * stage,
+      "zb-h1": (pp - 1) * (2 * other - weights),
+      "zb-v": ((pp - 1) / 2) * Math.max(other, 2 * (other - weights)),
+    }[schedule];
     const [matmuls, attention, memory, overTp, overCp] = block.map((time) => m * most * time);
     return {
       matmuls: matmuls + m * ends,
@@ -97,7 +105,7 @@ const planner = (training, limits) => {
       cp: overCp,
       pp: m * messages,
       dp: exposed,
-      bubble: ((pp - 1) / v) * (most * ofBlock + messages),
+      bubble,
       optimizer: (limits.optimizer_bytes * updated) / (stack.memory_share * device.memory_Bps),
     };
   };
@@ -112,9 +120,10 @@ const planner = (training, limits) => {
     return Math.min(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v) / v;
   };
   const ofRank = (layout, rank) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute } = layout;
-    const blocks = stageLayers(pp, v)[1], isLast = rank === pp - 1;
-    const ends = (rank === 0 ? 1 : 0) + (isLast && (pp > 1 || !model.tied) ? 1 : 0);
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute, schedule } = layout;
+    const isV = schedule === "zb-v", hasEmbedding = rank === 0, hasHead = rank === (isV ? 0 : pp - 1);
+    const blocks = stageLayers(layout)[hasEmbedding || hasHead ? 1 : 0];
+    const ends = hasEmbedding + (hasHead && !(hasEmbedding && model.tied));
     const held = (blocks * blockParameters + ends * endParameters) / tp;
     const shards = dp * cp;
     const m = Math.max(1, Math.floor(batch / (dp * rows)));
@@ -122,19 +131,20 @@ const planner = (training, limits) => {
       const bytes = activationBytes(rows, way === "none" && stack.fused_attention ? "selective" : way, tp, slices) / cp;
       return way === "full" && slices ? bytes / tp : bytes;
     };
-    const kept = keptBy(rank, pp, m, v) * blocks * ofBlock(recompute) + (recompute === "full" ? ofBlock("none") : 0);
+    const underWay = isV ? Math.min(m, pp) : keptBy(rank, pp, m, v);
+    const kept = underWay * blocks * ofBlock(recompute) + (recompute === "full" ? ofBlock("none") : 0);
     return {
       parameters: (held * recipe.weight_bytes) / (zero >= 3 ? shards : 1),
       gradients: (held * recipe.gradient_bytes) / (zero >= 2 ? shards : 1),
       optimizer: (held * (recipe.master_bytes + recipe.state_bytes)) / (zero >= 1 ? shards : 1),
       activations: stack.spare_activations * kept,
-      logits: isLast ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp : 0,
+      logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp : 0,
       gathered: zero === 3 ? (2 * (recipe.weight_bytes + 2) * blockParameters) / tp : 0,
     };
   };
   const memory = (layout) => {
-    const [first, last] = [ofRank(layout, 0), ofRank(layout, layout.pp - 1)];
-    return sum(last) > sum(first) ? last : first;
+    const ranks = [0, Math.min(1, layout.pp - 1), layout.pp - 1].map((rank) => ofRank(layout, rank));
+    return ranks.reduce((most, one) => (sum(one) > sum(most) ? one : most));
   };
   const room = device.memory_bytes * stack.usable_share;
 
@@ -174,27 +184,41 @@ const planner = (training, limits) => {
         many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
     [({ tp, pp, zero }) => zero === 3 && tp * pp > 1,
       () => "ZeRO-3 is planned without tensor and pipeline parallelism: choose tp 1 and pp 1, or ZeRO stage 1."],
+    [({ stages_per_rank: v, schedule }) => v > 1 && schedule === "zb-h1",
+      () => "ZB-H1 has one stage per rank: choose v 1, or ZB-V."],
+    [({ stages_per_rank: v, schedule }) => v !== 2 && schedule === "zb-v",
+      () => "ZB-V has two stages per rank: choose v 2, or ZB-H1."],
+    [({ pp, schedule }) => pp === 1 && schedule !== "1f1b",
+      () => "A schedule needs a pipeline: choose pp 2 or more, or 1F1B."],
+    [({ pp, dp, rows, schedule }) => batch / dp / rows < { "1f1b": 1, "zb-h1": pp, "zb-v": 2 * pp - 1 }[schedule],
+      ({ pp, dp, rows, schedule }) => `${many(batch / dp / rows)} microbatches cannot fill ${
+        schedule.toUpperCase()} on ${pp} stages: choose 1F1B, or batch ${
+        many((schedule === "zb-h1" ? pp : 2 * pp) * rows * dp)}.`],
+    [({ recompute, schedule }) => recompute !== "none" && schedule !== "1f1b",
+      () => "A backward in halves is planned without recomputation: choose none, or 1F1B."],
     [({ cp, dp, zero }) => zero && dp * cp === 1,
       () => `ZeRO shards over data-parallel ranks, and there is one: choose ZeRO stage 0, or ${many(2 * gpus)} GPUs.`],
   ];
   const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
 
-  const allLayouts = () => {
+  const allLayouts = (zeroBubble) => {
     const found = [];
+    const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
     for (const tp of divisors(heads))
       for (const cp of powers(mostCp))
         for (const pp of divisors(gpus)) {
           const axes = { tp, cp, pp, dp: gpus / (tp * cp * pp), sequence_parallel: tp > 1 };
           // What the plainest layout on these ranks cannot do, no other can.
-          if (!canBe({ ...axes, rows: 1, stages_per_rank: 1, zero: 0 })) continue;
+          if (!canBe({ ...axes, rows: 1, stages_per_rank: 1, zero: 0, recompute: "none", schedule: "1f1b" })) continue;
           for (const rows of powers(limits.rows))
             for (const v of upTo(limits.stages_per_rank))
               for (const recompute of ["none", "full"])
-                for (const zero of [0, 1, 3]) {
-                  const layout = { ...axes, rows, stages_per_rank: v, zero, recompute };
-                  if (canBe(layout)) found.push(layout);
-                }
+                for (const zero of [0, 1, 3])
+                  for (const schedule of schedules) {
+                    const layout = { ...axes, rows, stages_per_rank: v, zero, recompute, schedule };
+                    if (canBe(layout)) found.push(layout);
+                  }
         }
     return found;
   };
@@ -202,9 +226,9 @@ const planner = (training, limits) => {
     const [time, held] = [seconds(layout), memory(layout)];
     return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
   };
-  // The fastest layouts that fit, and the smallest of all.
-  const best = (most = 3) => {
-    const all = allLayouts().map(planned);
+  // The fastest layouts that fit, and the smallest of all; with ZB-H1 and ZB-V, or without.
+  const best = ({ most = 3, zeroBubble = false } = {}) => {
+    const all = allLayouts(zeroBubble).map(planned);
     const fitting = all.filter((one) => one.bytes <= room).sort((a, b) => a.stepS - b.stepS || a.bytes - b.bytes);
     const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
     return { found: fitting.slice(0, most), smallest };

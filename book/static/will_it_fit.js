@@ -25,15 +25,16 @@
     cp: ["Context parallel (cp)", doubled(1, 16)],
     pp: ["Pipeline parallel (pp)", doubled(1, 128)],
     v: ["Stages per rank (v)", Array.from({ length: numbers.limits.stages_per_rank }, (_, i) => i + 1)],
+    schedule: ["Schedule", [["1f1b", "1F1B, interleaved"], ["zb-h1", "ZB-H1"], ["zb-v", "ZB-V"]]],
     b: ["Sequences per microbatch (b)", doubled(1, numbers.limits.rows)],
-    zero: ["ZeRO stage", [0, 1, 3]],
+    zero: ["ZeRO stage", [0, 1, 2, 3]],
     sp: ["Sequence parallelism", [[1, "with tp"], [0, "off"]]],
     recompute: ["Recomputation", ["none", "full"]],
   };
   const CONTROLS = { ...RUN, ...MENUS, ...LAYOUT };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
     model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron",
-    tp: 8, cp: 1, pp: 1, v: 1, b: 2, zero: 1, sp: 1, recompute: "none",
+    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 2, zero: 1, sp: 1, recompute: "none",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
@@ -99,15 +100,17 @@
   const layoutOf = (at) => {
     const [tp, cp, pp, rows, v, zero] = [at.tp, at.cp, at.pp, at.b, at.v, at.zero].map(Number);
     const [dp, slices] = [at.gpus / (tp * cp * pp), at.sp === "1" && tp > 1];
-    return { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute: at.recompute };
+    const { recompute, schedule } = at;
+    return { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute, schedule };
   };
   const choicesOf = ({ rows: b, stages_per_rank: v, ...layout }) => ({ ...layout, b, v, sp: 1 });
 
   // ---- Words and bars ----
   const sec = (x) => `${x >= 1000 ? many(Math.round(x)) : x.toPrecision(3)} s`;
-  const layoutText = ({ tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute }) => {
+  const layoutText = ({ tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, schedule }) => {
     const axes = `tp ${tp} · ${cp > 1 ? `cp ${cp} · ` : ""}pp ${pp} · dp ${dp}`;
-    const more = [v > 1 && `v ${v}`, zero && `ZeRO-${zero}`, recompute === "full" && "recompute"];
+    const named = schedule !== "1f1b" && schedule.toUpperCase();
+    const more = [v > 1 && `v ${v}`, named, zero && `ZeRO-${zero}`, recompute === "full" && "recompute"];
     return [axes, `b ${rows}`, ...more].filter(Boolean).join(", ");
   };
   const slower = (of, one, other) => {
@@ -141,7 +144,7 @@
   const show = () => {
     const at = state(), of = planner(trainingOf(at), numbers.limits);
     const layout = layoutOf(at), own = of.planned(layout), refusal = of.refusal(layout);
-    const { found, smallest } = of.best();
+    const { found, smallest } = of.best({ zeroBubble: at.schedule !== "1f1b" });
     const gpu = at.gpu.toUpperCase(), spare = of.room - own.bytes;
     for (const name of Object.keys(LAYOUT))
       for (const input of form.elements[name]) // what a press on it would say; the style sheet marks those that have it

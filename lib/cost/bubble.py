@@ -60,3 +60,17 @@ def zero_bubble_wait_s(num_ranks: int, forward_s: float, input_s: float, weight_
     Source: Qi et al. 2024, table 1, where the first half is called B.
     """
     return (num_ranks - 1) * (forward_s + input_s - weight_s)
+
+
+def v_wait_s(num_ranks: int, input_s: float, weight_s: float) -> float:
+    """(P-1)/2 · max(t_I, 2(t_I - t_W)): how long a rank waits in a step under ZB-V, if M ≥ 2P - 1 and t_F ≤ t_I.
+
+    Half of a forward's time for each rank before it, if all three take as long: the step begins that much later on the
+    next rank, and nobody waits in between.
+
+    Args:
+        input_s, weight_s: as in `zero_bubble_wait_s`, of both of a rank's stages.
+
+    Source: read off the simulator; Qi et al. 2024, section 6, have the schedule.
+    """
+    return (num_ranks - 1) / 2 * max(input_s, 2 * (input_s - weight_s))

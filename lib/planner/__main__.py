@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help=f"sequences of a step; default: {TOKENS:,} tokens")
     parser.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
     parser.add_argument("--context-parallel", action="store_true", help="a sequence may be cut, too")
-    parser.add_argument("--zero-bubble", action="store_true", help="ZB-H1, too")
+    parser.add_argument("--zero-bubble", action="store_true", help="ZB-H1 and ZB-V, too")
     parser.add_argument("--best", type=int, default=3, metavar="N", help="how many layouts")
     parser.add_argument("--rows", metavar="FILE.json", help="predict the published runs of a file")
     parser.add_argument("--json", action="store_true", help="plain data instead of a table")

@@ -2,7 +2,7 @@
 
 State by the stage of ZeRO (`lib.cost.memory`); activations of a rank's blocks, times the microbatches under way at the
 peak (`lib.cost.bubble.kept_by`); the logits. The first rank of a pipeline keeps the most microbatches, the last one
-the logits: the fuller of the two counts.
+the logits, and the second may have a layer more than both: the fullest of the three counts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Bytes(NamedTuple):
 
 
 def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
-    """By kind, on the fuller one of the pipeline's first and last rank."""
-    ranks = {0, layout.pp - 1}
+    """By kind, on the fullest one of the pipeline's first, second and last rank."""
+    ranks = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
     return max((_of_rank(training, layout, rank) for rank in ranks), key=sum)
 
 
@@ -43,18 +43,19 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 
 def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, _ = layout
-    model, stack = training.model, training.stack
-    _, blocks = stage_layers(model.num_layers, pp, v)
-    last = rank == pp - 1
-    ends = (rank == 0) + (last and (pp > 1 or not model.tied))
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
+    model, stack, is_v = training.model, training.stack, schedule == "zb-v"
+    has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
+    blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]
+    ends = has_embedding + (has_head and not (has_embedding and model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
     state = state_bytes(held, stack.recipe, zero=zero, dp=dp * cp)
     m = max(1, int(layout.microbatches(training.global_batch)))
-    kept = kept_by(rank, pp, m, v) * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
+    under_way = min(m, pp) if is_v else kept_by(rank, pp, m, v)
+    kept = under_way * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
     if recompute == "full":  # one block's inside, while it is computed again
         kept += _block_bytes(training, tp, cp, rows, slices, "none")
-    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if last else 0.0
+    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(
         state["parameter"],

@@ -18,7 +18,7 @@ from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import Cluster, Layout4D, Training
 
 PUBLISHED = Path(__file__).parent / "published"
-STACK_OF = {"sc21": "megatron-2021", "korthikanti": "megatron-2021", "aa": "aleph-alpha", "llama3": "llama3"}
+STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 NEEDED = (
     *("hidden", "layers", "heads", "vocab", "seq", "global_batch", "gpus", "gpu"),
     *("tp", "pp", "dp", "microbatch", "step_s"),
@@ -86,6 +86,7 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
         zero,
         bool(row.get("sequence_parallel")) and row["tp"] > 1,
         row.get("recompute", "none"),
+        row.get("schedule", "1f1b"),
     )
     cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
     return Training(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lib.planner.memory import Bytes, memory_bytes
-from lib.planner.seconds import Seconds, step_s
+from lib.planner.seconds import Seconds, has_even_stages, step_s
 from lib.planner.training import Layout4D, Training
 
 MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
@@ -32,11 +32,12 @@ class Choices:
     """What the search may use.
 
     Args:
-        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as our own library and DeepSpeed have it.
+        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as our own library and DeepSpeed have it. 2 sums
+            the gradients of each microbatch, and so it is left out unless it is asked for.
         recompute: ways of recomputing.
         context_parallel: whether a sequence may be cut.
         interleaved: whether a rank may have several stages.
-        zero_bubble: whether the weights' half of a backward may wait (ZB-H1).
+        zero_bubble: whether the weights' half of a backward may wait (ZB-H1, ZB-V).
     """
 
     zero: tuple[int, ...] = (0, 1, 3)
@@ -72,23 +73,21 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
                 for zero in choices.zero:
                     if zero == 3 and (pp > 1 or tp > 1):
                         continue
-                    if zero in (1, 3) and dp * cp == 1:
+                    if zero and dp * cp == 1:
                         continue
                     layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
                     yield layout
-                    if choices.zero_bubble and v == 1 and 1 < pp <= m and recompute == "none":
-                        yield layout._replace(schedule="zb-h1")
+                    if choices.zero_bubble and pp > 1 and recompute == "none":
+                        if v == 1 and m >= pp:
+                            yield layout._replace(schedule="zb-h1")
+                        if v == 2 and m >= 2 * pp - 1:
+                            yield layout._replace(schedule="zb-v")
 
 
 def _stages_per_rank(layers: int, pp: int, m: int, interleaved: bool) -> list[int]:
     """v that cut the layers evenly; several only where the microbatches go round, and m is a multiple of the ranks."""
     most = MOST_STAGES_PER_RANK if interleaved and pp > 1 and m % pp == 0 else 1
-    return [v for v in range(1, most + 1) if _even(layers, pp * v)]
-
-
-def _even(layers: int, stages: int) -> bool:
-    """Whether so many stages have the same number of layers, or would, were embedding and head two more of them."""
-    return layers % stages == 0 or (layers + 2) % stages == 0
+    return [v for v in range(1, most + 1) if has_even_stages(layers, pp * v)]
 
 
 def _context_ranks(training: Training) -> list[int]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from lib.cost.bubble import zero_bubble_wait_s
+from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
 from lib.cost.comm import wire_bytes
 from lib.cost.memory import activation_bytes
 from lib.planner.training import Layout4D, Training
@@ -60,7 +60,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
     tokens = rows * model.context / cp
     block = block_s(training, tp, cp, rows, slices, recompute)
-    layers, last = stage_layers(model.num_layers, pp, v)
+    layers, with_head = stage_layers(model.num_layers, pp, v, schedule)
     head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens, model.d_model)
 
     message = 2 * tokens * model.d_model / tp
@@ -69,7 +69,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     messages = 2 * v * message / link * (stack.exposed_pp if v > 1 else 1) if pp > 1 else 0.0
     of_block = sum(block)
     stage = layers * of_block + messages
-    slowest = max(layers * of_block, last * of_block + head) + messages
+    slowest = max(layers * of_block, with_head * of_block + head) + messages
     ends = slowest - messages - layers * of_block  # of the head, what the other stages wait for
     m = layout.microbatches(training.global_batch)
 
@@ -79,28 +79,36 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
         exposed = stack.exposed_zero3 * m * _over_dp_s(training, 3 * 2 * mine, replicas, tp)
     else:  # the sum of the gradients, or its first half and the gather of the parameters
         second = stack.recipe.weight_bytes if zero else stack.recipe.gradient_bytes
-        exposed = _over_dp_s(training, (stack.recipe.gradient_bytes + second) * mine, replicas, tp)
+        times = m if zero == 2 else 1  # who keeps a piece of the gradients has to sum each microbatch's
+        exposed = _over_dp_s(training, (times * stack.recipe.gradient_bytes + second) * mine, replicas, tp)
         if stack.overlaps_dp:
-            exposed = max(0.0, exposed - layers * backward_s(block))
+            exposed = max(0.0, exposed - times * layers * backward_s(block))
     updated = mine / (replicas if zero else 1)
     optimizer = OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps)
     matmuls, attention, memory, sums, context = (m * layers * s for s in block)
-    bubble = (pp - 1) / v * stage
-    if schedule == "zb-h1":
-        weights = layers * block[0] / 3  # of a stage: the gradients that no rank waits for
-        bubble = zero_bubble_wait_s(pp, (stage - weights) / 2, (stage - weights) / 2, weights)
+    if schedule == "1f1b":
+        bubble = (pp - 1) / v * stage
+    else:
+        weights = layers * block[0] / 3  # of a rank: the gradients that no rank waits for
+        other = (stage - weights) / 2
+        bubble = v_wait_s(pp, other, weights) if schedule == "zb-v" else zero_bubble_wait_s(pp, other, other, weights)
     return Seconds(matmuls + m * ends, attention, memory, sums, context, m * messages, exposed, bubble, optimizer)
 
 
-def stage_layers(layers: int, pp: int, v: int) -> tuple[float, float]:
-    """Blocks of a rank, and of the last one.
+def has_even_stages(layers: int, stages: int) -> bool:
+    """Whether so many stages have the same number of layers, or would, were embedding and head two more of them."""
+    return layers % stages == 0 or (layers + 2) % stages == 0
 
-    Where the layers do not divide, but would if embedding and head were two more of them, the first and the last rank
-    have one less (as Llama 3's 126 on 16 ranks); elsewhere all have the mean.
+
+def stage_layers(layers: int, pp: int, v: int, schedule: str = "1f1b") -> tuple[float, float]:
+    """Blocks of a rank in the middle, and of one that has the embedding or the head; ZB-V has both on one.
+
+    Where only the layers with two more divide, the first and the last stage have one less (as Llama 3's 126 on 16
+    ranks); where neither does, all have the mean.
     """
-    if layers % (pp * v) and (layers + 2) % (pp * v) == 0:
-        whole = (layers + 2) // pp
-        return whole, whole - 1
+    if layers % (pp * v) and has_even_stages(layers, pp * v):
+        most = (layers + 2) // pp
+        return most, most - (2 if schedule == "zb-v" else 1)
     return layers / pp, layers / pp
 
 

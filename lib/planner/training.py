@@ -69,7 +69,8 @@ class Stack:
         fused_attention: whether the matrix of scores never goes to memory.
         recipe: bytes kept per parameter.
         logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
-        spare_activations: what gaps of the allocator and temporary tensors make of a byte that is counted.
+        spare_activations: what gaps of the allocator and temporary tensors make of a byte that is counted; below 1
+            where the software keeps less than the formula has.
         usable_share: of a GPU's memory as it is sold, by all of this. An "80 GB" GPU has 80 GiB, that is 86 GB: what
             the driver, the collectives and the allocator's gaps take is about the difference.
     """
@@ -145,7 +146,8 @@ class Layout4D(NamedTuple):
         zero: stage of ZeRO over dp·cp.
         sequence_parallel: with tp.
         recompute: `none`, `selective` or `full`.
-        schedule: of a pipeline with a stage per rank, `1f1b` or `zb-h1`; with several it is `interleaved`.
+        schedule: of a pipeline: `1f1b`, which is interleaved where a rank has several stages; `zb-h1`, with one stage;
+            or `zb-v`, with two.
     """
 
     tp: int
