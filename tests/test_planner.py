@@ -45,7 +45,7 @@ def training(model="llama-70b", gpus=64, gpu="h100", batch=1024, stack="megatron
 NAMED = {  # what the model does not know, by how much it is off at most
     "IBM 13B": 0.24,  # hybrid sharding, of which the table does not say over how many GPUs
 }
-OTHERS = "aa A100"  # a stack that was not calibrated, on a network that its 256 GPUs share
+OTHERS = "Aleph Alpha A100"  # a stack that was not calibrated, on a network that its 256 GPUs share
 
 
 @pytest.mark.parametrize("gpu", CALIBRATED)

@@ -19,6 +19,17 @@ from lib.planner.training import Cluster, Layout4D, Training
 
 PUBLISHED = Path(__file__).parent / "published"
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
+PUBLISHERS = {
+    "sc21": "Narayanan",
+    "korthikanti": "Korthikanti",
+    "llama3": "Llama 3",
+    "nemo": "DGX Cloud",
+    "mosaic": "MosaicML",
+    "titan": "torchtitan",
+    "ibm": "IBM",
+    "aa": "Aleph Alpha",
+    "zb": "Qi",
+}
 NEEDED = (
     *("hidden", "layers", "heads", "vocab", "seq", "global_batch", "gpus", "gpu"),
     *("tp", "pp", "dp", "microbatch", "step_s"),
@@ -133,7 +144,8 @@ def matmul_share_of(training: Training, layout: Layout4D, measured_s: float) -> 
 
 def group_of(row: Mapping) -> str:
     """Whose rows it is judged with: those of its stack on its GPU, unless it names a group."""
-    return row.get("group") or f"{row.get('stack', '')} {row['gpu']}".strip()
+    stack = row.get("stack", "")
+    return row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
 
 
 def constant_share(row: Mapping) -> float:
