@@ -62,7 +62,7 @@ def table(app, here: str) -> str:
                 claim = f'<a href="{link}#{shown_in[record["claim"]]}">{claim}</a>'
             cells = "".join(f"<td>{text}</td>" for text in (claim, *(escape(record[key]) for key in MEASURED)))
             rows.append(f'<tr>{cells}<td class="ok">{escape(record["verdict"])}</td></tr>')
-    head = "".join(f'<th scope="col">{word}</th>' for word in ("claim", "predicted", "measured", "verdict"))
+    head = "".join(f'<th scope="col">{word}</th>' for word in ("quantity", "formula", "measured", "agrees"))
     return (
         f"<p>{len(found)} claims hold. Measured on {escape(conditions)}.</p>"
         f'<div class="pst-scrollable-table-container"><table class="claims"><thead><tr>{head}</tr></thead>'

@@ -32,8 +32,8 @@ class ClaimError(AssertionError):
 
 def claim(
     name: str,
-    predicted: float,
-    measured: float | Callable[[], float],
+    predicted: float | bool,
+    measured: float | bool | Callable[[], float | bool],
     rel: float = 0,
     abs: float = 0,
     unit: str = "",
@@ -43,7 +43,7 @@ def claim(
 
     Args:
         name: what is measured, as a reader would say it.
-        predicted: from `lib.cost` or a formula in the same cell.
+        predicted: from `lib.cost` or a formula in the same cell; True or False of what is so or is not.
         measured: from a run, a trace or a memory counter. A function is called, and called again up to three times
             while the claim does not hold: for times, on a machine that does other things too.
         rel, abs: how far apart the two may be: rel · |predicted| + abs. Both 0 means exactly.
@@ -73,10 +73,10 @@ def claim(
         raise ClaimError(f"{name}: predicted {row.says_predicted}, measured {row.says_measured} ({row.verdict})")
 
 
-def _plain(x: float) -> float | int:
+def _plain(x: float) -> float | int | bool:
     """A Python number of one, or of a tensor or array of one; a whole one stays whole: a float rounds beyond 2⁵³."""
     x = x.item() if hasattr(x, "item") else x
-    return int(x) if isinstance(x, int) else float(x)
+    return x if isinstance(x, bool) else int(x) if isinstance(x, int) else float(x)
 
 
 class _Row:
@@ -84,9 +84,7 @@ class _Row:
         self.name, self.predicted, self.measured, self.unit = name, predicted, measured, unit
         self.relation, self.holds = relation, holds
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
-        texts = number(predicted), number(measured)
-        if texts[0] == texts[1] and predicted != measured:  # they differ beyond the digits that we show
-            texts = repr(predicted), repr(measured)
+        texts = _apart(predicted, measured, 17 if not holds else 7)
         self.says_predicted, self.says_measured = f"{sign}{texts[0]} {unit}".rstrip(), f"{texts[1]} {unit}".rstrip()
         if not holds:
             self.verdict = "fails"
@@ -109,21 +107,19 @@ class _Table:
         self.rows: list[_Row] = []
 
     def __repr__(self) -> str:
-        rows = [("claim", "predicted", "measured", ""), *(row.cells() for row in self.rows)]
+        rows = [("quantity", "formula", "measured", "agrees"), *(row.cells() for row in self.rows)]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows)
 
     def _repr_html_(self) -> str:
-        head = (
-            '<tr><th scope="col">claim</th><th scope="col">predicted</th><th scope="col">measured</th><td></td></tr>'
-        )
+        head = "".join(f'<th scope="col">{word}</th>' for word in ("quantity", "formula", "measured", "agrees"))
         body = "".join(
             "<tr>"
             + "".join(f"<td>{escape(text)}</td>" for text in row.cells()[:3])
             + f'<td class="{"ok" if row.holds else "bad"}">{escape(row.verdict)}</td></tr>'
             for row in self.rows
         )
-        return f'<table class="claims"><thead>{head}</thead><tbody>{body}</tbody></table>'
+        return f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 _cell: tuple[int, _Table, object] | None = None  # execution count, its table, and the handle to show it again
@@ -166,8 +162,19 @@ def _file(row: _Row) -> None:
         file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def number(x: float) -> str:
-    """A number as the book writes it: whole ones in groups of three, others with four digits that count."""
+def _apart(a: float, b: float, most: int) -> tuple[str, str]:
+    """Both with as many digits as it takes to see that they differ, but for `most`; equal ones with four."""
+    same = number(a), number(b)
+    if a == b or same[0] != same[1]:
+        return same
+    longer = ((f"{a:.{digits}g}", f"{b:.{digits}g}") for digits in range(5, most + 1))
+    return next((texts for texts in longer if texts[0] != texts[1]), same)
+
+
+def number(x: float | bool) -> str:
+    """A number as the book writes it: whole ones in groups of three, others with four digits that count; yes or no."""
+    if isinstance(x, bool):
+        return "yes" if x else "no"
     if math.isfinite(x) and x == int(x) and math.fabs(x) < 1e15:
         return f"{int(x):,}".replace(",", "\u2009")
     return f"{x:.4g}"

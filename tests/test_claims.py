@@ -154,11 +154,31 @@ def test_in_a_notebook_each_cell_has_one_table(tmp_path):
 
     (first,), (second,), (third,) = tables(1), tables(2), tables(3)
     assert first["text/html"].count("<tr>") == 4 and "a &lt; b" in first["text/html"]
-    assert [line.split()[0] for line in first["text/plain"].splitlines()] == ["claim", "a", "c", "d"]
+    assert [line.split()[0] for line in first["text/plain"].splitlines()] == ["quantity", "a", "c", "d"]
     assert second["text/html"].count("<tr>") == 2
     assert '<td class="bad">fails</td>' in third["text/html"] and '<td class="ok">exact</td>' in third["text/html"]
     assert notebook.cells[1].outputs[0]["text"] == "before\n"
     shown = notebook.cells[4].outputs[0]["data"]["text/markdown"]
-    assert shown.startswith("```python\n# lib/claims.py, line ") and "def number(x: float) -> str:" in shown
+    assert shown.startswith("```python\n# lib/claims.py, line ") and "def number(x: float | bool) -> str:" in shown
     assert len(notebook.cells[5].outputs) == 1
     assert len((tmp_path / "claims").read_text(encoding="utf-8").splitlines()) == 6
+
+
+def test_yes_and_no(capsys):
+    claim("replicas are equal", True, torch.tensor(True))
+    claim("one of them moved", False, np.bool_(False))
+    assert capsys.readouterr().out.splitlines() == [
+        "replicas are equal  yes  yes  exact",
+        "one of them moved  no  no  exact",
+    ]
+    with pytest.raises(ClaimError, match="predicted yes, measured no"):
+        claim("replicas are equal", True, False)
+
+
+def test_as_many_digits_as_tell_two_numbers_apart(capsys):
+    claim("seven digits at most", 0.672001000, 0.672001001, abs=1e-6)
+    claim("six are enough", 0.672001, 0.672004, abs=1e-5)
+    assert capsys.readouterr().out.splitlines() == [
+        "seven digits at most  0.672  0.672  holds ± 1e-06",
+        "six are enough  0.672001  0.672004  holds ± 1e-05",
+    ]

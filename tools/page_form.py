@@ -1,7 +1,8 @@
 """The form of a page, counted in its source: the kinds of its cells, its size, the minutes it takes, what breaks it.
 
 A page is in this form as soon as one of its cells has the tag `evidence`; other pages are left as they are. Counted is
-what a reader sees before anything is opened; what stands under *Going deeper* is not.
+what a reader sees before anything is opened; what stands under *Going deeper* is not. A page that is still to be cut
+states its minutes, and its cells have their kinds; only its size and that of its cells may be anything.
 """
 
 import ast
@@ -12,8 +13,19 @@ from dataclasses import dataclass
 
 from set_repository import ROOT
 
-# Tag of a cell whose code is folded, to the words it is folded under. A cell without such a tag shows an idea.
-KINDS = {"evidence": "How this was measured", "figure": "How this was drawn", "setup": "Imports"}
+# A kind of cell whose code is folded, to the words it is folded under. All but a listing are named by a tag of the
+# cell; a cell without such a tag shows an idea.
+KINDS = {
+    "evidence": "How this was measured",
+    "figure": "How this was drawn",
+    "setup": "Imports",
+    "listing": "Show this yourself",
+}
+TO_BE_CUT = {  # folded, and longer than a page may be
+    *("00_start", "01_memory", "02_collectives", "03_data_parallelism", "04_zero", "05_fsdp", "06_tensor_parallelism"),
+    *("07_sequence_parallelism", "08_pipelines", "09_one_f_one_b", "10_running", "11_interleaving", "12_zero_bubble"),
+    "workshop",
+}
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
 MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3000, 150, 35, 25
 WORDS_A_MINUTE, LINE_S, FIGURE_S, EXPLORER_S, QUESTION_S = 180, 4, 30, 90, 20
@@ -31,9 +43,13 @@ def tags(cell) -> set[str]:
 
 
 def kind(cell) -> str:
-    """`evidence`, `figure`, `setup` (imports), `generated` (off the page), `answer` (folded whole), else `idea`."""
-    named = {"remove-cell": "generated", "hide-cell": "answer"} | {tag: tag for tag in KINDS}
-    return next((name for tag, name in named.items() if tag in tags(cell)), "idea")
+    """What is folded, and how; `generated` is off the page, an `answer` is folded whole, all else is an `idea`.
+
+    A `listing` does nothing but `show(...)` some of the library's source: its output is what one reads.
+    """
+    named = {"remove-cell": "generated", "hide-cell": "answer"} | {tag: tag for tag in KINDS if tag != "listing"}
+    untagged = "listing" if len(calls(cell, "show")) == len(ast.parse(cell.source).body) > 0 else "idea"
+    return next((name for tag, name in named.items() if tag in tags(cell)), untagged)
 
 
 def in_form(notebook) -> bool:
@@ -83,8 +99,8 @@ def measure(notebook) -> Size:
             size.words += words(part)
             size.lines += sum(code_lines(block) for block in FENCE.findall(part))
             size.questions += len(re.findall(r"^\*\*\d+\.", part, re.MULTILINE)) if heading == "## Quiz" else 0
-        elif kind(part) == "idea":
-            size.lines += code_lines(part.source)
+        elif kind(part) in ("idea", "listing"):
+            size.lines += code_lines(part.source) if kind(part) == "idea" else 0
             size.lines += sum(shown_lines(call.args[0], imported) for call in calls(part, "show"))
         elif kind(part) == "figure" and "remove-output" not in tags(part):
             explorers = len(calls(part, "Explorer"))
@@ -165,17 +181,20 @@ def shown_lines(thing: ast.expr, imported: dict[str, list[str]]) -> int:
 # ---- what the form asks ----------------------------------------------------------------------------------------------
 
 
-def problems(notebook) -> list[str]:
+def problems(notebook, *, is_cut: bool = True) -> list[str]:
     """Where a page in this form breaks it, a sentence each; none for a page that is not."""
     if not in_form(notebook):
         return []
-    size = measure(notebook)
-    limits = [("words", size.words, MOST_WORDS), ("lines of visible code", size.lines, MOST_LINES)]
-    limits += [("minutes to read", size.minutes, MOST_MINUTES)]
-    found = [f"{number} {what}, at most {most}" for what, number, most in limits if number > most]
+    size, found = measure(notebook), []
+    if is_cut:
+        limits = [("words", size.words, MOST_WORDS), ("lines of visible code", size.lines, MOST_LINES)]
+        limits += [("minutes to read", size.minutes, MOST_MINUTES)]
+        found = [f"{number} {what}, at most {most}" for what, number, most in limits if number > most]
     for cell in code_cells(notebook):
         name = next((line for line in cell.source.splitlines() if line.strip()), "an empty cell")
         found += [f"{name}: {problem}" for problem in problems_of_cell(cell)]
+        if is_cut and kind(cell) == "idea" and (lines := code_lines(cell.source)) > MOST_LINES_OF_AN_IDEA:
+            found.append(f"{name}: {lines} lines of an idea, at most {MOST_LINES_OF_AN_IDEA}")
     return found
 
 
@@ -195,8 +214,6 @@ def problems_of_cell(cell) -> Iterator[str]:
         yield "it holds more than imports"
     if of_kind != "idea":
         return
-    if (lines := code_lines(cell.source)) > MOST_LINES_OF_AN_IDEA:
-        yield f"{lines} lines of an idea, at most {MOST_LINES_OF_AN_IDEA}"
     keywords = {word.arg for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords}
     if keywords & {"caption", "alt"} or calls(cell, "Explorer"):
         yield "a picture is made in a cell with the tag figure"
