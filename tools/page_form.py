@@ -22,7 +22,15 @@ KINDS = {
     "listing": "Show this yourself",
 }
 TO_BE_CUT = {  # folded, and longer than a page may be
-    *("00_start", "01_memory", "02_collectives", "03_data_parallelism", "04_zero", "05_fsdp", "06_tensor_parallelism"),
+    *(
+        "00_start",
+        "01_memory",
+        "02_collectives",
+        "03_data_parallelism",
+        "04_zero",
+        "05_fsdp",
+        "06_tensor_parallelism",
+    ),
     *("07_sequence_parallelism", "08_pipelines", "09_one_f_one_b", "10_running", "11_interleaving", "12_zero_bubble"),
     "workshop",
 }
