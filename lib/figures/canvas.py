@@ -137,12 +137,9 @@ class Canvas(Layer):
 
     def figure(self, width: float, height: float, caption: str = "") -> Figure:
         """What has been put on it. Its words are never shown smaller than 12 px."""
-        levels = sorted(self._layers.items(), key=lambda item: item[0][0])
-        drawing = [self._hatch()] if self._is_hatched else []
-        drawing += [str(self), *(str(layer) for _, layer in levels)]
         least, most = width * READABLE_PX / SMALLEST_PX, width * 1.15
         style = f"display:block;width:100%;height:auto;min-width:{least:.0f}px;max-width:{most:.0f}px"
-        body = "".join(drawing)
+        body = self.drawing()
         picture = tag(
             "svg",
             body,
@@ -156,6 +153,12 @@ class Canvas(Layer):
             style=f"{style};font-variant-numeric:tabular-nums",
         )
         return Figure(picture, self._alt, caption)
+
+    def drawing(self) -> str:
+        """All that has been put on it, from back to front, without a frame around it."""
+        levels = sorted(self._layers.items(), key=lambda item: item[0][0])
+        drawing = [self._hatch()] if self._is_hatched else []
+        return "".join([*drawing, str(self), *(str(layer) for _, layer in levels)])
 
     def _hatch(self) -> str:
         stripe = tag("path", d="M0 0V6", stroke=color("idle-line"), stroke_width=2)

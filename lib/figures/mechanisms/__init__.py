@@ -1,0 +1,4 @@
+"""How each technique works, as pictures that one can play.
+
+May import `lib.figures` and what a mechanism is made of: steps, schedules, layouts. Each file is one mechanism.
+"""
