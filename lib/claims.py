@@ -84,7 +84,9 @@ class _Row:
         self.name, self.predicted, self.measured, self.unit = name, predicted, measured, unit
         self.relation, self.holds = relation, holds
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
-        texts = _apart(predicted, measured, 17 if not holds else 7)
+        digits = range(4, 8 if holds else 18)  # as many as it takes to see that they differ
+        shown = [(number(predicted, n), number(measured, n)) for n in digits]
+        texts = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
         self.says_predicted, self.says_measured = f"{sign}{texts[0]} {unit}".rstrip(), f"{texts[1]} {unit}".rstrip()
         if not holds:
             self.verdict = "fails"
@@ -162,19 +164,10 @@ def _file(row: _Row) -> None:
         file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _apart(a: float, b: float, most: int) -> tuple[str, str]:
-    """Both with as many digits as it takes to see that they differ, but for `most`; equal ones with four."""
-    same = number(a), number(b)
-    if a == b or same[0] != same[1]:
-        return same
-    longer = ((f"{a:.{digits}g}", f"{b:.{digits}g}") for digits in range(5, most + 1))
-    return next((texts for texts in longer if texts[0] != texts[1]), same)
-
-
-def number(x: float | bool) -> str:
+def number(x: float | bool, digits: int = 4) -> str:
     """A number as the book writes it: whole ones in groups of three, others with four digits that count; yes or no."""
     if isinstance(x, bool):
         return "yes" if x else "no"
     if math.isfinite(x) and x == int(x) and math.fabs(x) < 1e15:
         return f"{int(x):,}".replace(",", "\u2009")
-    return f"{x:.4g}"
+    return f"{x:.{digits}g}"

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lib.figures.canvas import Canvas
-from lib.figures.mechanisms.all_reduce import play_all_reduce
+from lib.figures.mechanisms.ring import play_all_reduce
 from lib.figures.player import NARROW, WIDE, Player, Scene, Step, Thing
 from tools.browser import chromium, open_browser
 

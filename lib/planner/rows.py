@@ -19,17 +19,8 @@ from lib.planner.training import Cluster, Layout4D, Training
 
 PUBLISHED = Path(__file__).parent / "published"
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
-PUBLISHERS = {
-    "sc21": "Narayanan",
-    "korthikanti": "Korthikanti",
-    "llama3": "Llama 3",
-    "nemo": "DGX Cloud",
-    "mosaic": "MosaicML",
-    "titan": "torchtitan",
-    "ibm": "IBM",
-    "aa": "Aleph Alpha",
-    "zb": "Qi",
-}
+PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
+PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
 NEEDED = (
     *("hidden", "layers", "heads", "vocab", "seq", "global_batch", "gpus", "gpu"),
     *("tp", "pp", "dp", "microbatch", "step_s"),
