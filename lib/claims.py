@@ -84,8 +84,8 @@ class _Row:
         self.name, self.predicted, self.measured, self.unit = name, predicted, measured, unit
         self.relation, self.holds = relation, holds
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
-        digits = range(4, 8 if holds else 18)  # as many as it takes to see that they differ
-        shown = [(number(predicted, n), number(measured, n)) for n in digits]
+        # As many digits as it takes to see that they differ.
+        shown = [(number(predicted, n), number(measured, n)) for n in range(4, 8 if holds else 18)]
         texts = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
         self.says_predicted, self.says_measured = f"{sign}{texts[0]} {unit}".rstrip(), f"{texts[1]} {unit}".rstrip()
         if not holds:
