@@ -159,7 +159,9 @@ def test_in_a_notebook_each_cell_has_one_table(tmp_path):
     assert '<td class="bad">fails</td>' in third["text/html"] and '<td class="ok">exact</td>' in third["text/html"]
     assert notebook.cells[1].outputs[0]["text"] == "before\n"
     shown = notebook.cells[4].outputs[0]["data"]["text/markdown"]
-    assert shown.startswith("```python\n# lib/claims.py, line ") and "def number(x: float | bool, digits: int" in shown
+    assert (
+        shown.startswith("```python\n# lib/claims.py, line ") and "def number(x: float | bool, digits: int" in shown
+    )
     assert len(notebook.cells[5].outputs) == 1
     assert len((tmp_path / "claims").read_text(encoding="utf-8").splitlines()) == 6
 
