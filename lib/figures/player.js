@@ -42,7 +42,7 @@ function showPlayer(figure) {
   function tick() { // it ends with the last step: nothing moves on its own for ever
     if (at === last) return pause();
     show(at + 1);
-    timer = setTimeout(tick, 700 + 25 * sentences[at].length);
+    timer = setTimeout(tick, Math.min(700 + 25 * sentences[at].length, 30_000 / last)); // to read, and half a minute in all
   }
   function toggle() {
     if (timer) return pause();

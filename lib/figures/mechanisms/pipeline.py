@@ -1,0 +1,126 @@
+"""Pipelines on one clock: microbatches travel down the ranks and back, and each rank keeps those that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lib.figures.canvas import Canvas
+from lib.figures.player import NARROW, Player, Scene, Step, Thing
+from lib.pipeline.gantt import KIND
+from lib.pipeline.schedules.action import Op, Schedule
+from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
+
+ROW, HEAD = 30, 24  # pixels: from rank to rank, and above the first
+
+
+class _Grid(NamedTuple):
+    """Where things stand: a name and a tray left of the bars of each rank, time to the right."""
+
+    tray: float
+    item: float  # width of what lies in a tray
+    left: float  # where time begins
+    unit: float
+
+    @classmethod
+    def of(cls, width: float, makespan: float, kept: int) -> _Grid:
+        name, item = (46.0, 17.0) if width > NARROW else (18.0, 10.0)
+        left = name + item * kept + 12
+        return cls(name, item, left, (width - left - 2) / makespan)
+
+    def bar(self, top: float, slot: Slot, now: float) -> Thing:
+        """What of it is done."""
+        action, x = slot.action, self.left + slot.start * self.unit
+        width = max(1.0, (min(slot.end, now) - slot.start) * self.unit - 2)
+        return Thing(x, top + ROW * slot.rank, width, ROW - 6, KIND[action.op], f"{action.microbatch}")
+
+
+def play_pipelines(schedules: Sequence[Schedule], costs: Costs | None = None) -> Player:
+    """Schedules with a stage on each rank, below each other, as they run when each action takes what it costs.
+
+    Args:
+        schedules: of the same ranks and microbatches, such as GPipe and 1F1B.
+    """
+    timelines = [simulate(schedule, costs) for schedule in schedules]
+    title = " and ".join(schedule.name for schedule in schedules)
+    return Player(f"{title}, {schedules[0].num_microbatches} microbatches", lambda width: _scene(timelines, width))
+
+
+def _scene(timelines: Sequence[Timeline], width: float) -> Scene:
+    ranks = timelines[0].schedule.num_ranks
+    moments = sorted({slot.end for timeline in timelines for slot in timeline.compute} | {0})
+    kept = int(max(timeline.peak(rank) for timeline in timelines for rank in range(ranks)))
+    grid = _Grid.of(width, max(moments), kept)
+    canvas, tops = Canvas(f"pipelines {width}"), []
+    for i, timeline in enumerate(timelines):
+        top = HEAD + i * (HEAD + ROW * ranks + 12)
+        tops.append(top)
+        canvas.text(0, top - 9, timeline.schedule.name, font_weight=650)
+        canvas.note(grid.left, top - 9, "time")
+        if width > NARROW:
+            canvas.note(grid.tray, top - 9, "kept")
+        for rank in range(ranks):
+            canvas.text(0, top + ROW * rank + 17, f"rank {rank}" if width > NARROW else f"{rank}")
+    steps = []
+    for now in moments:
+        things = {}
+        for timeline, top in zip(timelines, tops, strict=True):
+            things |= dict(_things(timeline, now, top, grid))
+            playhead = Thing(grid.left + now * grid.unit - 2, top - 4, 2, ROW * ranks + 2, "soft")
+            things[f"{timeline.schedule.name} playhead"] = playhead
+        steps.append(Step(_sentence(timelines, now), things))
+    return Scene(canvas, tops[-1] + ROW * ranks, steps)
+
+
+def _things(timeline: Timeline, now: float, top: float, grid: _Grid) -> Iterator[tuple[str, Thing]]:
+    """What has begun before `now`, and what is kept then. What comes next waits, unseen, where it comes from."""
+    name, schedule = timeline.schedule.name, timeline.schedule
+    of_stage = {slot.action: slot for slot in timeline.compute}
+    for slot in timeline.compute:
+        action = slot.action
+        if slot.start < now:
+            yield f"{name} {action}", grid.bar(top, slot, now)
+            continue
+        step = 1 if action.op == Op.F else -1
+        before = of_stage.get(action._replace(stage=action.stage - step)) or of_stage[action._replace(op=Op.F)]
+        there = grid.bar(top, before, before.end)
+        yield f"{name} {action}", there._replace(ink=KIND[action.op], seen=0.0)
+    for rank in range(schedule.num_ranks):
+        there = [
+            slot.action.microbatch
+            for slot in timeline.compute
+            if slot.rank == rank and slot.action.op == Op.F and slot.start < now < _freed(timeline, slot)
+        ]
+        for place, microbatch in enumerate(there):
+            x = grid.tray + grid.item * place
+            thing = Thing(x, top + ROW * rank, grid.item - 2, ROW - 6, "forward", f"{microbatch}")
+            yield f"{name} kept {rank} {microbatch}", thing
+
+
+def _freed(timeline: Timeline, forward: Slot) -> float:
+    """When what a forward has kept is needed no more."""
+    last = {Op.B, Op.W}
+    return next(
+        slot.end
+        for slot in timeline.compute
+        if slot.rank == forward.rank
+        and slot.action.op in last
+        and slot.action.microbatch == forward.action.microbatch
+    )
+
+
+def _sentence(timelines: Sequence[Timeline], now: float) -> str:
+    ranks = range(timelines[0].schedule.num_ranks)
+    if now == 0:
+        return (
+            "The batch is cut into microbatches, the model into stages. Each microbatch goes down all ranks and back."
+        )
+    if now >= max(timeline.makespan for timeline in timelines):
+        said = [
+            f"{one.schedule.name} waited {one.bubble:.0%} of {one.makespan:g} units and kept "
+            f"{', '.join(f'{one.peak(rank):g}' for rank in ranks)} microbatches"
+            for one in timelines
+        ]
+        return f"{'; '.join(said)}."
+    kept = [f"{[n for time, n in one.alive(0) if time < now][-1]:g} under {one.schedule.name}" for one in timelines]
+    return f"Time {now:g}: rank 0 keeps {', '.join(kept)}."
