@@ -102,7 +102,7 @@ def test_equal_frames_are_kept_once():
 def test_first_frame_needs_no_script():
     html = re.sub(r"<script.*?</script>", "", buckets()._repr_html_(), flags=re.DOTALL)
     sentence = step(25, 4, 50)[1]  # start where given, in the middle elsewhere
-    assert f"{sentence}</figcaption>" in html and f'aria-label="{sentence}"' in html
+    assert f'<span aria-live="polite">{sentence}</span></figcaption>' in html and f'aria-label="{sentence}"' in html
     assert html.count("<svg") == 1 and "bucket size" in html and ">25 MB</output>" in html
     assert html.count('<input type="range"') == html.count("disabled>") == 3  # no slider that moves and does nothing
     assert 'aria-valuetext="50 Gbit/s"' in html
@@ -128,7 +128,25 @@ def test_hostile_words_stay_words():
     tags.feed(html)
     assert tags.found.count("script") == 2 and tags.found.count("figcaption") == 1
     assert carried(html)["frames"][0][1] == HOSTILE
-    assert HOSTILE == unescape(re.search(r"<figcaption[^>]*>(.*?)</figcaption>", html).group(1))
+    assert HOSTILE == unescape(re.search(r'<span aria-live="polite">(.*?)</span>', html).group(1))
+
+
+def test_words_are_chosen_by_buttons():
+    html = Explorer(tiny, "t", n=[1, 2], way=["TP", "TP & SP"], start={"way": "TP & SP"})._repr_html_()
+    assert html.count('type="range"') == 1 and html.count('type="radio"') == 2
+    assert "<legend>way</legend>" in html and "disabled checked><span>TP &amp; SP</span>" in html
+
+
+def test_all_frames_are_as_large_as_the_largest():
+    def growing(n):
+        return f'<svg viewBox="0 0 {10 * n} {7.5 * n:g}"></svg>', f"{n}"
+
+    frames = carried(Explorer(growing, "t", n=[1, 2, 4])._repr_html_())["frames"]
+    assert [svg for svg, _ in frames] == ['<svg viewBox="0 0 40 30"></svg>'] * 3
+    html = Explorer(lambda n: (growing(n)[0], "x" * n), "t", n=[1, 2, 9])._repr_html_()
+    assert '<span class="pbh-longest" aria-hidden="true">xxxxxxxxx</span>' in html, (
+        "its place for the longest sentence"
+    )
 
 
 def test_html_is_small_and_needs_nothing_from_elsewhere():
@@ -215,6 +233,12 @@ def test_widget_takes_values_between_those_of_the_page():
     slider.value = 3
     assert "ZeRO-1 keeps 8 bytes per parameter &amp; rank." in picture.value and "<svg role=" in picture.value
     assert shown.value == "<b>3 GPUs</b>"
+
+
+def test_live_shows_the_widget_in_its_place():
+    data = Explorer(memory, "Memory", live=True, ranks=[1, 2, 8])._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data and "text/html" not in data
+    assert Explorer(memory, "Memory", ranks=[1, 2, 8])._repr_mimebundle_().keys() == {"text/html", "text/plain"}
 
 
 def test_widget_shows_what_compute_refuses():

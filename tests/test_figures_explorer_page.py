@@ -18,11 +18,14 @@ QUIET += ["--disable-component-update", "--disable-sync"]
 browser_test = pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: no Chromium on this machine")
 
 
+BOOK = '<main class="bd-article">'
+
+
 def page_of(*shown: object, mode: str = "light") -> str:
     """A page with the book's palette, `shown` as notebook outputs in it."""
     paper = {"light": "#ffffff", "dark": "#12161c"}[mode]
     style = f"{css()} body{{background:{paper};color:var(--pbh-text);max-width:760px;margin:0 auto;padding:0 20px}}"
-    body = "".join(f"<div>{item._repr_html_()}</div>" for item in shown)
+    body = "".join(f"<div>{item if isinstance(item, str) else item._repr_html_()}</div>" for item in shown)
     return (
         f'<!doctype html><html lang="en" data-theme="{mode}"><head><meta charset="utf-8"><title>page</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>'
@@ -112,7 +115,47 @@ def test_hostile_words_stay_words(opened):
     page = opened(page_of(hostile()))
     page.get_by_role("slider").press("End")
     assert page.locator("output").inner_text().endswith("2")
-    assert page.locator("figcaption").text_content() == HOSTILE
+    assert page.locator("figcaption [aria-live]").text_content() == HOSTILE
+
+
+def shapes(way: str, n: int) -> tuple[str, str]:
+    svg = f'<svg viewBox="0 0 90 {10 * n}" style="width:100%"><rect width="9" height="9"/></svg>'
+    return svg, f"{way} on {n} ranks{', which takes many more words than the others do' * (n == 4)}."
+
+
+@pytest.mark.browser
+@browser_test
+def test_words_are_buttons_and_nothing_below_jumps(opened):
+    page = opened(page_of(Explorer(shapes, "Ways", way=["TP", "SP"], n=[1, 2, 4]), "<p id=below>below</p>"), 390)
+    place = page.locator("#below").bounding_box()
+    page.get_by_role("radio", name="TP").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("radio", name="SP").is_checked() and page.inner_text("figcaption") == "SP on 2 ranks."
+    page.get_by_role("slider").press("End")
+    assert "SP on 4 ranks, which" in page.inner_text("figcaption")
+    assert page.locator("#below").bounding_box() == place and "#" not in page.url, "it is no page of the book"
+
+
+@pytest.mark.browser
+@browser_test
+def test_the_address_keeps_what_was_set(opened):
+    html = page_of(Explorer(shapes, "Ways & means", way=["TP", "SP"], n=[1, 2, 4])).replace("<main>", BOOK)
+    page = opened(html)
+    page.get_by_role("radio", name="SP").check()
+    page.get_by_role("slider").press("Home")
+    assert page.url.endswith("#ways-means=1.0")
+    page.reload()
+    assert page.inner_text("figcaption") == "SP on 1 ranks." and page.get_by_role("radio", name="SP").is_checked()
+    for sent, says in (
+        ("0.2", "TP on 4"),
+        ("7.0", "TP on 4"),
+        ("1", "TP on 4"),
+        ("x.y", "TP on 4"),
+        ("1.1", "SP on 2"),
+    ):
+        page.evaluate(f"location.hash = '#ways-means={sent}'")
+        page.wait_for_function(f"location.hash.endsWith('{sent}')")
+        assert page.inner_text("figcaption").startswith(says), sent
 
 
 def gallery() -> list[object]:

@@ -409,7 +409,8 @@ def test_the_first_figure_stands_within_a_screen_and_a_half(browser, bases, name
 SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-picture svg').outerHTML;
     return [+e.value, picture, f.querySelector('figcaption').innerText, e.getAttribute('aria-valuetext')] }"""
 DEAD_MOVES = """e => {
-    const figure = e.closest('figure'), sliders = [...figure.querySelectorAll('input')], mine = sliders.indexOf(e);
+    const figure = e.closest('figure'), knobs = [...figure.querySelectorAll('.pbh-knob')];
+    const mine = knobs.indexOf(e.closest('.pbh-knob'));
     const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
     const after = data.values.slice(mine + 1).reduce((n, v) => n * v.length, 1), own = data.values[mine].length;
     const moved = new Set();
@@ -430,7 +431,16 @@ BAD_FRAMES = """e => JSON.parse(e.querySelector("script[type='application/json']
 def test_every_value_of_every_slider_can_be_reached_and_shows_something(from_disk):
     for figure in from_disk.page.locator("article figure.pbh-explorer").all():
         assert figure.evaluate(BAD_FRAMES) == []
-    for slider in from_disk.page.locator("article input[type=range]").all():
+    for choice in from_disk.page.locator("article fieldset.pbh-choice").all():
+        assert choice.evaluate(DEAD_MOVES) == [], f"buttons {choice.inner_text()!r}: some never change what is shown"
+        buttons, shown = choice.locator("input"), set()
+        at = choice.locator("input:checked").get_attribute("value")
+        for i in range(buttons.count()):
+            buttons.nth(i).check()
+            shown.add(choice.evaluate("e => e.closest('figure').querySelector('.pbh-picture').innerHTML"))
+        assert len(shown) > 1 or buttons.count() == 1
+        buttons.nth(int(at)).check()
+    for slider in from_disk.page.locator("article figure.pbh-explorer input[type=range]").all():
         label = slider.evaluate("e => e.labels[0]?.innerText")
         assert label, "a slider without a name"
         start, most = slider.evaluate("e => [Number(e.value), Number(e.max)]")

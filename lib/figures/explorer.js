@@ -1,19 +1,19 @@
-// Shows, for each setting of the sliders, the frame that Python has drawn for it.
-// No subject logic here: `figure` carries its frames as JSON, see lib/figures/explorer.py.
+// Shows the frame that Python has drawn for a setting of the knobs: no subject logic here, see lib/figures/explorer.py.
 function showExplorer(figure) {
   const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
   const picture = figure.querySelector(".pbh-picture");
-  const sentence = figure.querySelector("figcaption");
-  const sliders = Array.from(figure.querySelectorAll("input"));
-  const outputs = Array.from(figure.querySelectorAll("output"));
+  const sentence = figure.querySelector("[aria-live='polite']");
+  const knobs = Array.from(figure.querySelectorAll(".pbh-knob")); // sliders, and groups of buttons
+  const get = (knob) => Number((knob.querySelector(":checked") || knob.querySelector("input")).value);
+  const isInBook = figure.closest(".bd-article") !== null; // other pages have addresses of their own
+  const address = `#${figure.dataset.address}=`;
 
   function show() {
-    let place = 0; // the last slider turns fastest, as in itertools.product
-    sliders.forEach((slider, i) => {
-      const words = data.values[i][slider.value];
-      slider.setAttribute("aria-valuetext", words);
-      outputs[i].textContent = words;
-      place = place * data.values[i].length + Number(slider.value);
+    let place = 0; // the last knob turns fastest, as in itertools.product
+    knobs.forEach((knob, i) => {
+      const words = data.values[i][get(knob)], output = knob.querySelector("output");
+      if (output) knob.querySelector("input").setAttribute("aria-valuetext", (output.textContent = words));
+      place = place * data.values[i].length + get(knob);
     });
     const [svg, words] = data.frames[data.order[place]];
     picture.innerHTML = svg;
@@ -21,12 +21,25 @@ function showExplorer(figure) {
     picture.firstElementChild.setAttribute("aria-label", words);
     if (sentence.textContent !== words) sentence.textContent = words;
   }
-
-  // JupyterLab takes arrow keys for itself, to move between cells.
-  figure.addEventListener("keydown", (event) => event.stopPropagation());
-  sliders.forEach((slider) => {
-    slider.disabled = false; // Python draws them disabled: without this script they would move and change nothing
-    slider.addEventListener("input", show);
-  });
+  function open() { // what somebody has sent; a setting that is none changes nothing
+    const setting = location.hash.slice(address.length).split(".").map(Number);
+    if (!isInBook || !location.hash.startsWith(address) || setting.length !== knobs.length) return;
+    if (!setting.every((at, i) => at in data.values[i])) return;
+    knobs.forEach((knob, i) => {
+      if (knob.querySelector("output")) knob.querySelector("input").value = setting[i];
+      else knob.querySelectorAll("input")[setting[i]].checked = true;
+    });
+    show();
+    figure.scrollIntoView();
+  }
+  function changed() {
+    show();
+    if (isInBook) history.replaceState(null, "", address + knobs.map(get).join("."));
+  }
+  figure.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab would move between cells
+  figure.querySelectorAll("input").forEach((input) => (input.disabled = false)); // without this script they do nothing
+  figure.addEventListener("input", changed);
+  addEventListener("hashchange", open);
   show();
+  open();
 }

@@ -1,9 +1,10 @@
-"""Pictures with sliders that live in a page without a kernel.
+"""Pictures with sliders and choices that live in a page without a kernel.
 
 The problem: an ipywidgets slider in a built page moves and changes nothing, because the Python behind it is gone.
 The idea: Python computes the picture and its sentence for every setting beforehand and is the only place with subject
-logic; a few lines of JavaScript (`explorer.js`) show the frame that belongs to the sliders. The HTML needs nothing
-else: no kernel, no network, no widget manager. `Explorer.widget()` is the live version over the same function.
+logic; a few lines of JavaScript (`explorer.js`) show the frame that belongs to what is set. The HTML needs nothing
+else: no kernel, no network, no widget manager. `live=True` shows the live version over the same function. In the book
+the address keeps what was set, so that one can send it.
 """
 
 from __future__ import annotations
@@ -30,19 +31,31 @@ _STYLE = f"""
   background:{color("panel")};color:{color("text")};border:1px solid {color("rule")}}}
 .pbh-explorer .pbh-title{{margin:0 0 10px;font-weight:650;font-size:15px}}
 .pbh-explorer .pbh-knobs{{display:flex;flex-wrap:wrap;gap:8px 24px;margin:0 0 12px}}
-.pbh-explorer .pbh-knob{{flex:1 1 130px;max-width:260px}}
+.pbh-explorer .pbh-knob{{flex:1 1 130px;max-width:260px;min-width:0;margin:0;padding:0;border:0}}
+.pbh-explorer .pbh-choice{{flex:0 1 auto;max-width:none}}
+.pbh-explorer legend{{float:none;width:auto;margin:0 0 2px;padding:0;font-size:14px;color:{color("soft")}}}
+.pbh-explorer .pbh-choice label{{display:inline-block;position:relative;margin:0 4px 4px 0}}
+.pbh-explorer .pbh-choice input{{position:absolute;inset:0;width:100%;height:100%;opacity:0}}
+.pbh-explorer .pbh-choice span{{display:block;padding:2px 10px;border-radius:6px;border:1px solid {color("rule")};
+  font-size:14px;color:{color("text")}}}
+.pbh-explorer .pbh-choice :checked+span{{border-color:{color("accent")};box-shadow:inset 0 0 0 1px {color("accent")};
+  font-weight:650}}
+.pbh-explorer .pbh-choice :focus-visible+span{{outline:2px solid {color("accent")};outline-offset:2px}}
 .pbh-explorer label{{color:{color("soft")};font-size:14px;margin:0}}
 .pbh-explorer output{{display:inline;padding:0;font-weight:650;font-size:14px;font-variant-numeric:tabular-nums}}
 .pbh-explorer input{{display:block;width:100%;height:28px;margin:0;cursor:pointer;accent-color:{color("accent")}}}
 .pbh-explorer .pbh-picture{{overflow-x:auto}}
-.pbh-explorer figcaption{{margin:12px 0 0;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
+.pbh-explorer figcaption{{display:grid;margin:12px 0 0;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
+.pbh-explorer figcaption span{{grid-area:1/1}}
+.pbh-explorer .pbh-longest{{visibility:hidden}}
 """.replace("\n  ", "").strip()
 
 
 class Explorer:
-    """A picture and a sentence that follow up to three sliders; as a cell's last expression it shows itself.
+    """A picture and a sentence that follow up to three knobs; as a cell's last expression it shows itself.
 
-    Every combination is computed when it is made (at most 64), and equal frames are kept once.
+    A knob is a slider over numbers, and buttons where the values are words. Every combination is computed when it is
+    made (at most 64), and equal frames are kept once. All frames are as high as the highest: nothing below them jumps.
 
     Args:
         compute: called as `compute(**setting)`, returns (picture, sentence): a `Figure` or one `<svg>` element, and
@@ -51,7 +64,8 @@ class Explorer:
         start: parameter to the value shown first. Default: the middle one of each.
         labels: parameter to (name, format): `{"bucket_MB": ("bucket size", "{} MB")}`; the format is a string or a
             function of the value. Default: the parameter's own name with spaces.
-        values: parameter to its values, one slider each, the first one at the left.
+        live: show the widget in its place, for a reader with a kernel.
+        values: parameter to its values, one knob each, the first one at the left.
 
     Raises:
         ValueError: more than three sliders or 64 frames, a start value that is none of the values, or a page part of
@@ -66,16 +80,17 @@ class Explorer:
         *,
         start: Mapping[str, Any] | None = None,
         labels: Mapping[str, tuple[str, Format]] | None = None,
+        live: bool = False,
         **values: Sequence[Any],
     ) -> None:
-        self.compute, self.title = compute, title
+        self.compute, self.title, self.live = compute, title, live
         self.values = {name: list(choices) for name, choices in values.items()}
         labels, start = dict(labels or {}), dict(start or {})
         self._check(labels, start)
         self.labels = {name: labels.get(name, (name.replace("_", " "), _plain)) for name in values}
         self.start = {name: start.get(name, x[(len(x) - 1) // 2]) for name, x in self.values.items()}
         settings = itertools.product(*self.values.values())
-        frames = [self._frame(dict(zip(self.values, setting, strict=True))) for setting in settings]
+        frames = _equally_high([self._frame(dict(zip(self.values, setting, strict=True))) for setting in settings])
         self._frames = list(dict.fromkeys(frames))
         self._order = [self._frames.index(frame) for frame in frames]  # for each setting, the frame that it shows
         size = len(gzip.compress(self._repr_html_().encode(), mtime=0))
@@ -142,27 +157,30 @@ class Explorer:
         identity = "pbh-" + hashlib.sha256(f"{self.title}{self.start}{data}".encode()).hexdigest()[:10]
         knobs = []
         for i, (name, choices) in enumerate(self.values.items()):
+            form = _slider_html if all(map(_is_number, choices)) else _buttons_html
             at = choices.index(self.start[name])
-            words = escape(texts[i][at])
-            knobs.append(
-                f'<div class="pbh-knob"><label for="{identity}-{i}">{escape(self.labels[name][0])}</label> '
-                f'<output for="{identity}-{i}" aria-live="off">{words}</output>'
-                f'<input type="range" id="{identity}-{i}" min="0" max="{len(choices) - 1}" step="1" value="{at}" '
-                f'aria-valuetext="{words}" autocomplete="off" disabled></div>'
-            )
+            knobs.append(form(f"{identity}-{i}", escape(self.labels[name][0]), list(map(escape, texts[i])), at))
         svg, sentence = self._first()
+        longest = max((words for _, words in self._frames), key=len)
         return (
-            f'<figure class="pbh-explorer" data-pbh="{identity}" aria-labelledby="{identity}-title">'
+            f'<figure class="pbh-explorer" data-pbh="{identity}" data-address="{_address(self.title)}" '
+            f'aria-labelledby="{identity}-title">'
             f"<style>{_STYLE}</style>"
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>'
             f'<div class="pbh-knobs">{"".join(knobs)}</div>'
             f'<div class="pbh-picture" role="group" tabindex="0" aria-label="picture">{_named(svg, sentence)}</div>'
-            f'<figcaption aria-live="polite">{escape(sentence)}</figcaption>'
+            f'<figcaption><span class="pbh-longest" aria-hidden="true">{escape(longest)}</span>'
+            f'<span aria-live="polite">{escape(sentence)}</span></figcaption>'
             f'<script type="application/json">{data}</script>'
             f"<script>(function () {{\n{script}"
             f"document.querySelectorAll('figure[data-pbh=\"{identity}\"]').forEach(showExplorer);\n"
             "})();</script></figure>"
         )
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict:
+        if self.live:
+            return self.widget()._repr_mimebundle_(**kwargs)
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
     def widget(self) -> Any:
         """The live version, for a reader with a kernel: an ipywidgets box over the same `compute`.
@@ -202,6 +220,45 @@ class Explorer:
         return ipywidgets.VBox([title, *rows, picture])
 
 
+def _slider_html(identity: str, name: str, words: Sequence[str], at: int) -> str:
+    return (
+        f'<div class="pbh-knob"><label for="{identity}">{name}</label> '
+        f'<output for="{identity}" aria-live="off">{words[at]}</output>'
+        f'<input type="range" id="{identity}" min="0" max="{len(words) - 1}" step="1" value="{at}" '
+        f'aria-valuetext="{words[at]}" autocomplete="off" disabled></div>'
+    )
+
+
+def _buttons_html(identity: str, name: str, words: Sequence[str], at: int) -> str:
+    buttons = "".join(
+        f'<label><input type="radio" name="{identity}" value="{k}" autocomplete="off" disabled'
+        f"{' checked' * (k == at)}><span>{each}</span></label>"
+        for k, each in enumerate(words)
+    )
+    return f'<fieldset class="pbh-knob pbh-choice"><legend>{name}</legend>{buttons}</fieldset>'
+
+
+def _equally_high(frames: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Frames whose pictures have the size of the largest, for a page that keeps its place."""
+    sizes = [re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg) for svg, _ in frames]
+    if not all(sizes):
+        return frames
+    width, height = (max((size[i] for size in sizes), key=float) for i in (1, 2))
+    return [
+        (svg.replace(size[0], f'viewBox="0 0 {width} {height}"', 1), sentence)
+        for (svg, sentence), size in zip(frames, sizes, strict=True)
+    ]
+
+
+def _address(title: str) -> str:
+    """What stands for it in a page's address: its title, in plain letters."""
+    return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _named(svg: str, sentence: str) -> str:
     """An `<svg>` element with the name that `_frame` leaves out."""
     return f'<svg role="img" aria-label="{escape(sentence)}"' + svg.removeprefix("<svg")
@@ -219,8 +276,7 @@ def _slider(ipywidgets: Any, explorer: Explorer, name: str) -> Any:
     """The slider that fits: whole numbers, decimals, powers of ten, or the values themselves."""
     choices, value = explorer.values[name], explorer.start[name]
     common = {"description": explorer.labels[name][0], "style": {"description_width": "initial"}}
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in choices)
-    if not numbers or min(choices) == max(choices):
+    if not all(map(_is_number, choices)) or min(choices) == max(choices):
         options = [(explorer._text(name, v), v) for v in choices]
         return ipywidgets.SelectionSlider(options=options, value=value, readout=False, **common)
     low, high = min(choices), max(choices)
