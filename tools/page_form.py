@@ -31,8 +31,7 @@ TO_BE_CUT = {  # folded, and longer than a page may be
         "05_fsdp",
         "06_tensor_parallelism",
     ),
-    *("07_sequence_parallelism", "08_pipelines", "09_one_f_one_b", "10_running", "11_interleaving", "12_zero_bubble"),
-    "workshop",
+    *("07_sequence_parallelism", "08_pipelines", "10_running", "12_zero_bubble"),
 }
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
 MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3000, 150, 35, 25
