@@ -41,6 +41,33 @@ def name_answers(app, doctree):
             cell["prompt_show"], cell["prompt_hide"] = "Show the answer", "Hide the answer"
 
 
+OPTION = re.compile(r'<details class="option">(<summary>.*?</summary>)\s*(?=(Right\b)?)', re.DOTALL)
+
+
+def mark_options(app, doctree, docname):
+    """An option of a question says by its class whether it is the right one: once opened, it bears ✓ or ✗."""
+    for raw in doctree.findall(nodes.raw):
+        marked = OPTION.sub(lambda m: f'<details class="option {"right" if m[2] else "wrong"}">{m[1]}', raw.astext())
+        raw.children = [nodes.Text(marked)]
+        raw.rawsource = marked
+
+
+COLAB = re.compile(r'<a class="colab" href="[^"]*example\.invalid[^"]*">[^<]*</a>')
+
+
+def offer_notebook(app, doctree, docname):
+    """As long as there is no public address, a page offers its notebook in place of a link to Colab."""
+    start = app.builder.get_relative_uri(docname, app.config.root_doc)
+    folder = app.builder.get_relative_uri(docname, "index").removesuffix("index.html")
+    link = f'<a class="colab" href="{folder}_sources/{docname}.ipynb" download>Download the notebook</a>'
+    how = f' <a class="colab" href="{start}#how-to-run-it">How to run it</a>'
+    for raw in doctree.findall(nodes.raw):
+        if COLAB.search(raw.astext()):
+            offered = COLAB.sub(link + how, raw.astext())
+            raw.children = [nodes.Text(offered)]
+            raw.rawsource = offered
+
+
 # ---- what a page says about itself to those who pass on a link to it -----------------------------------------------
 
 LONGEST = 200  # characters of a description; what is longer is cut by those who show it
@@ -57,9 +84,10 @@ def description(doctree: nodes.document) -> str:
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 
-def keep_search_quiet(app, pagename, templatename, context, doctree):
+def help_search(app, pagename, templatename, context, doctree):
     # Beneath each result the search shows some text of the page, which a browser does not let it read from the disk.
     if pagename == "search":
+        app.add_js_file("search_sections.js", loading_method="defer")
         app.add_js_file(None, body="DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY &&= location.protocol !== 'file:';")
 
 
@@ -172,8 +200,10 @@ def setup(app):
     app.connect("config-inited", remove_thebe, priority=900)
     app.connect("builder-inited", add_static_folders)
     app.connect("doctree-read", name_answers)
+    app.connect("doctree-resolved", mark_options)
+    app.connect("doctree-resolved", offer_notebook)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
-    app.connect("html-page-context", keep_search_quiet)
+    app.connect("html-page-context", help_search)
     app.connect("html-collect-pages", lost_page)
     app.connect("build-finished", tidy_pages, priority=900)  # after index.html is written
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
