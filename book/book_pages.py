@@ -84,6 +84,18 @@ def description(doctree: nodes.document) -> str:
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 
+# The page one reads is in view in the sidebar, however long that is. The theme does it for some.
+IN_VIEW = """addEventListener("load", () => {
+  const bar = document.querySelector(".bd-sidebar-primary"), here = bar?.querySelector("li.current:not(:has(.current)) > a");
+  const [top, bottom] = [here?.getBoundingClientRect().top, bar?.getBoundingClientRect().bottom];
+  if (top < 0 || top > bottom - 60) bar.scrollTop += top - bottom / 2;
+});"""
+
+
+def keep_place_in_sidebar(app, pagename, templatename, context, doctree):
+    app.add_js_file(None, body=IN_VIEW)
+
+
 def help_search(app, pagename, templatename, context, doctree):
     # Beneath each result the search shows some text of the page, which a browser does not let it read from the disk.
     if pagename == "search":
@@ -203,6 +215,7 @@ def setup(app):
     app.connect("doctree-resolved", mark_options)
     app.connect("doctree-resolved", offer_notebook)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
+    app.connect("html-page-context", keep_place_in_sidebar)
     app.connect("html-page-context", help_search)
     app.connect("html-collect-pages", lost_page)
     app.connect("build-finished", tidy_pages, priority=900)  # after index.html is written

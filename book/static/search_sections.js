@@ -11,7 +11,8 @@
     copy.querySelectorAll("section, script, style, pre").forEach((inner) => inner.remove());
     const text = copy.textContent.toLowerCase(), title = copy.querySelector("h1, h2, h3")?.textContent.toLowerCase() ?? "";
     const each = asked.map((word) => often(text, word) + 3 * often(title, word));
-    return 10 * each.filter(Boolean).length + each.reduce((a, b) => a + b, 0); // all the words, before one of them often
+    const isList = /^(papers|summary|quiz|key-terms|practice)$/.test(section.id); // it says a little of everything
+    return isList ? each.filter(Boolean).length : 10 * each.filter(Boolean).length + each.reduce((a, b) => a + b, 0); // all the words, before one of them often
   };
   const lead = async (item) => {
     const link = item.querySelector("a");
