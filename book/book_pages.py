@@ -86,7 +86,8 @@ def description(doctree: nodes.document) -> str:
 
 # The page one reads is in view in the sidebar, however long that is. The theme does it for some.
 IN_VIEW = """addEventListener("load", () => {
-  const bar = document.querySelector(".bd-sidebar-primary"), here = bar?.querySelector("li.current:not(:has(.current)) > a");
+  const bar = document.querySelector(".bd-sidebar-primary");
+  const here = bar?.querySelector("li.current:not(:has(.current)) > a");
   const [top, bottom] = [here?.getBoundingClientRect().top, bar?.getBoundingClientRect().bottom];
   if (top < 0 || top > bottom - 60) bar.scrollTop += top - bottom / 2;
 });"""

@@ -9,11 +9,7 @@ BOOK = "parallel-by-hand"  # how a notebook's first cell knows that it has found
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 8)
 SMALL = ("cloudpickle", "matplotlib", "numpy", "tqdm")  # what the library imports, beside torch
 
-_HOME = {
-    "run": "lib.launch",
-    "claim": "lib.claims",
-    "Explorer": "lib.figures.explorer",
-}
+_HOME = {"run": "lib.launch", "claim": "lib.claims", "Explorer": "lib.figures.explorer"}
 
 __all__ = [*_HOME, "BOOK", "ready"]
 

@@ -39,7 +39,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 class _Pair(torch.autograd.Function):
-    """`there` forward and `back` backward; the backward of that is `there` again."""
+    """`there` forward, `back` backward; backward of that is `there` again."""
 
     @staticmethod
     def forward(ctx, x: Tensor, there: Map, back: Map) -> Tensor:

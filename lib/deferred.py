@@ -138,10 +138,10 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
-        (weight,), mine = _saved(ctx), ctx.weights[0]
-        if weight.data_ptr() != mine.data_ptr() or weight.stride() != mine.stride():
+        (kept,), own = _saved(ctx), ctx.weights[0]
+        if kept.data_ptr() != own.data_ptr() or kept.stride() != own.stride():
             raise RuntimeError(_OTHER_TENSORS)
-        of_x = gradient @ mine.conj() if ctx.needs_input_grad[0] else None
+        of_x = gradient @ own.conj() if ctx.needs_input_grad[0] else None
         return of_x, gradient, None
 
 

@@ -76,11 +76,16 @@ class Fact:
 
 
 @torch.no_grad()
-def clip(gradients: Iterable[Tensor], squares: Sequence[Tensor], world: Group, max_norm: float) -> Tensor:
-    """Scale gradients so that the norm of the whole model's is at most `max_norm`; return the norm it was, [].
+def clip(
+    gradients: Iterable[Tensor],
+    squares: Sequence[Tensor],
+    world: Group,
+    max_norm: float,
+) -> Tensor:
+    """Scale gradients to a norm of at most `max_norm`; return what it was.
 
-    At most one all-reduce of one number, in every layout. Without it each rank would have a norm of its own, and scale
-    by another factor.
+    The norm is that of the whole model's gradients, []. At most one all-reduce of one number, in every layout. Without
+    it each rank would have a norm of its own, and scale by another factor.
 
     Args:
         gradients: all that this rank holds; scaled in place.

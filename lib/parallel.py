@@ -52,10 +52,7 @@ from lib.tensor_parallel.vocab import vocab_parallel_loss
 
 
 def facts_of(
-    stages: nn.Module | Mapping[int, Stage],
-    mesh: Mesh,
-    rank_of: Sequence[int] = (0,),
-    norm_over: Group | None = None,
+    stages: nn.Module | Mapping[int, Stage], mesh: Mesh, rank_of: Sequence[int] = (0,), norm_over: Group | None = None
 ) -> list[Fact]:
     """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
 

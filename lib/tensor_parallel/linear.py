@@ -221,7 +221,8 @@ class _ColumnProducts(torch.autograd.Function):
         collects = any(of_used[::2]) and dim is not None and layer.regather
         coming = comm.all_gather_start(x, group, dim) if collects else None
         if of_x:
-            term, *others = (gradient @ weight.conj() for gradient, weight in zip(gradients, weights, strict=True))
+            pairs = zip(gradients, weights, strict=True)
+            term, *others = (gradient @ weight.conj() for gradient, weight in pairs)
             for other in others:
                 term += other
             if dim is None:
@@ -232,7 +233,8 @@ class _ColumnProducts(torch.autograd.Function):
             x = coming.wait()
         of_weights: list[Tensor | None] = []
         with trace.span("weight"):
-            for gradient, of_weight, of_bias in zip(gradients, of_used[::2], of_used[1::2], strict=True):
+            wanted = zip(gradients, of_used[::2], of_used[1::2], strict=True)
+            for gradient, of_weight, of_bias in wanted:
                 rows = as_rows(gradient)
                 of_weights.append(rows.T @ as_rows(x).conj() if of_weight else None)
                 of_weights.append(rows.sum(0) if of_bias else None)

@@ -56,7 +56,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 def _v(rank: int, n: int, m: int) -> list[Action]:
     """Capitals are of the rank's first stage, small letters of its second."""
     back = n - rank  # this rank and those behind it
-    full = max(m, 2 * n - 1)  # so many fill the middle; the last line drops some
+    full = max(m, 2 * n - 1)  # so many fill the middle; some are dropped below
     plan = "F" * (2 * back - 1) + "fF" * rank + "fiw" * back
     plan += "FIWfiw" * (full - n - back + 1) + "IWfiw" * (back - 1)
     plan += "Ii" * rank + "IW" * back + "w" * rank + "W" * rank
@@ -69,7 +69,7 @@ def _v(rank: int, n: int, m: int) -> list[Action]:
 
 
 def _split(stage: int, count: int, warm_up: int, put_off: int) -> list[Action]:
-    """In turns; a backward is I, and W after so many others; the rest at the end."""
+    """In turns; a backward is I, and W `put_off` later; the rest comes last."""
     row, late = [], 0
     for op, k in in_turns(count, warm_up):
         row.append(Action(stage, Op.I if op == Op.B else op, k))
