@@ -30,7 +30,7 @@ _INKS = "".join(
     f".pbh-thing[data-ink={name}] text{{fill:{color(f'on-{name}')}}}"
     for name in FILLS
 )
-_STYLE = f"""
+STYLE = f"""
 .pbh-player{{margin:1.4em 0;padding:16px 18px;border-radius:10px;font:15px/1.5 {FONT};container-type:inline-size;
   background:{color("panel")};color:{color("text")};border:1px solid {color("rule")}}}
 .pbh-player .pbh-title{{margin:0 0 10px;font-weight:650;font-size:15px}}
@@ -146,7 +146,7 @@ class Player:
         last = len(self.sentences) - 1
         return (
             f'<figure class="pbh-player" data-pbh="{identity}" aria-labelledby="{identity}-title">'
-            f"<style>{_STYLE}</style>"
+            f"<style>{STYLE}</style>"
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>{drawings}'
             f'<figcaption aria-live="polite">{escape(self.sentences[self.still])}</figcaption>'
             '<div class="pbh-controls" hidden><button type="button" aria-label="step back">‹</button>'

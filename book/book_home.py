@@ -1,0 +1,68 @@
+"""Cards of the chapters for the first page: `{cards}` becomes a list of them, each with its chapter's first picture.
+
+The pictures are those of the chapters in this very build, as they stand still. A chapter without one has words alone.
+"""
+
+import re
+from html import escape, unescape
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from lib.figures.player import STYLE
+
+CHAPTER = re.compile(r"chapters/(\d\d)_")
+PICTURES = re.compile(  # what can be played, for a narrow page; any other figure
+    r'<svg class="pbh-narrow".*?</svg>|<figure class="pbh-figure".*?(<svg.*?</svg>)', re.DOTALL
+)
+LEAD = re.compile(r'<p class="lead">(.*?)</p>', re.DOTALL)
+NAMES = re.compile(r' (?:role|aria-label|class|tabindex)="[^"]*"')
+
+
+class Cards(nodes.General, nodes.Element):
+    """Stands where the cards will be."""
+
+
+class CardsDirective(Directive):
+    def run(self):
+        return [Cards()]
+
+
+def picture(doctree: nodes.document) -> str:
+    """The page's first picture, without a name: its card has one."""
+    for raw in doctree.findall(nodes.raw):
+        if found := PICTURES.search(raw.astext()):
+            opening, rest = (found[1] or found[0]).split(">", 1)
+            return f'{NAMES.sub("", opening)} aria-hidden="true">{rest}'
+    return ""
+
+
+def question(doctree: nodes.document) -> str:
+    """The last question of the page's lead, as plain text; or its first sentence."""
+    lead = next((match[1] for raw in doctree.findall(nodes.raw) if (match := LEAD.search(raw.astext()))), "")
+    sentences = re.split(r"(?<=[.?]) ", " ".join(unescape(re.sub(r"<[^>]+>", "", lead)).split()))
+    return next((sentence for sentence in sentences if sentence.endswith("?")), sentences[0])
+
+
+def card(app, home: str, page: str) -> str:
+    doctree = app.env.get_doctree(page)
+    number, title = int(CHAPTER.match(page)[1]), escape(app.env.titles[page].astext())
+    link = app.builder.get_relative_uri(home, page)
+    return (
+        f'<li><a href="{link}"><span class="picture">{picture(doctree)}</span>'
+        f"<b>{number} · {title}</b><span>{escape(question(doctree))}</span></a></li>"
+    )
+
+
+def fill(app, doctree, docname):
+    pages = [page for page in app.env.toctree_includes.get(app.config.root_doc, []) if CHAPTER.match(page)]
+    for place in list(doctree.findall(Cards)):
+        cards = "".join(card(app, docname, page) for page in pages)
+        place.replace_self(nodes.raw("", f'<style>{STYLE}</style><ul class="cards">{cards}</ul>', format="html"))
+
+
+def setup(app):
+    app.add_node(Cards)
+    app.add_directive("cards", CardsDirective)
+    app.connect("doctree-resolved", fill)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
