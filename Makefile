@@ -16,7 +16,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book site serve lab train test notebooks exercises lint bench soak fuzz certificate perturbed repository colab
+.PHONY: help setup book site pdf serve lab train test notebooks exercises lint bench soak fuzz certificate perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -55,6 +55,10 @@ book: $(READY) ## execute every chapter and build the pages
 site: $(READY) ## open every built page in a real browser and check it
 	@test -f $(SITE)/index.html || { echo "There is no $(SITE) yet: make book" >&2; exit 1; }
 	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/test_site.py
+
+pdf: $(READY) ## print the built book as one PDF, with bookmarks
+	@test -f $(SITE)/index.html || $(MAKE) book
+	@$(PY) tools/make_pdf.py $(SITE) _build/parallel-by-hand.pdf
 
 serve: $(READY) ## show the built book in a browser
 	@test -f $(SITE)/index.html || $(MAKE) book

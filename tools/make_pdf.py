@@ -1,0 +1,60 @@
+"""The whole built book as one PDF, printed by Chromium, with bookmarks.
+
+    python tools/make_pdf.py SITE FILE.pdf        # what `make pdf` runs
+
+Each page is printed with the print style of the book; the pages follow each other as the sidebar lists them. A link
+from one page to another leads to that page of the PDF.
+"""
+
+import io
+import sys
+from pathlib import Path
+from urllib.parse import urldefrag
+
+from pypdf import PdfReader, PdfWriter
+from pypdf.generic import ArrayObject, NameObject
+from set_repository import ROOT
+from tqdm import tqdm
+
+from browser import open_browser, serve
+
+START = "chapters/00_start.html"
+PAPER = {"format": "A4", "print_background": True, "outline": True, "tagged": True, "scale": 0.8}
+MARGIN = {side: "16mm" for side in ("top", "bottom", "left", "right")}
+LISTED = "links => links.map(link => [link.href.split('#')[0], link.innerText.replace(/\\s+/g, ' ').trim()])"
+LEFT_OUT = "book/library/"  # the library's functions are looked up, not read
+
+
+def printed(page, address: str) -> bytes:
+    page.goto(address, wait_until="load")
+    page.wait_for_function("!window.MathJax || !MathJax.startup || MathJax.startup.promise.then(() => true)")
+    return page.pdf(**PAPER, margin=MARGIN)
+
+
+def main(site: Path, target: Path) -> None:
+    """Print every page of the site that its sidebar lists."""
+    writer, first = PdfWriter(), {}  # address of a page → the number of its first sheet
+    with serve(site) as base, open_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{base.rstrip('/')}/{START}")
+        listed = dict(page.locator(".bd-sidebar-primary nav a").evaluate_all(LISTED))
+        listed = {address: title for address, title in listed.items() if LEFT_OUT not in address}
+        for address, title in tqdm(listed.items(), unit="page"):
+            first[address] = len(writer.pages)
+            writer.append(PdfReader(io.BytesIO(printed(page, address))), outline_item=title)
+    for sheet in writer.pages:
+        for annotation in sheet.get("/Annots", ()):
+            link = annotation.get_object()
+            address, _ = urldefrag(link.get("/A", {}).get("/URI", ""))
+            if address.startswith(base):
+                del link["/A"]  # nobody else has this server
+            if address in first:
+                there = writer.pages[first[address]].indirect_reference
+                link[NameObject("/Dest")] = ArrayObject([there, NameObject("/Fit")])
+    writer.add_metadata({"/Title": "Parallel by Hand"})
+    writer.write(target)
+    print(f"{len(writer.pages)} sheets, {target.stat().st_size / 1e6:.0f} MB: {target.resolve().relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
