@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from lib.figures.canvas import Canvas
 from lib.figures.player import NARROW, Player, Scene, Step, Thing
 from lib.pipeline.gantt import KIND
-from lib.pipeline.schedules.action import Op, Schedule
+from lib.pipeline.schedules.action import Action, Op, Schedule
 from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
 
 ROW, HEAD = 30, 24  # pixels: from rank to rank, and above the first
@@ -28,20 +30,23 @@ class _Grid(NamedTuple):
         left = name + item * kept + 12
         return cls(name, item, left, (width - left - 2) / makespan)
 
-    def bar(self, top: float, slot: Slot, now: float) -> Thing:
+    def bar(self, top: float, slot: Slot, now: float, words: str) -> Thing:
         """What of it is done."""
-        action, x = slot.action, self.left + slot.start * self.unit
+        x = self.left + slot.start * self.unit
         width = max(1.0, (min(slot.end, now) - slot.start) * self.unit - 2)
-        return Thing(x, top + ROW * slot.rank, width, ROW - 6, KIND[action.op], f"{action.microbatch}")
+        return Thing(x, top + ROW * slot.rank, width, ROW - 6, KIND[slot.action.op], words)
 
 
 def play_pipelines(schedules: Sequence[Schedule], costs: Costs | None = None) -> Player:
-    """Schedules with a stage on each rank, below each other, as they run when each action takes what it costs.
+    """Schedules below each other, as they run when each action of a rank takes what it costs.
 
     Args:
-        schedules: of the same ranks and microbatches, such as GPipe and 1F1B.
+        schedules: of the same ranks and microbatches, such as GPipe and 1F1B. Where a rank has several stages, those
+            behind its first bear a dash, and each takes its part of the time.
+        costs: of all stages of a rank. Default: a forward of 1, a backward of 2.
     """
-    timelines = [simulate(schedule, costs) for schedule in schedules]
+    costs = costs or Costs()
+    timelines = [simulate(schedule, _of_a_stage(costs, schedule)) for schedule in schedules]
     title = " and ".join(schedule.name for schedule in schedules)
     return Player(f"{title}, {schedules[0].num_microbatches} microbatches", lambda width: _scene(timelines, width))
 
@@ -49,7 +54,7 @@ def play_pipelines(schedules: Sequence[Schedule], costs: Costs | None = None) ->
 def _scene(timelines: Sequence[Timeline], width: float) -> Scene:
     ranks = timelines[0].schedule.num_ranks
     moments = sorted({slot.end for timeline in timelines for slot in timeline.compute} | {0})
-    kept = int(max(timeline.peak(rank) for timeline in timelines for rank in range(ranks)))
+    kept = math.ceil(max(timeline.peak(rank) for timeline in timelines for rank in range(ranks)))
     grid = _Grid.of(width, max(moments), kept)
     canvas, tops = Canvas(f"pipelines {width}"), []
     for i, timeline in enumerate(timelines):
@@ -77,36 +82,40 @@ def _things(timeline: Timeline, now: float, top: float, grid: _Grid) -> Iterator
     name, schedule = timeline.schedule.name, timeline.schedule
     of_stage = {slot.action: slot for slot in timeline.compute}
     for slot in timeline.compute:
-        action = slot.action
+        action, words = slot.action, _words(schedule, slot.action)
         if slot.start < now:
-            yield f"{name} {action}", grid.bar(top, slot, now)
+            yield f"{name} {action}", grid.bar(top, slot, now, words)
             continue
         step = 1 if action.op == Op.F else -1
         before = of_stage.get(action._replace(stage=action.stage - step)) or of_stage[action._replace(op=Op.F)]
-        there = grid.bar(top, before, before.end)
+        there = grid.bar(top, before, before.end, words)
         yield f"{name} {action}", there._replace(ink=KIND[action.op], seen=0.0)
     for rank in range(schedule.num_ranks):
         there = [
-            slot.action.microbatch
+            slot.action
             for slot in timeline.compute
             if slot.rank == rank and slot.action.op == Op.F and slot.start < now < _freed(timeline, slot)
         ]
-        for place, microbatch in enumerate(there):
+        for place, action in enumerate(there):
             x = grid.tray + grid.item * place
-            thing = Thing(x, top + ROW * rank, grid.item - 2, ROW - 6, "forward", f"{microbatch}")
-            yield f"{name} kept {rank} {microbatch}", thing
+            thing = Thing(x, top + ROW * rank, grid.item - 2, ROW - 6, "forward", _words(schedule, action))
+            yield f"{name} kept {rank} {action}", thing
+
+
+def _of_a_stage(costs: Costs, schedule: Schedule) -> Costs:
+    stages = schedule.num_stages // schedule.num_ranks
+    return replace(costs, F=costs.F / stages, I=costs.I / stages, W=costs.W / stages)
+
+
+def _words(schedule: Schedule, action: Action) -> str:
+    """The microbatch, with a dash for each stage that the rank has before this one."""
+    return f"{action.microbatch}" + "′" * schedule.rank_of[: action.stage].count(schedule.rank_of[action.stage])
 
 
 def _freed(timeline: Timeline, forward: Slot) -> float:
     """When what a forward has kept is needed no more."""
-    last = {Op.B, Op.W}
-    return next(
-        slot.end
-        for slot in timeline.compute
-        if slot.rank == forward.rank
-        and slot.action.op in last
-        and slot.action.microbatch == forward.action.microbatch
-    )
+    of_whole, of_half = (forward.action._replace(op=op) for op in (Op.B, Op.W))
+    return next(slot.end for slot in timeline.compute if slot.action in (of_whole, of_half))
 
 
 def _sentence(timelines: Sequence[Timeline], now: float) -> str:
@@ -118,9 +127,17 @@ def _sentence(timelines: Sequence[Timeline], now: float) -> str:
     if now >= max(timeline.makespan for timeline in timelines):
         said = [
             f"{one.schedule.name} waited {one.bubble:.0%} of {one.makespan:g} units and kept "
-            f"{', '.join(f'{one.peak(rank):g}' for rank in ranks)} microbatches"
+            f"{', '.join(f'{_kept(one, one.peak(rank)):g}' for rank in ranks)} microbatches"
             for one in timelines
         ]
         return f"{'; '.join(said)}."
-    kept = [f"{[n for time, n in one.alive(0) if time < now][-1]:g} under {one.schedule.name}" for one in timelines]
+    kept = [
+        f"{_kept(one, [n for time, n in one.alive(0) if time < now][-1]):g} under {one.schedule.name}"
+        for one in timelines
+    ]
     return f"Time {now:g}: rank 0 keeps {', '.join(kept)}."
+
+
+def _kept(timeline: Timeline, stages: float) -> float:
+    """So many stages' activations, counted in all stages of a rank."""
+    return stages * timeline.schedule.num_ranks / timeline.schedule.num_stages
