@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lib.figures.canvas import Canvas
 from lib.figures.player import NARROW, Player, Scene, Step, Thing
+from lib.figures.svg import text_width
 from lib.pipeline.gantt import KIND
 from lib.pipeline.schedules.action import Action, Op, Schedule
 from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
@@ -26,8 +27,8 @@ class _Grid(NamedTuple):
 
     @classmethod
     def of(cls, width: float, makespan: float, kept: int) -> _Grid:
-        name, item = (46.0, 17.0) if width > NARROW else (18.0, 10.0)
-        left = name + item * kept + 12
+        name, item, gap = (46.0, 17.0, 12.0) if width > NARROW else (14.0, 10.0, 6.0)
+        left = name + item * kept + gap
         return cls(name, item, left, (width - left - 2) / makespan)
 
     def bar(self, top: float, slot: Slot, now: float, words: str) -> Thing:
@@ -60,9 +61,10 @@ def _scene(timelines: Sequence[Timeline], width: float) -> Scene:
     for i, timeline in enumerate(timelines):
         top = HEAD + i * (HEAD + ROW * ranks + 12)
         tops.append(top)
-        canvas.text(0, top - 9, timeline.schedule.name, font_weight=650)
-        canvas.note(grid.left, top - 9, "time")
-        if width > NARROW:
+        name = timeline.schedule.name.partition(",")[0]
+        canvas.text(0, top - 9, name, font_weight=650)
+        canvas.note(max(grid.left, text_width(name) + 6), top - 9, "time")
+        if width > NARROW and grid.tray > text_width(name):
             canvas.note(grid.tray, top - 9, "kept")
         for rank in range(ranks):
             canvas.text(0, top + ROW * rank + 17, f"rank {rank}" if width > NARROW else f"{rank}")
