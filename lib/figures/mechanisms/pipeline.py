@@ -27,7 +27,7 @@ class _Grid(NamedTuple):
 
     @classmethod
     def of(cls, width: float, makespan: float, kept: int) -> _Grid:
-        name, item, gap = (46.0, 17.0, 12.0) if width > NARROW else (14.0, 10.0, 6.0)
+        name, item, gap = (46.0, 17.0, 12.0) if width > NARROW else (14.0, 9.5, 6.0)
         left = name + item * kept + gap
         return cls(name, item, left, (width - left - 2) / makespan)
 
