@@ -49,12 +49,18 @@ def play_pipelines(schedules: Sequence[Schedule], costs: Costs | None = None) ->
     costs = costs or Costs()
     timelines = [simulate(schedule, _of_a_stage(costs, schedule)) for schedule in schedules]
     title = " and ".join(schedule.name for schedule in schedules)
-    return Player(f"{title}, {schedules[0].num_microbatches} microbatches", lambda width: _scene(timelines, width))
+    title = f"{title}, {schedules[0].num_microbatches} microbatches"
+    middle = len(_moments(timelines)) // 2  # the end would answer what a page asks first
+    return Player(title, lambda width: _scene(timelines, width), still=middle)
+
+
+def _moments(timelines: Sequence[Timeline]) -> list[float]:
+    return sorted({slot.end for timeline in timelines for slot in timeline.compute} | {0})
 
 
 def _scene(timelines: Sequence[Timeline], width: float) -> Scene:
     ranks = timelines[0].schedule.num_ranks
-    moments = sorted({slot.end for timeline in timelines for slot in timeline.compute} | {0})
+    moments = _moments(timelines)
     kept = math.ceil(max(timeline.peak(rank) for timeline in timelines for rank in range(ranks)))
     grid = _Grid.of(width, max(moments), kept)
     canvas, tops = Canvas(f"pipelines {width}"), []

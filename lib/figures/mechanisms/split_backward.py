@@ -20,7 +20,7 @@ def play_split_backward(num_ranks: int, num_microbatches: int, costs: Costs | No
     """1F1B, its backwards split, and ZB-H1, with everything where it is in the simulator."""
     costs = costs or Costs()
     whole, split = (simulate(make(num_ranks, num_microbatches), costs) for make in (one_f_one_b, zb_h1))
-    return Player("A backward in two halves", lambda width: _scene(whole, split, costs, width))
+    return Player("A backward in two halves", lambda width: _scene(whole, split, costs, width), still=1)
 
 
 def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scene:
