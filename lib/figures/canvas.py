@@ -8,6 +8,7 @@ lies above it, gives its attributes to all that is put on it, and is there as so
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from html import escape
 
@@ -113,13 +114,19 @@ class Canvas(Layer):
         """Small words in a soft colour: a number at an axis, a size below a matrix."""
         self.layer(_BARS, fill=color("soft"), font_size=SMALLEST_PX).text(x, y, words, anchor)
 
-    def title(self, words: str) -> None:
-        self.text(0, 15, words, font_weight=650)
+    def title(self, words: str, width: float = math.inf) -> float:
+        """In as many lines as it takes; the height of those behind the first."""
+        lines = [""]
+        for word in words.split():
+            longer = f"{lines[-1]} {word}".strip()
+            lines = [*lines[:-1], longer] if text_width(longer) <= width else [*lines, word]
+        for i, line in enumerate(lines):
+            self.text(0, 15 + 17 * i, line, font_weight=650)
+        return 17.0 * (len(lines) - 1)
 
     def head(self, title: str, legend: Legend, left: float, width: float) -> float:
         """Title, then a legend that begins at `left`; the height that they take."""
-        self.title(title)
-        x, y = left, 25.0
+        x, y = left, 25.0 + self.title(title, width)
         for name, words in legend:
             step = 17 + text_width(words)
             if x + step > width and x > left:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib.figures.canvas import Canvas
-from lib.figures.svg import FILLS, FONT, SMALLEST_PX, color, num
+from lib.figures.svg import FILLS, FONT, NARROW, SMALLEST_PX, color, num
 
-WIDE, NARROW = 680, 340  # pixels that a drawing has on a page, and on a phone
+WIDE = 680.0  # pixels that a drawing has on a page
 MOST_BYTES = 60_000
 
 _SCRIPT = Path(__file__).with_name("player.js")

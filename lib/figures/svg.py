@@ -11,7 +11,9 @@ box.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
 from html import escape
 
 PAPER = {"light": "#ffffff", "dark": "#12161c"}  # the page behind the figures
@@ -44,6 +46,7 @@ FALLBACK = {  # without a stylesheet these follow the surrounding text, so that 
 FONT = "Inter, 'Helvetica Neue', Arial, 'Noto Sans', sans-serif"
 SMALLEST_PX = 12.5  # no text in a figure is smaller than this, in view box pixels
 READABLE_PX = 12.0  # and none is shown smaller than this: below, the figure scrolls inside its own box
+NARROW = 340.0  # pixels that a drawing has on a phone
 
 _LENGTHS = ("x", "y", "width", "height", "rx", "cx", "cy")  # one decimal is enough of these
 
@@ -93,6 +96,7 @@ class Figure:
 
     Args:
         svg: the drawing, one `<svg>` element.
+        narrow: the same, drawn for a phone; or empty, and there the drawing scrolls in its box.
         alt: the sentence that you would say about it on the phone; screen readers and plain text get it.
         caption: what to see in it, or empty.
     """
@@ -100,6 +104,7 @@ class Figure:
     svg: str
     alt: str
     caption: str = ""
+    narrow: str = ""
 
     def __repr__(self) -> str:
         return self.alt
@@ -108,7 +113,27 @@ class Figure:
         box = '<div class="pbh-scroll" role="group" tabindex="0" aria-label="figure" style="overflow-x:auto">'
         style = f"margin:.8em 0 0;font:14px/1.5 {FONT};color:var(--pbh-soft, inherit)"
         caption = f'<figcaption style="{style}">{escape(self.caption)}</figcaption>' if self.caption else ""
-        return f'<figure class="pbh-figure" style="margin:1.2em 0">{box}{self.svg}</div>{caption}</figure>'
+        drawing = f"{box}{self.svg}</div>"
+        if self.narrow:
+            drawing = f'{_BOTH}<div class="pbh-wide">{drawing}</div><div class="pbh-narrow">{self.narrow}</div>'
+        return f'<figure class="pbh-figure" style="margin:1.2em 0">{drawing}{caption}</figure>'
+
+
+_BOTH = (
+    "<style>.pbh-figure{container-type:inline-size}.pbh-figure .pbh-narrow{display:none}@container (max-width:520px)"
+    "{.pbh-figure .pbh-wide{display:none}.pbh-figure .pbh-narrow{display:block}}</style>"
+)
+
+
+def drawn_twice(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """For a function with a `width`: what it draws is also there as it would be drawn for a phone."""
+
+    @wraps(draw)
+    def twice(*args: object, **kwargs: object) -> Figure:
+        narrow = draw(*args, **{**kwargs, "width": NARROW}).svg
+        return replace(draw(*args, **kwargs), narrow=narrow.replace("idle-", "narrow-idle-"))  # ids of hatchings
+
+    return twice
 
 
 def num(value: float) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lib.figures.axes import Scale, draw_axis
 from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, text_width
+from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, text_width
 from lib.trace import Trace, stack
 
 KINDS = {  # what a bar can be: its colour and its name in the legend
@@ -78,6 +78,7 @@ def legend(kinds: Iterable[str], predicted: bool) -> list[tuple[str, str]]:
     return [KINDS[kind] for kind in kinds] + ([("outline", "predicted")] if predicted else [])
 
 
+@drawn_twice
 def draw_timeline(
     rows: Trace | Iterable[tuple],
     *,
@@ -98,7 +99,7 @@ def draw_timeline(
         unit: of the axis: `s`, `ms`, `µs`, or with bars any word ("forwards").
         outline: a second timeline on the same axis, drawn as outlines: the predicted one, when `rows` is measured.
         end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare. Default: last end.
-        width: of the drawing in pixels; narrower screens scroll.
+        width: of the drawing in pixels; a phone has one of its own.
     """
     bars, predicted = (sorted(_bars(part, unit), key=lambda b: b.start) for part in (rows, outline))
     both = bars + predicted
