@@ -1,0 +1,21 @@
+"""What holds of every drawing of a mechanism: it stays inside, its words fit, and it is short enough to be played."""
+
+from lib.figures.player import NARROW, WIDE
+from lib.figures.svg import SMALLEST_PX, text_width
+
+HIGHEST = {WIDE: 420, NARROW: 520}  # pixels
+EDGE = 0.5  # half a line around a box
+
+
+def check_drawing(player):
+    """Raises AssertionError where a thing leaves the drawing, or its words leave the thing."""
+    assert 5 <= len(player.sentences) <= 14
+    assert all(len(sentence) <= 120 for sentence in player.sentences), max(player.sentences, key=len)
+    for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
+        assert scene.height <= HIGHEST[width]
+        for number, step in enumerate(scene.steps):
+            for name, (x, y, wide, high, ink, words, *_) in step.things.items():
+                where = f"{name!r} in step {number} at {width} pixels"
+                assert x >= EDGE and x + wide <= width - EDGE or ink == "plain" and 0 <= x <= width - wide, where
+                assert y >= 0 and y + high <= scene.height, where
+                assert not words or text_width(words, SMALLEST_PX) <= wide and high >= SMALLEST_PX, where
