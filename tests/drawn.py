@@ -4,7 +4,7 @@ from lib.figures.player import NARROW, WIDE
 from lib.figures.svg import SMALLEST_PX, text_width
 
 HIGHEST = {WIDE: 420, NARROW: 520}  # pixels
-EDGE = 0.5  # half a line around a box
+LINES = ("outline", "frame", "bad")
 
 
 def check_drawing(player):
@@ -16,6 +16,7 @@ def check_drawing(player):
         for number, step in enumerate(scene.steps):
             for name, (x, y, wide, high, ink, words, *_) in step.things.items():
                 where = f"{name!r} in step {number} at {width} pixels"
-                assert x >= EDGE and x + wide <= width - EDGE or ink == "plain" and 0 <= x <= width - wide, where
+                edge = 0.5 if ink in LINES else 0  # half a line is outside of its box
+                assert edge <= x and x + wide <= width - edge, where
                 assert y >= 0 and y + high <= scene.height, where
                 assert not words or text_width(words, SMALLEST_PX) <= wide and high >= SMALLEST_PX, where
