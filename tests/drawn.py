@@ -20,3 +20,18 @@ def check_drawing(player):
                 assert edge <= x and x + wide <= width - edge, where
                 assert y >= 0 and y + high <= scene.height, where
                 assert not words or text_width(words, SMALLEST_PX) <= wide and high >= SMALLEST_PX, where
+
+
+def collisions(step, *inks):
+    """Names of things of these inks that lie on one another without lying in the same place."""
+    seen = [(name, thing) for name, thing in step.things.items() if thing.ink in inks and thing.seen]
+    return [
+        (a, b)
+        for i, (a, one) in enumerate(seen)
+        for b, other in seen[i + 1 :]
+        if one[:4] != other[:4]
+        and one.x < other.x + other.width
+        and other.x < one.x + one.width
+        and one.y < other.y + other.height
+        and other.y < one.y + one.height
+    ]

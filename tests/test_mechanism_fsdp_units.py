@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from drawn import check_drawing
 
 from lib import run, trace
 from lib.cost import zero_wire_bytes
 from lib.data_parallel.fsdp import FSDP
 from lib.figures.mechanisms.fsdp_units import HIGH, ROOT, live_bytes, moments_of_step, play_fsdp_units
 from lib.model import GPT, GPTConfig, mean_loss
+from tests.drawn import check_drawing
 
 CONFIG = GPTConfig(vocab_size=31, context=6, d_model=16, num_layers=4, num_heads=2)
 SIZES = [3e6, 8e6, 8e6, 8e6, 8e6]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scenes import assert_well_drawn, collisions
 from torch import nn
 
 from lib import run, trace
@@ -13,6 +12,7 @@ from lib.cost import activation_bytes, block_wire_bytes, sizes, wire_bytes
 from lib.figures.mechanisms.sequence_ribbon import APART, BACKWARD, HALVES, SENT, play_sequence_parallel
 from lib.model import Block, GPTConfig
 from lib.tensor_parallel.gpt import tensor_parallel
+from tests.drawn import check_drawing, collisions
 
 GPT3 = sizes.MODELS["175B"]
 
@@ -34,7 +34,7 @@ def rounded(*n_bytes):
 @pytest.mark.parametrize(("shape", "rows", "tp"), [(GPT3, 1, 8), (GPT3, 4, 2), (sizes.MODELS["70B"], 1, 4)])
 def test_it_is_well_drawn(shape, rows, tp):
     player = play_sequence_parallel(shape, rows, tp)
-    assert_well_drawn(player)
+    check_drawing(player)
     assert [
         pair for scene in player.scenes for step in scene.steps for pair in collisions(step, "comm", "plain")
     ] == []

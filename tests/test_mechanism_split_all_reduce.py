@@ -5,13 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from drawn import check_drawing
 from torch import nn
 
 from lib import comm, run, trace
 from lib.cost import wire_bytes, zero_wire_bytes
 from lib.data_parallel.zero import ZeRO1
 from lib.figures.mechanisms.split_all_reduce import ALL_REDUCE, PLAIN, ZERO_1, play_split_all_reduce
+from tests.drawn import check_drawing
 
 OPERATIONS = set(ZERO_1)
 

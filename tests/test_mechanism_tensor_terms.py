@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from scenes import assert_well_drawn, collisions
 
 from lib.cost import wire_bytes
 from lib.figures.mechanisms.tensor_terms import STEPS, SUM, play_tensor_parallel
+from tests.drawn import check_drawing, collisions
 
 INPUT, GRADIENT = [[1, 1], [1, 2]], [[2, 1], [1, 1]]
 UP, DOWN = [[0, 1], [1, 1], [2, 1], [1, 2]], [[1, 2, 0, 1], [0, 1, 1, 2]]
@@ -33,7 +33,7 @@ def numbers(step, name, rows=range(2), columns=range(2)):
 
 
 def test_it_is_well_drawn(player):
-    assert_well_drawn(player)
+    check_drawing(player)
     steps = [step for scene in player.scenes for step in scene.steps]
     for inks in (("forward", "param", "comm", "plain", "outline"), ("plain", "bad")):
         assert [pair for step in steps for pair in collisions(step, *inks)] == []

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from drawn import check_drawing
 
 from lib.cost import state_bytes
 from lib.cost.sizes import RECIPES
 from lib.figures.mechanisms.zero_stages import HEIGHT, KINDS, play_zero_stages
+from tests.drawn import check_drawing
 
 MIXED = RECIPES["mixed Adam"]
 STAGES = {"plain": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}

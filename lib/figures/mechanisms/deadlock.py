@@ -21,7 +21,7 @@ Calls = Mapping[int, Sequence[tuple[str, int]]]  # rank -> the calls it is in: `
 Point = tuple[float, float]
 
 
-class Moment(NamedTuple):
+class _Moment(NamedTuple):
     """What is the case at a step.
 
     Args:
@@ -42,9 +42,9 @@ def play_deadlock(n: int = 2) -> Player:
     return Player(title, lambda width: _scene(n, width), still=n)
 
 
-def _moments(n: int) -> Iterator[Moment]:
+def _moments(n: int) -> Iterator[_Moment]:
     program, calls = "send, then recv", {}
-    yield Moment(program, {}, 0, f"{n} ranks, each with an x for its right neighbour. The program: send, then recv.")
+    yield _Moment(program, {}, 0, f"{n} ranks, each with an x for its right neighbour. The program: send, then recv.")
     for rank in range(n):
         right = (rank + 1) % n
         calls = {**calls, rank: [("send", right)]}
@@ -53,14 +53,14 @@ def _moments(n: int) -> Iterator[Moment]:
         if circle := circle_of(_waits(calls)):
             pairs = ", ".join(f"{a} waits for {b}" for a, b in zip(circle, circle[1:] + circle[:1], strict=True))
             said = f"Rank {rank} calls send: {pairs}. A circle: no rank reaches recv."
-        yield Moment(program, calls, 0, said)
+        yield _Moment(program, calls, 0, said)
     both = {rank: [("send", (rank + 1) % n), ("recv", (rank - 1) % n)] for rank in range(n)}
     stuck = sum(bool(wait.late) for wait in _waits(both).values())
     said = f"Each send meets its recv, and {stuck} of {n} ranks are stuck."
-    yield Moment("exchange", both, 0, f"Exchange starts both calls, then waits. {said}")
-    yield Moment("exchange", both, 0.5, f"{n} of {n} messages are on their way at the same time.")
+    yield _Moment("exchange", both, 0, f"Exchange starts both calls, then waits. {said}")
+    yield _Moment("exchange", both, 0.5, f"{n} of {n} messages are on their way at the same time.")
     said = f"{n} of {n} messages have arrived, in the time of one. Each rank has the x of its left neighbour."
-    yield Moment("exchange", {}, 1, said)
+    yield _Moment("exchange", {}, 1, said)
 
 
 def _waits(calls: Calls) -> dict[int, AwaitedCall]:
@@ -122,7 +122,7 @@ def _scene(n: int, width: float) -> Scene:
         at = arrived if moved == 1 else at_door if moved else held_out if rank in calls else home
         yield f"x {rank}", _around(at, MESSAGE, "comm", f"x of {rank}")
 
-    def things(moment: Moment) -> Iterator[tuple[str, Thing]]:
+    def things(moment: _Moment) -> Iterator[tuple[str, Thing]]:
         waits = _waits(moment.calls)
         circle = circle_of(waits)
         for rank in range(n):
