@@ -12,8 +12,8 @@ from docutils.parsers.rst import Directive
 from lib.figures.player import STYLE
 
 CHAPTER = re.compile(r"chapters/(\d\d)_")
-PICTURES = re.compile(  # what can be played, for a narrow page; any other figure
-    r'<svg class="pbh-narrow".*?</svg>|<figure class="pbh-figure".*?(<svg.*?</svg>)', re.DOTALL
+PICTURES = re.compile(  # what can be played; any other figure
+    r'<svg class="pbh-wide".*?</svg>|<figure class="pbh-figure".*?(<svg.*?</svg>)', re.DOTALL
 )
 LEAD = re.compile(r'<p class="lead">(.*?)</p>', re.DOTALL)
 NAMES = re.compile(r' (?:role|aria-label|class|tabindex)="[^"]*"')

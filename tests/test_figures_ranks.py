@@ -2,7 +2,7 @@
 
 import re
 
-from lib.figures.ranks import Cut, draw_board, draw_cuts, draw_nested, draw_rank
+from lib.figures.ranks import draw_board, draw_nested, draw_rank
 from lib.figures.svg import color
 
 
@@ -16,19 +16,6 @@ def test_a_board_has_a_frame_for_each_group():
     assert texts(figure).count("a tp group") == 2 and texts(figure).count("a dp group") == 3
     across = {float(x) for x in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="90"', figure.svg)}
     assert len(across) == 3 and (figure.alt, figure.caption) == ("a", "c")
-
-
-def test_cuts_say_who_has_what():
-    cuts = {
-        "data": Cut(lambda r: r, lambda layer, c: "", "gradients"),
-        "both": Cut(lambda r: r // 2, lambda layer, c: f"{layer // 2}{c // 2}", "all"),
-    }
-    figure = draw_cuts(cuts, alt="a")
-    words = texts(figure)
-    assert [w for w in words if w in ("0", "1", "2", "3")] == ["0", "1", "2", "3", "0", "0", "1", "1"]
-    assert [words.count(w) for w in ("00", "01", "10", "11")] == [4] * 4
-    assert {"data", "both", "gradients", "all"} <= set(words)
-    assert figure.svg.count(f'fill="{color("idle")}"') == 16, "what all ranks need is grey"
 
 
 def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():

@@ -5,9 +5,8 @@ import pytest
 from lib import cost
 from lib.cost.calls import block_calls
 from lib.cost.sizes import MODELS
-from lib.figures.mechanisms.cuts import play_cuts
+from lib.figures.mechanisms.cuts import Cut, play_cuts
 from lib.figures.player import NARROW, WIDE
-from lib.figures.ranks import Cut
 from lib.figures.svg import SMALLEST_PX, text_width
 
 CUTS = {

@@ -37,7 +37,7 @@ STYLE = f"""
 .pbh-player svg{{display:block;width:100%;height:auto;margin:auto}}
 .pbh-player svg.pbh-narrow{{display:none}}
 @container (max-width:600px){{.pbh-player svg.pbh-wide{{display:none}}.pbh-player svg.pbh-narrow{{display:block}}}}
-.pbh-player figcaption{{margin:10px 0 0;min-height:3em;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
+.pbh-player figcaption{{margin:10px 0 0;padding:0;min-height:3em;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
 .pbh-player .pbh-controls{{display:flex;gap:8px;align-items:center;margin:10px 0 0}}
 .pbh-player .pbh-controls[hidden]{{display:none}}
 .pbh-player button{{min-width:40px;height:36px;padding:0 10px;border-radius:6px;font:600 14px {FONT};cursor:pointer;

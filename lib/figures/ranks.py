@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, prod, sqrt
-from typing import NamedTuple
 
 from lib.figures.canvas import FRAMES, Canvas
 from lib.figures.svg import OUTLINE, Figure, color
-
-_CELL, _PITCH, _SIDE = 19, 22, 4  # pixels of a cell and from cell to cell; cells of a model in each direction
 
 
 def draw_board(rows: int, columns: int, *, row: str, column: str, alt: str, caption: str = "") -> Figure:
@@ -32,47 +29,6 @@ def draw_board(rows: int, columns: int, *, row: str, column: str, alt: str, capt
         frames.rect(62 + 130 * k, 16, 106, bottom - 16, radius=8)
         canvas.text(115 + 130 * k, bottom + 16, column, "middle")
     return canvas.figure(right + 90, bottom + 24, caption)
-
-
-class Cut(NamedTuple):
-    """A way to share a step over ranks.
-
-    Args:
-        batch: row of the batch → the rank that works on it; empty if all of them need it.
-        model: (layer, column) of the model → the same.
-        sent: what the ranks send one another.
-    """
-
-    batch: Callable[[int], int | str]
-    model: Callable[[int, int], int | str]
-    sent: str
-
-
-def draw_cuts(cuts: Mapping[str, Cut], *, alt: str, caption: str = "") -> Figure:
-    """For each way, side by side: a batch of four rows and a model of four layers and four columns.
-
-    A cell bears the number of the rank that works on it; one that all ranks need is grey.
-    """
-    canvas = Canvas(alt)
-
-    def cell(x: float, y: float, rank: int | str, ink: str) -> None:
-        shared = rank == ""
-        canvas.rect(x, y, _CELL, _CELL, radius=3, fill=color("idle" if shared else ink))
-        if not shared:
-            canvas.text(x + _CELL / 2, y + 14, f"{rank}", "middle", style="font-size:12px")
-
-    for i, (name, cut) in enumerate(cuts.items()):
-        left = 2 + i * 137
-        canvas.text(left, 18, name, font_weight=650)
-        canvas.text(left, 44, "batch")
-        canvas.text(left + 42, 44, "model")
-        for r in range(_SIDE):
-            y = 54 + _PITCH * r
-            cell(left, y, cut.batch(r), "comm")
-            for c in range(_SIDE):
-                cell(left + 42 + _PITCH * c, y, cut.model(r, c), "forward")
-        canvas.text(left, 164, cut.sent, style="font-size:12px")
-    return canvas.figure(137 * len(cuts) + 1, 172, caption)
 
 
 _SENDS = {"dp": ("opt", "dp: gradients"), "pp": ("forward", "pp: activations"), "tp": ("comm", "tp: sums")}

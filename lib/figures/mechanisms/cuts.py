@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
@@ -11,10 +11,9 @@ from lib.cost.comm import wire_bytes, zero_wire_bytes
 from lib.cost.sizes import MODELS
 from lib.figures.canvas import Canvas
 from lib.figures.player import NARROW, Player, Scene, Step, Thing
-from lib.figures.ranks import Cut
 from lib.figures.svg import SMALLEST_PX, text_width
 
-SIDE = 4  # rows of the batch, layers and columns of the model, as in `draw_cuts`
+SIDE = 4  # rows of the batch, layers and columns of the model
 ROW, PILL, GAP = 18, 19, 22  # pixels: from row to row of the batch; height of a message; between ranks of one copy
 TECHNIQUES = {  # what is cut → the technique: what its ranks send
     "batch": "data parallelism: gradients, in one all-reduce. Each rank sends {all_reduce:g} times their bytes.",
@@ -24,6 +23,20 @@ TECHNIQUES = {  # what is cut → the technique: what its ranks send
     "batch, depth, width": "3D parallelism: gradients between the copies, activations across and down.",
 }
 CELLS = list(product(range(SIDE), repeat=2))  # (layer, column)
+
+
+class Cut(NamedTuple):
+    """A way to share a step over ranks.
+
+    Args:
+        batch: row of the batch → the rank that works on it; empty if all of them need it.
+        model: (layer, column) of the model → the same.
+        sent: what the ranks send one another.
+    """
+
+    batch: Callable[[int], int | str]
+    model: Callable[[int, int], int | str]
+    sent: str
 
 
 def play_cuts(cuts: Mapping[str, Cut]) -> Player:
