@@ -3,7 +3,7 @@
 function showPlayer(figure) {
   const { sentences, scenes, still } = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
   const drawings = Array.from(figure.querySelectorAll("svg")); // one for wide pages, one for narrow ones
-  const caption = figure.querySelector("figcaption");
+  const caption = figure.querySelector("[aria-live='polite']");
   const [back, play, next] = figure.querySelectorAll("button");
   const slider = figure.querySelector("input");
   const last = sentences.length - 1;

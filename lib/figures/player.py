@@ -37,7 +37,10 @@ STYLE = f"""
 .pbh-player svg{{display:block;width:100%;height:auto;margin:auto}}
 .pbh-player svg.pbh-narrow{{display:none}}
 @container (max-width:600px){{.pbh-player svg.pbh-wide{{display:none}}.pbh-player svg.pbh-narrow{{display:block}}}}
-.pbh-player figcaption{{margin:10px 0 0;padding:0;min-height:3em;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
+.pbh-player figcaption{{display:grid;margin:10px 0 0;padding:0;font:15px/1.5 {FONT};color:{color("text")};
+  text-align:left}}
+.pbh-player figcaption span{{grid-area:1/1}}
+.pbh-player .pbh-longest{{visibility:hidden}}
 .pbh-player .pbh-controls{{display:flex;gap:8px;align-items:center;margin:10px 0 0}}
 .pbh-player .pbh-controls[hidden]{{display:none}}
 .pbh-player button{{min-width:40px;height:36px;padding:0 10px;border-radius:6px;font:600 14px {FONT};cursor:pointer;
@@ -148,7 +151,8 @@ class Player:
             f'<figure class="pbh-player" data-pbh="{identity}" aria-labelledby="{identity}-title">'
             f"<style>{STYLE}</style>"
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>{drawings}'
-            f'<figcaption aria-live="polite">{escape(self.sentences[self.still])}</figcaption>'
+            f'<figcaption><span class="pbh-longest" aria-hidden="true">{escape(max(self.sentences, key=len))}</span>'
+            f'<span aria-live="polite">{escape(self.sentences[self.still])}</span></figcaption>'
             '<div class="pbh-controls" hidden><button type="button" aria-label="step back">‹</button>'
             '<button type="button" class="pbh-play">Play</button>'
             '<button type="button" aria-label="next step">›</button>'
