@@ -57,3 +57,33 @@ def test_chapters_are_numbered_in_the_sidebar_and_nothing_else(page, href, numbe
     text = pages.number_chapters(link, page)
     assert text == (link if number is None else link.replace("Title", f'<span class="number">{number}</span> Title'))
     assert pages.number_chapters(text, page) == text, "a page that a build keeps"
+
+
+def test_an_option_says_whether_it_is_the_right_one():
+    option = '<details class="option"><summary>{}</summary>{}</details>'
+    html = option.format("six", "Right: 2 · 3.") + option.format("Right", "That is a word.") + option.format("x", "")
+    made = document(nodes.raw("", html, format="html"), nodes.raw("", "<p>Right</p>", format="html"))
+    pages.mark_options(None, made, "page")
+    marked, other = (raw.astext() for raw in made.findall(nodes.raw))
+    assert [part.split('"')[1] for part in marked.split("<details")[1:]] == ["option right", *["option wrong"] * 2]
+    assert marked.replace("option right", "option").replace("option wrong", "option") == html
+    assert other == "<p>Right</p>"
+
+
+@pytest.mark.parametrize(("address", "is_public"), [("https://example.invalid/x", False), ("https://c.org/x", True)])
+def test_without_a_public_address_a_page_offers_its_notebook(address, is_public):
+    class App:
+        class builder:  # noqa: N801
+            @staticmethod
+            def get_relative_uri(at, to):
+                return f"../{to}.html"
+
+        class config:  # noqa: N801
+            root_doc = "chapters/00_start"
+
+    made = document(nodes.raw("", f'<p class="kick">A <a class="colab" href="{address}">Open in Colab</a></p>'))
+    pages.offer_notebook(App, made, "chapters/03_ddp")
+    (text,) = (raw.astext() for raw in made.findall(nodes.raw))
+    assert ("Open in Colab" in text) == is_public and ("example.invalid" in text) is False
+    assert is_public or 'href="../_sources/chapters/03_ddp.ipynb" download' in text
+    assert is_public or 'href="../chapters/00_start.html#how-to-run-it"' in text

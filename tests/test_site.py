@@ -406,6 +406,27 @@ def test_the_first_figure_stands_within_a_screen_and_a_half(browser, bases, name
         assert visit.page.evaluate(FIRST_FIGURE) <= 1.5 * 800
 
 
+SHOWN_CODE = """() => {
+    const code = [...document.querySelectorAll('article div.cell_input')].filter(e => e.checkVisibility());
+    const height = code.reduce((sum, e) => sum + e.getBoundingClientRect().height, 0);
+    return height / document.querySelector('article').getBoundingClientRect().height;
+}"""
+MOST_CODE = {"03_data_parallelism": 0.2, "13_3d_parallelism": 0.2, "14_choosing": 0.2}
+
+
+@browsing
+@pytest.mark.parametrize("name", IN_FORM)
+def test_code_takes_a_small_part_of_a_page(browser, bases, name):
+    with Visit(browser, bases["disk"], name) as visit:
+        visit.page.set_viewport_size({"width": 1280, "height": 800})
+        assert visit.page.evaluate(SHOWN_CODE) <= MOST_CODE.get(Path(name).stem, 0.3)
+
+
+def test_scripts_of_our_own_are_small():
+    scripts = [*ROOT.glob("book/static/*.js"), *ROOT.glob("lib/figures/*.js")]
+    assert len(scripts) >= 6 and sum(map(compressed, scripts)) <= 30_000
+
+
 SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-picture svg').outerHTML;
     return [+e.value, picture, f.querySelector('figcaption').innerText, e.getAttribute('aria-valuetext')] }"""
 DEAD_MOVES = """e => {
@@ -500,6 +521,35 @@ def test_search_finds_what_a_chapter_says(browser, bases, origin):
         visit.page.wait_for_selector("article h1")
         assert visit.page.locator(".highlighted").count() == 0
         quiet(visit)
+
+
+@browsing
+@pytest.mark.parametrize(
+    ("words", "page", "section"),
+    [
+        ("how much memory", "01_memory", ""),
+        ("deadlock", "02_collectives", "send-receive"),
+        ("buckets", "03_", "buckets"),
+    ],
+)
+def test_search_begins_with_the_chapter_that_says_it_and_leads_to_the_section(browser, bases, words, page, section):
+    with Visit(browser, bases["server"], f"search.html?q={words.replace(' ', '+')}") as visit:
+        visit.page.wait_for_selector("#search-results li a[href*='#']")
+        first = visit.page.locator("#search-results li a").first
+        visit.page.wait_for_function("document.querySelector('#search-results li a').hash")
+        assert page in first.get_attribute("href") and f"#{section}" in first.get_attribute("href")
+        assert "›" in first.inner_text() or ">" in first.inner_text()
+        quiet(visit)
+
+
+@browsing
+@pytest.mark.parametrize("name", [CHAPTERS[0], CHAPTERS[-1], "book/bibliography.html"])
+def test_the_page_one_reads_is_in_view_in_the_sidebar(browser, bases, name):
+    with Visit(browser, bases["server"], name) as visit:
+        visit.page.set_viewport_size({"width": 1280, "height": 700})
+        visit.page.reload(wait_until="load")
+        here = visit.page.locator(".bd-sidebar-primary li.current:not(:has(.current)) > a")
+        assert 0 < here.bounding_box()["y"] < 690
 
 
 @browsing
