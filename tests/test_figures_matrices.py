@@ -20,7 +20,7 @@ from lib.figures.matrices import (
 )
 from lib.figures.svg import color
 
-SENT, ACTIVATION, PARAMETER = (f'fill="{color(name, True)}"' for name in ("comm", "forward", "param"))
+SENT, ACTIVATION, PARAMETER = (f'fill="{color(name, True)}"' for name in ("comm", "activation", "param"))
 
 
 def drawn(items, ranks, **more):
@@ -132,7 +132,7 @@ def test_activations_and_what_is_sent_between_them():
     ]
     figure = draw_activations(row, title="t", alt="a")
     sizes = re.findall(
-        r'<rect[^>]* width="(\d+)" height="(\d+)"[^>]*' + re.escape(color("forward", True)), figure.svg
+        r'<rect[^>]* width="(\d+)" height="(\d+)"[^>]*' + re.escape(color("activation", True)), figure.svg
     )
     assert sizes == [("64", "16"), ("16", "64"), ("64", "64")]
     assert {"norm", "MLP", "→ all-", "gather", "gather x", "← nothing", "whole"} <= set(texts(figure))

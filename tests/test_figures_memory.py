@@ -51,12 +51,12 @@ def axis_scale(figure) -> float:
 def test_areas_are_drawn_to_scale_and_stacked(memory):
     figure = draw_memory(memory, unit="kB", predicted={"sum": 5000}, **TEXT)
     found, scale = areas(figure), axis_scale(figure)
-    assert set(found) == {"param", "forward"}, "kinds that never were are not drawn"
-    for fill, peak_kB in (("param", 1.0), ("forward", 5.0)):
+    assert set(found) == {"param", "activation"}, "kinds that never were are not drawn"
+    for fill, peak_kB in (("param", 1.0), ("activation", 5.0)):
         levels = [y for _, y in found[fill]]
         assert (found["param"][0][1] - min(levels)) / scale == pytest.approx(peak_kB, abs=0.02)
     dashed = float(re.search(r'<path d="M[\d.]+ ([\d.]+)H[\d.]+"[^>]*dasharray', figure.svg).group(1))
-    assert dashed == pytest.approx(min(y for _, y in found["forward"]), abs=0.2)
+    assert dashed == pytest.approx(min(y for _, y in found["activation"]), abs=0.2)
     assert "sum 5 kB" in figure.svg
 
 
@@ -64,7 +64,7 @@ def test_area_equals_bytes_summed_over_moments(memory):
     """Every sample takes equally much width, so the area under a kind is its mean."""
     figure = draw_memory(memory, unit="kB", **TEXT)
     scale = axis_scale(figure)
-    for fill, kind in (("param", "parameter"), ("forward", "activation")):
+    for fill, kind in (("param", "parameter"), ("activation", "activation")):
         corners = areas(figure)[fill]
         twice = sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(corners, corners[1:] + corners[:1], strict=True))
         width = max(x for x, _ in corners) - min(x for x, _ in corners)

@@ -21,7 +21,7 @@ def test_a_board_has_a_frame_for_each_group():
 def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():
     figure = draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a", caption="c")
     frames = re.findall(r'<rect [^>]*width="144"[^>]*stroke="([^"]*)" stroke-width="3"', figure.svg)
-    order = [color(name) for name in ("forward", "text", "comm", "opt")]  # of the ranks 0, 2, 3 and 6
+    order = [color(name) for name in ("activation", "text", "comm", "gradient")]  # of the ranks 0, 2, 3 and 6
     assert frames == order and len(re.findall(r'<rect [^>]*width="144"', figure.svg)) == 8
     words = texts(figure)
     assert {"pp: activations", "tp: sums", "dp: gradients", "you are here"} <= set(words) and words.count(

@@ -70,7 +70,8 @@ def test_neighbouring_colors_differ_for_everybody(mode, blindness):
     colors = svg.variables(mode)
     for together in (
         ("forward", "backward", "weight", "comm", "opt"),
-        ("param", "comm", "opt", "forward"),
+        ("param", "gradient", "activation", "opt"),
+        ("param", "comm", "opt", "forward", "backward", "weight", "gradient", "activation"),
         ("ok", "bad"),
     ):
         for pair in itertools.combinations(together, 2):

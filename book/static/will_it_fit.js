@@ -38,9 +38,9 @@
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
-    gradients: ["gradients", "comm"],
+    gradients: ["gradients", "gradient"],
     optimizer: ["optimizer", "opt"],
-    activations: ["activations", "forward"],
+    activations: ["activations", "activation"],
     logits: ["logits", "weight"],
     gathered: ["gathered block", "soft"],
     matmuls: ["matmuls", "backward"],

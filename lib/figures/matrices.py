@@ -14,7 +14,7 @@ from typing import NamedTuple
 from lib.figures.canvas import Canvas
 from lib.figures.svg import SMALLEST_PX, Figure, color, num, text_width
 
-INKS = {"activation": "forward", "parameter": "param", "gradient": "comm"}
+INKS = {"activation": "activation", "parameter": "param", "gradient": "gradient"}
 CUTS = ("whole", "columns", "rows", "terms")
 PALE, SIGN, GAP, TOP = 0.28, 92, 10, 48  # opacity; pixels: width of a sign, between things, above the drawing
 NOTHING = "nothing"
@@ -206,7 +206,7 @@ def _heads(canvas: Canvas, item: HeadCut, ranks: int, x: float, middle: float) -
     for head in range(item.heads):
         column, row = divmod(head, below)
         at, down = left + column * (side + 4), top + row * (side + 4)
-        _block(canvas, at, down, side, side, "forward", pale=head >= each)
+        _block(canvas, at, down, side, side, "activation", pale=head >= each)
         diagonal = f"M{num(at)} {num(down)}L{num(at + side)} {num(down + side)}"
         canvas.path(diagonal, stroke=color("text"), stroke_width=0.8)
     return x + room
@@ -258,7 +258,7 @@ def draw_activations(row: Sequence[Activation | Sent], *, title: str, alt: str, 
             x += sign
         else:
             canvas.rect(x, top, side, side, fill=color("idle"), stroke=color("idle-line"))
-            canvas.rect(x, top, side * item.width, side * item.tokens, fill=color("forward", True))
+            canvas.rect(x, top, side * item.width, side * item.tokens, fill=color("activation", True))
             canvas.text(x + side / 2, top - 10, item.name, "middle")
             canvas.note(x + side / 2, top + side + 32, item.note, "middle")
             x += side

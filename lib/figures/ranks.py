@@ -31,7 +31,7 @@ def draw_board(rows: int, columns: int, *, row: str, column: str, alt: str, capt
     return canvas.figure(right + 90, bottom + 24, caption)
 
 
-_SENDS = {"dp": ("opt", "dp: gradients"), "pp": ("forward", "pp: activations"), "tp": ("comm", "tp: sums")}
+_SENDS = {"dp": ("gradient", "dp: gradients"), "pp": ("activation", "pp: activations"), "tp": ("comm", "tp: sums")}
 _WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
 
 

@@ -22,7 +22,9 @@ PALETTE = {  # name: (light, dark)
     "backward": ("#0b5cad", "#2f74c0"),
     "weight": ("#1b7f5c", "#2c8f6b"),
     "comm": ("#e08e00", "#e8a33d"),
-    "param": ("#0b5cad", "#3f87d6"),
+    "param": ("#263037", "#d5e5f1"),
+    "gradient": ("#eea1a5", "#dda1ab"),
+    "activation": ("#f5dd8a", "#ffee88"),
     "opt": ("#8c4888", "#b06ca4"),
     "idle": ("#eef1f4", "#1f2630"),
     "idle-line": ("#d5dbe1", "#2f3946"),
@@ -34,7 +36,17 @@ PALETTE = {  # name: (light, dark)
     "panel": ("#f6f8fa", "#1a2029"),
     "accent": ("#0b5cad", "#7db8f0"),
 }
-FILLS = ("forward", "backward", "weight", "comm", "param", "opt", "soft")  # these carry words
+FILLS = (
+    "forward",
+    "backward",
+    "weight",
+    "comm",
+    "param",
+    "gradient",
+    "activation",
+    "opt",
+    "soft",
+)  # these carry words
 FALLBACK = {  # without a stylesheet these follow the surrounding text, so that dark notebooks stay readable
     "text": "currentColor",
     "soft": "currentColor",

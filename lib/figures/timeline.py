@@ -25,9 +25,9 @@ KINDS = {  # what a bar can be: its colour and its name in the legend
     "comm": ("comm", "communication"),
     "idle": ("idle", "idle"),
     "parameter": ("param", "parameters"),
-    "gradient": ("comm", "gradients"),
+    "gradient": ("gradient", "gradients"),
     "optimizer state": ("opt", "optimizer states"),
-    "activation": ("forward", "activations"),
+    "activation": ("activation", "activations"),
     "other": ("soft", "other"),
 }
 COMPUTE, NETWORK = "compute", "network"  # a rank's lanes; idle time is hatched everywhere but on the network

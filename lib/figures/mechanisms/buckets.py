@@ -134,9 +134,12 @@ def _scene(run: _Backward, width: float) -> Scene:
         for i in share:
             if i in made:
                 words = "" if is_away else _fitting(run.names[i].split(".")[-2], wide[i])
-                yield f"gradient {i}", Thing(x, y, wide[i], HIGH, "comm", words, 0.35 if is_away else 1, 1)
+                yield f"gradient {i}", Thing(x, y, wide[i], HIGH, "gradient", words, 0.35 if is_away else 1, 1)
             else:  # it waits in its layer
-                yield f"gradient {i}", Thing(left - 30, floor[_layer(run.names[i])], wide[i], HIGH, "comm", "", 0, 1)
+                yield (
+                    f"gradient {i}",
+                    Thing(left - 30, floor[_layer(run.names[i])], wide[i], HIGH, "gradient", "", 0, 1),
+                )
             x += wide[i] + GAP
         yield f"row {k}", Thing(*row, "frame" if is_back else "outline")
         said = f"{len(made)} averages are back" if is_back else "on the network" if is_away else run.words(made)

@@ -119,7 +119,7 @@ class _Box(NamedTuple):
         places, size = _lay([parts.batch[row] for row in rows], top, ROW * len(rows), 4)
         for row, y in zip(rows, places, strict=True):
             words = f"row {row}" if mine is not None or parts.batch[row] == "" else f"rank {parts.batch[row]}"
-            yield f"{k} row {row}", Thing(self.left, y, self.width, size - 2, "forward", words)
+            yield f"{k} row {row}", Thing(self.left, y, self.width, size - 2, "activation", words)
         for cell, thing in self.cells(parts).items():
             seen = 0.2 if parts.rank(mine, parts.model[cell]) is None else 1.0
             yield f"{k} cell {cell}", thing._replace(seen=seen)

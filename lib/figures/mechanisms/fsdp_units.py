@@ -141,9 +141,9 @@ def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) 
         elif has_left:
             others = rest(unit, "other ranks", "comm", seen=False)
         else:
-            others = rest(unit, "gradients", "comm", "full", is_made)
+            others = rest(unit, "gradients", "gradient", "full", is_made)
         yield f"gradient {unit}", others
-        yield f"gradient shard {unit}", shard(unit, "gradients", "comm", is_made or leaves or has_left)
+        yield f"gradient shard {unit}", shard(unit, "gradients", "gradient", is_made or leaves or has_left)
 
     def live(moment: Moment) -> Iterator[tuple[str, Thing]]:
         x = 1.0

@@ -16,9 +16,9 @@ GROUPS = 4  # of layers; after them comes the loss
 KINDS = {  # from the bottom up, with their inks
     "parameters": "param",
     "master copy": "opt",
-    "gradients": "comm",
+    "gradients": "gradient",
     "Adam moments": "opt",
-    "activations": "forward",
+    "activations": "activation",
 }
 TOP, LEAST = 40, 12  # pixels: above the GPU; height of a box that can carry words
 Held = dict[tuple[str, int], float]  # (kind, group of layers) → bytes

@@ -129,13 +129,13 @@ class _Ribbon:
         x, y = self._corner(place)
         part = SIDE / self.tp
         if form == "tokens":
-            return Thing(x, y + r * part, SIDE, part - 1, "forward", f"{r}", seen)
+            return Thing(x, y + r * part, SIDE, part - 1, "activation", f"{r}", seen)
         if form == "parts":
-            return Thing(x + r * part, y, part - 1, SIDE, "forward", f"{r}", seen)
+            return Thing(x + r * part, y, part - 1, SIDE, "activation", f"{r}", seen)
         behind = self.tp - 1 - r
         shift = SHEET * min(behind, 3)
         words = "" if behind else f"{self.tp} {'full copies' if form == 'copies' else form}"
-        return Thing(x + shift, y - shift, SIDE, SIDE, "forward", words, max(0.0, 1 - behind / 4))
+        return Thing(x + shift, y - shift, SIDE, SIDE, "activation", words, max(0.0, 1 - behind / 4))
 
     def _part(self, place: int, form: str) -> str:
         """How much of the activation a rank has."""
@@ -165,7 +165,7 @@ class _Ribbon:
         for place, n_bytes in enumerate(kept):
             x, wide = left + sum(kept[:place]) * scale, max(n_bytes * scale - 1, 1)
             words = PLACES[place] if text_width(PLACES[place], SMALLEST_PX) <= wide else ""
-            yield f"kept bar {place}", Thing(x, y, wide, 18, "forward", words)
+            yield f"kept bar {place}", Thing(x, y, wide, 18, "activation", words)
         for k in range(sent):
             wide = each - 2 * (at >= HALVES or k % 2)
             yield f"sent bar {k}", Thing(left + k * each, y + BAR, wide, 18, "comm")

@@ -77,7 +77,7 @@ def _scene(n: int, width: float) -> Scene:
             is_here = rank == owner or not is_reduced or done[:2] == PLAIN[:2]
             words = "Σ" if is_here and is_reduced else f"{rank}"
             where = cell(0, rank if is_here else owner, shard)
-            yield f"gradient {rank} {shard}", Thing(*where, "comm", words)
+            yield f"gradient {rank} {shard}", Thing(*where, "gradient", words)
             is_new = len(done) == 3 or is_stepped and rank == owner
             where = cell(2, rank if is_new else owner, shard) if is_stepped else cell(0, rank, shard)
             yield f"new {rank} {shard}", Thing(*where, "param", "w′", float(is_new))

@@ -117,8 +117,8 @@ class _Drawing:
             yield from self._matrix(f"w1 {r}", W1, top, rank.w1, "param", across=2 * r)
             yield from self._matrix(f"w2 {r}", W2, top, rank.w2, "param", down=2 * r)
             if back:
-                yield from self._matrix(f"dy {r}", Y, top, self.dy, "comm")
-                yield from self._matrix(f"dh {r}", H, top, rank.dh, "comm", across=2 * r)
+                yield from self._matrix(f"dy {r}", Y, top, self.dy, "gradient")
+                yield from self._matrix(f"dh {r}", H, top, rank.dh, "gradient", across=2 * r)
             else:
                 yield from self._matrix(f"x {r}", X, top, self.x)
                 if phase >= PART:
@@ -130,7 +130,7 @@ class _Drawing:
 
     def _terms(self, back: bool, phase: int, r: int) -> Iterator[tuple[str, Thing]]:
         """A rank's term; and a copy of it that goes to meet that of the other rank, and returns as the sum."""
-        slot, ink = (X, "comm") if back else (Y, "forward")
+        slot, ink = (X, "gradient") if back else (Y, "activation")
         term = self.ranks[r].dx if back else self.ranks[r].y
         if phase != DONE:
             yield from self._matrix(f"term {slot} {r}", slot, self.tops[r], term, ink)
@@ -173,7 +173,7 @@ class _Drawing:
         yield "shared", Thing(x - 5, y, matrix + 10, LINE, "plain", name)
 
     def _matrix(
-        self, name: str, slot: int, top: float, numbers: Numbers, ink: str = "forward", down=0, across=0, seen=1.0
+        self, name: str, slot: int, top: float, numbers: Numbers, ink: str = "activation", down=0, across=0, seen=1.0
     ) -> Iterator[tuple[str, Thing]]:
         """Its numbers, from a row and a column of the whole matrix on."""
         left, top, *_ = self._frame(slot, top)

@@ -16,7 +16,7 @@ from lib.figures.svg import SMALLEST_PX, text_width
 
 KINDS = {  # of model states, as `state_bytes` names them: words, ink
     "parameter": ("parameters", "param"),
-    "gradient": ("gradients", "comm"),
+    "gradient": ("gradients", "gradient"),
     "optimizer": ("optimizer states", "opt"),
 }
 MARKED = {  # what is said of a kind before it is sharded
