@@ -52,18 +52,24 @@ def mark_options(app, doctree, docname):
         raw.rawsource = marked
 
 
-COLAB = re.compile(r'<a class="colab" href="[^"]*example\.invalid[^"]*">[^<]*</a>')
+COLAB = re.compile(r'<a class="colab" href="([^"]*)">[^<]*</a>')
 
 
-def offer_notebook(app, doctree, docname):
-    """As long as there is no public address, a page offers its notebook in place of a link to Colab."""
+def offer_links(app, doctree, docname):
+    """The small line of a chapter leads to its exercises.
+
+    As long as there is no public address, it also offers the notebook, in place of a link to Colab.
+    """
     start = app.builder.get_relative_uri(docname, app.config.root_doc)
     folder = app.builder.get_relative_uri(docname, "index").removesuffix("index.html")
-    link = f'<a class="colab" href="{folder}_sources/{docname}.ipynb" download>Download the notebook</a>'
-    how = f' <a class="colab" href="{start}#how-to-run-it">How to run it</a>'
+    links = f'<a class="colab" href="{folder}_sources/{docname}.ipynb" download>Download the notebook</a>'
+    links += f' <a class="colab" href="{start}#how-to-run-it">How to run it</a>'
+    exercises, more = docname.replace("chapters/", "exercises/"), ""
+    if exercises != docname and exercises in app.env.found_docs:
+        more = f' <a class="colab" href="{app.builder.get_relative_uri(docname, exercises)}">Exercises</a>'
     for raw in doctree.findall(nodes.raw):
         if COLAB.search(raw.astext()):
-            offered = COLAB.sub(link + how, raw.astext())
+            offered = COLAB.sub(lambda m: (links if "example.invalid" in m[1] else m[0]) + more, raw.astext())
             raw.children = [nodes.Text(offered)]
             raw.rawsource = offered
 
@@ -214,7 +220,7 @@ def setup(app):
     app.connect("builder-inited", add_static_folders)
     app.connect("doctree-read", name_answers)
     app.connect("doctree-resolved", mark_options)
-    app.connect("doctree-resolved", offer_notebook)
+    app.connect("doctree-resolved", offer_links)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
     app.connect("html-page-context", keep_place_in_sidebar)
     app.connect("html-page-context", help_search)

@@ -81,9 +81,13 @@ def test_without_a_public_address_a_page_offers_its_notebook(address, is_public)
         class config:  # noqa: N801
             root_doc = "chapters/00_start"
 
+        class env:  # noqa: N801
+            found_docs = {"exercises/03_ddp", "chapters/03_ddp"}
+
     made = document(nodes.raw("", f'<p class="kick">A <a class="colab" href="{address}">Open in Colab</a></p>'))
-    pages.offer_notebook(App, made, "chapters/03_ddp")
+    pages.offer_links(App, made, "chapters/03_ddp")
     (text,) = (raw.astext() for raw in made.findall(nodes.raw))
     assert ("Open in Colab" in text) == is_public and ("example.invalid" in text) is False
+    assert '<a class="colab" href="../exercises/03_ddp.html">Exercises</a>' in text
     assert is_public or 'href="../_sources/chapters/03_ddp.ipynb" download' in text
     assert is_public or 'href="../chapters/00_start.html#how-to-run-it"' in text
