@@ -123,7 +123,15 @@ LOST = """<section id="lost"><h1>There is no such page</h1>
 <p>The address is misspelled, or the page has moved. The chapters are listed beside this text (on a phone, behind the
 button at the top), and the <a href="search.html">search</a> looks through all of them.</p>
 <p><a href="{start}">Begin at the beginning</a></p></section>"""
-RELATIVE = re.compile(r'((?:href|src|action|data-content_root)=")(?![a-z]+:|[/#])(?:\./)?')
+# The page is shown wherever something is missing: its addresses begin at the site's root. That is where the book was
+# meant to lie, or, on somebody's own server, simply its root.
+AT_ROOT = """<script>
+document.write('<base href="' + (location.pathname.startsWith("{root}") ? "{root}" : "/") + '">');
+addEventListener("DOMContentLoaded", () => {{
+  for (const link of document.querySelectorAll('a[href^="#"]'))
+    link.href = location.pathname + link.getAttribute("href");
+}});
+</script><noscript><base href="{root}"></noscript>"""
 
 
 def lost_page(app):
@@ -132,10 +140,10 @@ def lost_page(app):
 
 
 def root_lost_page(site: Path, base_url: str) -> None:
-    """Make every address on 404.html begin at the site's root: the page is shown wherever something is missing."""
+    """Make every address on 404.html begin at the site's root."""
     page = site / "404.html"
     root = urlsplit(base_url).path.rstrip("/") + "/"
-    text = RELATIVE.sub(rf"\g<1>{root}", page.read_text(encoding="utf-8"))
+    text = re.sub("<head[^>]*>", rf"\g<0>{AT_ROOT.format(root=root)}", page.read_text(encoding="utf-8"), count=1)
     text = re.sub(r'<link rel="canonical"[^>]*>', '<meta name="robots" content="noindex">', text)
     page.write_text(text, encoding="utf-8")
 

@@ -553,8 +553,9 @@ def test_the_page_one_reads_is_in_view_in_the_sidebar(browser, bases, name):
 
 
 @browsing
-def test_a_wrong_address_of_any_depth_shows_the_book(browser):
-    with serve(SITE, at=urlsplit(BASE_URL).path) as base:
+@pytest.mark.parametrize("at", [urlsplit(BASE_URL).path, "/"])
+def test_a_wrong_address_of_any_depth_shows_the_book(browser, at):
+    with serve(SITE, at=at) as base:
         with Visit(browser, base, "no/such/page.html") as visit:
             assert visit.page.locator("article h1").inner_text() == "There is no such page"
             assert visit.outside == []
