@@ -5,16 +5,17 @@ import math
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
-from lib.figures import axes
 from lib.figures.curves import draw_bars, draw_curves
-from lib.figures.svg import Figure, variables
+from lib.figures.plot import marks
+from lib.figures.scatter import Dot, draw_scatter
+from lib.figures.svg import Figure, text_width, variables
 from lib.figures.timeline import draw_timeline
 from lib.trace import CommEvent, Span, Trace
+from tests.painted import parse, paths
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,12 +38,9 @@ def examples() -> dict[str, Figure]:
     return {
         "timeline": draw_timeline(measured(), outline=predicted, **about),
         "curves": draw_curves({"a": line, "b": line, "c": line}, x="step", y="loss", reference={"floor": 1}, **about),
+        "scatter": draw_scatter({"a": [Dot(1, 2, "a <tip>")], "b": [Dot(2, 3)]}, x="GB", y="s", equal=True, **about),
         "bars": draw_bars(parts, unit="bytes", outline={"plain": 15}, **about),
     }
-
-
-def parse(figure: Figure) -> ElementTree.Element:
-    return ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", figure.svg))
 
 
 def rects(figure: Figure, name: str) -> list[dict[str, float]]:
@@ -63,7 +61,7 @@ def test_figure_says_what_it_shows(kind):
     assert root.get("aria-label") == figure.alt == repr(figure) == 'What "you" see & hear <now>'
     html = figure._repr_html_()
     assert html.count("<figcaption") == 1 and "Look at &lt;this&gt;." in html
-    assert "<now>" not in html and "<title>" not in re.sub(r"<rect[^>]*><title>", "", html)
+    assert "<now>" not in html and "<title>" not in re.sub(r"<(rect|path)[^>]*><title>", "", html)
     assert "A <title> & more" in [t.text for t in root.iter("text")]
 
 
@@ -117,6 +115,9 @@ def test_trace_is_drawn_to_scale():
     assert forward[0]["y"] < comm[0]["y"] < forward[1]["y"] < comm[1]["y"]  # rank 0 on top, its network below it
     labels = {t.text: float(t.get("y")) for t in parse(figure).iter("text")}
     assert forward[0]["y"] < labels["rank 0"] < comm[0]["y"] and forward[1]["y"] < labels["rank 1"] < comm[1]["y"]
+    marks_at = {t.text: float(t.get("x")) for t in parse(figure).iter("text") if t.text in ("0", "10", "30")}
+    ends = [forward[0]["x"], backward[0]["x"], backward[0]["x"] + backward[0]["width"] + 1]
+    assert [marks_at[words] for words in ("0", "10", "30")] == [pytest.approx(x, abs=0.2) for x in ends]
     assert {"rank 0", "rank 1", "network", "ms", "forward", "backward", "bucket 0", "communication", "idle"} <= set(
         labels
     )
@@ -196,27 +197,28 @@ def test_impossible_timelines_say_so(rows, options, message):
 # ---- Curves
 
 
-def line_paths(figure: Figure) -> list[ElementTree.Element]:
-    return [p for p in parse(figure).iter("path") if p.get("stroke-linejoin") == "round"]
+INKS = ("comm", "backward", "text", "weight", "opt")  # of the first to the fifth curve
 
 
 def test_coinciding_curves_all_stay_visible():
     values = [3.0, 2.0, 1.5]
     figure = draw_curves({name: values for name in "abcde"}, x="step", y="loss", title="t", alt="a")
-    paths = line_paths(figure)
-    assert len({p.get("d").rsplit("M", 1)[0] for p in paths}) == 1  # the same line five times,
-    styles = [(float(p.get("stroke-width")), p.get("stroke-dasharray")) for p in paths]
-    assert (
-        len(set(styles)) == 5 and styles[0][0] > styles[1][0] > styles[2][0]
-    )  # each seen beside or through the next
-    heights = sorted(float(t.get("y")) for t in parse(figure).iter("text") if t.text in "abcde")
-    assert min(b - a for a, b in itertools.pairwise(heights)) >= 17.9  # and their names apart
+    curves, samples = zip(*(paths(figure, stroke=ink) for ink in INKS), strict=True)
+    assert [curve.lines for curve in curves] == [curves[0].lines] * 5 and len(curves[0].lines[0]) == 3  # one line,
+    styles = [(float(curve.paint["stroke-width"]), curve.paint.get("stroke-dasharray")) for curve in curves]
+    assert len(set(styles)) == 5 and styles[0][0] > styles[1][0] > styles[2][0]  # seen beside or through the next
+    assert [(sample.paint["stroke-width"], sample.paint.get("stroke-dasharray")) for sample in samples] == [
+        (curve.paint["stroke-width"], curve.paint.get("stroke-dasharray")) for curve in curves
+    ]
+    heights = {t.text: float(t.get("y")) for t in parse(figure).iter("text") if t.text in "abcde"}
+    assert min(b - a for a, b in itertools.pairwise(sorted(heights.values()))) >= 17.9  # and their names apart,
+    for name, sample in zip("abcde", samples, strict=True):  # each beside a sample of its line
+        assert heights[name] == pytest.approx(sample.middle[1] + 4.5, abs=0.2)
 
 
 def test_curve_points_are_where_the_values_are():
     figure = draw_curves({"a": ([0, 10, 20], [0, 1, 4])}, x="x", y="y", title="", alt="")
-    numbers = re.findall(r"-?[\d.]+", line_paths(figure)[0].get("d").rsplit("M", 1)[0])
-    x0, y0, x1, y1, x2, y2 = map(float, numbers)
+    (x0, y0), (x1, y1), (x2, y2) = paths(figure, stroke="comm")[0].lines[0]
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
     assert (y0 - y2) == pytest.approx(4 * (y0 - y1), abs=0.4) and y2 < y1 < y0
 
@@ -224,26 +226,58 @@ def test_curve_points_are_where_the_values_are():
 def test_measured_points_are_circles_on_the_same_axes():
     """On the curve where they are equal to it; and the axes reach one that lies far from every curve."""
     figure = draw_curves({"a": [0, 1, 4]}, x="x", y="y", title="", alt="", points=([0, 2, 2], [0, 4, 40]))
-    numbers = re.findall(r"-?[\d.]+", line_paths(figure)[0].get("d").rsplit("M", 1)[0])
-    circles = [(c.get("cx"), c.get("cy")) for c in parse(figure).iter("circle")]
-    assert circles[:2] == [tuple(numbers[:2]), tuple(numbers[4:])]
-    assert 36 < float(circles[2][1]) < float(circles[1][1])
+    start, _, end = paths(figure, stroke="comm")[0].lines[0]
+    circles = paths(figure, fill="panel")
+    assert [circle.middle for circle in circles[:2]] == [pytest.approx(start, abs=0.15), pytest.approx(end, abs=0.15)]
+    assert 36 < circles[2].middle[1] < end[1] and len(circles) == 3
+    for left, top, right, bottom in (circle.box for circle in circles):
+        assert (right - left, bottom - top) == pytest.approx((8, 8), abs=0.3)
 
 
 def test_reference_line_stands_at_its_value():
     figure = draw_curves({"a": [4.0, 1.0]}, x="x", y="y", title="", alt="", reference={"entropy": 4.0})
-    dashed = next(p for p in parse(figure).iter("path") if p.get("stroke-dasharray") == "7 4")
-    start = re.match(r"M[\d.]+ ([\d.]+)", line_paths(figure)[0].get("d")).group(1)
-    assert re.match(r"M[\d.]+ ([\d.]+)H", dashed.get("d")).group(1) == start
+    (dashed,) = [line for line in paths(figure, stroke="soft") if "stroke-dasharray" in line.paint]
+    curve = paths(figure, stroke="comm")[0].lines[0]
+    assert dashed.lines == [[curve[0], (curve[1][0], curve[0][1])]]
     assert "entropy 4" in [t.text for t in parse(figure).iter("text")]
 
 
+LOSS = [5.4, 4.8, 4.2, 3.8, 3.7, 3.5, 3.4, 4.1, 3.2, 3.5, 3.2, 3.3, 3.1, 3.2, 3.0, 3.15, 3.05, 3.2, 3.0, 3.1, 2.9]
+
+
+@pytest.mark.parametrize("limit", [2.6, 3.0, 3.1, 3.14, 5.0])
+@pytest.mark.parametrize(
+    "values",
+    [LOSS, [1, 2, 4, 4.2], [3.1, 3, 3, 1, 1, 1], [2.8, 2.75, 2.8, 2.8, 9]],
+)
+def test_words_at_a_reference_touch_no_line(values, limit):
+    name = "as far as one gets"
+    figure = draw_curves({"a": values}, x="x", y="y", title="", alt="", reference={name: limit})
+    (dashed,) = [line for line in paths(figure, stroke="soft") if "stroke-dasharray" in line.paint]
+    left, level, right, _ = dashed.box
+    (words,) = [t for t in parse(figure).iter("text") if t.text == f"{name} {limit:g}"]
+    x, middle = float(words.get("x")), float(words.get("y")) - 4
+    long = text_width(words.text, 12.5)
+    ground = max(line.box[3] for line in paths(figure, stroke="soft") if line.box[1] == line.box[3])
+    assert left < x < x + long < right and 5 < abs(middle - level) < 20 and 46 < float(words.get("y")) < ground
+    ((*curve,),) = paths(figure, stroke="comm")[0].lines
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        for i in range(21):
+            if x <= x0 + (x1 - x0) * i / 20 <= x + long:
+                assert abs(y0 + (y1 - y0) * i / 20 - middle) > 6, "of the curve"
+    assert min(abs(line.box[1] - middle) for line in paths(figure, stroke="rule")) > 2, "of the grid"
+
+
 def test_a_gap_breaks_the_line():
-    figure = draw_curves({"a": [3, math.nan, 1, math.inf, 2]}, x="x", y="y", title="", alt="")
-    assert line_paths(figure)[0].get("d").rsplit("M", 1)[0].count("M") == 3
+    figure = draw_curves({"a": [3, 2, math.nan, 1, 5, math.inf, 2, 4]}, x="x", y="y", title="", alt="")
+    lines = paths(figure, stroke="comm")[0].lines
+    assert [len(line) for line in lines] == [2, 2, 2]
+    gaps = [b[0][0] - a[-1][0] for a, b in itertools.pairwise(lines)]
+    assert gaps == [pytest.approx(2 * (lines[0][1][0] - lines[0][0][0]), abs=0.3)] * 2
     assert "nan" not in figure.svg and "inf" not in figure.svg
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_flat_curve_and_a_single_point_can_be_drawn():
     for values in ([2.0, 2.0, 2.0], [0.0, 0.0], [5.0]):
         assert "nan" not in draw_curves({"a": values}, x="x", y="y", title="", alt="").svg
@@ -312,4 +346,8 @@ def test_curves_over_named_stretches():
         float(re.search(rf'x="([\d.]+)"[^>]*>{name}<', figure.svg)[1]) for name in ("forward", "backward", "step")
     ]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2) and places[0] < places[1]
-    assert figure.svg.count("<text") == 6 + len(axes.ticks(0.88, 3.12, 7))  # title, y, three names, the curve's own
+    assert figure.svg.count("<text") == 6 + len(marks(0.88, 3.12, 7))  # title, y, three names, the curve's own
+    between = [line.lines[0] for line in paths(figure, stroke="soft") if line.box[0] == line.box[2]]
+    assert [line[0][0] for line in between] == [
+        pytest.approx(sum(pair) / 2, abs=0.2) for pair in itertools.pairwise(places)
+    ]

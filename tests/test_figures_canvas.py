@@ -73,3 +73,16 @@ def test_marks_are_written_as_people_do():
 def test_numbers_beside_an_axis_have_room():
     narrow, wide = (Axes(Canvas("a"), Scale(0, 1), Scale(0, high), right=90, top=9, bottom=90) for high in (1, 1e5))
     assert wide.left - narrow.left > 15
+
+
+def test_a_click_on_a_path_opens_its_address():
+    canvas = Canvas("a")
+    canvas.path("M0 0l9 9", tip="a & b")
+    assert (
+        canvas.figure(10, 10).svg.count("<title>a &amp; b</title></path>") == 1
+        and 'role="img"' in canvas.figure(1, 1).svg
+    )
+    canvas.path("M0 0l9 9", tip="a & b", href="https://example.org/?a=1&b=2")
+    drawn = canvas.figure(10, 10).svg
+    assert '<a href="https://example.org/?a=1&amp;b=2" aria-label="a &amp; b"><path' in drawn
+    assert 'role="group"' in drawn, "an image would hide its links from a screen reader"

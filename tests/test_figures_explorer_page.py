@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from test_figures_explorer import HOSTILE, buckets, hostile, memory, step
 
-from lib.figures.curves import draw_bars, draw_curves
+from lib.figures.curves import draw_bars, draw_curves, draw_log_log
 from lib.figures.explorer import Explorer
+from lib.figures.scatter import Dot, draw_scatter
 from lib.figures.svg import css
 from lib.figures.timeline import draw_timeline
 
@@ -167,6 +168,9 @@ def gallery() -> list[object]:
         buckets(),
         draw_timeline(bars, outline=[(0, "compute", "backward", "", 10, 33.3)], unit="forwards", **about),
         draw_curves(curves, x="step", y="loss (nats per token)", reference={"unigram entropy": 3.2}, **about),
+        draw_curves({"a": [10000, 20000]}, x=("forward", "backward"), y="MB", points=([0.5], [12345]), **about),
+        draw_log_log({"a": ([1, 1e9], [1e-3, 1e6])}, x="message (bytes)", y="time (µs)", **about),
+        draw_scatter({"fits": [Dot(1, 2, "tp 8")], "does not": [Dot(9, 9, "tp 1", "#page")]}, x="GB", y="s", **about),
         draw_bars({"plain DP": {"parameter": 2, "gradient": 12}}, unit="bytes per parameter", **about),
     ]
 

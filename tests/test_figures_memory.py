@@ -1,13 +1,15 @@
 """The picture of a step is drawn to scale, and from what the tracker saw."""
 
 import re
-import xml.etree.ElementTree as ElementTree
+from bisect import bisect_left
 
 import pytest
 import torch
 
 from lib.figures.memory import draw_memory, memory_totals
+from lib.figures.svg import color
 from lib.memory import MemoryTracker
+from tests.painted import parse, paths
 
 TEXT = {"title": "A <step>", "alt": "What you see & hear", "caption": "Look."}
 
@@ -27,22 +29,14 @@ def memory():
 
 
 def areas(figure) -> dict[str, list[tuple[float, float]]]:
-    """The corners of each filled area, by colour."""
-    found = {}
-    for path, fill in re.findall(r'<path d="(M[^"]*Z)" fill="var\(--pbh-([\w-]+),', figure.svg):
-        x, y, corners = 0.0, 0.0, []
-        for letter, numbers in re.findall(r"([MHVZ])([^MHVZ]*)", path):
-            values = [float(n) for n in numbers.split()]
-            x, y = {"M": values, "H": [*values, y], "V": [x, *values], "Z": [x, y]}[letter]
-            corners.append((x, y))
-        found[fill] = corners
-    return found
+    """The corners of each filled area, by colour; a sample in the legend is no area."""
+    filled = [path for path in paths(figure) if "stroke" not in path.paint and path.box[1] > 60]
+    return {path.paint["fill"].split(",")[0].removeprefix("var(--pbh-"): path.lines[0] for path in filled}
 
 
 def axis_scale(figure) -> float:
     """Pixels for one unit of the vertical axis, from two of its grid lines and their labels."""
-    root = ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", figure.svg))
-    labels = [t for g in root.iter("g") for t in g.iter("text") if t.get("text-anchor") == "end"]
+    labels = [t for g in parse(figure).iter("g") for t in g.iter("text") if t.get("text-anchor") == "end"]
     numbers = [(float(t.text), float(t.get("y"))) for t in labels if re.fullmatch(r"[\d.]+", t.text)]
     (low, a), (high, b) = numbers[0], numbers[-1]
     return (a - b) / (high - low)
@@ -54,9 +48,9 @@ def test_areas_are_drawn_to_scale_and_stacked(memory):
     assert set(found) == {"param", "activation"}, "kinds that never were are not drawn"
     for fill, peak_kB in (("param", 1.0), ("activation", 5.0)):
         levels = [y for _, y in found[fill]]
-        assert (found["param"][0][1] - min(levels)) / scale == pytest.approx(peak_kB, abs=0.02)
-    dashed = float(re.search(r'<path d="M[\d.]+ ([\d.]+)H[\d.]+"[^>]*dasharray', figure.svg).group(1))
-    assert dashed == pytest.approx(min(y for _, y in found["activation"]), abs=0.2)
+        assert (max(y for _, y in found["param"]) - min(levels)) / scale == pytest.approx(peak_kB, abs=0.02)
+    (dashed,) = [path for path in paths(figure, stroke="text") if "stroke-dasharray" in path.paint]
+    assert dashed.box[1] == dashed.box[3] == pytest.approx(min(y for _, y in found["activation"]), abs=0.2)
     assert "sum 5 kB" in figure.svg
 
 
@@ -79,13 +73,20 @@ def test_phases_are_marked_and_named_where_there_is_room(memory):
     memory.phases[0].end_s = memory.phases[0].start_s
     again = draw_memory(memory, **TEXT)
     assert ">x</text>" in again.svg and "rather long" not in again.svg
-    lines = re.findall(r'<path d="M[\d.]+ 72V', again.svg)
-    assert len(lines) == 2
+    lines = [path.box for path in paths(figure, stroke="text")]
+    begins = [bisect_left([time_s for time_s, _ in memory.timeline], phase.start_s) for phase in memory.phases]
+    ground = areas(figure)["param"]
+    left, right = min(x for x, _ in ground), max(x for x, _ in ground)
+    wide = (right - left) / len(memory.timeline)
+    assert [x0 for x0, *_ in lines] == [x1 for _, _, x1, _ in lines]
+    assert [x for x, *_ in lines] == [pytest.approx(left + i * wide, abs=0.2) for i in begins]
+    order = [path.paint.get("stroke", path.paint["fill"]) for path in paths(again) if path.box[1] > 60]
+    assert order.index(color("text")) < order.index(color("param")), "what is alive lies in front of them"
 
 
 def test_it_says_what_it_shows(memory):
     figure = draw_memory(memory, **TEXT)
-    root = ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", figure.svg))
+    root = parse(figure)
     assert root.get("aria-label") == figure.alt == "What you see & hear"
     words = [t.text for t in root.iter("text")]
     assert {"A <step>", "MB", "parameters", "activations"} <= set(words)
@@ -95,6 +96,12 @@ def test_it_says_what_it_shows(memory):
 def test_kinds_are_named_as_in_the_other_figures(memory):
     memory.timeline[-1][1]["optimizer"] = 8
     assert ">optimizer states</text>" in draw_memory(memory, **TEXT).svg
+
+
+def test_a_step_without_any_tensor_is_an_empty_picture(memory):
+    memory.timeline = [(time_s, dict.fromkeys(usage, 0)) for time_s, usage in memory.timeline]
+    figure = draw_memory(memory, **TEXT)
+    assert areas(figure) == {} and "changes of memory" in figure.svg
 
 
 def test_wrong_use(memory):

@@ -15,13 +15,7 @@ from html import escape
 from lib.figures.svg import FONT, OUTLINE, READABLE_PX, SMALLEST_PX, Figure, color, num, tag, text_width
 
 Legend = Iterable[tuple[str, str]]  # (name of a colour, words); `idle` is hatched, `outline` a dashed frame
-_BARS, FRAMES, _WORDS = 1, 2, 9  # levels, from back to front
-SHAPES = {  # paths from their middle
-    "circle": "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
-    "square": "m-4 -4h8v8h-8z",
-    "triangle": "m0 -5l5 9h-10z",
-    "diamond": "m0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",
-}
+BARS, FRAMES, WORDS = 1, 2, 9  # levels, from back to front
 
 
 class Layer:
@@ -47,20 +41,9 @@ class Layer:
         paint = {"text_anchor": anchor, **paint} if anchor else paint
         self._drawn.append(tag("text", escape(words), x=float(x), y=float(y), **paint))
 
-    def path(self, path: str, fill: str = "none", **paint: object) -> None:
-        """A line, or with a `fill` an area; the path as SVG writes it."""
-        self._drawn.append(tag("path", d=path, fill=fill, **paint))
-
-    def dot(self, x: float, y: float) -> None:
-        """A circle where something was measured."""
-        ink = {"fill": color("panel"), "stroke": color("text"), "stroke_width": 1.6}
-        self._drawn.append(tag("circle", cx=float(x), cy=float(y), r=4, **ink))
-
-    def mark(self, x: float, y: float, shape: str, ink: str, tip: str = "", href: str = "") -> None:
-        """A small `SHAPES` of a colour, with words that the mouse finds on it, and an address that a click opens."""
-        title = tag("title", escape(tip)) if tip else ""
-        paint = {"fill": color(ink, True), "fill_opacity": 0.8, "stroke": color("panel"), "stroke_width": 0.8}
-        drawn = tag("path", title, d=f"M{num(x)} {num(y)}{SHAPES[shape]}", **paint)
+    def path(self, path: str, fill: str = "none", tip: str = "", href: str = "", **paint: object) -> None:
+        """A line, or with a `fill` an area; the path as SVG writes it. A click on it opens `href`."""
+        drawn = tag("path", tag("title", escape(tip)) if tip else "", d=path, fill=fill, **paint)
         self._drawn.append(tag("a", drawn, href=escape(href), aria_label=escape(tip)) if href else drawn)
 
     def arrow(self, path: str, x: float, y: float, to_left: bool = False) -> None:
@@ -93,13 +76,13 @@ class Canvas(Layer):
 
     def bars(self, name: str) -> Layer:
         """Where bars of a colour of the palette are put."""
-        return self.layer(_BARS, fill=color(name, True))
+        return self.layer(BARS, fill=color(name, True))
 
     def words_on(self, name: str) -> Layer:
         """Where centred words on bars of that colour are put; a rim of it keeps lines off the letters."""
         idle = name == "idle"
         return self.layer(
-            _WORDS,
+            WORDS,
             fill=color("text" if idle else f"on-{name}"),
             stroke=color(name, not idle),
             stroke_width=2.4,
@@ -112,7 +95,7 @@ class Canvas(Layer):
 
     def note(self, x: float, y: float, words: str, anchor: str = "") -> None:
         """Small words in a soft colour: a number at an axis, a size below a matrix."""
-        self.layer(_BARS, fill=color("soft"), font_size=SMALLEST_PX).text(x, y, words, anchor)
+        self.layer(BARS, fill=color("soft"), font_size=SMALLEST_PX).text(x, y, words, anchor)
 
     def title(self, words: str, width: float = math.inf) -> float:
         """In as many lines as it takes; the height of those behind the first."""

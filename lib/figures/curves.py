@@ -1,19 +1,24 @@
-"""Curves over axes, and bars of one total: what grows, and what it is made of."""
+"""Curves over axes, and bars of one total: what grows, and what it is made of.
+
+Curves are matplotlib's (`plot.py`). Bars have no axis, as every value is written on its bar, and an `Explorer` draws
+sixty of them: written by hand a picture takes 0.2 ms, and with matplotlib 16 ms and no fewer lines of code.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from lib.figures.axes import Axes, Scale
 from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, num, text_width
+from lib.figures.svg import DASHED, INK, OUTLINE, SMALLEST_PX, Figure, color, text_width
 from lib.figures.timeline import KINDS, legend
 
 # Colour, width and dash of each curve. The first is wide and the next ones narrower on top of it: if they coincide, all
 # stay seen.
-_STACKED = ("comm 7 none", "backward 3.4 none", "text 1.5 2,4", "weight 1.5 9,5", "opt 1.5 1,7")
-_BESIDE = ("backward 2.4 none", "comm 2.4 9,5", "weight 2.4 2,4")
+_STACKED = (("comm", 7, "-"), ("backward", 3.4, "-"), ("text", 1.5, (0, (1.4, 2.6))))
+_STACKED += (("weight", 1.5, (0, (6, 3.4))), ("opt", 1.5, (0, (0.8, 4.6))))
+_BESIDE = (("backward", 2.4, "-"), ("comm", 2.4, (0, (3.8, 2))), ("weight", 2.4, (0, (0.9, 1.7))))
 Points = tuple[Sequence[float], Sequence[float]]
 
 
@@ -40,32 +45,20 @@ def draw_curves(
         points: (xs, ys) of what was measured, drawn as circles.
         width, height: of the drawing in pixels.
     """
-    _check_count(series, _STACKED)
-    lines = {name: _points(name, values) for name, values in series.items()}
-    dots = list(zip(*points, strict=True))
-    seen = [p for line in [*lines.values(), dots] for p in line if math.isfinite(p[1])]
-    heights = [v for _, v in seen] + list((reference or {}).values())
+    lines = _lines(series, len(_STACKED))
+    seen = [p for line in [*lines.values(), zip(*points, strict=True)] for p in line if math.isfinite(p[1])]
     if not seen:
         raise ValueError("no finite point to draw")
+    heights = [v for _, v in seen] + list((reference or {}).values())
     low, high = (0, len(x)) if not isinstance(x, str) else (min(p[0] for p in seen), max(p[0] for p in seen))
     margin = 0.06 * (max(heights) - min(heights)) or 0.05 * abs(heights[0]) or 1.0
-    across = Scale(low, high if high > low else low + 1)
-    canvas, right = Canvas(alt), width - 44 - max(text_width(name) for name in lines)
-    up = Scale(min(heights) - margin, max(heights) + margin)
-    axes = Axes(canvas, across, up, right=right, top=46, bottom=height - 38)
-    canvas.title(title)
-    below = axes.draw(x, y)
+    scales = (low, high if high > low else low + 1), (min(heights) - margin, max(heights) + margin)
+    plot = _plot(title, alt, (width, height), scales, (x, y), lines, _STACKED, points)
     for name, value in (reference or {}).items():
-        level = axes.at(low, value)[1]
-        dashed = {"stroke": color("soft"), "stroke_width": 1.5, "stroke_dasharray": "7 4"}
-        canvas.path(f"M{num(axes.left)} {num(level)}H{num(right)}", **dashed)
-        starts, ends = (min(abs(line[i][1] - value) for line in lines.values()) for i in (0, -1))
-        place, anchor = (axes.left + 6, "start") if starts > ends else (right - 4, "end")  # away from the curves
-        canvas.note(place, level - 6, f"{name} {value:.4g}", anchor)
-    _draw_lines(axes, lines, _STACKED)
-    for dot in dots:
-        canvas.dot(*axes.at(*dot))
-    return canvas.figure(width, height - 38 + below, caption)
+        words = f"{name} {value:.4g}"
+        plot.canvas.note(*plot.clear_place(value, text_width(words, SMALLEST_PX)), words)
+        plot.axes.axhline(value, zorder=1.5, **DASHED)
+    return plot.figure(caption)
 
 
 def draw_log_log(
@@ -88,59 +81,56 @@ def draw_log_log(
         points: (xs, ys) of what was measured.
         height_range: lowest and highest y of the axis; give it in an `Explorer` so that frames compare.
     """
-    _check_count(curves, _BESIDE)
     for name, (xs, ys) in {**curves, "points": points}.items():
         if len(xs) != len(ys) or not all(0 < v < math.inf for v in [*xs, *ys]):
             raise ValueError(f"{name}: {len(xs)} x and {len(ys)} y values; one y for each x, all finite and above 0")
-    all_x, all_y = ([v for line in [*curves.values(), points] for v in line[i]] for i in (0, 1))
-    across = Scale(min(all_x), max(all_x), log=True)
-    up = Scale(*(height_range or (min(all_y) / 1.3, max(all_y) * 1.3)), log=True)
-    canvas, right = Canvas(alt), width - 44 - max(text_width(name) for name in curves)
-    axes = Axes(canvas, across, up, right=right, top=46, bottom=height - 38)
-    canvas.title(title)
-    below = axes.draw(x, y)
-    _draw_lines(axes, {name: _points(name, pair) for name, pair in curves.items()}, _BESIDE)
-    for dot in zip(*points, strict=True):
-        canvas.dot(*axes.at(*dot))
-    return canvas.figure(width, height - 38 + below, caption)
+    lines = _lines(curves, len(_BESIDE))
+    low, high = (f(v for xs, _ in [*curves.values(), points] for v in xs) for f in (min, max))
+    heights = [v for _, ys in [*curves.values(), points] for v in ys]
+    scales = (low, high if high > low else 2 * low), height_range or (min(heights) / 1.3, max(heights) * 1.3)
+    return _plot(title, alt, (width, height), scales, (x, y), lines, _BESIDE, points, log=True).figure(caption)
 
 
-def _check_count(curves: Mapping, styles: Sequence[str]) -> None:
-    if not 1 <= len(curves) <= len(styles):
-        raise ValueError(f"{len(curves)} curves; draw 1 to {len(styles)} in a figure")
+def _lines(series: Mapping[str, Sequence], most: int) -> dict[str, list[tuple[float, float]]]:
+    """Each series as (x, y) pairs."""
+    if not 1 <= len(series) <= most:
+        raise ValueError(f"{len(series)} curves; draw 1 to {most} in a figure")
+    lines = {}
+    for name, values in series.items():
+        pair = len(values) == 2 and hasattr(values[0], "__len__")
+        xs, ys = values if pair else (range(len(values)), values)
+        if len(xs) != len(ys) or len(ys) == 0:
+            raise ValueError(
+                f"{name}: {len(xs)} x values and {len(ys)} y values; give one y for each x, at least one"
+            )
+        lines[name] = [(float(a), float(b)) for a, b in zip(xs, ys, strict=True)]
+    return lines
 
 
-def _draw_lines(axes: Axes, lines: Mapping[str, list[tuple[float, float]]], styles: Sequence[str]) -> None:
-    """Each line, with a sample of it and its name at the right, as near as can be to its end."""
-    ends = [axes.at(*[p for p in line if math.isfinite(p[1])][-1])[1] for line in lines.values()]
-    for (name, line), style, place in zip(lines.items(), styles, spread(ends, 18), strict=False):
-        ink, thick, dash = style.split()
-        sample = f"M{num(axes.right + 12)} {num(place)}h20"
-        stroke = {"stroke": color(ink), "stroke_width": thick, "stroke_dasharray": dash}
-        axes.canvas.path(axes.line(line) + sample, **stroke, stroke_linejoin="round")
-        axes.canvas.text(axes.right + 38, place + 4.5, name)
+def _plot(title, alt, size, scales, names, lines, styles, points, log=False):
+    """Lines and circles. Each line has a sample and its name at the right, as near as can be to its end."""
+    from lib.figures.plot import Plot  # loads matplotlib
+
+    plot = Plot(title, alt, size, *scales, names, top=46, right=size[0] - 52 - max(map(text_width, lines)), log=log)
+    ends = [plot.at(*[p for p in line if math.isfinite(p[1])][-1])[1] for line in lines.values()]
+    for (name, line), (ink, thick, dash), place in zip(lines.items(), styles, spread(ends, 18), strict=False):
+        paint, level = {"color": INK[ink], "linewidth": thick, "linestyle": dash}, size[1] - place
+        plot.axes.plot(*zip(*line, strict=True), **paint)
+        plot.axes.plot((plot.right + 12, plot.right + 32), (level, level), transform=None, clip_on=False, **paint)
+        plot.canvas.text(plot.right + 38, place + 4.5, name)
+    if len(points[0]):
+        plot.axes.plot(*points, "o", ms=8, mfc=INK["panel"], mec=INK["text"], mew=1.6, clip_on=False)
+    return plot
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
     """Places for labels, at least `gap` apart and as near as can be to the `wanted` ones, in the same order."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    groups: list[list[float]] = []  # each group: [sum of (wanted - its offset), members]
-    for i in order:
-        groups.append([wanted[i], 1])
-        while len(groups) > 1 and groups[-1][0] / groups[-1][1] < groups[-2][0] / groups[-2][1] + gap * groups[-2][1]:
-            total, members = groups.pop()
-            groups[-1] = [groups[-1][0] + total - gap * groups[-1][1] * members, groups[-1][1] + members]
-    places = [total / members + gap * k for total, members in groups for k in range(int(members))]
-    return [place for _, place in sorted(zip(order, places, strict=True))]
-
-
-def _points(name: str, values: Sequence) -> list[tuple[float, float]]:
-    """A series as (x, y) pairs."""
-    pair = len(values) == 2 and hasattr(values[0], "__len__")
-    xs, ys = values if pair else (range(len(values)), values)
-    if len(xs) != len(ys) or len(ys) == 0:
-        raise ValueError(f"{name}: {len(xs)} x values and {len(ys)} y values; give one y for each x, at least one")
-    return [(float(a), float(b)) for a, b in zip(xs, ys, strict=True)]
+    places, order = list(wanted), sorted(range(len(wanted)), key=lambda i: wanted[i])
+    for _ in range(99):  # any two that are too near give way by half; few labels are soon at rest
+        for low, high in itertools.pairwise(order):
+            push = max(0, gap - places[high] + places[low]) / 2
+            places[low], places[high] = places[low] - push, places[high] + push
+    return places
 
 
 def draw_bars(

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 
-from lib.figures.axes import Axes, Scale
-from lib.figures.canvas import Canvas
-from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, num, text_width
+from lib.figures.svg import INK, SMALLEST_PX, Figure, text_width
 from lib.figures.timeline import KINDS as STYLES
 from lib.memory import KINDS, MemoryTracker
 
@@ -49,35 +46,27 @@ def draw_memory(
     high = 1.12 * max([usage["total"] for usage in samples] + list(predicted.values())) / _UNITS[unit] or 1.0
     if not math.isfinite(high):
         raise ValueError(f"predicted={predicted} is not finite")
-    width, size = 680, _UNITS[unit]
-    canvas = Canvas(alt)
-    scales = Scale(0, len(samples)), Scale(0, high)
-    axes = Axes(canvas, *scales, right=width - 10, top=78, bottom=height - 38)
-    kinds = [kind for kind in KINDS if any(usage[kind] for usage in samples)]
-    canvas.head(title, [STYLES[_style(kind)] for kind in kinds], axes.left, width)
-    below = axes.draw("changes of memory", unit)
-    across = [axes.at(i, 0)[0] for i in range(len(samples) + 1)]
+    from lib.figures.plot import Plot  # loads matplotlib
 
-    def level(n_bytes: float) -> str:
-        return num(axes.at(0, n_bytes / size)[1])
-
+    names = ("changes of memory", unit)
+    plot = Plot(title, alt, (680, height), (0, len(samples)), (0, high), names, top=78, right=670)
+    kinds = {kind: STYLES[_style(kind)] for kind in KINDS if any(usage[kind] for usage in samples)}
+    if kinds:
+        levels = [[usage[kind] / _UNITS[unit] for usage in [*samples, samples[-1]]] for kind in kinds]
+        colors, labels = [INK[ink] for ink, _ in kinds.values()], [words for _, words in kinds.values()]
+        plot.axes.stackplot(range(len(samples) + 1), *levels, colors=colors, labels=labels, step="post", linewidth=0)
+        plot.legend(len(kinds))
     for phase in memory.phases:
-        begin, end = (across[bisect_left(times, time_s)] for time_s in (phase.start_s, phase.end_s))
-        canvas.path(f"M{num(begin)} {axes.top - 6}V{axes.bottom}", stroke=color("text"))
-        if text_width(phase.name, SMALLEST_PX) <= end - begin:
-            canvas.text((begin + end) / 2, axes.top - 10, phase.name, "middle", font_size=SMALLEST_PX)
-    floor = [0] * len(samples)
-    for kind in kinds:
-        roof = [below_it + usage[kind] for below_it, usage in zip(floor, samples, strict=True)]
-        there = "".join(f"V{level(v)}H{num(end)}" for v, _, end in _runs(roof, across))
-        back = "".join(f"V{level(v)}H{num(begin)}" for v, begin, _ in _runs(floor, across)[::-1])
-        canvas.path(f"M{num(axes.left)} {axes.bottom}{there}{back}Z", color(STYLES[_style(kind)][0], True))
-        floor = roof
+        begin, end = (bisect_left(times, time_s) for time_s in (phase.start_s, phase.end_s))
+        plot.axes.axvline(begin, color=INK["text"], linewidth=1, zorder=0.9)  # below what is alive
+        (left, _), (right, _) = plot.at(begin, 0), plot.at(end, 0)
+        if text_width(phase.name, SMALLEST_PX) <= right - left:
+            plot.canvas.text((left + right) / 2, plot.top - 10, phase.name, "middle", font_size=SMALLEST_PX)
     for name, n_bytes in predicted.items():
-        canvas.path(f"M{num(axes.left)} {level(n_bytes)}H{num(axes.right)}", **OUTLINE)
-        words = f"{name} {n_bytes / size:.4g} {unit}"
-        canvas.text(axes.right, axes.at(0, n_bytes / size)[1] - 5, words, "end", font_size=SMALLEST_PX)
-    return canvas.figure(width, axes.bottom + below, caption)
+        level, words = n_bytes / _UNITS[unit], f"{name} {n_bytes / _UNITS[unit]:.4g} {unit}"
+        plot.axes.axhline(level, color=INK["text"], linewidth=1.4, linestyle=(0, (3.6, 1.8)))
+        plot.canvas.text(plot.right - 8, plot.at(0, level)[1] - 5, words, "end", font_size=SMALLEST_PX)
+    return plot.figure(caption)
 
 
 def memory_totals(memory: MemoryTracker, unit: str = "MB") -> tuple[list[float], list[float]]:
@@ -96,9 +85,3 @@ def memory_totals(memory: MemoryTracker, unit: str = "MB") -> tuple[list[float],
 def _style(kind: str) -> str:
     """The tracker's name of a kind, as the other figures call it: there `optimizer` is the time of its step."""
     return "optimizer state" if kind == "optimizer" else kind
-
-
-def _runs(values: Sequence[float], across: Sequence[float]) -> list[tuple[float, float, float]]:
-    """(value, where it begins, where it ends) for each stretch over which a value stays the same."""
-    stretches = [list(group) for _, group in groupby(range(len(values)), key=values.__getitem__)]
-    return [(values[s[0]], across[s[0]], across[s[-1] + 1]) for s in stretches]

@@ -6,14 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lib.figures.axes import Axes, Scale
-from lib.figures.canvas import Canvas
-from lib.figures.svg import Figure, color, num, text_width
+from lib.figures.svg import DASHED, INK, Figure, text_width
 
-# A colour and a shape for each group: who cannot tell two colours apart still sees two shapes.
+# A colour and a shape for each group, and its size: who cannot tell two colours apart still sees two shapes.
 _MARKS = (
-    *(("backward", "circle"), ("comm", "square"), ("weight", "triangle"), ("opt", "diamond")),
-    *(("text", "square"), ("forward", "circle"), ("bad", "diamond"), ("soft", "triangle")),
+    *(("backward", "o", 9), ("comm", "s", 8), ("weight", "^", 10), ("opt", "D", 8)),
+    *(("text", "s", 8), ("forward", "o", 9), ("bad", "D", 8), ("soft", "^", 10)),
 )
 
 
@@ -60,37 +58,28 @@ def draw_scatter(
     xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
     if equal:
         xs = ys = [*xs, *ys]
-    canvas, top = Canvas(alt), 52.0
-    canvas.title(title)
-    at = 0.0
-    for (name, group), (ink, shape) in zip(groups.items(), _MARKS, strict=False):
-        words = f"{name} ({len(group)})"
-        if at + 18 + text_width(words) > width and at:
-            at, top = 0.0, top + 19
-        canvas.mark(at + 6, top - 22, shape, ink)
-        canvas.text(at + 16, top - 18, words)
-        at += 30 + text_width(words)
-    axes = Axes(canvas, _scale(xs, log), _scale(ys, log), right=width - 8, top=top + 22, bottom=height - 38)
-    below = axes.draw(x, y)
-    dashed = {"stroke": color("soft"), "stroke_width": 1.5, "stroke_dasharray": "7 4"}
+    from lib.figures.plot import Plot  # loads matplotlib
+
+    names = [f"{name} ({len(group)})" for name, group in groups.items()]
+    widths = [27 + text_width(name) for name in names]
+    columns = len(names) if sum(widths) <= width else int(width / max(widths)) or 1
+    across, up, top = _range(xs, log), _range(ys, log), 56 + 19 * math.ceil(len(names) / columns)
+    plot = Plot(title, alt, (width, height), across, up, (x, y), top=top, right=width - 8, log=log)
     if equal:
-        (x0, y0), (x1, y1) = axes.at(axes.x.low, axes.y.low), axes.at(axes.x.high, axes.y.high)
-        canvas.path(f"M{num(x0)} {num(y0)}L{num(x1)} {num(y1)}", **dashed)
+        plot.axes.plot(across, up, **DASHED)
     if limit:
-        words, value = limit
-        place = axes.at(value, axes.y.low)[0]
-        canvas.path(f"M{num(place)} {num(axes.bottom)}V{num(axes.top)}", **dashed)
-        canvas.note(place - 6, axes.top + 12, words, "end")
-    for group, (ink, shape) in zip(groups.values(), _MARKS, strict=False):
-        for dot in group:
-            canvas.mark(*axes.at(dot.x, dot.y), shape, ink, dot.tip, dot.href)
-    return canvas.figure(width, height - 38 + below, caption)
+        plot.axes.axvline(limit[1], **DASHED)
+        plot.canvas.note(plot.at(limit[1], ys[0])[0] - 6, top + 12, limit[0], "end")
+    for name, group, (ink, shape, size) in zip(names, groups.values(), _MARKS, strict=False):
+        paint = {"color": INK[ink], "edgecolor": INK["panel"], "linewidth": 0.8, "alpha": 0.8, "zorder": 3}
+        at, urls = ([dot.x for dot in group], [dot.y for dot in group]), [f"{dot.href} {dot.tip}" for dot in group]
+        plot.axes.scatter(*at, size**2, marker=shape, label=name, urls=urls, **paint)
+    plot.legend(columns)
+    return plot.figure(caption)
 
 
-def _scale(values: Sequence[float], log: bool) -> Scale:
+def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
     """All values, with some room at both ends."""
     low, high = min(values), max(values)
-    if log:
-        return Scale(low / 1.25, high * 1.25, log=True)
     room = 0.05 * (high - low) or 1.0
-    return Scale(low - room, high + room)
+    return (low / 1.25, high * 1.25) if log else (low - room, high + room)

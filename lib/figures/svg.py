@@ -1,19 +1,18 @@
 """The book's one palette, and how SVG is written by hand.
 
 The problem: a colour that means "backward" in one chapter and "communication" in the next teaches the wrong thing.
-And a plotting library's SVG weighs 20 KB, changes at every run and is lost in dark mode.
 The idea: every colour has one meaning and one name, written as a CSS variable with a fallback
 (`var(--pbh-forward, #8ecae6)`). The book's stylesheet sets the variables, light and dark; `python -m lib.figures.svg`
 prints them. Where there is no stylesheet (Colab, JupyterLab) words and idle time take the colour of the text around
-them. Figures are rectangles, lines and words, so they are written as text (`canvas.py`); lengths are pixels of the view
-box.
+them. Figures are rectangles, lines and words, so they are written as text (`canvas.py`), also where matplotlib computes
+them (`plot.py`); lengths are pixels of the view box.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cache, wraps
 from html import escape
 
 PAPER = {"light": "#ffffff", "dark": "#12161c"}  # the page behind the figures
@@ -93,6 +92,7 @@ def css() -> str:
     return block(":root", "light") + block('html[data-theme="dark"]', "dark")
 
 
+@cache
 def color(name: str, fill: bool = False) -> str:
     """The CSS colour of a name of the palette. `fill=True` for a bar: its fallback is a fixed colour."""
     light = variables("light")[f"--pbh-{name}"]
@@ -100,6 +100,10 @@ def color(name: str, fill: bool = False) -> str:
 
 
 OUTLINE = {"stroke": color("text"), "stroke_width": 1.4, "stroke_dasharray": "5 2.5"}
+
+# For matplotlib, which takes no names: a colour says which one of the palette it is, and dashes count in widths.
+INK = {name: f"#0000{i:02x}" for i, name in enumerate(PALETTE)}
+DASHED = {"color": INK["soft"], "linewidth": 1.5, "linestyle": (0, (4.7, 2.7))}
 
 
 @dataclass(frozen=True, repr=False)
