@@ -186,6 +186,7 @@ def test_a_wait_is_named_and_measured():
         ([(0, "compute", "forward", "", 2, 1)], {}, "start <= end"),
         ([(0, "compute", "forward", "", 0, math.nan)], {}, "both finite"),
         ([(0, "compute", "forward", "", 0, 9)], {"end": 5}, "end=5.*ends at 9 ms"),
+        ([(0, "compute", "forward", "", 0, 9)], {"end": math.inf}, "end=inf.*ends at 9 ms"),
         (measured(), {"unit": "forwards"}, "use one of"),
     ],
 )

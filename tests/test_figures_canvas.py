@@ -1,10 +1,7 @@
-"""A canvas and its layers, and the axes on it."""
+"""A canvas and its layers."""
 
 import re
 
-import pytest
-
-from lib.figures.axes import Axes, Scale
 from lib.figures.canvas import FRAMES, Canvas
 from lib.figures.svg import color
 
@@ -45,34 +42,6 @@ def test_lengths_are_short_and_a_bar_can_always_be_seen():
     canvas = Canvas("a")
     canvas.rect(1 / 3, 2.0, 0, 5, fill_opacity=0.28)
     assert '<rect x="0.3" y="2" width="0.8" height="5" rx="2" fill-opacity="0.28"/>' in canvas.figure(1, 1).svg
-
-
-@pytest.mark.parametrize(
-    ("scale", "value", "share"),
-    [
-        (Scale(10, 30), 15, 0.25),
-        (Scale(1, 1e4, log=True), 10, 0.25),
-        (Scale(5, 5), 5, 0),
-        (Scale(5, 5, log=True), 5, 0),
-    ],
-)
-def test_where_a_number_lies(scale, value, share):
-    assert scale.share(value) == pytest.approx(share)
-    axes = Axes(Canvas("a"), scale, Scale(0, 1), right=100, top=10, bottom=50)
-    assert axes.at(value, 0.25) == pytest.approx((axes.left + share * (100 - axes.left), 40))
-
-
-def test_marks_are_written_as_people_do():
-    log = Scale(0.01, 2e7, log=True)
-    words = "0.01, 0.1, 1, 10, 100, 1 k, 10 k, 100 k, 1 M, 10 M"
-    assert ", ".join(log.words(mark) for mark in log.marks()) == words
-    assert Scale(1, 30, log=True).marks() == [1, 2, 5, 10, 20], "few powers: twice and five times them, too"
-    assert [Scale(0, 1e4).words(mark) for mark in (0, 2500, 10000)] == ["0", "2500", "10000"]
-
-
-def test_numbers_beside_an_axis_have_room():
-    narrow, wide = (Axes(Canvas("a"), Scale(0, 1), Scale(0, high), right=90, top=9, bottom=90) for high in (1, 1e5))
-    assert wide.left - narrow.left > 15
 
 
 def test_a_click_on_a_path_opens_its_address():

@@ -13,7 +13,12 @@ from lib.figures.curves import draw_curves, draw_log_log
 from lib.figures.plot import Plot, marks
 from lib.figures.scatter import Dot, draw_scatter
 from lib.figures.svg import INK, SMALLEST_PX, color, text_width
+<<<<<<< HEAD
 from tests.painted import parse, paths
+=======
+from lib.figures.timeline import draw_timeline
+from tests.drawn import parse, paths
+>>>>>>> 071d434 (The axis of a timeline takes its marks from matplotlib, too; Axes, Scale and ticks are gone)
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,7 +73,8 @@ def test_numbers_beside_an_axis_have_room():
 
 def test_the_last_number_of_an_axis_stays_in_the_picture():
     at_the_edge = Plot("", "", (400, 200), (0, 1e5), (0, 1), ("x", "y"), top=50, right=400).figure("")
-    for figure, last in ((at_the_edge, "100000"),):
+    timeline = draw_timeline([(0, "compute", "forward", "", 0, 0.004)], title="", alt="")
+    for figure, last in ((at_the_edge, "100000"), (timeline, "0.004")):
         (text,) = [t for t in parse(figure).iter("text") if t.text == last]
         assert float(text.get("x")) + text_width(last, SMALLEST_PX) / 2 <= float(
             parse(figure).get("viewBox").split()[2]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from lib.figures.axes import Scale, draw_axis
 from lib.figures.canvas import FRAMES, Canvas
 from lib.figures.svg import SMALLEST_PX, Figure, color, num
-from lib.figures.timeline import COMPUTE, NETWORK, Bar, draw_timeline
+from lib.figures.timeline import COMPUTE, NETWORK, Bar, draw_axis, draw_timeline
 from lib.pipeline.gantt import KIND
 from lib.pipeline.lower import message_behind
 from lib.pipeline.schedules.action import Op, Schedule
@@ -111,5 +110,5 @@ def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = ""
             numbers.text(beside, (near + far) / 2 + 4.5, str(len(arrows)), anchor)
     canvas.layer(FRAMES).path("".join(arrows), stroke_width=2, stroke=color("comm"))
     bottom = _TOP + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
-    below = draw_axis(canvas, left, width - 12, bottom, Scale(0, seen.makespan), "units")
+    below = draw_axis(canvas, left, width - 12, bottom, 0, seen.makespan, "units")
     return canvas.figure(width, bottom + below, caption)

@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lib.figures.axes import Scale, draw_axis
 from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, text_width
+from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, num, text_width
 from lib.trace import Trace, stack
 
 KINDS = {  # what a bar can be: its colour and its name in the legend
@@ -105,7 +104,7 @@ def draw_timeline(
     both = bars + predicted
     last = max((b.end for b in both), default=0.0)
     high = last if end is None else end
-    if last <= 0 or high < last * (1 - 1e-9):
+    if last <= 0 or not last * (1 - 1e-9) <= high < math.inf:
         raise ValueError(f"end={end}: {len(both)} bars, the last ends at {last:g} {unit}; the axis must reach it")
     low = min(0.0, *(b.start for b in both))
     ranks, lanes = sorted({b.rank for b in both}), list(dict.fromkeys(b.lane for b in both))
@@ -152,5 +151,22 @@ def draw_timeline(
             x, top, long = left + (bar.start - low) * scale, y + row * (height + 2), (bar.end - bar.start) * scale
             frames.rect(x, top - 3, long - 1, height + 6, radius=3)
         y += tall + (9 if predicted else 3) + (9 if lane == lanes[-1] else 0)
-    below = draw_axis(canvas, left, right, y - 4, Scale(low, high), unit)
+    below = draw_axis(canvas, left, right, y - 4, low, high, unit)
     return canvas.figure(width, y - 4 + below, caption)
+
+
+def draw_axis(canvas: Canvas, left: float, right: float, y: float, low: float, high: float, name: str) -> float:
+    """A horizontal axis at height `y` from `low` to `high`, with its name and unit; the height that it takes."""
+    from lib.figures.plot import marks  # loads matplotlib
+
+    scale = (right - left) / (high - low)
+    places = [(left + (mark - low) * scale, words) for mark, words in marks(low, high, 9).items()]
+    path = f"M{num(left)} {num(y)}H{num(right)}" + "".join(f"M{num(x)} {num(y)}v4" for x, _ in places)
+    canvas.path(path, stroke=color("soft"))
+    for x, words in places:
+        edge = right + 10 - text_width(words, SMALLEST_PX) / 2  # of the picture
+        canvas.note(min(x, edge), y + 17, words, "middle")
+    x, words = places[-1]
+    beside = x + text_width(words, SMALLEST_PX) / 2 + 10 <= right - text_width(name, SMALLEST_PX)
+    canvas.note(right, y + (17 if beside else 34), name, "end")
+    return 22 if beside else 39
