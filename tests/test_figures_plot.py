@@ -13,12 +13,8 @@ from lib.figures.curves import draw_curves, draw_log_log
 from lib.figures.plot import Plot, marks
 from lib.figures.scatter import Dot, draw_scatter
 from lib.figures.svg import INK, SMALLEST_PX, color, text_width
-<<<<<<< HEAD
-from tests.painted import parse, paths
-=======
 from lib.figures.timeline import draw_timeline
-from tests.drawn import parse, paths
->>>>>>> 071d434 (The axis of a timeline takes its marks from matplotlib, too; Axes, Scale and ticks are gone)
+from tests.painted import parse, paths
 
 ROOT = Path(__file__).parents[1]
 
