@@ -310,6 +310,13 @@ def test_bars_are_as_long_as_their_values():
     assert {"8 MB", "5 MB", "plain", "ZeRO", "parameters", "optimizer states", "6", "3"} <= set(words)
 
 
+def test_numbers_on_bars_are_as_people_write_them():
+    rows = {"small": {"parameter": 0.5, "gradient": 1.25}, "large": {"parameter": 10_860, "gradient": 10_960.4}}
+    svg = draw_bars(rows, unit="GB", title="t", alt="a").svg
+    assert "21,820 GB" in svg and "10,860" in svg and "1.75 GB" in svg and "e+" not in svg
+    assert "21820.4 GB" in draw_bars(rows, unit="GB", title="t", alt="a", form="{:.1f}").svg
+
+
 def test_fixed_end_makes_bars_comparable():
     def width(value):
         figure = draw_bars({"a": {"parameter": value}}, unit="MB", title="", alt="", end=16, form="{:05.2f}")

@@ -142,7 +142,7 @@ def draw_bars(
     caption: str = "",
     outline: Mapping[str, float] | None = None,
     end: float | None = None,
-    form: str = "{:.4g}",
+    form: str | None = None,
     width: float = 680,
 ) -> Figure:
     """Horizontal stacked bars, a row each, with the total beside it: memory by kind, traffic by technique.
@@ -152,7 +152,7 @@ def draw_bars(
         unit: of the values, written after the totals ("MB", "bytes per parameter").
         outline: row name to its predicted total, drawn as an outline around the measured bar.
         end: value at the right end of the axis; give it in an `Explorer` so that frames can be compared.
-        form: how a value is written.
+        form: how a value is written. Default: four digits that count, and thousands in groups.
     """
     if not rows or not all(rows.values()):
         raise ValueError(f"{len(rows)} rows, of which some have no parts; every row needs at least one")
@@ -167,7 +167,11 @@ def draw_bars(
     high = end or max(longest) or 1.0
     if max(longest) > high * (1 + 1e-9):
         raise ValueError(f"end={end:g} {unit} is shorter than the longest bar, {max(longest):g} {unit}")
-    beside = {name: f"{form.format(t)} {unit}" for name, t in total.items()}
+
+    def written(value: float) -> str:
+        return form.format(value) if form else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+    beside = {name: f"{written(t)} {unit}" for name, t in total.items()}
     left = 12 + max(text_width(name) for name in rows)
     scale = (width - left - 12 - max(text_width(words) for words in beside.values())) / high
     canvas = Canvas(alt)
@@ -176,7 +180,7 @@ def draw_bars(
         canvas.text(left - 10, y + 17.5, name, "end")
         at = left
         for kind in [k for k in kinds if parts.get(k)]:
-            ink, long, inside = KINDS[kind][0], values[name, kind] * scale, form.format(values[name, kind])
+            ink, long, inside = KINDS[kind][0], values[name, kind] * scale, written(values[name, kind])
             fits = text_width(inside, SMALLEST_PX) + 4 <= long and len(parts) > 1
             if fits:
                 canvas.words_on(ink).text(at + long / 2, y + 17.5, inside)
