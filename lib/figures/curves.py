@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import DASHED, INK, OUTLINE, SMALLEST_PX, Figure, color, text_width
+from lib.figures.svg import DASHED, INK, OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, text_width
 from lib.figures.timeline import KINDS, legend
 
 # Colour, width and dash of each curve. The first is wide and the next ones narrower on top of it: if they coincide, all
@@ -133,6 +133,7 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     return places
 
 
+@drawn_twice
 def draw_bars(
     rows: Mapping[str, Mapping[str, float]],
     *,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lib.figures.svg import DASHED, INK, Figure, text_width
+from lib.figures.svg import DASHED, INK, Figure, drawn_twice, text_width
 
 # A colour and a shape for each group, and its size: who cannot tell two colours apart still sees two shapes.
 _MARKS = (
@@ -24,6 +24,7 @@ class Dot(NamedTuple):
     href: str = ""
 
 
+@drawn_twice
 def draw_scatter(
     groups: Mapping[str, Sequence[Dot]],
     *,
