@@ -3,6 +3,7 @@
 It needs no built book: the scripts and their words are put into a blank page.
 """
 
+import gzip
 import json
 import math
 import random
@@ -21,7 +22,7 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs
 from lib.pipeline.workshop import WHY, Par, Verdict, workshop
-from tests.book_project import BOOK, load
+from tests.book_project import BOOK, build, load
 from tools.browser import chromium, open_browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
@@ -255,3 +256,352 @@ def test_a_sentence_that_python_says_otherwise_by_now_stops_the_build():
     assert extension.with_holes("1F0 waits from 1 to 1.5.", "1F0", "1", "1.5") == "{0} waits from {1} to {2}."
     with pytest.raises(ValueError, match="does not say 2F0"):
         extension.with_holes("1F0 waits.", "2F0")
+
+
+def test_all_own_scripts_are_light(say):
+    scripts = [*BOOK.glob("static/*.js"), *BOOK.parent.glob("lib/figures/*.js")]
+    sizes = {path.name: len(gzip.compress(path.read_bytes(), 9, mtime=0)) for path in scripts}
+    say(f"own scripts, compressed: {sum(sizes.values()):,} bytes {sizes}")
+    assert len(sizes) >= 8 and sum(sizes.values()) < 30_000
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+STYLE = (BOOK / "static" / "book.css").read_text(encoding="utf-8")
+AXE = (BOOK.parent / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
+# What is copied is kept where a test can read it.
+CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => {
+    if (window.refuses) throw new Error("no");
+    window.copied = text;
+} } });"""
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """The page with its controls, as it is read from a disk; at the end: nothing in its console."""
+    scripts = "".join(f'<script src="{(BOOK / "static" / name).as_uri()}"></script>' for name in extension.SCRIPTS)
+    contexts, errors = [], []
+
+    def open_at(address: str = "", width: int = 1280, mode: str = "light", **options):
+        html = f"""<!doctype html><html lang="en" data-theme="{mode}"><meta charset="utf-8"><title>page</title>
+            <meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}
+            * {{ box-sizing: border-box }} body {{ margin: 0; background: var(--paper); color: var(--pbh-text) }}
+            article {{ max-width: 720px; margin: 0 auto }}</style>
+            <main><article class="bd-article"><h1>Page</h1>{extension.html()}</article></main>{scripts}</html>"""
+        (tmp_path / "page.html").write_text(html, encoding="utf-8")
+        if not contexts:
+            window = {"width": width, "height": 900}
+            contexts.append(browser.new_context(offline=True, viewport=window, reduced_motion="reduce", **options))
+            contexts[0].add_init_script(CLIPBOARD)
+        page = contexts[0].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
+        page.goto((tmp_path / "page.html").as_uri() + address)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def headline(page) -> str:
+    return page.inner_text(".verdict")
+
+
+def rows(page) -> list[str]:
+    """Each rank's words, as the text has them."""
+    return [line.partition(": ")[2] for line in page.input_value("textarea").splitlines()]
+
+
+def block(page, name: str):
+    return page.locator(".block", has=page.locator("title", has_text=re.compile(f"^{name}:")))
+
+
+def focused(page) -> str:
+    title = "document.activeElement.querySelector(':scope > title')?.textContent ?? ''"
+    return page.evaluate(title).partition(":")[0]
+
+
+def middle(page, name: str) -> tuple[float, float]:
+    box = block(page, name).locator("rect").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def drag(page, name: str, to: str, beyond: float = 0, drop: bool = True) -> None:
+    """Takes a block at its middle, and lets it go on the middle of another."""
+    (x, y), (far, _) = middle(page, name), middle(page, to)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move((x + far) / 2, y)
+    page.mouse.move(far + beyond, y + 5)
+    if drop:
+        page.mouse.up()
+
+
+def times(page) -> set[str]:
+    """When each action runs, as the grid says it."""
+    return set(page.locator(".block title").evaluate_all("all => all.map(one => one.textContent)"))
+
+
+def times_of(schedule: Schedule, par: Par) -> set[str]:
+    return {f"{slot.action}: {slot.start:g} to {slot.end:g}" for slot in par.play(schedule).slots}
+
+
+def shown_advice(page) -> str:
+    return " ".join(page.inner_text(".advice").split())
+
+
+def test_it_opens_with_the_circle_of_the_notebook(opened):
+    page = opened()
+    typed = page.input_value("textarea")
+    assert typed in (BOOK.parent / "chapters" / "workshop.md").read_text(encoding="utf-8")
+    verdict = workshop(typed, Par(4, 6))
+    assert headline(page) == verdict.headline() == "This cannot work." and "#" not in page.url
+    assert "Ranks wait for each other: rank 0 at 0B0 waits for 1B0, which rank 1 does later" in shown_advice(page)
+    assert shown_advice(page).endswith(verdict.advice)
+    wrong = page.locator(".block.wrong").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+    assert wrong == [f"{name}, it never runs, wrong" for name in ("B0, stage 0, rank 0", "F1, stage 1, rank 1")]
+    red = block(page, "0B0").locator("rect").evaluate("rect => getComputedStyle(rect).fill")
+    assert red == "rgb(179, 38, 30)" and page.locator(".block.awaited").count() == 2
+    ran = {when.partition(":")[0] for when in times(page) if " to " in when}
+    assert ran == {"0F0", "1F0", "2F0", "3F0", "3B0"}, "after five blocks"
+
+
+@pytest.mark.parametrize("make", [naive, gpipe, one_f_one_b, zb_h1, zb_v, lambda n, m: interleaved(n, m, 2)])
+def test_what_is_typed_is_drawn_and_scored(opened, make):
+    page, schedule, par = opened("#ranks=3&microbatches=6&F=2&I=1.5"), make(3, 6), Par(3, 6, costs=Costs(2, 1.5, 1))
+    page.fill("textarea", schedule.to_text())
+    verdict = workshop(schedule.to_text(), par)
+    assert headline(page) == verdict.headline() and shown_advice(page) == verdict.advice
+    assert times(page) == times_of(schedule, par)
+    for slot in par.play(schedule).slots:  # as far to the right as it is late
+        style = block(page, str(slot.action)).get_attribute("style")
+        x, y = map(float, re.search(r"translate\(([\d.]+)px, ([\d.]+)px\)", style).groups())
+        first = par.play(schedule).slots[-1]
+        last_x = float(re.search(r"[\d.]+", block(page, str(first.action)).get_attribute("style"))[0])
+        assert math.isclose(x * first.start, last_x * slot.start, rel_tol=1e-3) and y == 24 + 37 * slot.rank
+    kept = page.locator("ol.ranks li").evaluate_all("all => all.map(one => one.querySelector('small').innerText)")
+    assert kept == [f"keeps {count:g}" for count in verdict.score.kept]
+    table = page.locator("tbody tr").evaluate_all("all => all.map(row => [...row.cells].map(cell => cell.innerText))")
+    assert table == [list(score.words()) for score in verdict.rows()]
+    assert page.inner_text("tr.yours td >> nth=0") == "yours"
+
+
+def test_a_block_is_dragged_along_its_rank(opened):
+    page = opened("#schedule=1f1b")
+    drag(page, "3B2", "3B0", drop=False)
+    page.keyboard.press("Escape")
+    page.mouse.up()
+    assert rows(page)[3] == "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5", "Escape puts it back"
+    drag(page, "3B1", "3F2", beyond=3)
+    assert rows(page)[3] == "3F0 3B0 3F1 3F2 3B1 3B2 3F3 3B3 3F4 3B4 3F5 3B5"
+    assert headline(page).startswith("It works, in ") and "text=rank" in page.url and focused(page) == "3B1"
+    assert page.locator("input:checked").count() == 0, "it is no preset any more"
+    drag(page, "3B1", "3B0")
+    assert rows(page)[3] == "3F0 3B1 3B0 3F1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5"
+    assert headline(page) == "This cannot work." and "3B1 comes before 3F1." in shown_advice(page)
+    assert workshop(page.input_value("textarea"), Par(4, 6)).problem.startswith("yours: 3B1 comes before 3F1")
+    drag(page, "0F1", "0F1", beyond=2)
+    assert rows(page)[0].startswith("0F0 0F1 0F2"), "a press is no move"
+    page.click("button[name=undo]")
+    page.click("button[name=undo]")
+    assert rows(page)[3] == "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5" and page.is_disabled(
+        "button[name=undo]"
+    )
+    assert page.is_checked("input[value='1f1b']") and "text=" not in page.url
+
+
+def test_the_first_game_takes_five_moves(opened):
+    page = opened()
+    for name, to in (("0F1", "0B0"), ("0F2", "0B0"), ("0F3", "0B1"), ("0F4", "0B2"), ("0F5", "0B3")):
+        assert headline(page) == "This cannot work."
+        drag(page, name, to)
+    assert headline(page).startswith("It works, in ")
+
+
+def test_a_finger_drags_a_block_and_the_page(opened):
+    page = opened("#schedule=1f1b", width=390, has_touch=True, is_mobile=True)
+    finger = page.context.new_cdp_session(page)
+
+    def slide(x, y, dx, dy):
+        for kind, share in (("Start", 0), ("Move", 0.2), ("Move", 0.6), ("Move", 1), ("End", 1)):
+            points = [] if kind == "End" else [{"x": x + share * dx, "y": y + share * dy}]
+            finger.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
+    page.locator(".grid").scroll_into_view_if_needed()
+    slide(*middle(page, "0F1"), 40, 0)
+    assert rows(page)[0].startswith("0F0 0F2 0F1") or rows(page)[0].startswith("0F0 0F2 0F3 0F1")
+    before, at = rows(page), page.evaluate("scrollY")
+    slide(*middle(page, "0F2"), 0, -80)
+    page.wait_for_function(f"scrollY !== {at}")
+    assert rows(page) == before, "a finger that goes up scrolls"
+
+
+def test_the_keyboard_does_what_the_mouse_does(opened):
+    page = opened("#schedule=1f1b")
+    page.focus("select[name=W]")
+    page.keyboard.press("Tab")
+    assert focused(page) == "0F0", "one stop for all blocks"
+    keys = [("Shift+ArrowRight", "0F1"), ("End", "0B5"), ("ArrowDown", "1B5"), ("ArrowUp", "0B4"), ("Home", "0F0")]
+    for key, name in keys:
+        page.keyboard.press(key)
+        assert focused(page) == name and "#" in page.url, key
+    page.keyboard.press("ArrowRight")
+    assert rows(page)[0].startswith("0F1 0F0 0F2") and focused(page) == "0F0"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert rows(page)[0].startswith("0F0 0F1 0F2") and focused(page) == "0F0", "the first place is the first"
+    page.keyboard.press("Delete")
+    assert rows(page)[0].startswith("0F1 0F2") and focused(page) == "0F1"
+    assert "0F0 is missing." in shown_advice(page) and page.locator("text.lacking").text_content() == "F0"
+    page.keyboard.press("Control+z")
+    assert rows(page)[0].startswith("0F0 0F1 0F2") and headline(page).startswith("It works")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.tools') !== null"), "and out again"
+
+
+def test_buttons_add_what_is_missing(opened):
+    page = opened("#ranks=2&microbatches=2")
+    page.fill("textarea", "")
+    assert "there is no action in it" in shown_advice(page).lower()
+    names = ["addF", "addF", "addB", "addI", "addW"]
+    for name in names:
+        page.click(f"button[name={name}]")
+    assert page.input_value("textarea") == "rank 0: 0F0 0F1 0B0 0I1 0W1"
+    assert page.inner_text("button[name=addF]") == "+ 1F0", "the next rank"
+    for name in names:
+        page.click(f"button[name={name}]")
+    assert rows(page)[1] == "1F0 1F1 1B0 1I1 1W1" and headline(page).startswith("It works, in ")
+    assert [page.is_disabled(f"button[name=add{op}]") for op in "FBIW"] == [True] * 4
+    page.click("button[name=split]")
+    assert rows(page) == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1F1 1I0 1W0 1I1 1W1"]
+    block(page, "0W0").click()
+    page.click("button[name=right]")
+    assert rows(page)[0] == "0F0 0F1 0I0 0I1 0W0 0W1"
+    page.click("button[name=left]")
+    page.click("button[name=remove]")
+    assert rows(page)[0] == "0F0 0F1 0I0 0I1 0W1" and page.inner_text("button[name=addW]") == "+ 0W0"
+
+
+def test_comments_and_the_form_of_other_lines_stay(opened):
+    page = opened("#ranks=2&microbatches=1")
+    page.fill("textarea", "# two ranks\n0F0,0B0 # first\n\n rank 1 : 1F0   1B0")
+    block(page, "0F0").click()
+    page.keyboard.press("ArrowRight")
+    assert page.input_value("textarea") == "# two ranks\n0B0 0F0 # first\n\n rank 1 : 1F0   1B0"
+    page.keyboard.press("Delete")
+    page.keyboard.press("Delete")
+    assert page.input_value("textarea") == "# two ranks\nrank 0: # first\n\n rank 1 : 1F0   1B0", (
+        "it is still its line"
+    )
+
+
+def test_the_address_keeps_all_of_it(opened):
+    page = opened("#schedule=gpipe&ranks=3&microbatches=4&limit=2&W=2")
+    par = Par(3, 4, 2, Costs(1, 1, 2))
+    assert headline(page) == workshop(gpipe(3, 4).to_text(), par).headline()
+    page.select_option("select[name=ranks]", "2")
+    assert rows(page)[0] == " ".join(map(str, gpipe(2, 4).actions[0])), "a preset follows the sizes"
+    assert "text=" not in page.url and "ranks=2" in page.url
+    page.click("button[name=undo]")
+    assert "ranks=3" in page.url and len(rows(page)) == 3, "sizes come back with their text"
+    page.select_option("select[name=ranks]", "2")
+    page.fill("textarea", "# mine & yours\n0F0 0B0\n1F0 1B0")
+    assert "this is for 2 ranks and 1 microbatches" in shown_advice(page).lower()
+    page.select_option("select[name=microbatches]", "1")
+    said = page.inner_text("#workshop")
+    assert headline(page).startswith("It works")
+    other = opened(page.url.partition("html")[2])
+    assert other.inner_text("#workshop") == said and other.input_value("textarea").startswith("# mine & yours\n0F0")
+    page.click("button[name=link]")
+    assert page.evaluate("copied") == page.url and page.inner_text("button[name=link]") == "Copied"
+    page.evaluate("window.refuses = true")
+    page.click("button[name=python]")
+    page.wait_for_function("document.querySelector('button[name=python]').innerText.includes('does not let')")
+
+
+def test_a_misspelt_address_changes_nothing(opened):
+    said = opened().inner_text("#workshop")
+    assert opened("#ranks=99&schedule=<b>&__proto__=1&F=&nothing").inner_text("#workshop") == said
+
+
+@pytest.mark.parametrize("address", ["#schedule=zb-h1", "#ranks=2&microbatches=3&schedule=1f1b&limit=1&I=2.5"])
+def test_what_is_copied_as_python_says_the_same(opened, address):
+    page = opened(address)
+    if "limit" in address:
+        page.fill("textarea", page.input_value("textarea") + ' # "\\t"""')
+    page.click("button[name=python]")
+    names = {"workshop": workshop, "Par": Par}
+    exec(page.evaluate("copied"), names)
+    assert headline(page) == names["verdict"].headline() and shown_advice(page) == names["verdict"].advice
+    assert times(page) == times_of(names["verdict"].schedule, names["verdict"].par)
+
+
+def test_a_mistake_is_in_view_where_the_grid_is_wider_than_the_screen(opened):
+    page = opened("#schedule=1f1b", width=390)
+    page.fill("textarea", one_f_one_b(4, 6).to_text().replace("2B5", "2I5"))
+    assert page.evaluate("document.querySelector('.time').scrollLeft") > 0 and page.evaluate("scrollY") == 0
+    red, screen = page.locator(".block.wrong").bounding_box(), page.locator(".time").bounding_box()
+    assert screen["x"] <= red["x"] <= screen["x"] + screen["width"] - red["width"]
+
+
+def test_whatever_is_typed_is_drawn_and_is_no_html(opened):
+    page, rng = opened(), random.Random(4)
+    for _ in range(40):
+        text, par = some_text(rng, is_right=False)
+        page.fill("textarea", text)
+        lines = re.sub(r"(?m)^\s*rank\s+\d+\s*:|#.*$", "", text.replace("\r", "\n"))
+        words = lines.replace(",", " ").split()
+        assert page.locator(".block").count() == len(words), text
+        assert headline(page) == workshop(text, Par(4, 6)).headline()
+    page.fill("textarea", "<img src=x onerror=alert(1)>")
+    assert "'<img' is no action" in shown_advice(page) and page.locator("#workshop img").count() == 0
+    assert page.locator(".block.wrong").count() == 3
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_everybody_can_read_it(opened, width, mode):
+    page = opened("", width, mode)
+    page.evaluate(AXE)
+    for text in (None, zb_v(4, 6).to_text(), "0F0 0X0", one_f_one_b(4, 6).to_text().replace(" 2B3", "")):
+        if text:
+            page.fill("textarea", text)
+            page.locator(".block").first.click()
+        found = page.evaluate(
+            "axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))"
+        )
+        assert found == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "the grid scrolls in its own box"
+        small = page.evaluate(
+            """[...document.querySelectorAll("#workshop *")].filter((e) => e.textContent.trim() && !e.children.length
+                && e.checkVisibility() && e.nodeName !== "title" && parseFloat(getComputedStyle(e).fontSize) < 12)
+                .map((e) => e.outerHTML.slice(0, 100))"""
+        )
+        assert small == []
+        narrow = page.locator(".block").evaluate_all(
+            """all => all.filter((one) => one.querySelector("text").getBBox().width
+                > one.querySelector("rect").getBoundingClientRect().width + 1).map((one) => one.textContent)"""
+        )
+        assert narrow == [], "words fit their blocks"
+
+
+def test_without_a_script_the_page_names_the_function(browser):
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.set_content(extension.html())
+    assert "workshop(text, Par(4, 6))" in page.inner_text("body")
+
+
+def test_a_page_of_the_book_gets_words_and_scripts_and_no_other_does(tmp_path):
+    static = {"html_static_path": [str(BOOK / "static")]}
+    index = "# Home\n\n```{toctree}\ntry\n```\n"
+    out = build(
+        tmp_path, {"index": index, "try": "# Try a schedule\n\n```{workshop}\n```\n"}, ["book_workshop"], **static
+    )
+    pages = {name: (out / f"{name}.html").read_text() for name in ("index", "try")}
+    assert extension.html() in pages["try"]
+    for script in extension.SCRIPTS:
+        assert f'defer="defer" src="_static/{script}' in pages["try"] and script not in pages["index"]
