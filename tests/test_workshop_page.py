@@ -286,7 +286,7 @@ def opened(browser, tmp_path):
         html = f"""<!doctype html><html lang="en" data-theme="{mode}"><meta charset="utf-8"><title>page</title>
             <meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}
             * {{ box-sizing: border-box }} body {{ margin: 0; background: var(--paper); color: var(--pbh-text) }}
-            article {{ max-width: 720px; margin: 0 auto }}</style>
+            article {{ max-width: 756px; margin: 0 auto; padding: 0 18px }}</style>
             <main><article class="bd-article"><h1>Page</h1>{extension.html()}</article></main>{scripts}</html>"""
         (tmp_path / "page.html").write_text(html, encoding="utf-8")
         if not contexts:
@@ -375,12 +375,15 @@ def test_what_is_typed_is_drawn_and_scored(opened, make):
     verdict = workshop(schedule.to_text(), par)
     assert headline(page) == verdict.headline() and shown_advice(page) == verdict.advice
     assert times(page) == times_of(schedule, par)
+    last = par.play(schedule).slots[-1]
+    last_x = float(re.search(r"[\d.]+", block(page, str(last.action)).get_attribute("style"))[0])
     for slot in par.play(schedule).slots:  # as far to the right as it is late
         style = block(page, str(slot.action)).get_attribute("style")
         x, y = map(float, re.search(r"translate\(([\d.]+)px, ([\d.]+)px\)", style).groups())
-        first = par.play(schedule).slots[-1]
-        last_x = float(re.search(r"[\d.]+", block(page, str(first.action)).get_attribute("style"))[0])
-        assert math.isclose(x * first.start, last_x * slot.start, rel_tol=1e-3) and y == 24 + 37 * slot.rank
+        assert math.isclose(x * last.start, last_x * slot.start, rel_tol=1e-3) and y == 24 + 37 * slot.rank
+    first = {schedule.rank_of.index(rank) for rank in range(3)}
+    others = [slot for slot in par.play(schedule).slots if slot.action.stage not in first]
+    assert page.locator(".block path[d^=M]").count() == len(others), "underlined"
     kept = page.locator("ol.ranks li").evaluate_all("all => all.map(one => one.querySelector('small').innerText)")
     assert kept == [f"keeps {count:g}" for count in verdict.score.kept]
     table = page.locator("tbody tr").evaluate_all("all => all.map(row => [...row.cells].map(cell => cell.innerText))")
@@ -433,7 +436,7 @@ def test_a_finger_drags_a_block_and_the_page(opened):
     slide(*middle(page, "0F1"), 40, 0)
     assert rows(page)[0].startswith("0F0 0F2 0F1") or rows(page)[0].startswith("0F0 0F2 0F3 0F1")
     before, at = rows(page), page.evaluate("scrollY")
-    slide(*middle(page, "0F2"), 0, -80)
+    slide(*middle(page, "0F2"), 30, -80)
     page.wait_for_function(f"scrollY !== {at}")
     assert rows(page) == before, "a finger that goes up scrolls"
 
@@ -532,7 +535,8 @@ def test_a_misspelt_address_changes_nothing(opened):
 def test_what_is_copied_as_python_says_the_same(opened, address):
     page = opened(address)
     if "limit" in address:
-        page.fill("textarea", page.input_value("textarea") + ' # "\\t"""')
+        first, rest = page.input_value("textarea").split("\n", 1)
+        page.fill("textarea", f'{first} # """ \\\n{rest}')
     page.click("button[name=python]")
     names = {"workshop": workshop, "Par": Par}
     exec(page.evaluate("copied"), names)
