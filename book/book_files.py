@@ -17,7 +17,7 @@ from fontTools.ttLib import TTFont
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it says of each table of a font that it was cut
 
 ZIP = "parallel-by-hand-pages.zip"
-NOT_IN_ZIP = (ZIP, "404.html", "sitemap.xml", "objects.inv", ".buildinfo", "cover.png")
+NOT_IN_ZIP = (ZIP, "404.html", "lost.html", "sitemap.xml", "objects.inv", ".buildinfo", "cover.png")
 UNUSED = ["**/*.map", "_static/locales", "_static/*macros.html", "_static/vendor/fontawesome/*/js"]
 
 FONTS = re.compile(r"@font-face\{[^}]*\}")

@@ -93,7 +93,7 @@ def description(doctree: nodes.document) -> str:
 # The page one reads is in view in the sidebar, however long that is. The theme does it for some.
 IN_VIEW = """addEventListener("load", () => {
   const bar = document.querySelector(".bd-sidebar-primary");
-  const here = bar?.querySelector("li.current:not(:has(.current)) > a");
+  const here = bar?.querySelector("a.current");
   const [top, bottom] = [here?.getBoundingClientRect().top, bar?.getBoundingClientRect().bottom];
   if (top < 0 || top > bottom - 60) bar.scrollTop += top - bottom / 2;
 });"""
@@ -123,15 +123,11 @@ LOST = """<section id="lost"><h1>There is no such page</h1>
 <p>The address is misspelled, or the page has moved. The chapters are listed beside this text (on a phone, behind the
 button at the top), and the <a href="search.html">search</a> looks through all of them.</p>
 <p><a href="{start}">Begin at the beginning</a></p></section>"""
-# The page is shown wherever something is missing: its addresses begin at the site's root. That is where the book was
-# meant to lie, or, on somebody's own server, simply its root.
-AT_ROOT = """<script>
-document.write('<base href="' + (location.pathname.startsWith("{root}") ? "{root}" : "/") + '">');
-addEventListener("DOMContentLoaded", () => {{
-  for (const link of document.querySelectorAll('a[href^="#"]'))
-    link.href = location.pathname + link.getAttribute("href");
-}});
-</script><noscript><base href="{root}"></noscript>"""
+RELATIVE = re.compile(r'((?:href|src|action|data-content_root)=")(?![a-z]+:|[/#])(?:\./)?')
+# On a server of one's own the site lies at the root: there a page with addresses of its own is in that place.
+ELSEWHERE = """<script>
+if (!location.pathname.startsWith("{root}") && location.pathname !== "/lost.html") location.replace("/lost.html");
+</script>"""
 
 
 def lost_page(app):
@@ -140,12 +136,14 @@ def lost_page(app):
 
 
 def root_lost_page(site: Path, base_url: str) -> None:
-    """Make every address on 404.html begin at the site's root."""
+    """Make every address on 404.html begin at the site's root: the page is shown wherever something is missing."""
     page = site / "404.html"
     root = urlsplit(base_url).path.rstrip("/") + "/"
-    text = re.sub("<head[^>]*>", rf"\g<0>{AT_ROOT.format(root=root)}", page.read_text(encoding="utf-8"), count=1)
+    text = page.read_text(encoding="utf-8")
     text = re.sub(r'<link rel="canonical"[^>]*>', '<meta name="robots" content="noindex">', text)
-    page.write_text(text, encoding="utf-8")
+    (site / "lost.html").write_text(text, encoding="utf-8")
+    text = RELATIVE.sub(rf"\g<1>{root}", text)
+    page.write_text(re.sub("<head[^>]*>", rf"\g<0>{ELSEWHERE.format(root=root)}", text, count=1), encoding="utf-8")
 
 
 # ---- what is put right in the finished pages -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ var Scorer = {
   title: 15, partialTitle: 7, term: 5, partialTerm: 2,
   score: ([page, , , , score]) => {
     const chapter = /^chapters\/(\d+)/.exec(page);
-    if (chapter) return score + 8 - chapter[1] / 10;
+    if (chapter) return score + 8 - (Number(chapter[1]) || 15) / 10; // the first page says a little of everything
     return score - (/^(exercises|solutions)\//.test(page) ? 8 : page.startsWith("book/library/") ? 4 : 0);
   },
 };

@@ -27,14 +27,19 @@ def test_a_page_is_described_by_its_lead_else_by_its_first_paragraph():
 
 
 def test_every_address_of_the_lost_page_begins_at_the_root(tmp_path):
-    (tmp_path / "404.html").write_text(
-        '<html><head><link rel="canonical" href="https://x.org/404.html"></head></html>'
-    )
+    head = '<html data-content_root="./"><head><link rel="canonical" href="https://x.org/404.html"></head>'
+    links = '<a href="#top"><a href="a/b.html"><img src="./_static/i.svg"><a href="https://y.org/"><a href="/c">'
+    links += '<form action="search.html">'
+    (tmp_path / "404.html").write_text(head + links)
     pages.root_lost_page(tmp_path, "https://org.github.io/repo/")
     text = (tmp_path / "404.html").read_text()
-    assert text.startswith("<html><head><script>") and text.index("<base") < text.index("noindex")
-    assert '<noscript><base href="/repo/"></noscript>' in text and "canonical" not in text
-    assert 'location.pathname.startsWith("/repo/")' in text
+    assert 'data-content_root="/repo/"' in text and 'href="#top"' in text and "noindex" in text
+    for link in ('href="/repo/a/b.html"', 'src="/repo/_static/i.svg"', 'href="https://y.org/"', 'href="/c"'):
+        assert link in text
+    assert 'action="/repo/search.html"' in text and "canonical" not in text
+    assert '<head><script>\nif (!location.pathname.startsWith("/repo/")' in text
+    lost = (tmp_path / "lost.html").read_text()
+    assert links in lost and "noindex" in lost and "<script>" not in lost
 
 
 @pytest.mark.parametrize(
