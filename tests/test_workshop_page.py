@@ -459,7 +459,7 @@ def test_the_keyboard_does_what_the_mouse_does(opened):
     assert rows(page)[0].startswith("0F0 0F1 0F2") and focused(page) == "0F0", "the first place is the first"
     page.keyboard.press("Delete")
     assert rows(page)[0].startswith("0F1 0F2") and focused(page) == "0F1"
-    assert "0F0 is missing." in shown_advice(page) and page.locator("text.lacking").text_content() == "F0"
+    assert "0F0 is missing." in shown_advice(page) and page.locator("text.missing").text_content() == "F0"
     page.keyboard.press("Control+z")
     assert rows(page)[0].startswith("0F0 0F1 0F2") and headline(page).startswith("It works")
     page.keyboard.press("Tab")

@@ -54,7 +54,8 @@ const scheduler = ({ problems, headlines, advice, why, short }) => {
   // The lines of a text: `head` + words + `tail` is the line; it is that of a rank if there is more in it than a tail.
   const read = (text) => text.split(/\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/).map((line) => {
     const [, head, rank, words, tail] = line.match(/^(\s*(?:rank\s+(\d+)\s*:\s*)?)([^#]*?)(\s*(?:#.*)?)$/);
-    return { line, head, rank, words: words.split(/[\s,]+/).filter(Boolean), tail, counts: Boolean(head.trim() || words) };
+    const counts = Boolean(head.trim() || words);
+    return { line, head, rank, words: words.split(/[\s,]+/).filter(Boolean), tail, counts };
   });
   const schedule = (actions, numMicrobatches, rankOf = [...actions.keys()]) => {
     const isForwardOnly = actions.flat().every(({ op }) => op === "F");
@@ -96,8 +97,8 @@ const scheduler = ({ problems, headlines, advice, why, short }) => {
     const takes = { F, B: I + W, I, W };
     const since = new Map(), waiting = new Map(), slots = [];
     const clock = actions.map(() => 0), place = actions.map(() => 0), awake = [...actions.keys()];
-    const there = (stage, what, m) =>
-      (what === IN && stage === 0) || (what === BACK && stage === numStages - 1) ? 0 : since.get(`${stage} ${what} ${m}`);
+    const isEnd = (stage, what) => stage === { [IN]: 0, [BACK]: numStages - 1 }[what];
+    const there = (stage, what, m) => (isEnd(stage, what) ? 0 : since.get(`${stage} ${what} ${m}`));
     const runs = (rank, action) => {
       const { stage, op, microbatch: m } = action;
       let start = clock[rank];

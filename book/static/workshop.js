@@ -1,7 +1,7 @@
 // The page "Try a schedule": a text, the grid of blocks that it is, and what becomes of it, computed by schedule.js.
 //
-// The form is the only state. Who moves a block rewrites the text, and the grid is drawn anew from it, whoever wrote it.
-// The address holds what is in the form, so that a reader can send it.
+// The form is the only state. Who moves a block rewrites the text, and the grid is drawn from the text, whoever wrote
+// it. The address holds what is in the form, so that a reader can send it.
 (() => {
   const box = document.getElementById("workshop");
   const of = scheduler(JSON.parse(box.querySelector("script").textContent));
@@ -25,7 +25,8 @@
     "1f1b": ["1F1B", oneFOneB],
     "zb-h1": ["ZB-H1", zbH1],
   };
-  const CONTROLS = { ...MENUS, schedule: ["Begin with", Object.entries(PRESETS).map(([name, [words]]) => [name, words])] };
+  const presets = Object.entries(PRESETS).map(([name, [words]]) => [name, words]);
+  const CONTROLS = { ...MENUS, schedule: ["Begin with", presets] };
   const START = { ranks: 4, microbatches: 6, limit: "", F: 1, I: 1, W: 1, schedule: "one" };
   const INKS = { F: "forward", B: "backward", I: "backward", W: "weight" };
   const LEGEND = [["forward", "F forward"], ["backward", "B backward, or I, its half for the input"],
@@ -69,7 +70,8 @@
     <div class="outcome">
       <div>
         <div class="advice" aria-live="polite"></div>
-        <p><button type="button" name="link">Copy link</button> <button type="button" name="python">Copy as Python</button></p>
+        <p><button type="button" name="link">Copy link</button>
+          <button type="button" name="python">Copy as Python</button></p>
       </div>
       <div class="scores"></div>
     </div>
@@ -104,7 +106,7 @@
   };
 
   // ---- From the text to blocks with a place in time ----
-  let blocks = [], selected = null, drag = null; // `selected` is {rank, at}: the block at a place in the order of a rank
+  let blocks = [], selected = null, drag = null; // `selected` is {rank, at}: a place in the order of a rank
   const same = (one, other) => Boolean(one && other) && one.rank === other.rank && one.at === other.at;
   const find = (where) => blocks.find((block) => same(block, where));
   const inRow = (rank) => blocks.filter((block) => block.rank === rank);
@@ -114,17 +116,34 @@
     const all = made.flat(), stages = new Set(all.filter(({ op }) => op).map(({ stage }) => stage));
     const perRank = Math.max(1, Math.round(stages.size / rows.length)); // a number mistyped makes no stage
     const takes = par.costsOf({ numRanks: 1, numStages: perRank });
-    for (const { action, start, end } of of.simulate({ actions: made, numStages: perRank * rows.length }, takes).slots)
-      Object.assign(action, { start, end });
-    for (const row of made) { // what never runs stands behind what does
+    const { slots } = of.simulate({ actions: made, numStages: perRank * rows.length }, takes);
+    for (const { action, start, end } of slots) Object.assign(action, { start, end, runs: true });
+    for (const row of made) {
+      const first = Math.min(...row.map(({ stage }) => stage ?? Infinity)), count = {};
       let end = 0;
       for (const block of row) {
-        block.runs = block.end !== undefined;
-        if (!block.runs) block.end = (block.start = end) + (block.op === "B" ? takes.I + takes.W : takes[block.op] ?? 1);
+        const { rank, name, op, stage, runs } = block;
+        count[name] = (count[name] ?? 0) + 1;
+        Object.assign(block, { key: `${rank} ${name} ${count[name]}`, isOfLater: stage > first });
+        if (!runs) Object.assign(block, { start: end, end: end + (op === "B" ? takes.I + takes.W : takes[op] ?? 1) });
         end = block.end;
       }
     }
     return all;
+  };
+  // Mark what is wrong, and what that waits for; returns what is missing, each behind all that its rank does.
+  const accuse = ({ kind, actions = [], waits = new Map() } = {}) => {
+    const namesOf = (some) => new Set([...some].map(({ name }) => name));
+    const wrong = namesOf(waits.size ? actions : actions.slice(0, 1)), awaited = namesOf(waits.values());
+    for (const block of blocks) {
+      const { name, op } = block;
+      Object.assign(block, { isWrong: wrong.has(name) || (kind === "NO_ACTION" && !op), isAwaited: awaited.has(name) });
+    }
+    const there = namesOf(blocks);
+    return actions.filter(({ name }) => !there.has(name)).map((action) => {
+      const rank = blocks.find(({ stage }) => stage === action.stage)?.rank ?? 0;
+      return { ...action, rank, start: Math.max(0, ...inRow(rank).map(({ end }) => end)) };
+    });
   };
 
   // ---- The grid ----
@@ -135,102 +154,84 @@
   const y = (rank) => TOP + rank * ROW;
   const tag = (name, attributes, content = "") =>
     `<${name} ${Object.entries(attributes).map(([key, value]) => `${key}="${value}"`).join(" ")}>${content}</${name}>`;
-  const shown = new Map(); // key → its element, which stays while the block does, so that it moves and keeps the focus
 
   const drawGround = (ranks, end, par) => {
-    const bottom = y(ranks) - ROW + TALL, width = x(end);
+    const bottom = y(ranks) - ROW + TALL, width = x(end), late = x(par.time);
+    const idle = upTo(ranks).map((n) => tag("rect", { y: y(n - 1), width, height: TALL, rx: 3, class: "idle" }));
     const step = [1, 2, 5, 10, 20, 50, 100].find((n) => x(n) >= 34) ?? 200;
-    const ticks = Array.from({ length: 1 + Math.floor(end / step) }, (_, i) => i * step);
-    const idle = Array.from({ length: ranks }, (_, rank) =>
-      tag("rect", { y: y(rank), width, height: TALL, rx: 3, class: "idle" }));
+    const ticks = upTo(1 + Math.floor(end / step)).map((n) => (n - 1) * step);
     const axis = `M0 ${bottom + 7}H${width}${ticks.map((t) => `M${x(t)} ${bottom + 7}v4`).join("")}`;
-    const numbers = ticks.map((t) => tag("text", { x: x(t), y: bottom + 25, "text-anchor": t ? "middle" : "start" }, t));
-    const at = x(par.time), anchor = par.time > end - 30 / scale ? "end" : "middle";
-    const line = par.time > end ? "" : tag("path", { d: `M${at} 18V${bottom + 7}`, class: "par" }) +
-      tag("text", { x: at, y: 13, "text-anchor": anchor, class: "par" }, `par ${of.g(par.time)}`);
+    const word = (at, top, words, ink, anchor = "middle") =>
+      tag("text", { x: at, y: top, class: ink, "text-anchor": anchor }, words);
+    const numbers = ticks.map((t) => word(x(t), bottom + 25, t, "soft", t ? "middle" : "start"));
+    const line = late > width ? "" : tag("path", { d: `M${late} 18V${bottom + 7}`, class: "par" }) +
+      word(late, 13, `par ${of.g(par.time)}`, "par", late > width - 30 ? "end" : "middle");
     put(".ground", idle.join("") + tag("path", { d: axis, class: "axis" }) + numbers.join("") + line);
     svg.setAttribute("width", width + 12);
     svg.setAttribute("height", bottom + 32);
   };
-  const drawBlock = (block, key, { wrong, awaited, marked, isShort }) => {
-    if (!shown.has(key)) {
-      const made = document.createElementNS("http://www.w3.org/2000/svg", "g");
-      made.innerHTML = `<title></title><rect height="${TALL}" rx="2"/><text y="${TALL / 2 + 4.5}"/><path/>`;
-      made.setAttribute("role", "option");
-      part(".blocks").append(made);
-      shown.set(key, made);
-    }
-    const element = shown.get(key), [title, rect, words, line] = element.children;
-    const width = x(block.end - block.start) - 1, isSelected = same(block, selected);
-    const { name, op, stage, microbatch, rank } = block, long = op ? op + microbatch : name;
-    const isLong = 7.6 * long.length < width && !(isShort && op);
-    const when = block.runs ? `${of.g(block.start)} to ${of.g(block.end)}` : "it never runs";
+  const makeBlock = () => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", "g");
+    made.innerHTML = `<title></title><rect height="${TALL}" rx="2"/><text y="${TALL / 2 + 4.5}"/><path/>`;
+    made.setAttribute("role", "option");
+    return made;
+  };
+  const drawBlock = (element, block, hasLetters) => {
+    const [title, rect, text, line] = element.children;
+    const { rank, name, op, stage, microbatch, start, end, runs, isWrong, isAwaited, isOfLater } = block;
+    const width = x(end - start) - 1, isSelected = same(block, selected);
+    const long = op ? op + microbatch : name, isLong = (hasLetters || !op) && 7.6 * long.length < width;
+    const when = runs ? `${of.g(start)} to ${of.g(end)}` : "it never runs";
+    const who = op ? `${isLong ? long : `${op} ${microbatch}`}, stage ${stage}` : name; // begins with what is seen
+    const is = { wrong: isWrong, awaited: isAwaited, never: !runs, selected: isSelected };
     element.block = block;
-    element.style.transform = `translate(${x(block.start)}px, ${y(rank)}px)`;
-    const is = { wrong, awaited, never: !block.runs, selected: isSelected };
-    element.setAttribute("class", ["block", INKS[op], ...Object.keys(is).filter((name) => is[name])].join(" "));
+    element.style.transform = `translate(${x(start)}px, ${y(rank)}px)`;
+    element.setAttribute("class", ["block", INKS[op], ...Object.keys(is).filter((one) => is[one])].join(" "));
+    element.setAttribute("aria-label", `${who}, rank ${rank}, ${when}${isWrong ? ", wrong" : ""}`);
     element.setAttribute("aria-selected", isSelected);
     element.setAttribute("tabindex", isSelected || (!selected && block === blocks[0]) ? 0 : -1);
-    element.setAttribute("aria-label", 
-      `${isLong || !op ? long : `${op} ${microbatch}`}, ${op ? `stage ${stage}, ` : ""}rank ${rank}, ${when}${wrong ? ", wrong" : ""}`);
     title.textContent = `${name}: ${when}`;
     rect.style.width = `${width}px`;
-    words.textContent = isLong ? long : op ? microbatch : "?";
-    words.setAttribute("x", width / 2);
-    line.setAttribute("d", marked ? `M3 ${TALL - 3}H${width - 3}` : "");
+    text.textContent = isLong ? long : op ? microbatch : "?";
+    text.setAttribute("x", width / 2);
+    line.setAttribute("d", isOfLater ? `M3 ${TALL - 3}H${width - 3}` : "");
   };
-  const draw = (rows, par, { error, score }) => {
-    blocks = place(rows, par);
-    const ranks = Math.max(rows.length, par.numRanks), list = Array.from({ length: ranks }, (_, rank) => rank);
-    const names = new Set(blocks.map(({ name }) => name)), about = error?.actions ?? [];
-    const guilty = new Set((error?.waits.size ? about : about.slice(0, 1)).map(({ name }) => name));
-    const awaited = new Set([...(error?.waits.values() ?? [])].map(({ name }) => name));
-    const lacking = about.filter(({ name }) => !names.has(name)).map((action) => {
-      const rank = blocks.find(({ stage }) => stage === action.stage)?.rank ?? 0;
-      return { ...action, rank, start: Math.max(0, ...inRow(rank).map(({ end }) => end)) };
-    });
-    const last = Math.max(1, ...blocks.map((block) => block.end), ...lacking.map(({ start }) => start + 1));
-    const end = par.time < 1.3 * last ? Math.max(par.time, last) : last; // a par that is far off is not in the picture
-    const shortest = Math.min(...blocks.filter(({ op }) => op).map((block) => block.end - block.start), 2);
-    scale = Math.max((grid.clientWidth - 13) / end, Math.min(50, LEAST / shortest));
-    if (!find(selected)) selected = null;
-    const isShort = x(shortest) < 20; // then only numbers, on all blocks
-
-    const first = list.map((rank) => Math.min(...inRow(rank).map(({ stage }) => stage ?? Infinity)));
-    const parent = part(".blocks"), hasFocus = parent.contains(document.activeElement);
-    const times = new Map(), old = new Set(shown.keys());
+  let shown = new Map(); // key → its element, which stays while the block does, so that it glides
+  const drawBlocks = (hasLetters) => {
+    const parent = part(".blocks"), hasFocus = parent.contains(document.activeElement), old = shown;
+    shown = new Map(blocks.map(({ key }) => [key, old.get(key) ?? makeBlock()]));
+    for (const [key, element] of old) if (!shown.has(key)) element.remove();
+    let child = parent.firstChild; // a screen reader goes in the order of the text; the fewer move, the more glide
     for (const block of blocks) {
-      const count = (times.get(`${block.rank} ${block.name}`) ?? 0) + 1, key = `${block.rank} ${block.name} ${count}`;
-      times.set(`${block.rank} ${block.name}`, count);
-      old.delete(key);
-      const wrong = guilty.has(block.name) || (error?.kind === "NO_ACTION" && !block.op);
-      const marked = block.stage > first[block.rank];
-      drawBlock(block, key, { wrong, awaited: awaited.has(block.name), marked, isShort });
-    }
-    for (const key of old) {
-      shown.get(key).remove();
-      shown.delete(key);
-    }
-    const elements = new Map([...shown.values()].map((element) => [element.block, element]));
-    let child = parent.firstChild; // a screen reader goes in the order of the text; only few move, so the others glide
-    for (const element of blocks.map((block) => elements.get(block))) {
+      const element = shown.get(block.key);
+      drawBlock(element, block, hasLetters);
       if (child !== element && child?.nextSibling === element) parent.append(child);
       else if (child !== element) parent.insertBefore(element, child);
       child = element.nextSibling;
     }
-    if (hasFocus) (elements.get(find(selected)) ?? parent.firstChild)?.focus({ preventScroll: true });
+    if (hasFocus) (elementOf(selected) ?? parent.firstChild)?.focus({ preventScroll: true });
+  };
+  const elementOf = (where) => shown.get(find(where)?.key);
+  const drawMissing = ({ rank, start, op, microbatch }) => {
+    const left = x(start) + 1, width = Math.max(LEAST, x(1)) - 3;
+    return tag("rect", { x: left, y: y(rank) + 1, width, height: TALL - 2, rx: 2, class: "missing" }) +
+      tag("text", { x: left + width / 2, y: y(rank) + TALL / 2 + 4.5, class: "missing" }, op + microbatch);
+  };
+  const draw = (rows, par, { error, score }) => {
+    blocks = place(rows, par);
+    const missing = accuse(error), ranks = Math.max(rows.length, par.numRanks);
+    if (!find(selected)) selected = null;
+    const last = Math.max(1, ...blocks.map(({ end }) => end), ...missing.map(({ start }) => start + 1));
+    const end = par.time < 1.3 * last ? Math.max(par.time, last) : last; // a par that is far off is not in the picture
+    const shortest = Math.min(2, ...blocks.filter(({ op }) => op).map(({ start, end }) => end - start));
+    scale = Math.max((grid.clientWidth - 13) / end, Math.min(50, LEAST / shortest));
     drawGround(ranks, end, par);
-    const ghosts = lacking.map(({ rank, start, op, microbatch }) => {
-      const [left, width, top] = [x(start) + 1, Math.max(LEAST, x(1)) - 3, y(rank)];
-      return tag("rect", { x: left, y: top + 1, width, height: TALL - 2, rx: 2, class: "lacking" }) +
-        tag("text", { x: left + width / 2, y: top + TALL / 2 + 4.5, class: "lacking" }, op + microbatch);
-    });
-    part(".front").innerHTML = `${ghosts.join("")}<path class="caret"/>`;
-
+    drawBlocks(x(shortest) >= 20); // else only numbers, on all of them
+    part(".front").innerHTML = `${missing.map(drawMissing).join("")}<path class="caret"/>`;
     const isOther = (rank) => error?.kind === "OTHER_LINE" && Number(rows[rank]?.rank ?? rank) !== rank;
     const keeps = (kept) => `<small class="${kept > par.most ? "bad" : ""}">keeps ${of.g(kept)}</small>`;
-    put(".ranks", list.map((rank) => `<li><span class="${isOther(rank) ? "bad" : ""}">rank ${rank}</span>${
-      score ? keeps(score.kept[rank]) : ""}</li>`).join(""));
+    put(".ranks", upTo(ranks).map((n) => `<li><span class="${isOther(n - 1) ? "bad" : ""}">rank ${n - 1}</span>${
+      score ? keeps(score.kept[n - 1]) : ""}</li>`).join(""));
   };
 
   // ---- Words, scores, tools ----
@@ -246,9 +247,10 @@
       const cells = [...of.words(one), one.inLimit ? "" : "too much"].map((words) => `<td>${words}</td>`).join("");
       return `<tr${one === score ? ' class="yours"' : ""}>${cells}</tr>`;
     };
-    const head = ["schedule", "time", "bubble", "kept by each rank", "limit"].map((name) => `<th scope="col">${name}</th>`);
-    return `<table><caption>Par is ${of.g(par.time)}, and a rank may keep ${par.most}</caption><thead><tr>${
-      head.join("")}</tr></thead><tbody>${scores.map(row).join("")}</tbody></table>`;
+    const names = ["schedule", "time", "bubble", "kept by each rank", "limit"];
+    const head = names.map((name) => `<th scope="col">${name}</th>`).join("");
+    return `<table><caption>Par is ${of.g(par.time)}, and a rank may keep ${par.most}</caption>
+      <thead><tr>${head}</tr></thead><tbody>${scores.map(row).join("")}</tbody></table>`;
   };
   // What a button would add: the first action of its kind that a rank lacks, behind the block that is selected.
   const lacks = (op) => {
@@ -309,8 +311,10 @@
     last = now;
     elements.link.textContent = "Copy link";
     elements.python.textContent = "Copy as Python";
-    history.replaceState(null, "", `#${now}`);
     show();
+    try {
+      history.replaceState(null, "", `#${now}`);
+    } catch {} // Safari allows a hundred in half a minute, and letters are typed faster
   };
   const undo = () => {
     if (!past.length) return;
@@ -333,10 +337,7 @@
     changed();
     reveal();
   };
-  const reveal = () => {
-    const element = [...shown.values()].find(({ block }) => same(block, selected));
-    element?.scrollIntoView({ block: "nearest", inline: "nearest" });
-  };
+  const reveal = () => elementOf(selected)?.scrollIntoView({ block: "nearest", inline: "nearest" });
   const select = ({ rank, at }) => {
     selected = { rank, at };
     show();
@@ -462,7 +463,7 @@
     undo,
     link: (button) => {
       changed();
-      copy(button, location.href);
+      copy(button, new URL(`#${last}`, location).href);
     },
     python: (button) => copy(button, python()),
   };
@@ -475,7 +476,7 @@
     showWrong();
   });
   const showWrong = () => { // a grid may be wider than its box
-    const at = Math.min(...[...svg.querySelectorAll(".wrong")].map(({ block }) => x(block.start)));
+    const at = Math.min(...blocks.filter(({ isWrong }) => isWrong).map(({ start }) => x(start)));
     if (at < grid.scrollLeft || (at > grid.scrollLeft + grid.clientWidth - LEAST && at < Infinity))
       grid.scrollLeft = at - grid.clientWidth / 2;
   };
