@@ -6,17 +6,14 @@ controls and shows what comes out.
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
-from docutils import nodes
-from docutils.parsers.rst import Directive
+from live_page import add_live_page
 
 from lib.cost.sizes import ModelShape
 from lib.planner import search, seconds
 from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, stack_for
 from lib.planner.training import Cluster, Training
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = "planner.js", "will_it_fit.js"
 HTML = """<div id="planner"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> From a terminal, <code>python -m lib.planner --model llama-70b --gpus 64</code> says the same.</p></noscript>
@@ -64,21 +61,5 @@ def html() -> str:
     return HTML.format(numbers=json.dumps(numbers()))
 
 
-class Planner(Directive):
-    def run(self):
-        env = self.state.document.settings.env
-        for used in (*ROOT.glob("lib/planner/*.py"), *ROOT.glob("lib/cost/*.py")):
-            env.note_dependency(str(used))
-        return [nodes.raw("", html(), format="html", classes=["planner"])]
-
-
-def add_scripts(app, pagename, templatename, context, doctree):
-    if doctree and any("planner" in node["classes"] for node in doctree.findall(nodes.raw)):
-        for script in SCRIPTS:
-            app.add_js_file(script, loading_method="defer")
-
-
 def setup(app):
-    app.add_directive("planner", Planner)
-    app.connect("html-page-context", add_scripts)
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+    return add_live_page(app, "planner", html, ("lib/planner/*.py", "lib/cost/*.py"), SCRIPTS)

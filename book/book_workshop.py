@@ -7,10 +7,8 @@ particular in it (an action, a number) becomes a hole, `{0}`, which the script f
 
 import json
 import re
-from pathlib import Path
 
-from docutils import nodes
-from docutils.parsers.rst import Directive
+from live_page import add_live_page
 
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
@@ -18,7 +16,6 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.workshop import SHORT, WHY, Par, Verdict, workshop
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = "schedule.js", "workshop.js"
 HTML = """<div id="workshop"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.
 </strong> In a notebook, <code>workshop(text, Par(4, 6))</code> says the same.</p></noscript>
@@ -109,21 +106,5 @@ def html() -> str:
     return HTML.format(words=json.dumps(sentences()))
 
 
-class Workshop(Directive):
-    def run(self):
-        env = self.state.document.settings.env
-        for used in (*ROOT.glob("lib/pipeline/*.py"), *ROOT.glob("lib/pipeline/schedules/*.py")):
-            env.note_dependency(str(used))
-        return [nodes.raw("", html(), format="html", classes=["workshop"])]
-
-
-def add_scripts(app, pagename, templatename, context, doctree):
-    if doctree and any("workshop" in node["classes"] for node in doctree.findall(nodes.raw)):
-        for script in SCRIPTS:
-            app.add_js_file(script, loading_method="defer")
-
-
 def setup(app):
-    app.add_directive("workshop", Workshop)
-    app.connect("html-page-context", add_scripts)
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+    return add_live_page(app, "workshop", html, ("lib/pipeline/*.py", "lib/pipeline/schedules/*.py"), SCRIPTS)

@@ -14,7 +14,7 @@ from lib.cost.sizes import ModelShape, Recipe
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, stack_for
 from lib.planner.search import all_layouts, why_slower
-from tests.book_project import BOOK, build, load
+from tests.book_project import BOOK, check_live_page, load
 from tools.browser import chromium, open_browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
@@ -275,12 +275,4 @@ def test_without_a_script_the_page_names_the_command(browser):
 
 
 def test_a_page_of_the_book_gets_numbers_and_scripts_and_no_other_does(tmp_path):
-    static = {"html_static_path": [str(BOOK / "static")]}
-    index = "# Home\n\n```{toctree}\nfit\n```\n"
-    out = build(
-        tmp_path, {"index": index, "fit": "# Will it fit?\n\n```{planner}\n```\n"}, ["book_planner"], **static
-    )
-    pages = {name: (out / f"{name}.html").read_text() for name in ("index", "fit")}
-    assert extension.html() in pages["fit"]
-    for script in extension.SCRIPTS:
-        assert f'defer="defer" src="_static/{script}' in pages["fit"] and script not in pages["index"]
+    check_live_page(tmp_path, extension, "planner")

@@ -22,7 +22,7 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs
 from lib.pipeline.workshop import WHY, Par, Verdict, workshop
-from tests.book_project import BOOK, build, load
+from tests.book_project import BOOK, check_live_page, load
 from tools.browser import chromium, open_browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
@@ -600,12 +600,4 @@ def test_without_a_script_the_page_names_the_function(browser):
 
 
 def test_a_page_of_the_book_gets_words_and_scripts_and_no_other_does(tmp_path):
-    static = {"html_static_path": [str(BOOK / "static")]}
-    index = "# Home\n\n```{toctree}\ntry\n```\n"
-    out = build(
-        tmp_path, {"index": index, "try": "# Try a schedule\n\n```{workshop}\n```\n"}, ["book_workshop"], **static
-    )
-    pages = {name: (out / f"{name}.html").read_text() for name in ("index", "try")}
-    assert extension.html() in pages["try"]
-    for script in extension.SCRIPTS:
-        assert f'defer="defer" src="_static/{script}' in pages["try"] and script not in pages["index"]
+    check_live_page(tmp_path, extension, "workshop")

@@ -66,7 +66,7 @@ def v_wait_s(num_ranks: int, input_s: float, weight_s: float) -> float:
     """(P-1)/2 · max(t_I, 2(t_I - t_W)): how long a rank waits in a step under ZB-V, if M ≥ 2P - 1 and t_F ≤ t_I.
 
     Half of a forward's time for each rank before it, if all three take as long: the step begins that much later on the
-    next rank, and nobody waits in between.
+    next rank, and no rank waits in between.
 
     Args:
         input_s, weight_s: as in `zero_bubble_wait_s`, of both of a rank's stages.
