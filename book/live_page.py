@@ -1,4 +1,4 @@
-"""What pages that live in the browser share: a directive that puts in their HTML, and scripts that no other page has."""
+"""What pages that live in the browser share: a directive that puts in their HTML, and their own scripts."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
