@@ -4,8 +4,9 @@ The pictures are those of the chapters in this very build, as they stand still. 
 """
 
 import re
-from html import escape, unescape
+from html import escape
 
+from book_pages import lead_of
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
@@ -15,7 +16,6 @@ CHAPTER = re.compile(r"chapters/(\d\d)_")
 PICTURES = re.compile(  # what can be played; any other figure
     r'<svg class="pbh-wide".*?</svg>|<figure class="pbh-figure".*?(<svg.*?</svg>)', re.DOTALL
 )
-LEAD = re.compile(r'<p class="lead">(.*?)</p>', re.DOTALL)
 NAMES = re.compile(r' (?:role|aria-label|class|tabindex)="[^"]*"')
 
 
@@ -38,9 +38,8 @@ def picture(doctree: nodes.document) -> str:
 
 
 def question(doctree: nodes.document) -> str:
-    """The last question of the page's lead, as plain text; or its first sentence."""
-    lead = next((match[1] for raw in doctree.findall(nodes.raw) if (match := LEAD.search(raw.astext()))), "")
-    sentences = re.split(r"(?<=[.?]) ", " ".join(unescape(re.sub(r"<[^>]+>", "", lead)).split()))
+    """The first question of the page's lead; or its first sentence."""
+    sentences = re.split(r"(?<=[.?]) ", lead_of(doctree))
     return next((sentence for sentence in sentences if sentence.endswith("?")), sentences[0])
 
 

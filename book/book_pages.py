@@ -44,12 +44,16 @@ def name_answers(app, doctree):
 OPTION = re.compile(r'<details class="option">(<summary>.*?</summary>)\s*(?=(Right\b)?)', re.DOTALL)
 
 
+def rewrite(doctree, pattern: re.Pattern, by) -> None:
+    """Replace a pattern in the HTML that a page brings itself."""
+    for raw in doctree.findall(nodes.raw):
+        raw.rawsource = pattern.sub(by, raw.astext())
+        raw.children = [nodes.Text(raw.rawsource)]
+
+
 def mark_options(app, doctree, docname):
     """An option of a question says by its class whether it is the right one: once opened, it bears ✓ or ✗."""
-    for raw in doctree.findall(nodes.raw):
-        marked = OPTION.sub(lambda m: f'<details class="option {"right" if m[2] else "wrong"}">{m[1]}', raw.astext())
-        raw.children = [nodes.Text(marked)]
-        raw.rawsource = marked
+    rewrite(doctree, OPTION, lambda m: f'<details class="option {"right" if m[2] else "wrong"}">{m[1]}')
 
 
 COLAB = re.compile(r'<a class="colab" href="([^"]*)">[^<]*</a>')
@@ -67,11 +71,7 @@ def offer_links(app, doctree, docname):
     exercises, more = docname.replace("chapters/", "exercises/"), ""
     if exercises != docname and exercises in app.env.found_docs:
         more = f' <a class="colab" href="{app.builder.get_relative_uri(docname, exercises)}">Exercises</a>'
-    for raw in doctree.findall(nodes.raw):
-        if COLAB.search(raw.astext()):
-            offered = COLAB.sub(lambda m: (links if "example.invalid" in m[1] else m[0]) + more, raw.astext())
-            raw.children = [nodes.Text(offered)]
-            raw.rawsource = offered
+    rewrite(doctree, COLAB, lambda m: (links if "example.invalid" in m[1] else m[0]) + more)
 
 
 # ---- what a page says about itself to those who pass on a link to it -----------------------------------------------
@@ -80,13 +80,16 @@ LONGEST = 200  # characters of a description; what is longer is cut by those who
 LEAD = re.compile(r'<p class="lead">(.*?)</p>', re.DOTALL)
 
 
+def lead_of(doctree: nodes.document) -> str:
+    """The page's lead, as plain text; empty if there is none."""
+    leads = (LEAD.search(raw.astext()) for raw in doctree.findall(nodes.raw))
+    return next((" ".join(unescape(re.sub(r"<[^>]+>", "", match[1])).split()) for match in leads if match), "")
+
+
 def description(doctree: nodes.document) -> str:
     """The page's question, which its lead asks; where there is none, its first paragraph."""
-    leads = (LEAD.search(raw.astext()) for raw in doctree.findall(nodes.raw))
-    lead = next((unescape(re.sub(r"<[^>]+>", "", match[1])) for match in leads if match), None)
-    if lead is None:
-        lead = next((paragraph.astext() for paragraph in doctree.findall(nodes.paragraph)), "")
-    lead = " ".join(lead.split())
+    first = next((paragraph.astext() for paragraph in doctree.findall(nodes.paragraph)), "")
+    lead = lead_of(doctree) or " ".join(first.split())
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from lib.figures.in_page import as_json, caption, scripts
 from lib.figures.svg import FONT, Figure, color
 
 MOST_SLIDERS, MOST_FRAMES, MOST_BYTES = 3, 64, 300_000
@@ -151,9 +151,7 @@ class Explorer:
 
     def _repr_html_(self) -> str:
         texts = [[self._text(name, value) for value in choices] for name, choices in self.values.items()]
-        data = json.dumps({"values": texts, "order": self._order, "frames": self._frames}, ensure_ascii=False)
-        data = data.replace("</", "<\\/").replace("<!--", "\\u003c!--")
-        script = _SCRIPT.read_text(encoding="utf-8")
+        data = as_json({"values": texts, "order": self._order, "frames": self._frames})
         identity = "pbh-" + hashlib.sha256(f"{self.title}{self.start}{data}".encode()).hexdigest()[:10]
         knobs = []
         for i, (name, choices) in enumerate(self.values.items()):
@@ -161,7 +159,6 @@ class Explorer:
             at = choices.index(self.start[name])
             knobs.append(form(f"{identity}-{i}", escape(self.labels[name][0]), list(map(escape, texts[i])), at))
         svg, sentence = self._first()
-        longest = max((words for _, words in self._frames), key=len)
         return (
             f'<figure class="pbh-explorer" data-pbh="{identity}" data-address="{_address(self.title)}" '
             f'aria-labelledby="{identity}-title">'
@@ -169,12 +166,8 @@ class Explorer:
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>'
             f'<div class="pbh-knobs">{"".join(knobs)}</div>'
             f'<div class="pbh-picture" role="group" tabindex="0" aria-label="picture">{_named(svg, sentence)}</div>'
-            f'<figcaption><span class="pbh-longest" aria-hidden="true">{escape(longest)}</span>'
-            f'<span aria-live="polite">{escape(sentence)}</span></figcaption>'
-            f'<script type="application/json">{data}</script>'
-            f"<script>(function () {{\n{script}"
-            f"document.querySelectorAll('figure[data-pbh=\"{identity}\"]').forEach(showExplorer);\n"
-            "})();</script></figure>"
+            f"{caption(sentence, (words for _, words in self._frames))}"
+            f"{scripts(identity, data, _SCRIPT, 'showExplorer')}</figure>"
         )
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 from lib.figures.canvas import Canvas
+from lib.figures.in_page import as_json, caption, scripts
 from lib.figures.svg import FILLS, FONT, NARROW, SMALLEST_PX, color, num
 
 WIDE = 680.0  # pixels that a drawing has on a page
@@ -139,7 +139,7 @@ class Player:
         places = [_places(scene.steps) for scene in self.scenes]
         data = {"sentences": self.sentences, "still": self.still}
         data["scenes"] = [[list(map(_plain, steps)) for steps in of_scene.values()] for of_scene in places]
-        text = json.dumps(data, ensure_ascii=False).replace("</", "<\\/").replace("<!--", "\\u003c!--")
+        text = as_json(data)
         identity = "pbh-" + hashlib.sha256(f"{self.title}{text}".encode()).hexdigest()[:10]
         sizes = (("pbh-wide", WIDE), ("pbh-narrow", NARROW))
         drawings = "".join(
@@ -151,17 +151,13 @@ class Player:
             f'<figure class="pbh-player" data-pbh="{identity}" aria-labelledby="{identity}-title">'
             f"<style>{STYLE}</style>"
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>{drawings}'
-            f'<figcaption><span class="pbh-longest" aria-hidden="true">{escape(max(self.sentences, key=len))}</span>'
-            f'<span aria-live="polite">{escape(self.sentences[self.still])}</span></figcaption>'
+            f"{caption(self.sentences[self.still], self.sentences)}"
             '<div class="pbh-controls" hidden><button type="button" aria-label="step back">‹</button>'
             '<button type="button" class="pbh-play">Play</button>'
             '<button type="button" aria-label="next step">›</button>'
             f'<input type="range" min="0" max="{last}" step="1" value="{self.still}" aria-label="step" '
             'autocomplete="off"></div>'
-            f'<script type="application/json">{text}</script>'
-            f"<script>(function () {{\n{_SCRIPT.read_text(encoding='utf-8')}"
-            f"document.querySelectorAll('figure[data-pbh=\"{identity}\"]').forEach(showPlayer);\n"
-            "})();</script></figure>"
+            f"{scripts(identity, text, _SCRIPT, 'showPlayer')}</figure>"
         )
 
     def _drawing(self, scene: Scene, places: Mapping[str, list[Thing]], name: str, width: float) -> str:

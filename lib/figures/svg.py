@@ -35,17 +35,8 @@ PALETTE = {  # name: (light, dark)
     "panel": ("#f6f8fa", "#1a2029"),
     "accent": ("#0b5cad", "#7db8f0"),
 }
-FILLS = (
-    "forward",
-    "backward",
-    "weight",
-    "comm",
-    "param",
-    "gradient",
-    "activation",
-    "opt",
-    "soft",
-)  # these carry words
+# These carry words.
+FILLS = ("forward", "backward", "weight", "comm", "param", "gradient", "activation", "opt", "soft")
 FALLBACK = {  # without a stylesheet these follow the surrounding text, so that dark notebooks stay readable
     "text": "currentColor",
     "soft": "currentColor",

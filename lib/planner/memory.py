@@ -51,8 +51,8 @@ def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
     state = state_bytes(held, stack.recipe, zero=zero, dp=dp * cp)
     m = max(1, int(layout.microbatches(training.global_batch)))
-    under_way = min(m, pp) if is_v else kept_by(rank, pp, m, v)
-    kept = under_way * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
+    in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
+    kept = in_flight * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
     if recompute == "full":  # one block's inside, while it is computed again
         kept += _block_bytes(training, tp, cp, rows, slices, "none")
     logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0

@@ -58,8 +58,8 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
             for chunk, inside in enumerate(chunks):
                 ink = "frame" if len(inside) == n else "idle"
                 yield f"cell {rank} {chunk}", Thing(*cell(rank, chunk), ink, _words(inside, n))
+        most = max(chunks_sent(steps, n))
         for rank, sent in enumerate(chunks_sent(steps[:done], n)):
-            most = max(chunks_sent(steps, n))
             yield f"bar {rank}", Thing(bars[0] + 52, bars[1] + 12 + 26 * rank, max(1, 100 * sent / most), 18, "comm")
             yield f"sent {rank}", Thing(bars[0] + 160, bars[1] + 12 + 26 * rank, 40, 18, "plain", f"{sent / n:g}")
         if algorithm == "ring" and done:
@@ -69,9 +69,8 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
             held = after(steps[: number - 1], n) if 0 < number <= len(steps) else []
             for move in steps[number - 1] if held else []:
                 for chunk in move.chunks:
-                    at = cell(move.dst if number == done else move.src, chunk)
+                    x, y, wide, _ = cell(move.dst if number == done else move.src, chunk)
                     words = _words(held[move.src][chunk], n)
-                    x, y, wide, _ = at
                     place = x, y + HIGH + 2, wide, 20.0
                     yield f"token {number} {move.src} {chunk}", Thing(*place, "comm", words, float(number == done))
 

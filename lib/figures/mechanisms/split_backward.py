@@ -52,7 +52,7 @@ def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scen
         f"1F1B: a backward is one block, and each rank waits {whole.bubble:.0%} of {end:g} units.": things(
             before, is_split=False
         ),
-        "A backward has two halves. The stage before waits for I, the input's gradient. No rank waits for W, in green.": (
+        "A backward has two halves. The stage before waits for I, the input's gradient; no rank for W, in green.": (
             things(before)
         ),
         "So I goes first: gradients run back through the ranks without a W between them.": things(first_i, of_w=0.25),
