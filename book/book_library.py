@@ -3,11 +3,17 @@
 A page says `.. room:: lib.cost`, or `.. room:: lib` for the files of the root, and its modules are listed when it is
 read, from the files that are there: none can be forgotten. Docstrings are plain text with `code` in backticks and the
 sections of Google's style.
+
+On all other pages the name of a public thing, such as `GPT`, `comm.all_reduce` or `lib/mesh.py`, leads here where a page
+first names it.
 """
 
 import re
 import sys
 from pathlib import Path
+
+from docutils import nodes
+from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOM = re.compile(r"^\.\. room:: ([\w.]+)$", re.MULTILINE)
@@ -67,6 +73,34 @@ def escape_docstring(app, what, name, obj, options, lines):
     lines[:] = plain(lines)
 
 
+def names_of(objects: dict) -> dict:
+    """How a page calls what the Python domain has found: a file by its path, else by its last name or last two."""
+    names = {}
+    for path, found in objects.items():
+        room, last = path.split(".")[:-1], path.rpartition(".")[2]
+        if path.startswith("lib.check."):
+            continue  # a grader is called as the exercise that it asks for
+        if found.objtype == "module":
+            names[path.replace(".", "/") + ".py"] = found
+        elif found.objtype in ("class", "exception", "function", "method") and room:
+            names[f"{room[-1]}.{last}"] = found
+            if found.objtype != "method":
+                names[last] = found
+    return names
+
+
+def link_names(app, doctree, page):
+    if page.startswith("book/library/"):
+        return
+    names = names_of(app.env.get_domain("py").objects)
+    for code in list(doctree.findall(nodes.literal)):
+        found = names.pop(code.astext().removesuffix("()"), None)
+        inside = isinstance(code.parent, nodes.reference | nodes.title)
+        if found and not inside:
+            link = make_refnode(app.builder, page, found.docname, found.node_id, code.deepcopy())
+            code.replace_self(link)
+
+
 def setup(app):
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
@@ -74,4 +108,5 @@ def setup(app):
         app.setup_extension(extension)
     app.connect("source-read", write_listing)
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)  # before napoleon's
+    app.connect("doctree-resolved", link_names)
     return {"version": "1", "parallel_read_safe": True}

@@ -70,3 +70,19 @@ def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
     assert {"a * b", "1..8"} <= {code.get_text() for code in page.select("code, span.pre")} | {
         code.get_text(" ") for code in page.select("code")
     }
+
+
+def test_the_first_mention_of_a_public_name_on_a_page_leads_to_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "modules_of", lambda room: ["lib.mesh"])
+    said = "`mesh.Mesh`, `Mesh()` and `MeshShape`, `lib/mesh.py`; `nothing`, [`Group`](x.md), and again `MeshShape`"
+    pages = {"index": f"# `Group`\n\n{said}\n\n```{{toctree}}\nx\nbook/library/r\n```\n", "x": "# X\n\nx\n"}
+    pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib\n"
+    page = BeautifulSoup((build(tmp_path, pages, ["book_library"]) / "index.html").read_text(), "html.parser")
+    room = "book/library/r.html#"
+    assert [(a.get_text(), a["href"]) for a in page.select("p a")] == [
+        ("mesh.Mesh", f"{room}lib.mesh.Mesh"),
+        ("Mesh()", f"{room}lib.mesh.Mesh"),
+        ("MeshShape", f"{room}lib.mesh.MeshShape"),
+        ("lib/mesh.py", f"{room}module-lib.mesh"),
+        ("Group", "x.html"),
+    ]

@@ -26,7 +26,6 @@ TO_BE_CUT = {  # folded, and longer than a page may be
         "00_start",
         "01_memory",
         "02_collectives",
-        "03_data_parallelism",
         "04_zero",
         "05_fsdp",
         "06_tensor_parallelism",
