@@ -4,8 +4,8 @@ A page says `.. room:: lib.cost`, or `.. room:: lib` for the files of the root, 
 read, from the files that are there: none can be forgotten. Docstrings are plain text with `code` in backticks and the
 sections of Google's style.
 
-On all other pages the name of a public thing, such as `GPT`, `comm.all_reduce` or `lib/mesh.py`, leads here where a page
-first names it.
+On all other pages the name of a public thing, such as `GPT`, `comm.all_reduce` or `lib/mesh.py`, is a link to its
+documentation where a page first mentions it.
 """
 
 import re
