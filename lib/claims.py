@@ -62,8 +62,7 @@ def claim(
     slack = rel * math.fabs(predicted) + abs
     for _ in range(TRIES if callable(measured) else 1):
         value = _plain(measured() if callable(measured) else measured)
-        finite = math.isfinite(predicted) and math.isfinite(value)
-        holds = finite and _RELATIONS[relation](predicted, value, slack)
+        holds = math.isfinite(predicted + value) and _RELATIONS[relation](predicted, value, slack)
         if holds:
             break
     row = _Row(name, predicted, value, rel, abs, unit, relation, holds)
@@ -165,9 +164,10 @@ def _file(row: _Row) -> None:
 
 
 def number(x: float | bool, digits: int = 4) -> str:
-    """A number as the book writes it: whole ones in groups of three, others with four digits that count; yes or no."""
+    """A number as the book writes it: in groups of three digits, four that count if it is not whole; yes or no."""
     if isinstance(x, bool):
         return "yes" if x else "no"
-    if math.isfinite(x) and x == int(x) and math.fabs(x) < 1e15:
-        return f"{int(x):,}".replace(",", "\u2009")
+    whole = math.isfinite(x) and x == int(x)
+    if math.fabs(x) < 1e15 and (whole or math.fabs(x) >= 1000):
+        return f"{int(x) if whole else float(f'{x:.{digits}g}'):,}".removesuffix(".0").replace(",", "\u2009")
     return f"{x:.{digits}g}"
