@@ -90,7 +90,8 @@ def test_a_function_is_measured_up_to_three_times():
 def test_the_error_shows_both_numbers():
     with pytest.raises(ClaimError) as error:
         claim("bytes of rank 0", 1_000_000, 1_010_000.5, unit="bytes")
-    assert str(error.value) == "bytes of rank 0: predicted 1\u2009000\u2009000 bytes, measured 1\u2009010\u2009000 bytes (fails)"
+    said = "bytes of rank 0: predicted 1\u2009000\u2009000 bytes, measured 1\u2009010\u2009000 bytes (fails)"
+    assert str(error.value) == said
     with pytest.raises(ClaimError, match="predicted ≥ 2 s, measured 1.5 s"):
         claim("it", 2, 1.5, unit="s", relation=">=")
     with pytest.raises(ClaimError, match="predicted 0.333333, measured 0.333334"):  # and where four digits agree

@@ -1,0 +1,44 @@
+"""Texts say it plainly, and write one notation."""
+
+import pytest
+
+from tests.test_repository import ROOT, tool
+
+prose = tool("prose")
+
+MOST_HITS = 12  # of a page; most of these are good English
+TO_BE_REWRITTEN = {  # read sentence by sentence later
+    "00_start",
+    *("01_memory", "02_collectives", "04_zero", "05_fsdp", "06_tensor_parallelism", "07_sequence_parallelism"),
+    *("08_pipelines", "09_one_f_one_b", "10_running", "11_interleaving", "12_zero_bubble", "13_3d_parallelism"),
+    *("14_choosing", "workshop"),
+}
+PAGES = [path for path in sorted((ROOT / "chapters").glob("*.md")) if path.stem not in TO_BE_REWRITTEN]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_has_few_habits_and_one_notation(path):
+    text = path.read_text(encoding="utf-8")
+    assert prose.wrong_letters(text) == []
+    hits = prose.habits(text)
+    assert len(hits) <= MOST_HITS, "\n".join(f"{hit.line}: {hit.words} → {hit.better}" for hit in hits)
+
+
+def test_pages_still_to_be_rewritten_are_those_with_many():
+    """A page that has become good leaves the list."""
+    for name in TO_BE_REWRITTEN:
+        text = (ROOT / "chapters" / f"{name}.md").read_text(encoding="utf-8")
+        assert len(prose.habits(text)) > MOST_HITS or prose.wrong_letters(text), f"{name} is good: take it out"
+
+
+def test_each_habit_and_each_wrong_letter_is_seen():
+    text = (
+        "First.\n\nWhat it wants is there. So nobody knows whose optimizer's state stands behind the last one, too.\n"
+    )
+    assert {hit.line for hit in prose.habits(text)} == {3}
+    assert len(prose.habits(text)) >= 8
+    assert prose.habits("What is a rank? Every rank holds the full gradient.\n") == []
+    assert [hit.line for hit in prose.wrong_letters("$n$ ranks\n\n$2\\frac{N-1}{N}S$ and $t_F$\n")] == [3, 3]
+    assert (
+        prose.wrong_letters("```\nP = 4  # $P$\n```\n\n$p$, $\\Psi$, $T_F$, $\\text{start at N}$, $Q K^T$?\n") == []
+    )

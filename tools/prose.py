@@ -1,0 +1,110 @@
+"""Habits of prose that stop a reader: where a text has them, and how to say it.
+
+python tools/prose.py chapters/03_data_parallelism.md ...
+
+Each is a pattern, and some of its hits are good English. A page with few hits was read sentence by sentence, and no
+more is asked (tests/test_prose.py). Captions are prose, so code cells count; the generated set-up cell does not.
+Notation is one table for the whole book (CONTRIBUTING.md): no hit of a letter that it does not have is good.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+HABITS = {  # a pattern, and what to say in its place
+    r"\bwhat\b(?![^.?!]*\?)": "say the noun",
+    r"\b(wants?|knows?|asks?|sees?|talks?|speaks?|told|learns?|decides?)\b": "a rank sends, receives, holds, computes",
+    r"\b(an)?other\b(?! (rank|half|hand|side|one|two|way|end))": "different, or the noun",
+    r"(^|[.?!:)>] )(So|And)\b": "begin with the subject",
+    r"\b(optimizer|step|batch|layer|bucket|norm|schedule|block|head|chapter|stage|link|forward|backward"
+    r"|unit|gradient|weight|ring|output)'s\b": "the noun first: optimizer state",
+    r"\b([Nn]o|[Ss]ome|[Ee]very|[Aa]ny)(body|one)\b": "name the rank, the layer, the reader",
+    r"(?<!may )\b(have|has) (\w+ed|cut|shown|done|seen|sent|drawn|come|gone|made|won|begun)\b": "the simple past",
+    r"\b(stands?|stood|lies?|lying)\b": "is, holds, the layout of",
+    r"\bof (its|their|our|your) own\b": "its own, a separate",
+    r"\b(same|first|last|other|new|own|whole|smaller|larger) ones?\b": "the noun",
+    r"\bat once\b": "immediately, in one call, at the same time",
+    r"\b(behind|in front of)\b": "after, before",
+    r"(bytes|numbers|units?|stages?|backward|message|gather|times) a (\w+)\b|\ba second\b": "per",
+    r"\bmoments?\b": "time, temporary, start",
+    r", as (it|they|each|the|its|all|no|nothing|nobody|there|only|that|what|two|ranks|gradients"
+    r"|microbatches|queries)\b": "because",
+    r"\b(that|those) of\b": "the noun again",
+    r", which (is|are|was|were)\b": "that is, or a new sentence",
+    r"\b(inside of|in turns|for ever|once more|mend|complains?|and else|in hand"
+    r"|at hand)\b": "inside, alternately, forever, again, fix, otherwise",
+    r"\b(go|goes|gone|come|comes|came) back\b": "run backward, return",
+    r"\b(is|are|was|were|be|been) (already |not |still |all )?there\b(?! (a|an|any|no|is|are|some"
+    r"|for )\b)": "is allocated, exists",
+    r"(^|[.?!:)>] )(Of|Left|Compared|Whole|Below|Behind|Beyond|With it) ": "subject first",
+    r", too\b": "also",
+    r"(^|[.?!:)>] )That is\b": "cut it",
+    r"\b(whatever|however (many|much|long|large))\b": "any, regardless of",
+    r"\b(names the mistake|fresh numbers)\b": "tells you which mistake; new random inputs",
+    r"\b[Bb]esides?\b": "next to, see also, except",
+    r"\b(under way|on (its|the|their) way)\b": "in flight",
+    r"\w only[.,;:)]": "only before what it limits",
+    r"\b[Ww]hoever\b|(^|[.] )Who (?![^.?!]*\?)": "a name",
+    r"\b(but for|nothing but|in (the )?place of)\b": "except for, instead of",
+    r"\blets? .{0,20}go\b|\bgiv(e|es|en) .{0,18}back\b": "free",
+    r"half as \w+ again|\b(is|are|as|about|takes?|hides|sends?) as (much|many|long|good|fast"
+    r"|short)\b(?! as)": "complete the comparison",
+    r"\bof which\b": "a new sentence",
+    r"\bby (itself|themselves)\b": "automatically, alone, elementwise",
+    r"\b(of|than|as) before\b": "above, earlier",
+    r"\b(warm-up|cool-down)s?\b": "warmup, cooldown",
+}
+NOTATION = {  # inside a formula, and what the book writes
+    r"(?<![\\\w])N\b": "n ranks; Ψ parameters",
+    r"(?<![\\\w])[PR]\b(?!_)": "p pipeline stages, d data-parallel ranks",
+    r"(?<![\\\w])(M\b(?!_)|K\b(?!\^))": "m microbatches",
+    r"(?<![\\\w])L\b": "l layers",
+    r"\bt_[FBIW]\b|\bt\(": "T_F, T(S)",
+    r"\\beta\b|β": "B, bandwidth",
+}
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
+SETUP = re.compile(r"^```\{code-cell\} ipython3\n:tags: \[setup, remove-cell\].*?^```$", re.DOTALL | re.MULTILINE)
+
+
+class Hit(NamedTuple):
+    line: int
+    words: str
+    better: str
+
+
+def habits(text: str) -> list[Hit]:
+    lines = SETUP.sub(_blank, text).splitlines()
+    return [
+        Hit(number, line[max(0, found.start() - 30) : found.end() + 30], better)
+        for number, line in enumerate(lines, 1)
+        for pattern, better in HABITS.items()
+        for found in re.finditer(pattern, line)
+    ]
+
+
+def wrong_letters(text: str) -> list[Hit]:
+    return [
+        Hit(text.count("\n", 0, formula.start()) + 1, formula[0], better)
+        for formula in FORMULA.finditer(re.sub(r"^```.*?^```$", _blank, text, flags=re.DOTALL | re.MULTILINE))
+        for pattern, better in NOTATION.items()
+        if re.search(pattern, re.sub(r"\\(text|mathrm)\{[^}]*\}", "", formula[1] or formula[2]))
+    ]
+
+
+def _blank(found: re.Match) -> str:
+    return "\n" * found[0].count("\n")
+
+
+def main(paths: list[str]) -> None:
+    for path in paths:
+        text = Path(path).read_text(encoding="utf-8")
+        hits = habits(text) + wrong_letters(text)
+        for hit in sorted(hits):
+            print(f"{path}:{hit.line}: …{hit.words}…  → {hit.better}")
+        print(f"{path}: {len(hits)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
