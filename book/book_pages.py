@@ -52,8 +52,15 @@ def rewrite(doctree, pattern: re.Pattern, by) -> None:
 
 
 def mark_options(app, doctree, docname):
-    """An option of a question says by its class whether it is the right one: once opened, it bears ✓ or ✗."""
+    """An option of a question says by its class whether it is the right one: once opened, it bears ✓ or ✗.
+
+    Those of a guess, which is a quotation, are a row; pressing one closes the others.
+    """
     rewrite(doctree, OPTION, lambda m: f'<details class="option {"right" if m[2] else "wrong"}">{m[1]}')
+    quoted = [part for quote in doctree.findall(nodes.block_quote) for part in quote.children]
+    for number, raw in enumerate(part for part in quoted if isinstance(part, nodes.raw)):
+        named = raw.astext().replace("<details ", f'<details name="guess-{number}" ')
+        raw.children = [nodes.Text(f'<div class="guess">{named}</div>')]
 
 
 COLAB = re.compile(r'<a class="colab" href="([^"]*)">[^<]*</a>')

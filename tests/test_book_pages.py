@@ -1,5 +1,7 @@
 """What a page says about itself, and what is put right in finished pages."""
 
+import re
+
 import pytest
 from docutils import nodes
 
@@ -71,6 +73,20 @@ def test_an_option_says_whether_it_is_the_right_one():
     assert [part.split('"')[1] for part in marked.split("<details")[1:]] == ["option right", *["option wrong"] * 2]
     assert marked.replace("option right", "option").replace("option wrong", "option") == html
     assert other == "<p>Right</p>"
+
+
+def test_the_options_of_a_guess_are_a_row_of_which_one_is_open():
+    options = '<details class="option"><summary>six</summary>Right: so.</details>\n' * 2
+    asked = nodes.paragraph("", "", nodes.raw("", "<em>"))
+    made = document(nodes.block_quote("", asked, nodes.raw("", options), nodes.raw("", options)))
+    pages.mark_options(None, made, "page")
+    inline, *rows = (raw.astext() for raw in made.findall(nodes.raw))
+    assert inline == "<em>" and len(rows) == 2
+    for row in rows:
+        assert row.startswith('<div class="guess"><details name="guess-') and row.endswith("</div>")
+        assert row.count('class="option right"') == 2
+    names = [set(re.findall(r'<details name="([^"]*)"', row)) for row in rows]
+    assert [len(name) for name in names] == [1, 1] and names[0] != names[1]
 
 
 @pytest.mark.parametrize(("address", "is_public"), [("https://example.invalid/x", False), ("https://c.org/x", True)])
