@@ -164,6 +164,33 @@ def test_what_is_just_within_the_limits_is_let_be():
         assert form.problems(read(PAGE.replace(before, after, 1))) == []
 
 
+ASKED = """> **Guess before you read on.** How many?
+>
+> <details class="option"><summary>1</summary>Then add one.</details>
+> <details class="option"><summary>2</summary>Right: 1 + 1.</details>
+> <details class="option"><summary>3</summary>That is 1 + 2.</details>
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("> <details", "> details", "on.** How many?: a guess without options"),
+        ("Right: ", "", "3 options, 0 right"),
+        ("Then", "Right: then", "3 options, 2 right"),
+        ("Then add one.", "", "each says why"),
+        (ASKED.splitlines()[-1], "", "2 options, 1 right; 3 to 5"),
+        ("?\n", '?\n> <details class="option"><summary>0</summary>No.</details>\n', "1 options, 0 right"),
+    ],
+)
+def test_a_guess_has_options_with_a_right_one(before, after, said):
+    whole, broken = (
+        form.problems(read(PAGE.replace("## Quiz", f"{guess}\nAnd on.\n\n## Quiz", 1)))
+        for guess in (ASKED, ASKED.replace(before, after))
+    )
+    assert whole == [] and len(broken) == 1 and said in broken[0]
+
+
 def test_a_page_without_evidence_is_left_as_it_is():
     page = read(PAGE.replace(":tags: [evidence]", ":tags: [hide-input]"))
     before = page.cells[0].source

@@ -130,7 +130,10 @@ def test_chapter_has_all_its_parts(name):
     opening = page.find("strong", string="After this chapter you can")
     assert opening and len(opening.find_next("ul").find_all("li")) >= 3, "objectives"
     assert re.search(r"\d+ minutes to read", page.get_text()), "reading time"
-    assert page.find("strong", string=re.compile("Guess before you read on")), "a guess before the answer"
+    guess = page.find("strong", string=re.compile("Guess before you read on"))
+    assert guess, "a guess before the answer"
+    assert guess.find_parent("blockquote").select("div.guess"), "which can be pressed"
+    assert {len(row.select("details.option.right")) for row in page.select("div.guess")} == {1}
     assert page.select("figure.pbh-explorer"), "an Explorer"
     assert page.select("table.claims"), "a claim"
 
@@ -393,6 +396,41 @@ def test_every_answer_opens_by_keyboard(from_disk):
         from_disk.page.keyboard.press("Enter")
         assert summary.evaluate("e => e.parentElement.open") is not before, summary.inner_text()
         from_disk.page.keyboard.press("Enter")
+
+
+# Where a row of options stands, and what the open one says.
+CHIPS = """row => [...row.querySelectorAll('summary')].map(chip => {
+    const [own, all] = [chip.getBoundingClientRect(), row.getBoundingClientRect()];
+    return [own.left - all.left, own.top - all.top, own.width];
+})"""
+SAID = """row => [...row.querySelectorAll('details[open]')].map(option => {
+    const [range, row] = [document.createRange(), option.parentElement], chip = option.querySelector('summary');
+    range.selectNodeContents(option);
+    range.setStartAfter(chip);
+    const { top, left, width } = range.getBoundingClientRect();
+    const below = [...row.querySelectorAll('summary')].every(e => e.getBoundingClientRect().bottom <= top);
+    const inRow = width > 200 && left - row.getBoundingClientRect().left < 20;
+    return [below && inRow, getComputedStyle(chip, '::before').content];
+})"""
+
+
+@browsing
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_guess_is_pressed_without_a_script_and_stays_where_it_is(browser, bases, width):
+    context = browser.new_context(java_script_enabled=False, viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.goto(f"{bases['disk']}/chapters/05_fsdp.html")
+    row = page.locator("div.guess").first
+    options, chips = row.locator("details.option"), row.evaluate(CHIPS)
+    assert len(chips) >= 3 and row.evaluate(SAID) == []
+    for number in range(len(chips)):
+        row.locator("summary").nth(number).focus()
+        page.keyboard.press("Enter")
+        assert row.evaluate(CHIPS) == chips, "the options stand where they stood"
+        right = "right" in options.nth(number).get_attribute("class")
+        said = row.evaluate(SAID)
+        assert said == [[True, '"✓" / "right:"' if right else '"✗" / "wrong:"']], "below them, one at a time"
+    context.close()
 
 
 FIRST_FIGURE = "document.querySelector('article figure').getBoundingClientRect().top + scrollY"

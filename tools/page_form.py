@@ -41,6 +41,9 @@ HIDDEN = re.compile(r'(?<=</summary>).*?(?=</details>)|<a class="colab".*?</a>',
 ONE_WORD = re.compile(r"\$\$.*?\$\$|\$[^$]+\$|`[^`]+`", re.DOTALL)
 MARKUP = re.compile(r"</?[a-z][^>]*>|\]\([^)]*\)")
 DEFINITION = ast.FunctionDef | ast.ClassDef
+GUESS = re.compile(r"^> \*\*Guess before you read on\.\*\*.*(?:\n>.*)*", re.MULTILINE)
+OPTIONS = re.compile(r"(?:^> <details class=\"option\">.*\n?)+", re.MULTILINE)  # one question's, a line each
+TEXT = re.compile(r"</summary>(.*)</details>")
 STATED = re.compile(r"^\d+ minutes to read", re.MULTILINE)
 
 
@@ -196,12 +199,26 @@ def problems(notebook, *, is_cut: bool = True) -> list[str]:
         limits = [("words", size.words, MOST_WORDS), ("lines of visible code", size.lines, MOST_LINES)]
         limits += [("minutes to read", size.minutes, MOST_MINUTES)]
         found = [f"{number} {what}, at most {most}" for what, number, most in limits if number > most]
+    for cell in notebook.cells:
+        found += [problem for guess in GUESS.findall(cell.source) for problem in problems_of_guess(guess)]
     for cell in code_cells(notebook):
         name = next((line for line in cell.source.splitlines() if line.strip()), "an empty cell")
         found += [f"{name}: {problem}" for problem in problems_of_cell(cell)]
         if is_cut and kind(cell) == "idea" and (lines := code_lines(cell.source)) > MOST_LINES_OF_AN_IDEA:
             found.append(f"{name}: {lines} lines of an idea, at most {MOST_LINES_OF_AN_IDEA}")
     return found
+
+
+def problems_of_guess(guess: str) -> Iterator[str]:
+    """A guess can be pressed: each of its questions has options, one of them right, and each says why."""
+    rows = OPTIONS.findall(guess)
+    if not rows:
+        yield f"{guess.splitlines()[0]}: a guess without options"
+    for row in rows:
+        texts = TEXT.findall(row)
+        right = sum(bool(re.match(r"Right\b", text)) for text in texts)
+        if right != 1 or not 3 <= len(texts) <= 5 or not all(texts):
+            yield f"{row.splitlines()[0]}: {len(texts)} options, {right} right; 3 to 5, one right, and each says why"
 
 
 def problems_of_cell(cell) -> Iterator[str]:
