@@ -3,8 +3,8 @@
 The simulator says the same of any schedule (`lib.pipeline.simulate`), and the tests hold the two against each other.
 These are for a planner, which has thousands of layouts to compare, and for a reader with a pencil.
 
-Words: P ranks, M microbatches, V stages on each rank; forward and backward times are of all of a rank's layers for one
-microbatch. Chapters 8 to 12.
+Letters: p ranks, m microbatches, v stages per rank; times are for one microbatch in all layers of a rank: T_F forward,
+T_B = T_I + T_W backward. Chapters 8 to 12.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import math
 
 
 def bubble(num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> float:
-    """(P-1)/V / (M + (P-1)/V): the part of a step in which a rank waits, under GPipe, 1F1B or interleaved 1F1B.
+    """(p-1)/v / (m + (p-1)/v): the fraction of a step in which a rank waits, under GPipe, 1F1B or interleaved 1F1B.
 
-    Source: Narayanan et al. 2021, section 2.2, where it is a part of the ideal time: (P-1)/(V·M).
+    Source: Narayanan et al. 2021, section 2.2, where it is a fraction of the ideal time: (p-1)/(v·m).
     """
     waits = (num_ranks - 1) / stages_per_rank
     return waits / (num_microbatches + waits)
@@ -24,15 +24,15 @@ def bubble(num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> f
 def pipeline_s(
     num_ranks: int, num_microbatches: int, forward_s: float, backward_s: float, stages_per_rank: int = 1
 ) -> float:
-    """(M + (P-1)/V) · (t_F + t_B): seconds of a step without the optimizer, under the same schedules."""
+    """(m + (p-1)/v) · (T_F + T_B): seconds of a step without the optimizer, under the same schedules."""
     return (num_microbatches + (num_ranks - 1) / stages_per_rank) * (forward_s + backward_s)
 
 
 def microbatches_for(num_ranks: int, most: float) -> int:
-    """(P-1)·(1/most - 1), rounded up: the fewest microbatches with a bubble of at most this, with a stage a rank.
+    """(p-1)·(1/most - 1), rounded up: the fewest microbatches with a bubble of at most `most`, one stage per rank.
 
     Args:
-        most: part of the step, above 0 and up to 1.
+        most: fraction of the step, above 0 and up to 1.
     """
     return max(1, math.ceil((num_ranks - 1) * (1 / most - 1) - 1e-9))
 
@@ -40,10 +40,10 @@ def microbatches_for(num_ranks: int, most: float) -> int:
 def kept_by(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> float:
     """Microbatches whose activations a rank keeps at the peak under 1F1B, counted in all of the rank's layers.
 
-    min(M, P-r) with a stage a rank. With V the warm-up is 2(P-r-1) + (V-1)P stages long, and one more is under way.
-    Under GPipe it is M on each rank.
+    min(m, p-r) with one stage per rank. With v the warmup has 2(p-r-1) + (v-1)p stages, and one more is in flight.
+    Under GPipe it is m on each rank.
 
-    Source: Korthikanti et al. 2022, section 4.2.3, for rank 0: 1 + (P-1)/(PV) times P.
+    Source: Korthikanti et al. 2022, section 4.2.3, for rank 0: 1 + (p-1)/(pv) times p.
     """
     if stages_per_rank == 1:
         return min(num_microbatches, num_ranks - rank)
@@ -52,7 +52,7 @@ def kept_by(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: i
 
 
 def zero_bubble_wait_s(num_ranks: int, forward_s: float, input_s: float, weight_s: float) -> float:
-    """(P-1)·(t_F + t_I - t_W): how long a rank waits in a step under ZB-H1, if M ≥ P and t_W ≤ t_F, t_I.
+    """(p-1)·(T_F + T_I - T_W): how long a rank waits in a step under ZB-H1, if m ≥ p and T_W ≤ T_F, T_I.
 
     Args:
         input_s, weight_s: the two halves of backward, for the gradients of the input and of the weights.
@@ -63,7 +63,7 @@ def zero_bubble_wait_s(num_ranks: int, forward_s: float, input_s: float, weight_
 
 
 def v_wait_s(num_ranks: int, input_s: float, weight_s: float) -> float:
-    """(P-1)/2 · max(t_I, 2(t_I - t_W)): how long a rank waits in a step under ZB-V, if M ≥ 2P - 1 and t_F ≤ t_I.
+    """(p-1)/2 · max(T_I, 2(T_I - T_W)): how long a rank waits in a step under ZB-V, if m ≥ 2p - 1 and T_F ≤ T_I.
 
     Half of a forward's time for each rank before it, if all three take as long: the step begins that much later on the
     next rank, and no rank waits in between.

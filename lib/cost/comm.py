@@ -130,7 +130,7 @@ def block_wire_bytes(
     slice and collect the rest again in backward.
 
     Args:
-        payload_bytes: of x[B, T, D], whole, as it travels.
+        payload_bytes: of x[b, s, h], whole, as it travels.
         recompute: `full` sends again what forward sent; `none` and `selective` send nothing again.
         early_stop: of a `full` checkpoint: without the last sum, as nobody needs it again (torch's default).
 

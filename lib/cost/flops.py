@@ -1,6 +1,6 @@
 """Operations of a step, and how long devices need for them.
 
-Letters of Korthikanti et al.: b rows of a microbatch, s tokens of a row, h width, L layers, v vocabulary.
+Letters: b rows of a microbatch, s tokens of a row, h width, l layers, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from lib.cost.sizes import ModelShape, check_choice
 def forward_flops(shape: ModelShape, rows: int) -> int:
     """FLOPs of one forward's matrix products; a multiply-add counts as two.
 
-    24sbh²L(1 + s/6h + v/12hL) for a GPT: each token goes through each weight once, and attention multiplies
+    24sbh²l(1 + s/6h + V/12hl) for a GPT: each token goes through each weight once, and attention multiplies
     s × s scores twice. The part above the diagonal is counted, as the papers and PyTorch's counter do.
 
     Source: Korthikanti et al. 2022, appendix A.

@@ -15,7 +15,7 @@ class ModelShape:
     """The sizes of a decoder-only transformer, from which its sums follow.
 
     Args:
-        d_model, num_layers, num_heads, vocab_size, context: h, L, a, v, s.
+        d_model, num_layers, num_heads, vocab_size, context: h, l, a, V, s.
         num_kv_heads: heads of keys and values; None means `num_heads`.
         d_mlp: hidden width of the MLP; None means 4h.
         llama: no biases, three MLP matrices (gated) instead of two, positions without parameters (Touvron et al.
