@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lib.cost import hardware, sizes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -54,6 +56,20 @@ def test_no_file_names_a_chapter_that_is_not_there(folder):
 
 def test_the_first_page_tells_of_every_chapter():
     assert named(read("chapters/00_start.md")) == set(NUMBERS)
+
+
+def test_the_first_page_counts_as_the_library_does():
+    llama, recipe, b200 = sizes.MODELS["405B"], sizes.RECIPES["mixed Adam"], hardware.DEVICES["B200 180 GB"]
+    h100 = hardware.DEVICES["H100 80 GB"]
+    numbers = [
+        f"{recipe.bytes_per_parameter} bytes per parameter",
+        f"{llama.num_parameters // 10**9} billion parameters",
+        f"{recipe.bytes_per_parameter * llama.num_parameters / 1e12:.1f} TB",
+        f"a B200 GPU has {b200.memory_bytes / 1e9:g} GB",
+        f"NVLink carries {h100.link_Bps / 1e9:g} GB/s",
+        f"the network between servers often carries {h100.network_Bps / 1e9:g}.",
+    ]
+    assert [number for number in numbers if number not in read("chapters/00_start.md")] == []
 
 
 def test_each_chapter_leads_to_the_next_and_the_last_promises_none():
