@@ -4,7 +4,7 @@ python tools/prose.py chapters/03_data_parallelism.md ...
 
 Each is a pattern, and some of its hits are good English. A page with few hits was read sentence by sentence, and no
 more is asked (tests/test_prose.py). Captions are prose, so code cells count; the generated set-up cell does not.
-Notation is one table for the whole book (CONTRIBUTING.md): no hit of a letter that it does not have is good.
+Notation is one table for the whole book (book/formulas.md): no hit of a letter that it does not have is good.
 """
 
 import re
@@ -61,6 +61,7 @@ NOTATION = {  # inside a formula, and what the book writes
     r"(?<![\\\w])[PR]\b(?!_)": "p pipeline stages, d data-parallel ranks",
     r"(?<![\\\w])(M\b(?!_)|K\b(?!\^))": "m microbatches",
     r"(?<![\\\w])L\b": "l layers",
+    r"(?<![\\\w])(dp|tp|pp)\b": "d, t, p",
     r"\bt_[FBIW]\b|\bt\(": "T_F, T(S)",
     r"\\beta\b|β": "B, bandwidth",
 }
@@ -85,9 +86,10 @@ def habits(text: str) -> list[Hit]:
 
 
 def wrong_letters(text: str) -> list[Hit]:
+    prose = re.sub(r"^```.*?^```$", _blank, text, flags=re.DOTALL | re.MULTILINE)
     return [
-        Hit(text.count("\n", 0, formula.start()) + 1, formula[0], better)
-        for formula in FORMULA.finditer(re.sub(r"^```.*?^```$", _blank, text, flags=re.DOTALL | re.MULTILINE))
+        Hit(prose.count("\n", 0, formula.start()) + 1, formula[0], better)
+        for formula in FORMULA.finditer(prose)
         for pattern, better in NOTATION.items()
         if re.search(pattern, re.sub(r"\\(text|mathrm)\{[^}]*\}", "", formula[1] or formula[2]))
     ]
