@@ -15,8 +15,8 @@ from lib.mesh import Group
 # ---- 04.2 zero1_step ------------------------------------------------------------------------------------------------
 
 _LR, _BETA = 0.1, 0.75
-TWO_HALVES = "what an all-reduce sends"
-THREE_HALVES, MORE, LESS = "half as much again", "more than that", "less than that"
+TWO_HALVES = "as much as an all-reduce"
+THREE_HALVES, MORE, LESS = "50% more than an all-reduce", "more than that", "less than an all-reduce"
 
 
 def _step_inputs(generator: torch.Generator, n: int) -> list[Data]:
@@ -84,57 +84,57 @@ STEP = Exercise(
     reference=_as(_stepped(), **{"what was sent": TWO_HALVES}),
     mistakes=(
         Mistake(
-            "Each rank has stepped its own shard, and has the others' as they were: nobody got the new weights. The "
-            "all-gather comes after the step, and carries what the step has made.",
+            "Each rank stepped its own shard and has the old shards of the others: no rank got their new weights. The "
+            "all-gather comes after the step, and carries its result.",
             _gathered_before,
         ),
         Mistake(
-            "The weights are the old ones. What the all-gather collects must be the stepped shard; the step itself "
-            "makes a new tensor, so hand that on.",
+            "You return the old weights. The all-gather must gather the stepped shards: pass it the new tensor that "
+            "the step made.",
             lambda given, want: [
                 {"weights": g["weights"], "momentum": w["momentum"]} for g, w in zip(given, want, strict=True)
             ],
         ),
         Mistake(
-            "You stepped with the sum of the ranks' gradients, as many times too far as there are ranks. Use "
+            "You stepped with the sum of the gradients over the n ranks: n times too far. Use "
             'op="mean" in the reduce-scatter.',
             _as(_stepped(gradient_of=lambda gs, r: torch.stack(gs).sum(0).chunk(len(gs))[r])),
         ),
         Mistake(
-            "Each rank stepped its shard with its own gradient; the others' play no part. A reduce-scatter gives "
-            "each rank its shard of the mean.",
+            "Each rank stepped its shard with its own gradient alone. A reduce-scatter gives each rank its shard of "
+            "the mean.",
             _as(_stepped(gradient_of=lambda gs, r: gs[r].chunk(len(gs))[r])),
         ),
         Mistake(
-            "Every rank stepped the first n-th of the weights. Rank r owns the r-th: begin at r times the size of a "
+            "Every rank stepped the first shard of the weights. Rank r owns shard r: begin at r times the size of a "
             "shard.",
             _as(_stepped(weights_of=lambda w, r, n: w.chunk(n)[0])),
         ),
         Mistake(
-            "The weights are right, and each rank holds the momentum of all of them: what ZeRO-1 saves is given up. "
-            "Return this rank's shard.",
+            "The weights are right, but each rank holds the full momentum: ZeRO-1 then saves nothing. Return this "
+            "rank's shard.",
             lambda given, want: [
                 {"weights": w["weights"], "momentum": torch.cat([v["momentum"] for v in want])} for w in want
             ],
         ),
         Mistake(
-            "The weights are right, but you return the momentum as it was. The next step needs the new one.",
+            "The weights are right, but you return the old momentum. The next step needs the new momentum.",
             lambda given, want: [
                 {"weights": w["weights"], "momentum": g["momentum"]} for g, w in zip(given, want, strict=True)
             ],
         ),
         Mistake(
-            "The momentum plays no part: you stepped with the gradient alone. It is beta times the old momentum, plus "
-            "the gradient.",
+            "You stepped with the gradient alone. The new momentum is beta times the old momentum, plus the gradient; "
+            "step with it.",
             _as(_stepped(momentum_of=lambda m, g: g)),
         ),
         Mistake(
-            "Your momentum takes (1 - beta) of the gradient, as Adam's average does. SGD's takes all of it.",
+            "Your momentum adds (1 - beta) times the gradient, as Adam does. SGD adds the full gradient.",
             _as(_stepped(momentum_of=lambda m, g: _BETA * m + (1 - _BETA) * g)),
         ),
         Mistake(
-            "The step is right, and you send half as much again as you need: an all-reduce gathers gradients that "
-            "nobody uses. A reduce-scatter gives each rank what it steps with.",
+            "The step is right, and you send 50% more than you need: an all-reduce gathers gradients that no rank "
+            "uses. A reduce-scatter gives each rank the gradient of its shard.",
             but(**{"what was sent": THREE_HALVES}),
         ),
         Mistake(
@@ -237,15 +237,15 @@ ACCUMULATE = Exercise(
     reference=_mean,
     mistakes=(
         Mistake(
-            "You divided the sum over all ranks by this rank's own tokens, so each shard has another scale. The count "
-            "needs an all-reduce of its own.",
+            "You divided the sum over all ranks by this rank's own tokens, so the shards differ in scale. All-reduce "
+            "the count as well.",
             lambda given, want: [
                 {"shard": w["shard"] * _count(given) / _own_count(g)} for g, w in zip(given, want, strict=True)
             ],
         ),
         Mistake(
-            "You divided each rank's gradients by that rank's tokens and averaged over the ranks. A token of a rank "
-            "with few of them counts too much: divide once, by the count of all ranks.",
+            "You divided each rank's gradients by that rank's tokens and averaged over the ranks. On a rank with few "
+            "tokens each counts too much: divide once, by the count of all ranks.",
             _shards(
                 lambda given: (
                     sum(torch.stack([one["sum"] for one in g["microbatches"]]).sum(0) / _own_count(g) for g in given)
@@ -255,8 +255,8 @@ ACCUMULATE = Exercise(
             ),
         ),
         Mistake(
-            "That is the mean of the microbatches' means: a token in a short one counts too much. Add up sums and "
-            "counts, and divide once, at the end.",
+            "You return the mean of the means of the microbatches: a token in a short one counts too much. Add up "
+            "sums and counts, and divide once, at the end.",
             _shards(lambda given: _sums(given, lambda one, k: one["count"] * _K * len(given))),
         ),
         Mistake(
@@ -265,21 +265,21 @@ ACCUMULATE = Exercise(
             _shards(lambda given: _sums(given, lambda one, k: _at(given, k) * _K)),
         ),
         Mistake(
-            "Only the last microbatch is in it: you replaced the shard where you should have added to it.",
+            "Your shard holds the last microbatch alone: you replaced it where you should add to it.",
             _shards(lambda given: _sums(given, lambda one, k: _count(given), slice(-1, None))),
         ),
         Mistake(
-            "That is the sum over all tokens, not yet divided by how many there are.",
+            "You return the sum over all tokens. Divide it by their number.",
             _shards(lambda given: _sums(given, lambda one, k: 1)),
         ),
         Mistake(
-            "Exactly as many times too small as there are ranks: the reduce-scatter took the mean over the ranks. "
-            "Here sums are added up, and the count divides them.",
+            "Your shard is n times too small: the reduce-scatter took the mean over the n ranks. Add up sums here, "
+            "and divide by the count.",
             _shards(lambda given: _sums(given, lambda one, k: _count(given) * len(given))),
         ),
         Mistake(
-            "The shard is right, but you keep full gradients until the last microbatch and reduce then. That is the "
-            "other choice: it saves bytes on the wire, and takes the memory that ZeRO-2 is to save.",
+            "The shard is right, but you keep full gradients until the last microbatch and reduce then. That saves "
+            "bytes on the wire, and takes the memory that ZeRO-2 is to save.",
             but(**{"what was sent": AFTERWARDS}),
         ),
         Mistake(

@@ -72,26 +72,26 @@ NEEDED = Exercise(
     ranks=(1,),
     mistakes=(
         Mistake(
-            'You count 12 bytes a parameter for "mixed". The optimizer steps a float32 copy of it, 4 bytes more: '
+            'You count 12 bytes per parameter for "mixed". The optimizer steps a float32 copy of it, 4 bytes more: '
             "2 + 2 + 12.",
             _ranks(_no_master),
         ),
         Mistake(
-            "You share everything out at stages 1 to 3. Stage 1 shares only the optimizer's state, stage 2 the "
-            "gradients too; what they leave is on every rank, however many there are.",
+            "You shard everything at stages 1 to 3. Stage 1 shards the optimizer state, stage 2 also the gradients; "
+            "the rest is replicated on every rank.",
             _ranks(lambda stage, recipe: _split(3 if stage else 0, recipe)),
         ),
         Mistake(
-            "Your stage 1 shares the gradients out, too. That is stage 2.",
+            "Your stage 1 also shards the gradients, as stage 2 does.",
             _ranks(lambda stage, recipe: _split(2 if stage == 1 else stage, recipe)),
         ),
         Mistake(
-            "Your stage 2 shares the parameters out. It leaves them whole: 2 bytes each, or 4 in float32.",
+            "Your stage 2 shards the parameters. It replicates them: 2 bytes each, or 4 in float32.",
             _ranks(lambda stage, recipe: _split(3 if stage == 2 else stage, recipe)),
         ),
         Mistake(
-            "Your master weights are whole on every rank. Only the optimizer reads them: they are sharded with its "
-            "state, from stage 1 on.",
+            "You replicate the master weights. Only the optimizer reads them: they are sharded with its state, from "
+            "stage 1 on.",
             _ranks(_whole_master),
         ),
         Mistake(
@@ -99,11 +99,11 @@ NEEDED = Exercise(
             _ranks(_split, int),
         ),
         Mistake(
-            "You look at powers of two only. Any number of ranks can share a flat tensor.",
+            "You try powers of two alone. A flat tensor can be sharded over any number of ranks.",
             _ranks(_split, _power_of_two),
         ),
         Mistake(
-            "Where what every rank keeps does not fit, you return a number. No number of ranks helps there: return "
+            "Where the replicated bytes alone do not fit, you return a number. No number of ranks helps there: return "
             "None.",
             _ranks(_split, never=1),
         ),

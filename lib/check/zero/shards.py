@@ -94,46 +94,44 @@ SHARD = Exercise(
     reference=_parts(_without_padding, _shaped),
     mistakes=(
         Mistake(
-            "The last numbers belong to nobody: you cut S // n for each rank, and S % n of them are left over. Add "
+            "The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add "
             "zeros until n divides the size, then cut.",
             _parts(lambda x, r, n: x.flatten()[r * (x.numel() // n) :][: x.numel() // n]),
         ),
         Mistake(
-            "Nothing is lost, but the parts have different sizes, and an all-gather needs equal ones. Add zeros at "
-            "the end until n divides the size; each part then has ceil(S/n) numbers.",
+            "Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros at "
+            "the end until n divides the size; each shard then has ceil(k/n) elements.",
             _parts(lambda x, r, n: x.flatten().tensor_split(n)[r]),
         ),
         Mistake(
-            "Rank r has every n-th number, beginning with the r-th. A shard is one piece: rank r has the numbers from "
-            "r·S/n on, so that putting the parts side by side gives the tensor.",
+            "Rank r has every n-th element, beginning with element r. A shard is contiguous: rank r has the elements "
+            "from r·k/n on, so that the shards side by side give the tensor.",
             _parts(lambda x, r, n: pad(x.flatten(), (0, -x.numel() % n))[r::n][: _numbers(x, r, n)]),
         ),
         Mistake(
-            "The zeros are in front. Put them at the end: then the numbers stay in their places.",
+            "The zeros come first. Put them at the end: then all elements keep their positions.",
             _parts(lambda x, r, n: pad(x.flatten(), (-x.numel() % n, 0)).chunk(n)[r][: _numbers(x, r, n)]),
         ),
         Mistake(
-            "You add n zeros where n divides the size already. The padding is -S % n, which is 0 there; n - S % n is "
-            "n.",
+            "You add n zeros where n divides the size already. The padding is -k % n, here 0; n - k % n is n.",
             _parts(_one_more),
         ),
         Mistake(
-            "The parts are right, but what you padded with is not zero. It takes part in every norm of the shard: "
-            "use zeros.",
+            "The shards are right, but the padding is not zero. It counts in every norm of the shard: use zeros.",
             _parts(_without_padding, _shaped, NOT_ZEROS),
         ),
         Mistake(
-            "The parts are right, and unshard returns the padding with the tensor. Only the first S numbers are "
-            "somebody's: cut the rest off, then restore the shape.",
+            "The shards are right, and unshard returns the padding with the tensor. Only the first k elements belong "
+            "to the tensor: cut the rest off, then restore the shape.",
             _parts(_without_padding, lambda changed, x: changed),
         ),
         Mistake(
-            "The parts are right, and unshard returns the right numbers in a row. Give them the shape of x again.",
+            "The shards are right, and unshard returns the right elements, flat. Restore the shape of x.",
             _parts(_without_padding, lambda changed, x: changed[: x.numel()].clone()),
         ),
         Mistake(
-            "The parts are right, but unshard returns x as it was. It must collect the parts it is called with: the "
-            "optimizer has changed them since.",
+            "The shards are right, but unshard returns the old x. It must all-gather the shards that it is called "
+            "with: the optimizer changed them.",
             _parts(_without_padding, lambda changed, x: x),
         ),
     ),
@@ -142,12 +140,12 @@ SHARD = Exercise(
 # ---- 04.3 clip ------------------------------------------------------------------------------------------------------
 
 SCALED_UP = (
-    "You scale small gradients up. Clipping shortens what is longer than max_norm and leaves the rest alone: "
+    "You scale small gradients up. Clipping shortens gradients longer than max_norm and does not change the rest: "
     "the factor is at most 1."
 )
 NOT_IN_PLACE = (
     "The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * "
-    "factor makes a new one that nobody sees."
+    "factor makes a new tensor and leaves the old."
 )
 _MAX_NORM = 1.5
 _CASES = ("a large gradient", "a small one")
@@ -224,22 +222,22 @@ CLIP = Exercise(
     reference=_clipped(),
     mistakes=(
         Mistake(
-            "Each rank has a norm of its own: that of its shards. So each scales by another factor, and the gradient "
-            "turns. Add the squares up over the ranks, one all-reduce of one number.",
+            "Each rank clips by the norm of its shards alone. Their factors differ, and the gradient changes its "
+            "direction. Add the squares up over the ranks, one all-reduce of one number.",
             _clipped(lambda squares, alike, rank: (squares[rank] + alike).sqrt()),
         ),
         Mistake(
-            "You added the ranks' norms. Lengths of pieces do not add up, their squares do: all-reduce the sum of the "
-            "squares, then take the root.",
+            "You added the norms of the ranks. Norms of shards do not add up, their squares do: all-reduce the sum of "
+            "the squares, then take the root.",
             _clipped(lambda squares, alike, rank: torch.stack([(s + alike).sqrt() for s in squares]).sum()),
         ),
         Mistake(
-            "What all ranks hold alike is in your norm n times, once for each of them. Add the squares of the shards "
-            "up over the ranks, and those of `replicated` once, afterwards.",
+            "`replicated` is in your norm n times, once for each rank. Add the squares of the shards up over the "
+            "ranks, and then the squares of `replicated` once.",
             _clipped(lambda squares, alike, rank: (torch.stack(squares).sum() + len(squares) * alike).sqrt()),
         ),
         Mistake(
-            "`replicated` is not in your norm. It is a part of the same gradient.",
+            "`replicated` is not in your norm. It belongs to the same gradient.",
             _clipped(lambda squares, alike, rank: torch.stack(squares).sum().sqrt()),
         ),
         Mistake(
@@ -247,7 +245,7 @@ CLIP = Exercise(
             _clipped(lambda squares, alike, rank: (torch.stack(squares).mean() + alike).sqrt()),
         ),
         Mistake(
-            "That is the square of the norm. Take the root.",
+            "You return the square of the norm. Take the root.",
             _clipped(lambda squares, alike, rank: torch.stack(squares).sum() + alike),
         ),
         Mistake(
@@ -259,7 +257,7 @@ CLIP = Exercise(
             _clipped(scale=1.0),
         ),
         Mistake(
-            "The shards are clipped, what is replicated is not. All of the gradient has the one factor.",
+            "The shards are clipped, `replicated` is not. The same factor scales the full gradient.",
             _clipped(replicated_too=False),
         ),
     ),
