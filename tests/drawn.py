@@ -1,5 +1,8 @@
 """What holds of every drawing of a mechanism: it stays inside, its words fit, and it is short enough to be played."""
 
+import re
+from xml.etree import ElementTree
+
 from lib.figures.player import NARROW, WIDE
 from lib.figures.svg import SMALLEST_PX, text_width
 
@@ -35,3 +38,31 @@ def collisions(step, *inks):
         and one.y < other.y + other.height
         and other.y < one.y + one.height
     ]
+
+
+def check_words(svg):
+    """Raises AssertionError where words leave the picture, or lie on other words."""
+    boxes = words_of(svg)
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
+    for i, (words, left, top, right, bottom) in enumerate(boxes):
+        assert -0.1 <= left and right <= width + 0.1 and top >= 0 and bottom <= height, f"{words!r} at {left}, {top}"
+        over = [b for b, *box in boxes[:i] if left < box[2] and box[0] < right and top < box[3] and box[1] < bottom]
+        assert not over, f"{words!r} on {over}"
+
+
+def words_of(svg):
+    """(words, left, top, right, bottom) of each text of a drawing."""
+    found = []
+
+    def walk(element, inherited):
+        own = inherited | element.attrib
+        if element.tag == "text":
+            size, x, y = (float(own[name]) for name in ("font-size", "x", "y"))
+            wide = text_width(element.text, size)
+            left = x - wide * {"middle": 0.5, "end": 1}.get(own.get("text-anchor"), 0)
+            found.append((element.text, left, y - 0.75 * size, left + wide, y + 0.2 * size))
+        for child in element:
+            walk(child, own)
+
+    walk(ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", svg)), {})
+    return found
