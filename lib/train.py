@@ -95,22 +95,14 @@ def main(argv: list[str] | None = None) -> None:
         parser.exit(128 + stopped_by, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * (rank == 0))
     if rank == 0:
         print(_summary(config, reports[0]))
-        if args.profile:
-            try:
-                step_profile(planned(config), [report.pop("profile") for report in reports]).save(args.profile)
-            except OSError as error:
-                parser.exit(1, f"{parser.prog}: --profile {args.profile} could not be written: {error.strerror}\n")
-            print(f"profile: open {args.profile} at https://ui.perfetto.dev to see step {config.steps} of all ranks")
-        if args.report:
-            try:
-                with open(args.report, "w", encoding="utf-8") as file:
-                    json.dump({"losses": reports[0]["losses"], "ranks": reports}, file)
-            except OSError as error:
-                losses = " ".join(f"{loss:.6g}" for loss in reports[0]["losses"])
-                parser.exit(
-                    1,
-                    f"{parser.prog}: --report {args.report} could not be written: {error.strerror}. Losses: {losses}\n",
-                )
+        for name, write in (("profile", _write_profile), ("report", _write_report)):
+            if path := getattr(args, name):
+                try:
+                    print(write(path, config, reports))
+                except OSError as error:
+                    losses = " ".join(f"{loss:.6g}" for loss in reports[0]["losses"])
+                    failed = f"--{name} {path} could not be written: {error.strerror}. Losses: {losses}"
+                    parser.exit(1, f"{parser.prog}: {failed}\n")
     if problem := reports[0].get("unsaved"):
         parser.exit(1, f"{parser.prog}: {problem}\n" if rank == 0 else None)
 
@@ -178,6 +170,17 @@ def _check_writable(name: str, path: str) -> None:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise ValueError(f"--{name} {path} cannot be written: give a file name in a folder that exists")
+
+
+def _write_profile(path: str, config: TrainConfig, reports: list[dict]) -> str:
+    step_profile(planned(config), [report.pop("profile") for report in reports]).save(path)
+    return f"profile: open {path} at https://ui.perfetto.dev to see step {config.steps} of all ranks"
+
+
+def _write_report(path: str, config: TrainConfig, reports: list[dict]) -> str:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"losses": reports[0]["losses"], "ranks": reports}, file)
+    return f"report: python -m lib.figures.report {path} draws it"
 
 
 def _summary(config: TrainConfig, report: dict) -> str:

@@ -43,16 +43,16 @@ def train(
         profile: keep the trace of the last step.
 
     Returns:
-        `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs
-        (step, loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`:
-        the highest of each kind and of the total in one step, which need not be at the same moment. `step_s`: seconds
-        of each step; the second one is slow, as its memory is watched. Of a run that goes on, `losses` and
-        `validation` hold all since its first step, the others what this process saw. With `checkpoints` also
-        `stopped_by`, the number of the signal that ended the run early, or 0; and `unsaved`, why its end is not on
-        disk, or "". `profile`: a `Trace`, if it was asked for.
+        `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs (step,
+        loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`: the highest
+        of each kind and of the total in one step, which need not be at the same moment. `memory`: on rank 0, pairs
+        (seconds, bytes of each kind) of that step. `step_s`: seconds of each step; the second one is slow, as its
+        memory is watched. Of a run that goes on, `losses` and `validation` hold all since its first step, the others
+        what this process saw. With `checkpoints` also `stopped_by`, the number of the signal that ended the run early,
+        or 0; and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if it was asked for.
     """
     model, corpus = build(world, config), data.load()
-    report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}}
+    report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}, "memory": []}
     traffic: dict = {}
     silent = quiet or world.rank > 0
     saver, first = None, 0
@@ -78,7 +78,7 @@ def train(
                 before = traffic.get(f"{kind} {axis}", (0, 0.0))
                 traffic[f"{kind} {axis}"] = (before[0] + calls, before[1] + sent)
             if memory is not None:
-                report["peak_bytes"] = memory.peak_by_kind
+                report |= {"peak_bytes": memory.peak_by_kind, "memory": [] if world.rank else memory.timeline}
             tokens_per_s = config.tokens_per_step() / report["step_s"][-1]
             held = f", {report['peak_bytes']['total'] / 1e6:,.1f} MB" if report["peak_bytes"] else ""
             bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s{held}", refresh=False)

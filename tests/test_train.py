@@ -339,12 +339,13 @@ def test_from_the_terminal_it_learns_more_than_frequencies(tmp_path, capsys):
     report = tmp_path / "report.json"
     main(["--dp", "2", "--steps", "60", "--validate-every", "20", "--report", str(report)])
     out = capsys.readouterr().out
-    bar, (loss, validation, sent) = out.split("\r")[-1].splitlines()[0], out.splitlines()[-3:]
+    bar, (loss, validation, sent, door) = out.split("\r")[-1].splitlines()[0], out.splitlines()[-4:]
     assert re.fullmatch(
         r"rank 0 \| 100% \S+ *step 60/60, loss \d\.\d{3}, [\d,]+ tokens/s, [\d.]+ MB, 00:00 left *", bar
     )
     assert len(bar) <= 90
     assert loss.startswith("loss: 5.") and validation.startswith("validation: ") and sent.startswith("rank 0 sent ")
+    assert door == f"report: python -m lib.figures.report {report} draws it"
     written = json.loads(report.read_text(encoding="utf-8"))
     steps, losses = zip(*written["ranks"][1]["validation"], strict=True)
     assert steps == (0, 20, 40, 60) and list(losses) == sorted(losses, reverse=True)
