@@ -1,6 +1,7 @@
-"""What holds of every drawing of a mechanism: it stays inside, its words fit, and it is short enough to be played."""
+"""What holds of every drawing: it stays inside and its words fit; one of a mechanism is short enough to be played."""
 
 import re
+from itertools import combinations
 from xml.etree import ElementTree
 
 from lib.figures.player import NARROW, WIDE
@@ -40,29 +41,28 @@ def collisions(step, *inks):
     ]
 
 
-def check_words(svg):
-    """Raises AssertionError where words leave the picture, or lie on other words."""
-    boxes = words_of(svg)
-    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
-    for i, (words, left, top, right, bottom) in enumerate(boxes):
-        assert -0.1 <= left and right <= width + 0.1 and top >= 0 and bottom <= height, f"{words!r} at {left}, {top}"
-        over = [b for b, *box in boxes[:i] if left < box[2] and box[0] < right and top < box[3] and box[1] < bottom]
-        assert not over, f"{words!r} on {over}"
-
-
 def words_of(svg):
-    """(words, left, top, right, bottom) of each text of a drawing."""
-    found = []
+    """(words, left, top, right, bottom) of all words of a drawing, about where they are."""
 
     def walk(element, inherited):
         own = inherited | element.attrib
-        if element.tag == "text":
-            size, x, y = (float(own[name]) for name in ("font-size", "x", "y"))
-            wide = text_width(element.text, size)
+        if element.tag.endswith("text") and element.text:
+            size = float(own.get("font-size", 13))
+            wide, x, y = text_width(element.text, size), float(own["x"]), float(own["y"])
             left = x - wide * {"middle": 0.5, "end": 1}.get(own.get("text-anchor"), 0)
-            found.append((element.text, left, y - 0.75 * size, left + wide, y + 0.2 * size))
+            yield element.text, left, y - 0.72 * size, left + wide, y + 0.2 * size
         for child in element:
-            walk(child, own)
+            yield from walk(child, own)
 
-    walk(ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", svg)), {})
-    return found
+    return list(walk(ElementTree.fromstring(svg), {}))
+
+
+def check_words(svg):
+    """Raises AssertionError where words leave a drawing or lie on others."""
+    *_, width, height = map(float, re.search(r'viewBox="([^"]*)"', svg)[1].split())
+    found = words_of(svg)
+    assert found, "no words"
+    for words, left, top, right, bottom in found:
+        assert left >= -1 and right <= width + 1 and top >= 0 and bottom <= height, words
+    for (a, left, top, right, bottom), (b, x0, y0, x1, y1) in combinations(found, 2):
+        assert right <= x0 + 0.5 or x1 <= left + 0.5 or bottom <= y0 or y1 <= top, (a, b)

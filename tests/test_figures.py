@@ -70,7 +70,7 @@ def test_figure_has_no_color_of_its_own(kind):
     """Every colour is a variable of the page, with the light palette or the surrounding text behind it."""
     code = examples()[kind].svg
     without = re.sub(r"var\(--pbh-[\w-]+, (#\w{6}|currentColor|color-mix\([^()]*\))\)", "", code)
-    assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?!\))", without.replace("url(#idle-", "")), without
+    assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?!\))", without.replace("url(#hatched-", "")), without
     assert set(re.findall(r"var\((--pbh-[\w-]+)", code)) <= set(variables("light"))
 
 
@@ -96,9 +96,13 @@ def test_figures_are_the_same_in_every_run():
 
 
 def test_two_figures_do_not_share_an_id():
-    ids = [re.search(r'id="(idle-\w+)"', examples()["timeline"].svg).group(1)]
-    ids.append(re.search(r'id="(idle-\w+)"', draw_timeline(measured(), title="b", alt="b").svg).group(1))
-    assert ids[0] != ids[1] and "idle-here" not in examples()["timeline"].svg
+    other = draw_timeline(measured(), title="b", alt="b")
+    drawings = [drawing for figure in (examples()["timeline"], other) for drawing in (figure.svg, figure.narrow)]
+    ids = [re.search(r' id="([\w-]+)"', drawing).group(1) for drawing in drawings]
+    assert len(set(ids)) == 4
+    for one, drawing in zip(ids, drawings, strict=True):
+        assert set(re.findall(r"url\(#([\w-]+)\)", drawing)) == {one}
+        assert set(re.findall(r"var\((--pbh-[\w-]+)", drawing)) <= set(variables("light"))
 
 
 # ---- Timelines
@@ -131,7 +135,7 @@ def test_seconds_and_milliseconds_draw_the_same_bars():
 def test_idle_time_is_hatched_behind_compute_only():
     figure = draw_timeline(measured(), title="t", alt="a")
     hatched = [
-        r for r in parse(figure).iter("rect") if r.get("fill", "").startswith("url(#idle-") and r.get("x") > "1"
+        r for r in parse(figure).iter("rect") if r.get("fill", "").startswith("url(#hatched-") and r.get("x") > "1"
     ]
     lanes = [r for r in hatched if float(r.get("width")) > 100]
     assert [float(r.get("y")) for r in lanes] == [r["y"] for r in rects(figure, "forward")]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from test_figures_explorer import HOSTILE, buckets, hostile, memory, step
+from test_figures_narrow import FIGURES
 
 from lib.figures.curves import draw_bars, draw_curves, draw_log_log
 from lib.figures.explorer import Explorer
@@ -87,15 +88,15 @@ def test_sliders_answer_the_keyboard(opened):
     for which, number, name, key, change, words in moves:
         figure, other = figures.nth(which), figures.nth(1 - which)
         slider = figure.get_by_role("slider", name=name, exact=True)
-        picture, sentence = figure.locator(".pbh-picture svg"), figure.locator("figcaption")
+        picture, sentence = figure.locator(".pbh-box"), figure.locator("figcaption")
         before = (picture.screenshot(), sentence.inner_text(), slider.get_attribute("aria-valuetext"))
         aside = other.inner_html()
         slider.press(key)
         setting[which].update(change)
         wanted = (step, memory)[which](**setting[which])[1]
         assert sentence.inner_text() == wanted == picture.get_attribute("aria-label")
-        assert slider.get_attribute("aria-valuetext") == words == figure.locator("output").nth(number).inner_text()
         assert picture.get_attribute("role") == "img"
+        assert slider.get_attribute("aria-valuetext") == words == figure.locator("output").nth(number).inner_text()
         after = (picture.screenshot(), sentence.inner_text(), words)
         assert all(a != b for a, b in zip(after, before, strict=True))
         assert other.inner_html() == aside
@@ -106,7 +107,7 @@ def test_sliders_answer_the_keyboard(opened):
 @browser_test
 def test_page_without_javascript_keeps_the_first_frame(opened):
     page = opened(page_of(buckets()), java_script_enabled=False)
-    assert page.get_by_text(step(25, 4, 50)[1]).is_visible() and page.locator(".pbh-picture svg").is_visible()
+    assert page.get_by_text(step(25, 4, 50)[1]).is_visible() and page.locator(".pbh-box svg:visible").count() == 1
     assert page.locator("input:disabled").count() == 3
 
 
@@ -172,6 +173,7 @@ def gallery() -> list[object]:
         draw_log_log({"a": ([1, 1e9], [1e-3, 1e6])}, x="message (bytes)", y="time (µs)", **about),
         draw_scatter({"fits": [Dot(1, 2, "tp 8")], "does not": [Dot(9, 9, "tp 1", "#page")]}, x="GB", y="s", **about),
         draw_bars({"plain DP": {"parameter": 2, "gradient": 12}}, unit="bytes per parameter", **about),
+        *(draw() for draw in FIGURES.values()),
     ]
 
 
@@ -190,7 +192,11 @@ def test_everybody_can_read_it(opened, mode):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_words_are_large_enough_and_inside_their_picture(opened, width):
     page = opened(page_of(*gallery()), width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width  # a wide figure scrolls in its own box
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator(".pbh-box")
+    assert boxes.evaluate_all("all => all.filter((box) => box.scrollWidth > box.clientWidth).length") == 0
+    shown = boxes.locator("svg:visible").evaluate_all("all => all.map((svg) => svg.parentElement.className)")
+    assert shown == boxes.count() * ["pbh-narrow" if width == 390 else "pbh-wide"]
     words = page.evaluate(
         """[...document.querySelectorAll("svg text")].map((t) => {
             const box = t.getBoundingClientRect(), all = t.ownerSVGElement.getBoundingClientRect();

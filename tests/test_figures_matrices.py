@@ -4,15 +4,13 @@ import re
 
 import pytest
 
+from lib.figures.activations import Activation, Sent, draw_activations
 from lib.figures.matrices import (
-    Activation,
     Communication,
     HeadCut,
     Matrix,
-    Sent,
     attention_cut,
     column_cut,
-    draw_activations,
     draw_layer,
     mlp_cut,
     part_of,
@@ -115,11 +113,6 @@ def test_no_word_is_too_small_and_frames_compare():
 def test_what_cannot_be_drawn(items, ranks, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         drawn(items, ranks)
-
-
-def test_a_row_that_is_too_long():
-    with pytest.raises(ValueError, match="take a smaller cell"):
-        drawn(mlp_cut(4, 8, 32), 2, width=100)
 
 
 def test_activations_and_what_is_sent_between_them():

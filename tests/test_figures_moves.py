@@ -37,7 +37,7 @@ def test_a_step_shows_what_is_held_and_what_moved(name, n):
         figure = draw_step(moves, n, k, alt="a")
         held = steps.after(moves[:k], n)
         digits = [t for t in texts(figure) if t.isdigit()]
-        assert len(digits) == sum(len(chunk) for rank in held for chunk in rank)
+        assert len(digits) == n + sum(len(chunk) for rank in held for chunk in rank), "chunks, and what is in them"
         new = {(m.dst, c) for m in moves[k - 1] for c in m.chunks} if k else set()
         assert figure.svg.count(COMM) == len(new) and figure.svg.count(IDLE) == n * n - len(new)
         full = sum(len(chunk) == n for rank in held for chunk in rank)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def plot(x=(0, 10), y=(0, 4), names=("x", "y"), **more) -> Plot:
-    return Plot("A title", "alt", (400, 200), x, y, names, top=50, right=390, **more)
+    return Plot("A title", "alt", (400, 200), x, y, names, right=390, **more)
 
 
 # ---- Marks
@@ -54,7 +54,7 @@ def test_where_a_point_lies(log, x, y):
     axes = plot((1, 1e4), (1, 1e4), log=True) if log else plot()
     bottom = max(path.box[3] for path in paths(axes.figure("")) if path.paint.get("stroke") == color("rule"))
     assert axes.at(x, y) == pytest.approx(
-        (axes.left + (axes.right - axes.left) / 4, bottom - (bottom - 50) / 4), abs=0.1
+        (axes.left + (axes.right - axes.left) / 4, bottom - (bottom - axes.top) / 4), abs=0.1
     )
 
 
@@ -68,7 +68,7 @@ def test_numbers_beside_an_axis_have_room():
 
 
 def test_the_last_number_of_an_axis_stays_in_the_picture():
-    at_the_edge = Plot("", "", (400, 200), (0, 1e5), (0, 1), ("x", "y"), top=50, right=400).figure("")
+    at_the_edge = Plot("", "", (400, 200), (0, 1e5), (0, 1), ("x", "y"), right=400).figure("")
     timeline = draw_timeline([(0, "compute", "forward", "", 0, 0.004)], title="", alt="")
     for figure, last in ((at_the_edge, "100000"), (timeline, "0.004")):
         (text,) = [t for t in parse(figure).iter("text") if t.text == last]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from html import escape
 
-from lib.figures.svg import FONT, OUTLINE, READABLE_PX, SMALLEST_PX, Figure, color, num, tag, text_width
+from lib.figures.svg import FONT, OUTLINE, READABLE_PX, SMALLEST_PX, Figure, color, lines_of, num, tag, text_width
 
 Legend = Iterable[tuple[str, str]]  # (name of a colour, words); `idle` is hatched, `outline` a dashed frame
 BARS, FRAMES, WORDS = 1, 2, 9  # levels, from back to front
@@ -62,7 +62,7 @@ class Canvas(Layer):
     def __init__(self, alt: str) -> None:
         super().__init__()
         self._alt, self._layers, self._is_hatched = alt, {}, False
-        self._idle = "idle-" + hashlib.sha256(alt.encode()).hexdigest()[:8]  # not random: equal pictures stay equal
+        self._idle = "hatched-" + hashlib.sha256(alt.encode()).hexdigest()[:8]  # equal pictures stay equal
 
     @property
     def hatched(self) -> str:
@@ -99,10 +99,7 @@ class Canvas(Layer):
 
     def title(self, words: str, width: float = math.inf) -> float:
         """In as many lines as it takes; the height of those behind the first."""
-        lines = [""]
-        for word in words.split():
-            longer = f"{lines[-1]} {word}".strip()
-            lines = [*lines[:-1], longer] if text_width(longer) <= width else [*lines, word]
+        lines = lines_of(words, width)
         for i, line in enumerate(lines):
             self.text(0, 15 + 17 * i, line, font_weight=650)
         return 17.0 * (len(lines) - 1)

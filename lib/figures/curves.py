@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import DASHED, INK, OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, text_width
+from lib.figures.svg import DASHED, INK, NARROW, OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, text_width
 from lib.figures.timeline import KINDS, legend
 
 # Colour, width and dash of each curve. The first is wide and the next ones narrower on top of it: if they coincide, all
@@ -22,6 +22,7 @@ _BESIDE = (("backward", 2.4, "-"), ("comm", 2.4, (0, (3.8, 2))), ("weight", 2.4,
 Points = tuple[Sequence[float], Sequence[float]]
 
 
+@drawn_twice
 def draw_curves(
     series: Mapping[str, Sequence],
     *,
@@ -53,14 +54,11 @@ def draw_curves(
     low, high = (0, len(x)) if not isinstance(x, str) else (min(p[0] for p in seen), max(p[0] for p in seen))
     margin = 0.06 * (max(heights) - min(heights)) or 0.05 * abs(heights[0]) or 1.0
     scales = (low, high if high > low else low + 1), (min(heights) - margin, max(heights) + margin)
-    plot = _plot(title, alt, (width, height), scales, (x, y), lines, _STACKED, points)
-    for name, value in (reference or {}).items():
-        words = f"{name} {value:.4g}"
-        plot.canvas.note(*plot.clear_place(value, text_width(words, SMALLEST_PX)), words)
-        plot.axes.axhline(value, zorder=1.5, **DASHED)
-    return plot.figure(caption)
+    limits = {f"{name} {value:.4g}": value for name, value in (reference or {}).items()}
+    return _plot(title, alt, (width, height), scales, (x, y), lines, _STACKED, points, limits).figure(caption)
 
 
+@drawn_twice
 def draw_log_log(
     curves: Mapping[str, Points],
     *,
@@ -107,20 +105,35 @@ def _lines(series: Mapping[str, Sequence], most: int) -> dict[str, list[tuple[fl
     return lines
 
 
-def _plot(title, alt, size, scales, names, lines, styles, points, log=False):
-    """Lines and circles. Each line has a sample and its name at the right, as near as can be to its end."""
+def _plot(title, alt, size, scales, names, lines, styles, points, limits=None, log=False):
+    """Lines, limits and circles. A name stands beside what it names; on a phone all are in a legend."""
     from lib.figures.plot import Plot  # loads matplotlib
 
-    plot = Plot(title, alt, size, *scales, names, top=46, right=size[0] - 52 - max(map(text_width, lines)), log=log)
-    ends = [plot.at(*[p for p in line if math.isfinite(p[1])][-1])[1] for line in lines.values()]
-    for (name, line), (ink, thick, dash), place in zip(lines.items(), styles, spread(ends, 18), strict=False):
-        paint, level = {"color": INK[ink], "linewidth": thick, "linestyle": dash}, size[1] - place
-        plot.axes.plot(*zip(*line, strict=True), **paint)
-        plot.axes.plot((plot.right + 12, plot.right + 32), (level, level), transform=None, clip_on=False, **paint)
-        plot.canvas.text(plot.right + 38, place + 4.5, name)
+    limits, is_narrow = limits or {}, size[0] <= NARROW
+    right = size[0] - (10 if is_narrow else 52 + max(map(text_width, lines)))
+    legend = [*lines, *limits] if is_narrow else ()
+    plot = Plot(title, alt, size, *scales, names, right=right, legend=legend, sample=24, log=log)
+    paints = [{"color": INK[ink], "linewidth": thick, "linestyle": dash} for ink, thick, dash in styles]
+    for (name, line), paint in zip(lines.items(), paints, strict=False):
+        plot.axes.plot(*zip(*line, strict=True), label=name, **paint)
+    if not is_narrow:
+        _name_ends(plot, lines, paints)
     if len(points[0]):
         plot.axes.plot(*points, "o", ms=8, mfc=INK["panel"], mec=INK["text"], mew=1.6, clip_on=False)
+    for words, value in limits.items():
+        if not is_narrow:
+            plot.canvas.note(*plot.clear_place(value, text_width(words, SMALLEST_PX)), words)
+        plot.axes.axhline(value, zorder=1.5, label=words, **DASHED)
     return plot
+
+
+def _name_ends(plot, lines: Mapping, paints: Sequence[Mapping]) -> None:
+    """A sample of each line and its name at the right, as near as can be to its end."""
+    ends = [plot.at(*[p for p in line if math.isfinite(p[1])][-1])[1] for line in lines.values()]
+    for name, paint, place in zip(lines, paints, spread(ends, 18), strict=False):
+        level = plot.size[1] - place
+        plot.axes.plot((plot.right + 12, plot.right + 32), (level, level), transform=None, clip_on=False, **paint)
+        plot.canvas.text(plot.right + 38, place + 4.5, name)
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:

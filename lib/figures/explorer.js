@@ -1,7 +1,7 @@
 // Shows the frame that Python has drawn for a setting of the knobs: no subject logic here, see lib/figures/explorer.py.
 function showExplorer(figure) {
   const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
-  const picture = figure.querySelector(".pbh-picture");
+  const box = figure.querySelector(".pbh-box"), [wide, narrow] = box.children; // its style shows the one that fits
   const sentence = figure.querySelector("[aria-live='polite']");
   const knobs = Array.from(figure.querySelectorAll(".pbh-knob")); // sliders, and groups of buttons
   const get = (knob) => Number((knob.querySelector(":checked") || knob.querySelector("input")).value);
@@ -15,10 +15,9 @@ function showExplorer(figure) {
       if (output) knob.querySelector("input").setAttribute("aria-valuetext", (output.textContent = words));
       place = place * data.values[i].length + get(knob);
     });
-    const [svg, words] = data.frames[data.order[place]];
-    picture.innerHTML = svg;
-    picture.firstElementChild.setAttribute("role", "img");
-    picture.firstElementChild.setAttribute("aria-label", words);
+    const frame = data.frames[data.order[place]], words = frame[2];
+    [wide.innerHTML, narrow.innerHTML] = frame;
+    box.setAttribute("aria-label", words);
     if (sentence.textContent !== words) sentence.textContent = words;
   }
   function open() { // what somebody has sent; a setting that is none changes nothing

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from lib.figures.in_page import as_json, caption, scripts
-from lib.figures.svg import FONT, Figure, color
+from lib.figures.svg import FONT, Figure, color, in_box
 
 MOST_SLIDERS, MOST_FRAMES, MOST_BYTES = 3, 64, 300_000
 Format = str | Callable[[Any], str]
 
 _SCRIPT = Path(__file__).with_name("explorer.js")
 _STYLE = f"""
-.pbh-explorer{{margin:1.4em 0;padding:16px 18px;border-radius:10px;font:15px/1.5 {FONT};
+.pbh-explorer{{margin:1.4em 0;padding:16px clamp(8px,2vw,18px);border-radius:10px;font:15px/1.5 {FONT};
   background:{color("panel")};color:{color("text")};border:1px solid {color("rule")}}}
 .pbh-explorer .pbh-title{{margin:0 0 10px;font-weight:650;font-size:15px}}
 .pbh-explorer .pbh-knobs{{display:flex;flex-wrap:wrap;gap:8px 24px;margin:0 0 12px}}
@@ -44,7 +44,6 @@ _STYLE = f"""
 .pbh-explorer label{{color:{color("soft")};font-size:14px;margin:0}}
 .pbh-explorer output{{display:inline;padding:0;font-weight:650;font-size:14px;font-variant-numeric:tabular-nums}}
 .pbh-explorer input{{display:block;width:100%;height:28px;margin:3px 0 0;cursor:pointer;accent-color:{color("accent")}}}
-.pbh-explorer .pbh-picture{{overflow-x:auto}}
 .pbh-explorer figcaption{{display:grid;margin:12px 0 0;font:15px/1.5 {FONT};color:{color("text")};text-align:left}}
 .pbh-explorer figcaption span{{grid-area:1/1}}
 .pbh-explorer .pbh-longest{{visibility:hidden}}
@@ -55,7 +54,8 @@ class Explorer:
     """A picture and a sentence that follow up to three knobs; as a cell's last expression it shows itself.
 
     A knob is a slider over numbers, and buttons where the values are words. Every combination is computed when it is
-    made (at most 64), and equal frames are kept once. All frames are as high as the highest: nothing below them jumps.
+    made (at most 64), wide and for a phone, and equal frames are kept once. All are as high as the highest: nothing
+    below them jumps.
 
     Args:
         compute: called as `compute(**setting)`, returns (picture, sentence): a `Figure` or one `<svg>` element, and
@@ -90,7 +90,10 @@ class Explorer:
         self.labels = {name: labels.get(name, (name.replace("_", " "), _plain)) for name in values}
         self.start = {name: start.get(name, x[(len(x) - 1) // 2]) for name, x in self.values.items()}
         settings = itertools.product(*self.values.values())
-        frames = _equally_high([self._frame(dict(zip(self.values, setting, strict=True))) for setting in settings])
+        wide, narrow, sentences = zip(
+            *(self._frame(dict(zip(self.values, setting, strict=True))) for setting in settings), strict=True
+        )
+        frames = list(zip(_equally_high(wide), _equally_high(narrow), sentences, strict=True))
         self._frames = list(dict.fromkeys(frames))
         self._order = [self._frames.index(frame) for frame in frames]  # for each setting, the frame that it shows
         size = len(gzip.compress(self._repr_html_().encode(), mtime=0))
@@ -122,28 +125,27 @@ class Explorer:
             if value not in self.values[name]:
                 raise ValueError(f"start: {name}={value!r} is none of its values {self.values[name]}")
 
-    def _frame(self, setting: Mapping[str, Any]) -> tuple[str, str]:
-        """The picture, without a name of its own, and the sentence for a setting."""
+    def _frame(self, setting: Mapping[str, Any]) -> tuple[str, str, str]:
+        """The picture, wide and narrow, without a name of its own, and the sentence for a setting."""
         result = self.compute(**setting)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str)):
             raise ValueError(
                 f"compute({_call(setting)}) returned {type(result).__name__}; return (picture, sentence)"
             )
         picture, sentence = result
-        svg = picture.svg if isinstance(picture, Figure) else str(picture).strip()
-        if not (svg.startswith("<svg") and svg.endswith("</svg>")):
+        figure = picture if isinstance(picture, Figure) else Figure(str(picture).strip(), sentence)
+        if not (figure.svg.startswith("<svg") and figure.svg.endswith("</svg>")):
             raise ValueError(f"compute({_call(setting)}): the picture must be a Figure or one <svg> element")
-        opening, rest = svg.split(">", 1)
-        return re.sub(r' (role|aria-label)="[^"]*"', "", opening) + ">" + rest, sentence
+        return _nameless(figure.svg), _nameless(figure.narrow or figure.svg), sentence
 
     def _text(self, name: str, value: Any) -> str:
         form = self.labels[name][1]
         return form.format(value) if isinstance(form, str) else form(value)
 
     def __repr__(self) -> str:
-        return f"{self.title}: {self._first()[1]}"
+        return f"{self.title}: {self._first()[-1]}"
 
-    def _first(self) -> tuple[str, str]:
+    def _first(self) -> tuple[str, str, str]:
         place = 0
         for name, choices in self.values.items():
             place = place * len(choices) + choices.index(self.start[name])
@@ -158,15 +160,15 @@ class Explorer:
             form = _slider_html if all(map(_is_number, choices)) else _buttons_html
             at = choices.index(self.start[name])
             knobs.append(form(f"{identity}-{i}", escape(self.labels[name][0]), list(map(escape, texts[i])), at))
-        svg, sentence = self._first()
+        wide, narrow, sentence = self._first()
         return (
             f'<figure class="pbh-explorer" data-pbh="{identity}" data-address="{_address(self.title)}" '
             f'aria-labelledby="{identity}-title">'
             f"<style>{_STYLE}</style>"
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>'
             f'<div class="pbh-knobs">{"".join(knobs)}</div>'
-            f'<div class="pbh-picture" role="group" tabindex="0" aria-label="picture">{_named(svg, sentence)}</div>'
-            f"{caption(sentence, (words for _, words in self._frames))}"
+            f"{in_box(wide, narrow, 'img', escape(sentence))}"
+            f"{caption(sentence, (words for *_, words in self._frames))}"
             f"{scripts(identity, data, _SCRIPT, 'showExplorer')}</figure>"
         )
 
@@ -199,11 +201,11 @@ class Explorer:
             for name, value in setting.items():
                 shown[name].value = f"<b>{escape(self._text(name, value))}</b>"
             try:
-                svg, sentence = self._frame(setting)
+                wide, narrow, sentence = self._frame(setting)
             except ValueError as error:
-                svg, sentence = "", str(error)
-            named = _named(svg, sentence) if svg else ""
-            picture.value = f'<div style="overflow-x:auto">{named}</div><p>{escape(sentence)}</p>'
+                wide, narrow, sentence = "", "", str(error)
+            words = escape(sentence)
+            picture.value = f"{in_box(wide, narrow, 'img', words)}<p>{words}</p>"
 
         for slider in sliders.values():
             slider.observe(update, names="value")
@@ -231,16 +233,14 @@ def _buttons_html(identity: str, name: str, words: Sequence[str], at: int) -> st
     return f'<fieldset class="pbh-knob pbh-choice"><legend>{name}</legend>{buttons}</fieldset>'
 
 
-def _equally_high(frames: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Frames whose pictures have the size of the largest, for a page that keeps its place."""
-    sizes = [re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg) for svg, _ in frames]
+def _equally_high(svgs: Sequence[str]) -> Sequence[str]:
+    """Pictures of the size of the largest, for a page that keeps its place."""
+    sizes = [re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg) for svg in svgs]
     if not all(sizes):
-        return frames
+        return svgs
     width, height = (max((size[i] for size in sizes), key=float) for i in (1, 2))
-    return [
-        (svg.replace(size[0], f'viewBox="0 0 {width} {height}"', 1), sentence)
-        for (svg, sentence), size in zip(frames, sizes, strict=True)
-    ]
+    largest = f'viewBox="0 0 {width} {height}"'
+    return [svg.replace(size[0], largest, 1) for svg, size in zip(svgs, sizes, strict=True)]
 
 
 def _address(title: str) -> str:
@@ -252,9 +252,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _named(svg: str, sentence: str) -> str:
-    """An `<svg>` element with the name that `_frame` leaves out."""
-    return f'<svg role="img" aria-label="{escape(sentence)}"' + svg.removeprefix("<svg")
+def _nameless(svg: str) -> str:
+    """An `<svg>` element without a name: its box has one."""
+    opening, rest = svg.split(">", 1)
+    return re.sub(r' (role|aria-label)="[^"]*"', "", opening) + ">" + rest
 
 
 def _plain(value: Any) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lib.figures.canvas import Canvas
-from lib.figures.svg import SMALLEST_PX, Figure, color, num, text_width
+from lib.figures.svg import SMALLEST_PX, WIDE, Figure, color, drawn_twice, num, text_width
 
 INKS = {"activation": "activation", "parameter": "param", "gradient": "gradient"}
 CUTS = ("whole", "columns", "rows", "terms")
-PALE, SIGN, GAP, TOP = 0.28, 92, 10, 48  # opacity; pixels: width of a sign, between things, above the drawing
+PALE, SIGN, GAP = 0.28, 92, 10  # opacity; pixels: width of a sign, between things
+TOP, APART = 48, 34  # pixels above the drawing, and from row to row
 NOTHING = "nothing"
 
 
@@ -89,37 +90,67 @@ def _sections(matrix: Matrix, ranks: int) -> list[tuple[int, int, int]]:
     return [(start, _even(width, ranks // c or 1, matrix.name), c) for start, width, c in parts]
 
 
+@drawn_twice
 def draw_layer(
-    items: Sequence[Item], ranks: int, *, title: str, alt: str, caption: str = "", cell: float = 5, width: float = 0
+    items: Sequence[Item],
+    ranks: int,
+    *,
+    title: str,
+    alt: str,
+    caption: str = "",
+    cell: float = 5,
+    width: float = WIDE,
 ) -> Figure:
     """Matrices, signs between them and what happens to the numbers, from left to right, as `ranks` ranks share them.
 
+    What has no room goes on in a row below.
+
     Args:
         items: `Matrix`, `Communication`, `HeadCut`, or words such as "·", "=" and "GELU".
-        cell: pixels of one number.
-        width: of the drawing; 0 is as wide as it needs to be. Give it in an `Explorer` so that frames compare.
+        cell: pixels of one number; less if the widest matrix has no room.
+        width: of the drawing.
 
     Raises:
-        ValueError: a matrix that cannot be cut evenly, or a drawing that needs more than `width`.
+        ValueError: a matrix that cannot be cut evenly.
     """
-    tall = max([cell * i.rows for i in items if isinstance(i, Matrix)] + [60])
-    x, middle = 0.0, TOP + tall / 2
+    widest = max((item.columns for item in items if isinstance(item, Matrix)), default=1)
+    cell = min(cell, (width - 30) / widest)
     canvas = Canvas(alt)
-    canvas.title(title)
+    top = TOP + canvas.title(title, width)
+    for row in _rows(items, ranks, cell, width):
+        tall = max([cell * item.rows for item in row if isinstance(item, Matrix)] + [60])
+        x = 0.0
+        for item in row:
+            x = _item(canvas, item, ranks, x, top + tall / 2, cell) + GAP
+        top += tall + 44 + APART
+    return canvas.figure(width, top - APART, caption)
+
+
+def _rows(items: Sequence[Item], ranks: int, cell: float, width: float) -> list[list[Item]]:
+    """The items in rows that are not wider; an operator begins a row and does not end it."""
+    rows, x, before = [[]], 0.0, []
     for item in items:
-        if isinstance(item, Matrix):
-            x = _matrix(canvas, item, ranks, x, middle, cell) + GAP
-        elif isinstance(item, Communication):
-            x = _sign(canvas, item if ranks > 1 else Communication(), x, middle) + GAP
-        elif isinstance(item, HeadCut):
-            x = _heads(canvas, item, ranks, x, middle) + GAP
-        else:
-            wide = text_width(item)
-            canvas.text(x + wide / 2, middle + 4.5, item, "middle")
-            x += wide + GAP
-    if width and x - GAP > width:
-        raise ValueError(f"the row needs {x - GAP:.0f} pixels, more than width={width:g}; take a smaller cell")
-    return canvas.figure(width or max(x - GAP, 300), TOP + tall + 44, caption)
+        before.append(item)
+        if isinstance(item, str):
+            continue
+        long = sum(_item(Canvas(""), one, ranks, 0, 0, cell) + GAP for one in before)
+        if x + long - GAP > width:
+            rows, x = [*rows, []], 0.0
+        rows[-1] += before
+        x, before = x + long, []
+    return rows
+
+
+def _item(canvas: Canvas, item: Item, ranks: int, x: float, middle: float, cell: float) -> float:
+    """Draw it with its left edge at `x`; return where it ends."""
+    if isinstance(item, Matrix):
+        return _matrix(canvas, item, ranks, x, middle, cell)
+    if isinstance(item, Communication):
+        return _sign(canvas, item if ranks > 1 else Communication(), x, middle)
+    if isinstance(item, HeadCut):
+        return _heads(canvas, item, ranks, x, middle)
+    canvas.text(x + text_width(item) / 2, middle + 4.5, item, "middle")
+    return x + text_width(item)
 
 
 def _matrix(canvas: Canvas, matrix: Matrix, ranks: int, x: float, middle: float, cell: float) -> float:
@@ -210,59 +241,6 @@ def _heads(canvas: Canvas, item: HeadCut, ranks: int, x: float, middle: float) -
         diagonal = f"M{num(at)} {num(down)}L{num(at + side)} {num(down + side)}"
         canvas.path(diagonal, stroke=color("text"), stroke_width=0.8)
     return x + room
-
-
-# ---- what lies between the matrices ----------------------------------------------------------------------------------
-
-
-class Activation(NamedTuple):
-    """A square, tokens from top to bottom and the width from left to right, with what rank 0 has of it.
-
-    Args:
-        name, note: written above and below it.
-        tokens, width: the part that rank 0 has, 0 to 1.
-    """
-
-    name: str
-    note: str = ""
-    tokens: float = 1.0
-    width: float = 1.0
-
-
-class Sent(NamedTuple):
-    """What is sent between two squares, and how its arrow points; with something else that is sent there."""
-
-    what: str = ""
-    arrow: str = "→"
-    also: str = ""
-
-
-def draw_activations(row: Sequence[Activation | Sent], *, title: str, alt: str, caption: str = "") -> Figure:
-    """Squares, and between two of them what is sent: blue is what rank 0 has, orange is sent."""
-    canvas, side, sign, top = Canvas(alt), 64, 80, 62
-    canvas.title(title)
-    x, middle = 22.0, top + side / 2
-    for item in row:
-        if isinstance(item, Sent):
-            centre = x + sign / 2
-            if item.what:
-                first, _, second = item.what.partition("-")
-                canvas.bars("comm").rect(x + 3, middle - 22, sign - 6, 44)
-                canvas.words_on("comm").text(centre, middle - 4, f"{item.arrow} {first}-")
-                canvas.words_on("comm").text(centre, middle + 13, second)
-                if item.also:
-                    canvas.bars("comm").rect(x + 3, middle + 25, sign - 6, 22)
-                    canvas.words_on("comm").text(centre, middle + 41, item.also)
-            else:
-                canvas.note(centre, middle + 4, f"{item.arrow} {NOTHING}", "middle")
-            x += sign
-        else:
-            canvas.rect(x, top, side, side, fill=color("idle"), stroke=color("idle-line"))
-            canvas.rect(x, top, side * item.width, side * item.tokens, fill=color("activation", True))
-            canvas.text(x + side / 2, top - 10, item.name, "middle")
-            canvas.note(x + side / 2, top + side + 32, item.note, "middle")
-            x += side
-    return canvas.figure(x + 22, top + side + 42, caption)
 
 
 # ---- rows that the chapters draw ------------------------------------------------------------------------------------

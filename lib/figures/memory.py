@@ -11,13 +11,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from lib.figures.svg import INK, SMALLEST_PX, Figure, text_width
+from lib.figures.svg import INK, NARROW, SMALLEST_PX, Figure, drawn_twice, text_width
 from lib.figures.timeline import KINDS as STYLES
 from lib.memory import KINDS, MemoryTracker
 
 _UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
+@drawn_twice
 def draw_memory(
     memory: MemoryTracker,
     *,
@@ -26,6 +27,7 @@ def draw_memory(
     caption: str = "",
     unit: str = "MB",
     predicted: Mapping[str, float] | None = None,
+    width: float = 680,
     height: float = 300,
 ) -> Figure:
     """Bytes alive, by kind, from the tracker's first sample to its last; its phases are marked where they begin,
@@ -35,7 +37,7 @@ def draw_memory(
         memory: a tracker that has been entered.
         unit: of the axis, decimal: `B`, `kB`, `MB` or `GB`.
         predicted: name to a number of bytes, drawn as a dashed line ("predicted peak": 3_500_000).
-        height: of the drawing in pixels.
+        width, height: of the drawing in pixels.
     """
     if unit not in _UNITS:
         raise ValueError(f"unit={unit!r} must be one of {', '.join(_UNITS)}")
@@ -49,23 +51,28 @@ def draw_memory(
     from lib.figures.plot import Plot  # loads matplotlib
 
     names = ("changes of memory", unit)
-    plot = Plot(title, alt, (680, height), (0, len(samples)), (0, high), names, top=78, right=670)
     kinds = {kind: STYLES[_style(kind)] for kind in KINDS if any(usage[kind] for usage in samples)}
+    labels = [words for _, words in kinds.values()]
+    levels = {name: n_bytes / _UNITS[unit] for name, n_bytes in predicted.items()}
+    limits = {f"{name} {level:.4g} {unit}": level for name, level in levels.items()}
+    in_legend = list(limits) if width <= NARROW else []
+    scales = (0, len(samples)), (0, high)
+    plot = Plot(title, alt, (width, height), *scales, names, right=width - 10, legend=labels + in_legend)
     if kinds:
-        levels = [[usage[kind] / _UNITS[unit] for usage in [*samples, samples[-1]]] for kind in kinds]
-        colors, labels = [INK[ink] for ink, _ in kinds.values()], [words for _, words in kinds.values()]
-        plot.axes.stackplot(range(len(samples) + 1), *levels, colors=colors, labels=labels, step="post", linewidth=0)
-        plot.legend(len(kinds))
+        alive = [[usage[kind] / _UNITS[unit] for usage in [*samples, samples[-1]]] for kind in kinds]
+        colors = [INK[ink] for ink, _ in kinds.values()]
+        plot.axes.stackplot(range(len(samples) + 1), *alive, colors=colors, labels=labels, step="post", linewidth=0)
     for phase in memory.phases:
         begin, end = (bisect_left(times, time_s) for time_s in (phase.start_s, phase.end_s))
         plot.axes.axvline(begin, color=INK["text"], linewidth=1, zorder=0.9)  # below what is alive
         (left, _), (right, _) = plot.at(begin, 0), plot.at(end, 0)
         if text_width(phase.name, SMALLEST_PX) <= right - left:
             plot.canvas.text((left + right) / 2, plot.top - 10, phase.name, "middle", font_size=SMALLEST_PX)
-    for name, n_bytes in predicted.items():
-        level, words = n_bytes / _UNITS[unit], f"{name} {n_bytes / _UNITS[unit]:.4g} {unit}"
-        plot.axes.axhline(level, color=INK["text"], linewidth=1.4, linestyle=(0, (3.6, 1.8)))
-        plot.canvas.text(plot.right - 8, plot.at(0, level)[1] - 5, words, "end", font_size=SMALLEST_PX)
+    for words, level in limits.items():
+        label = words if in_legend else None
+        plot.axes.axhline(level, label=label, color=INK["text"], linewidth=1.4, linestyle=(0, (3.6, 1.8)))
+        if not in_legend:
+            plot.canvas.text(plot.right - 8, plot.at(0, level)[1] - 5, words, "end", font_size=SMALLEST_PX)
     return plot.figure(caption)
 
 

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 
 from lib.cost.steps import Move, Step, after
 from lib.figures.canvas import Canvas
-from lib.figures.svg import Figure, color, num
+from lib.figures.svg import WIDE, Figure, color, drawn_twice, num
 
-CELL, HIGH = 42, 26  # pixels
+CELL, HIGH, LEFT = 42, 26, 62  # pixels: a cell at most, and where the first begins
 
 Held = Sequence[Sequence[float] | None]  # for each rank its numbers; None where it has nothing
 
 
-def draw_before_after(before: Held, held: Held, *, title: str, alt: str, caption: str = "") -> Figure:
+@drawn_twice
+def draw_before_after(
+    before: Held, held: Held, *, title: str, alt: str, caption: str = "", width: float = WIDE
+) -> Figure:
     """The numbers of all ranks before a collective, an arrow, and the numbers after it.
 
     Args:
@@ -28,37 +31,40 @@ def draw_before_after(before: Held, held: Held, *, title: str, alt: str, caption
         raise ValueError(
             f"{len(before)} ranks before and {len(held)} after; a collective keeps its ranks, at least one"
         )
-    left = 62
-    middle = left + max(len(row or ()) for row in before) * CELL
+    longest = [max(len(row or ()) for row in rows) for rows in (before, held)]
+    cell = min(CELL, (width - LEFT - 64) / sum(longest))
+    middle = LEFT + longest[0] * cell
     right = middle + 64
-    width = right + max(max(len(row or ()) for row in held) * CELL, 80)
     canvas = Canvas(alt)
     canvas.title(title)
     for rank, (was, now) in enumerate(zip(before, held, strict=True)):
         y = 28 + rank * (HIGH + 6)
-        canvas.text(left - 10, y + 18, f"rank {rank}", "end")
-        _cells(canvas, left, y, was, was)
-        _cells(canvas, right, y, now, was)
+        canvas.text(LEFT - 10, y + 18, f"rank {rank}", "end")
+        _cells(canvas, LEFT, y, cell, was, was)
+        _cells(canvas, right, y, cell, now, was)
     level = 28 + len(before) * (HIGH + 6) / 2 - 3
     canvas.arrow(f"M{num(middle + 14)} {num(level)}H{num(right - 16)}", right - 12, level)
-    return canvas.figure(width, 28 + len(before) * (HIGH + 6), caption)
+    return canvas.figure(right + max(longest[1] * cell, 80), 28 + len(before) * (HIGH + 6), caption)
 
 
-def _cells(canvas: Canvas, x: float, y: float, numbers: Sequence[float] | None, was: Sequence[float] | None) -> None:
+def _cells(canvas: Canvas, x: float, y: float, wide: float, numbers: Sequence | None, was: Sequence | None) -> None:
     if numbers is None:
         canvas.note(x + 4, y + 18, "nothing")
         return
     for i, number in enumerate(numbers):
         same = was is not None and i < len(was) and was[i] == number and len(was) == len(numbers)
-        at, label = x + i * CELL, f"{number:g}"
-        canvas.rect(at, y, CELL - 2, HIGH, fill=color("idle") if same else color("comm", True))
+        at, label = x + i * wide, f"{number:g}"
+        canvas.rect(at, y, wide - 2, HIGH, fill=color("idle") if same else color("comm", True))
         if same:
-            canvas.text(at + CELL / 2 - 1, y + 17.5, label, "middle")
+            canvas.text(at + wide / 2 - 1, y + 17.5, label, "middle")
         else:
-            canvas.words_on("comm").text(at + CELL / 2 - 1, y + 17.5, label)
+            canvas.words_on("comm").text(at + wide / 2 - 1, y + 17.5, label)
 
 
-def draw_step(steps: Sequence[Step], n: int, number: int, *, alt: str, caption: str = "") -> Figure:
+@drawn_twice
+def draw_step(
+    steps: Sequence[Step], n: int, number: int, *, alt: str, caption: str = "", width: float = WIDE
+) -> Figure:
     """What all ranks hold after step `number` of an all-reduce (0 is the start), and the moves of that step.
 
     A cell lists the ranks whose numbers are in the sum; a full one is framed.
@@ -68,35 +74,37 @@ def draw_step(steps: Sequence[Step], n: int, number: int, *, alt: str, caption: 
     held = after(steps[:number], n)
     moves = steps[number - 1] if number else []
     new = {(move.dst, c) for move in moves for c in move.chunks}
-    wide = 13 * n + 8
-    left, top = 62, 26
+    out, left, top = min(17, width / 40), LEFT - 8, 26  # how much farther an arc reaches that is a rank longer
+    digit = min(13, ((width - left - 14 - out * (n - 1)) / n - 10) / n)
+    wide = digit * n + 6
     right = left + n * (wide + 4)
     canvas = Canvas(alt)
+    canvas.text(left - 8, 15, "chunk", "end")
     for c in range(n):
-        canvas.text(left + c * (wide + 4) + wide / 2, 15, f"chunk {c}", "middle")
+        canvas.text(left + c * (wide + 4) + wide / 2, 15, f"{c}", "middle")
     for rank in range(n):
         y = top + rank * (HIGH + 8)
-        canvas.text(left - 10, y + 18, f"rank {rank}", "end")
+        canvas.text(left - 8, y + 18, f"rank {rank}", "end")
         for c in range(n):
             x, inside, is_new = left + c * (wide + 4), held[rank][c], (rank, c) in new
             frame = {"stroke": color("text"), "stroke_width": 1.6} if len(inside) == n else {}
             canvas.rect(x, y, wide, HIGH, fill=color("comm", True) if is_new else color("idle"), **frame)
             for r in inside:
+                place = x + 3 + digit * (r + 0.5), y + 17.5
                 if is_new:
-                    canvas.words_on("comm").text(x + 4 + 13 * r + 6.5, y + 17.5, f"{r}")
+                    canvas.words_on("comm").text(*place, f"{r}")
                 else:
-                    canvas.text(x + 4 + 13 * r + 6.5, y + 17.5, f"{r}", "middle")
+                    canvas.text(*place, f"{r}", "middle")
     for move in moves:
-        _hop(canvas, move, right + 4, top)
-    width = right + 14 + 17 * (n - 1)
-    return canvas.figure(width, top + n * (HIGH + 8), caption)
+        _hop(canvas, move, right + 4, top, out)
+    return canvas.figure(right + 14 + out * (n - 1), top + n * (HIGH + 8), caption)
 
 
-def _hop(canvas: Canvas, move: Move, x: float, top: float) -> None:
+def _hop(canvas: Canvas, move: Move, x: float, top: float, out: float) -> None:
     """An arc at the right of the rows, from the sender's to the receiver's; long ones reach further out."""
     start, end = (top + rank * (HIGH + 8) + HIGH / 2 + shift for rank, shift in ((move.src, 4), (move.dst, -4)))
     if move.dst < move.src:
         start, end = start - 8, end + 8
-    out, near = num(x + 20 * abs(move.dst - move.src) + 6), x + 5
-    arc = f"M{num(x)} {num(start)}C{out} {num(start)} {out} {num(end)} {num(near)} {num(end)}"
+    far, near = num(x + 1.2 * out * abs(move.dst - move.src) + 6), x + 5
+    arc = f"M{num(x)} {num(start)}C{far} {num(start)} {far} {num(end)} {num(near)} {num(end)}"
     canvas.arrow(arc, near - 4, end, to_left=True)

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from lib.figures.canvas import Canvas
 from lib.figures.in_page import as_json, caption, scripts
-from lib.figures.svg import FILLS, FONT, NARROW, SMALLEST_PX, color, num
+from lib.figures.svg import FILLS, FONT, NARROW, SMALLEST_PX, WIDE, color, num
 
-WIDE = 680.0  # pixels that a drawing has on a page
 MOST_BYTES = 60_000
 
 _SCRIPT = Path(__file__).with_name("player.js")
@@ -31,8 +30,8 @@ _INKS = "".join(
     for name in FILLS
 )
 STYLE = f"""
-.pbh-player{{margin:1.4em 0;padding:16px 18px;border-radius:10px;font:15px/1.5 {FONT};container-type:inline-size;
-  background:{color("panel")};color:{color("text")};border:1px solid {color("rule")}}}
+.pbh-player{{margin:1.4em 0;padding:16px clamp(8px,2vw,18px);border-radius:10px;font:15px/1.5 {FONT};
+  container-type:inline-size;background:{color("panel")};color:{color("text")};border:1px solid {color("rule")}}}
 .pbh-player .pbh-title{{margin:0 0 10px;font-weight:650;font-size:15px}}
 .pbh-player svg{{display:block;width:100%;height:auto;margin:auto}}
 .pbh-player svg.pbh-narrow{{display:none}}

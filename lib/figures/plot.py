@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure as Sheet
@@ -17,9 +18,10 @@ from matplotlib.path import Path
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from lib.figures.canvas import BARS, WORDS, Canvas
-from lib.figures.svg import INK, PALETTE, SMALLEST_PX, Figure, color, num, text_width
+from lib.figures.svg import INK, PALETTE, SMALLEST_PX, Figure, color, lines_of, num, text_width
 
 Pair = tuple[float, float]
+_ROW = 18  # pixels from line to line of a legend
 _LETTERS = {Path.LINETO: "l", Path.CURVE3: "q", Path.CURVE4: "c"}
 
 
@@ -32,27 +34,65 @@ def marks(low: float, high: float, most: int, log: bool = False) -> dict[float, 
     return {mark: EngFormatter()(mark) if log and mark >= 1000 else f"{mark:g}" for mark in inside}
 
 
+def marks_across(low: float, high: float, room: float, log: bool = False) -> dict[float, str]:
+    """The most marks, about nine at most, that do not touch in so many pixels."""
+
+    def place(mark: float) -> float:
+        return room * (math.log(mark / low, high / low) if log else (mark - low) / (high - low))
+
+    for fewer in range(1, 9):
+        found = marks(low, high, 10 - fewer, log)
+        found = dict(list(found.items())[::fewer]) if log else found
+        ends = [(place(mark), 4 + text_width(words, SMALLEST_PX) / 2) for mark, words in found.items()]
+        if all(a + half <= b - other for (a, half), (b, other) in pairwise(ends)):
+            break
+    return found
+
+
 class Plot:
     """Axes on a canvas: what is drawn on `axes` in colours of `INK` becomes a figure of the book.
 
     Args:
-        size: width and height of the picture, in pixels as all lengths.
+        size: width and height of the picture, in pixels as all lengths; it is higher where title, legend or the name
+            of y take more than a line.
         x, y: the lowest and the highest number.
         names: of x and y, with their units. Several names for x are those of 0 to 1, 1 to 2 and so on, without numbers.
-        top, right: edges of the axes. What is beside them needs room: the numbers have it.
+        right: edge of the axes. What is beside them needs room: the numbers have it.
+        legend: the labels of what will be drawn. They stand below the title, each behind a sample.
+        sample: how long that is.
+        above: room between the axes and the name of y.
         log: x and y are logarithmic.
     """
 
     def __init__(
-        self, title: str, alt: str, size: Pair, x: Pair, y: Pair, names: tuple, top: float, right: float, log=False
+        self,
+        title: str,
+        alt: str,
+        size: Pair,
+        x: Pair,
+        y: Pair,
+        names: tuple,
+        right: float,
+        legend: Sequence[str] = (),
+        sample: float = 10.4,
+        above: float = 0,
+        log: bool = False,
     ) -> None:
-        self.canvas, self.size, self.top = Canvas(alt), size, top
-        self.canvas.title(title)
-        self.canvas.note(0, top - 10, names[1])
-        stretches = () if isinstance(names[0], str) else names[0]
-        across, up = {i + 0.5: name for i, name in enumerate(stretches)} or marks(*x, 9, log), marks(*y, 7, log)
-        *_, last = across.values()
+        self.canvas, self._sample = Canvas(alt), sample
+        self._below_title = 26 + self.canvas.title(title, size[0])
+        long = [sample + 16 + text_width(words) for words in legend]
+        self._columns = len(legend) if sum(long) <= size[0] else int(size[0] / max(long)) or 1
+        rows = math.ceil(len(legend) / self._columns) if legend else 0
+        name = lines_of(names[1], size[0], SMALLEST_PX)
+        end_of_name = self._below_title + (10 if rows else 0) + _ROW * rows + 15 * (len(name) - 1) + 10
+        for i, line in enumerate(reversed(name)):
+            self.canvas.note(0, end_of_name - 15 * i, line)
+        self.top = top = end_of_name + 10 + above
+        self.size = size = size[0], size[1] + self._below_title - 26 + _ROW * max(0, rows - 1) + 15 * (len(name) - 1)
+        stretches, up = () if isinstance(names[0], str) else names[0], marks(*y, 7, log)
         self.left = 12 + max(text_width(words, SMALLEST_PX) for words in up.values())
+        across = {i + 0.5: name for i, name in enumerate(stretches)} or marks_across(*x, right - self.left, log)
+        *_, last = across.values()
         self.right = min(right, size[0] - text_width(last, SMALLEST_PX) / 2)
         below = 24 if stretches else 40
         self._sheet = Sheet((size[0] / 72, size[1] / 72), dpi=72, frameon=False)  # 72 to the inch: a point is a pixel
@@ -94,16 +134,17 @@ class Plot:
         heights = [height for height in (level - 6, level + 15, level - 13, level + 22) if self.top < height < ground]
         return max(((x, height) for height in heights for x in (self.left + 6, self.right - 4 - long)), key=room)
 
-    def legend(self, columns: int) -> None:
-        """A sample of all that has a label, below the title."""
-        place = {"bbox_transform": self._sheet.transFigure, "bbox_to_anchor": (0, 1 - 26 / self.size[1])}
-        space = {"handlelength": 0.8, "handletextpad": 0.4, "columnspacing": 0.8, "borderpad": 0, "borderaxespad": 0}
-        dots = {"scatterpoints": 1, "scatteryoffsets": [0.5], "frameon": False}
-        self.axes.legend(
-            loc="upper left", ncols=columns, fontsize=13, labelcolor=INK["text"], **place, **space, **dots
-        )
+    def _draw_legend(self) -> None:
+        place = {"bbox_transform": self._sheet.transFigure, "loc": "upper left"}
+        place["bbox_to_anchor"] = 0, 1 - self._below_title / self.size[1]
+        space = {"handletextpad": 0.4, "columnspacing": 0.8, "borderpad": 0, "borderaxespad": 0, "frameon": False}
+        space["labelspacing"] = _ROW / 13 - 0.72
+        look = {"fontsize": 13, "handlelength": self._sample / 13, "scatterpoints": 1, "scatteryoffsets": [0.5]}
+        self.axes.legend(ncols=self._columns, labelcolor=INK["text"], **place, **space, **look)
 
     def figure(self, caption: str) -> Figure:
+        if self._columns:
+            self._draw_legend()
         self._sheet.draw(_Pen(self.canvas, self.size))
         return self.canvas.figure(*self.size, caption)
 

@@ -6,28 +6,31 @@ from collections.abc import Mapping, Sequence
 from math import ceil, prod, sqrt
 
 from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import OUTLINE, Figure, color
+from lib.figures.svg import OUTLINE, WIDE, Figure, color, drawn_twice, num
 
 
-def draw_board(rows: int, columns: int, *, row: str, column: str, alt: str, caption: str = "") -> Figure:
+@drawn_twice
+def draw_board(
+    rows: int, columns: int, *, row: str, column: str, alt: str, caption: str = "", width: float = WIDE
+) -> Figure:
     """Ranks as a board, numbered row by row; a dashed frame around each row, an orange one around each column.
 
     Args:
         row, column: what a row and a column is, such as "a tp group".
     """
-    canvas = Canvas(alt)
+    canvas, pitch = Canvas(alt), min(130, (width - 140) / columns)
     for rank in range(rows * columns):
-        x, y = 70 + 130 * (rank % columns), 34 + 62 * (rank // columns)
-        canvas.bars("forward").rect(x, y, 90, 34)
-        canvas.words_on("forward").text(x + 45, y + 21.5, f"rank {rank}")
-    right, bottom = 50 + 130 * columns, 20 + 62 * rows
+        x, y = 70 + pitch * (rank % columns), 34 + 62 * (rank // columns)
+        canvas.bars("forward").rect(x, y, pitch - 40, 34)
+        canvas.words_on("forward").text(x + (pitch - 40) / 2, y + 21.5, f"rank {rank}")
+    right, bottom = 50 + pitch * columns, 20 + 62 * rows
     for k in range(rows):
         canvas.layer(FRAMES, fill="none", **OUTLINE).rect(50, 24 + 62 * k, right - 50, 54, radius=8)
         canvas.text(right + 10, 55 + 62 * k, row)
     for k in range(columns):
         frames = canvas.layer(FRAMES, fill="none", stroke=color("comm"), stroke_width=2)
-        frames.rect(62 + 130 * k, 16, 106, bottom - 16, radius=8)
-        canvas.text(115 + 130 * k, bottom + 16, column, "middle")
+        frames.rect(62 + pitch * k, 16, pitch - 24, bottom - 16, radius=8)
+        canvas.text(50 + pitch * (k + 0.5), bottom + 16, column, "middle")
     return canvas.figure(right + 90, bottom + 24, caption)
 
 
@@ -35,28 +38,31 @@ _SENDS = {"dp": ("gradient", "dp: gradients"), "pp": ("activation", "pp: activat
 _WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
 
 
-def draw_rank(rank: int, sizes: Mapping[str, int], *, alt: str, caption: str = "") -> Figure:
+@drawn_twice
+def draw_rank(rank: int, sizes: Mapping[str, int], *, alt: str, caption: str = "", width: float = WIDE) -> Figure:
     """What one rank of a mesh holds, and with whom it communicates on each axis.
 
-    Copies stand side by side, the stages of a pipeline below each other, parts of a matrix next to each other. The
-    square in each rank is the model, layers down and width across; what is filled is the rank's own.
+    Copies stand side by side while there is room, the stages of a pipeline below each other, parts of a matrix next to
+    each other. The square in each rank is the model, layers down and width across; what is filled is the rank's own.
 
     Args:
         rank: whose partners are framed, in the colour of the axis.
         sizes: ranks along dp, pp and tp, the outermost first.
     """
     canvas, places = Canvas(alt), [_place(other, sizes) for other in range(prod(sizes.values()))]
-    wide = sizes["tp"] * (_WIDE + _APART) + 26
-    for copy in range(sizes["dp"]):
-        high = sizes["pp"] * (_HIGH + _APART)
-        canvas.rect(copy * wide + 1, 1, wide - 14, high + 34, radius=8, fill="none", stroke=color("rule"))
-        canvas.text(copy * wide + 12, 22, f"copy {copy}: 1/{sizes['dp']} of the batch", font_weight=650)
+    wide, high = sizes["tp"] * (_WIDE + _APART) + 26, sizes["pp"] * (_HIGH + _APART) + 48
+    columns = min(sizes["dp"], int((width + 11) / wide) or 1)
+    lefts, tops = zip(*((copy % columns * wide, copy // columns * high) for copy in range(sizes["dp"])), strict=True)
+    for copy, (left, top) in enumerate(zip(lefts, tops, strict=True)):
+        canvas.rect(left + 1, top + 1, wide - 14, high - 14, radius=8, fill="none", stroke=color("rule"))
+        canvas.text(left + 12, top + 22, f"copy {copy}: 1/{sizes['dp']} of the batch", font_weight=650)
     for other, here in enumerate(places):
-        x, y = here["dp"] * wide + 12 + here["tp"] * (_WIDE + _APART), 34 + here["pp"] * (_HIGH + _APART)
+        x = lefts[here["dp"]] + 12 + here["tp"] * (_WIDE + _APART)
+        y = tops[here["dp"]] + 34 + here["pp"] * (_HIGH + _APART)
         differs = [axis for axis in sizes if here[axis] != places[rank][axis]]
         axis = differs[0] if len(differs) == 1 else ""
         _draw_one_rank(canvas, x, y, other, here, sizes, axis, not differs)
-    return canvas.figure(wide * sizes["dp"] - 11, 37 + sizes["pp"] * (_HIGH + _APART), caption)
+    return canvas.figure(wide * columns - 11, tops[-1] + high - 11, caption)
 
 
 def _place(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -78,29 +84,37 @@ def _draw_one_rank(canvas: Canvas, x, y, rank: int, here: Mapping, sizes: Mappin
     canvas.note(x + 53, y + 67, said)
 
 
-def draw_nested(levels: Sequence[tuple[str, int, str]], *, alt: str, caption: str = "") -> Figure:
-    """Groups inside groups, the innermost at the left: each tile of a panel is all of the panel before.
+@drawn_twice
+def draw_nested(
+    levels: Sequence[tuple[str, int, str]], *, alt: str, caption: str = "", width: float = WIDE
+) -> Figure:
+    """Groups inside groups, the innermost at the left or, on a phone, on top: a tile of a panel is the panel before.
 
     Args:
         levels: what is said above a panel, how many tiles it has, what is said below.
     """
-    canvas, side, top, before = Canvas(alt), 176, 30, 0.0
+    canvas, side, gap = Canvas(alt), 176, 44
+    is_down = width < len(levels) * (side + gap) - 34
+    left, top, before = 4, 4 if is_down else 30, 0.0
     for level, (name, count, said) in enumerate(levels):
         columns = min(k for k in range(ceil(sqrt(count)), count + 1) if count % k == 0)
-        left, pitch = level * (side + 44) + 4, side / columns
+        pitch = side / columns
         high = count / columns * pitch
-        canvas.text(left, 18, name, font_weight=650)
+        canvas.text(*((left + side + 14, top + 14) if is_down else (left, 18)), name, font_weight=650)
         canvas.rect(left - 3, top - 3, side + 6, high + 6, radius=6, fill="none", stroke=color("rule"))
         for tile in range(count):
             row, column = divmod(tile, columns)
             bars = canvas.bars("comm" if level and not tile else "forward")
             bars.rect(left + column * pitch + 1, top + row * pitch + 1, pitch - 2, pitch - 2)
-        canvas.note(left, top + high + 22, said)
+        canvas.note(*((left + side + 14, top + 33) if is_down else (left, top + high + 22)), said)
         if level:  # the first tile is the panel before
             line = {"stroke": color("comm"), "stroke_width": 1.2, "stroke_dasharray": "4 3"}
-            start = left - 44 + 3
-            canvas.path(
-                f"M{start} {top - 3}L{left} {top + 1}M{start} {top + before + 3}L{left} {top + pitch}", **line
-            )
+            ends = ((-gap + 3, -3), (0, 1)), ((-gap + 3, before + 3), (0, pitch))
+            if is_down:
+                ends = ((-3, -gap + 3), (1, 0)), ((side + 3, -gap + 3), (pitch, 0))
+            for (x, y), (to_x, to_y) in ends:
+                canvas.path(f"M{num(left + x)} {num(top + y)}L{num(left + to_x)} {num(top + to_y)}", **line)
         before = high
-    return canvas.figure(len(levels) * (side + 44) - 34, top + side + 34, caption)
+        left, top = (left, top + high + gap) if is_down else (left + side + gap, top)
+    size = (left + side + 130, top - gap + 4) if is_down else (left - gap + 6, top + side + 34)
+    return canvas.figure(*size, caption)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lib.figures.svg import DASHED, INK, Figure, drawn_twice, text_width
+from lib.figures.svg import DASHED, INK, Figure, drawn_twice
 
 # A colour and a shape for each group, and its size: who cannot tell two colours apart still sees two shapes.
 _MARKS = (
@@ -62,20 +62,17 @@ def draw_scatter(
     from lib.figures.plot import Plot  # loads matplotlib
 
     names = [f"{name} ({len(group)})" for name, group in groups.items()]
-    widths = [27 + text_width(name) for name in names]
-    columns = len(names) if sum(widths) <= width else int(width / max(widths)) or 1
-    across, up, top = _range(xs, log), _range(ys, log), 56 + 19 * math.ceil(len(names) / columns)
-    plot = Plot(title, alt, (width, height), across, up, (x, y), top=top, right=width - 8, log=log)
+    across, up, above = _range(xs, log), _range(ys, log), 16 if limit else 0
+    plot = Plot(title, alt, (width, height), across, up, (x, y), right=width - 8, legend=names, above=above, log=log)
     if equal:
         plot.axes.plot(across, up, **DASHED)
     if limit:
         plot.axes.axvline(limit[1], **DASHED)
-        plot.canvas.note(plot.at(limit[1], ys[0])[0] - 6, top + 12, limit[0], "end")
+        plot.canvas.note(plot.at(limit[1], ys[0])[0], plot.top - 6, limit[0], "middle")
     for name, group, (ink, shape, size) in zip(names, groups.values(), _MARKS, strict=False):
         paint = {"color": INK[ink], "edgecolor": INK["panel"], "linewidth": 0.8, "alpha": 0.8, "zorder": 3}
         at, urls = ([dot.x for dot in group], [dot.y for dot in group]), [f"{dot.href} {dot.tip}" for dot in group]
         plot.axes.scatter(*at, size**2, marker=shape, label=name, urls=urls, **paint)
-    plot.legend(columns)
     return plot.figure(caption)
 
 

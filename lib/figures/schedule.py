@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import SMALLEST_PX, Figure, color, num
+from lib.figures.svg import SMALLEST_PX, Figure, color, drawn_twice, num
 from lib.figures.timeline import COMPUTE, NETWORK, Bar, draw_axis, draw_timeline
 from lib.pipeline.gantt import KIND
 from lib.pipeline.lower import message_behind
@@ -79,23 +79,24 @@ def draw_gantt(
     )
 
 
-_PITCH, _TALL, _TOP = 62, 26, 62  # of rows with room for arrows in between
+_PITCH, _TALL = 62, 26  # of rows with room for arrows in between
 
 
+@drawn_twice
 def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = "", width: float = 680) -> Figure:
     """The simulated schedule, with an arrow for each message, numbered in the order in which `lower` writes them."""
     seen, left = simulate(schedule), 62
     unit = (width - left - 12) / seen.makespan
     kinds = dict.fromkeys(KIND[slot.action.op] for slot in seen.slots)
     canvas = Canvas(alt)
-    canvas.head(title, [*((kind, kind) for kind in kinds), ("comm", "message")], left, width)
+    top = canvas.head(title, [*((kind, kind) for kind in kinds), ("comm", "message")], left, width) + 12
     for rank in range(schedule.num_ranks):
-        y = _TOP + rank * _PITCH
+        y = top + rank * _PITCH
         canvas.text(left - 9, y + 18, f"rank {rank}", "end")
         canvas.rect(left, y, width - left - 12, _TALL, radius=3, fill=canvas.hatched)
     numbers, arrows = canvas.layer(FRAMES, font_size=SMALLEST_PX), []
     for slot in sorted(seen.slots, key=lambda slot: slot.end):
-        kind, x, y = KIND[slot.action.op], left + slot.start * unit, _TOP + slot.rank * _PITCH
+        kind, x, y = KIND[slot.action.op], left + slot.start * unit, top + slot.rank * _PITCH
         long = (slot.end - slot.start) * unit
         canvas.bars(kind).rect(x, y, long - 1, _TALL)
         canvas.words_on(kind).text(x + long / 2, y + 17.5, str(slot.action.microbatch))
@@ -103,12 +104,12 @@ def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = ""
             down = message[0] > slot.rank
             at = x + long - 0.5 + (4 if down else -4)  # beside the other direction's
             near = y + _TALL + 3 if down else y - 3
-            far = _TOP + message[0] * _PITCH + (-3 if down else _TALL + 3)
+            far = top + message[0] * _PITCH + (-3 if down else _TALL + 3)
             tip = -5 if down else 5
             arrows.append(f"M{num(at)} {num(near)}V{num(far)}m-4 {tip}l4 {-tip}l4 {tip}")
             beside, anchor = (at + 6, "") if down else (at - 6, "end")
             numbers.text(beside, (near + far) / 2 + 4.5, str(len(arrows)), anchor)
     canvas.layer(FRAMES).path("".join(arrows), stroke_width=2, stroke=color("comm"))
-    bottom = _TOP + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
+    bottom = top + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
     below = draw_axis(canvas, left, width - 12, bottom, 0, seen.makespan, "units")
     return canvas.figure(width, bottom + below, caption)

@@ -47,8 +47,8 @@ FALLBACK = {  # without a stylesheet these follow the surrounding text, so that 
 }
 FONT = "Inter, 'Helvetica Neue', Arial, 'Noto Sans', sans-serif"
 SMALLEST_PX = 12.5  # no text in a figure is smaller than this, in view box pixels
-READABLE_PX = 12.0  # and none is shown smaller than this: below, the figure scrolls inside its own box
-NARROW = 340.0  # pixels that a drawing has on a phone
+READABLE_PX = 12.0  # and none is shown smaller than this
+WIDE, NARROW = 680.0, 340.0  # pixels that a drawing has on a page and on a phone
 
 _LENGTHS = ("x", "y", "width", "height", "rx", "cx", "cy")  # one decimal is enough of these
 
@@ -103,7 +103,7 @@ class Figure:
 
     Args:
         svg: the drawing, one `<svg>` element.
-        narrow: the same, drawn for a phone; or empty, and there the drawing scrolls in its box.
+        narrow: the same, drawn for a phone; or empty, if it fits there as it is.
         alt: the sentence that you would say about it on the phone; screen readers and plain text get it.
         caption: what to see in it, or empty.
     """
@@ -117,19 +117,23 @@ class Figure:
         return self.alt
 
     def _repr_html_(self) -> str:
-        box = '<div class="pbh-scroll" role="group" tabindex="0" aria-label="figure" style="overflow-x:auto">'
         style = f"margin:.8em 0 0;font:14px/1.5 {FONT};color:var(--pbh-soft, inherit)"
         caption = f'<figcaption style="{style}">{escape(self.caption)}</figcaption>' if self.caption else ""
-        drawing = f"{box}{self.svg}</div>"
-        if self.narrow:
-            drawing = f'{_BOTH}<div class="pbh-wide">{drawing}</div><div class="pbh-narrow">{self.narrow}</div>'
+        drawing = in_box(self.svg, self.narrow or self.svg, "group", "figure")
         return f'<figure class="pbh-figure" style="margin:1.2em 0">{drawing}{caption}</figure>'
 
 
-_BOTH = (
-    "<style>.pbh-figure{container-type:inline-size}.pbh-figure .pbh-narrow{display:none}@container (max-width:520px)"
-    "{.pbh-figure .pbh-wide{display:none}.pbh-figure .pbh-narrow{display:block}}</style>"
+_BOX = (
+    "<style>.pbh-box{overflow-x:auto;container-type:inline-size}.pbh-box .pbh-narrow{display:none}"
+    f"@container (max-width:{WIDE * READABLE_PX / SMALLEST_PX:g}px){{"
+    ".pbh-box .pbh-wide{display:none}.pbh-box .pbh-narrow{display:block}}</style>"
 )
+
+
+def in_box(wide: str, narrow: str, role: str, name: str) -> str:
+    """Two drawings of the same in a box, which shows the one that it has room for."""
+    both = f'<div class="pbh-wide">{wide}</div><div class="pbh-narrow">{narrow}</div>'
+    return f'{_BOX}<div class="pbh-box" role="{role}" tabindex="0" aria-label="{name}">{both}</div>'
 
 
 def drawn_twice(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -138,7 +142,7 @@ def drawn_twice(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     @wraps(draw)
     def twice(*args: object, **kwargs: object) -> Figure:
         narrow = draw(*args, **{**kwargs, "width": NARROW}).svg
-        return replace(draw(*args, **kwargs), narrow=narrow.replace("idle-", "narrow-idle-"))  # ids of hatchings
+        return replace(draw(*args, **kwargs), narrow=narrow.replace("hatched-", "narrow-hatched-"))  # their ids
 
     return twice
 
@@ -162,6 +166,15 @@ def tag(name: str, content: str = "", **attributes: object) -> str:
 def text_width(words: str, size: float = 13) -> float:
     """About how wide `words` are, a little more rather than less: 0.6 em a character."""
     return 0.6 * size * len(words)
+
+
+def lines_of(words: str, width: float, size: float = 13) -> list[str]:
+    """The words in as many lines as it takes."""
+    lines = [""]
+    for word in words.split():
+        longer = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], longer] if text_width(longer, size) <= width else [*lines, word]
+    return lines
 
 
 if __name__ == "__main__":

@@ -157,10 +157,10 @@ def draw_timeline(
 
 def draw_axis(canvas: Canvas, left: float, right: float, y: float, low: float, high: float, name: str) -> float:
     """A horizontal axis at height `y` from `low` to `high`, with its name and unit; the height that it takes."""
-    from lib.figures.plot import marks  # loads matplotlib
+    from lib.figures.plot import marks_across  # loads matplotlib
 
     scale = (right - left) / (high - low)
-    places = [(left + (mark - low) * scale, words) for mark, words in marks(low, high, 9).items()]
+    places = [(left + (mark - low) * scale, words) for mark, words in marks_across(low, high, right - left).items()]
     path = f"M{num(left)} {num(y)}H{num(right)}" + "".join(f"M{num(x)} {num(y)}v4" for x, _ in places)
     canvas.path(path, stroke=color("soft"))
     for x, words in places:

@@ -1,0 +1,68 @@
+"""Figures of what lies between the layers: which part of each activation a rank has, and what is sent there.
+
+An activation is a square, so that a part of its tokens and a part of its width can be told apart at a glance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lib.figures.canvas import Canvas
+from lib.figures.svg import SMALLEST_PX, WIDE, Figure, color, drawn_twice, text_width
+
+
+class Activation(NamedTuple):
+    """A square, tokens from top to bottom and the width from left to right, with what rank 0 has of it.
+
+    Args:
+        name, note: written above and below it.
+        tokens, width: the part that rank 0 has, 0 to 1.
+    """
+
+    name: str
+    note: str = ""
+    tokens: float = 1.0
+    width: float = 1.0
+
+
+class Sent(NamedTuple):
+    """What is sent between two squares, and how its arrow points; with something else that is sent there."""
+
+    what: str = ""
+    arrow: str = "→"
+    also: str = ""
+
+
+@drawn_twice
+def draw_activations(
+    row: Sequence[Activation | Sent], *, title: str, alt: str, caption: str = "", width: float = WIDE
+) -> Figure:
+    """Squares, and between two of them what is sent: blue is what rank 0 has, orange is sent."""
+    canvas, side, sign, edge = Canvas(alt), 64, 80, 20.0
+    x, top = edge, 62 + canvas.title(title, width)
+    for item in row:
+        if x + (sign if isinstance(item, Sent) else side) > width - edge:  # it goes on below
+            x, top = edge, top + side + 88
+        middle = top + side / 2
+        if isinstance(item, Sent):
+            centre = x + sign / 2
+            if item.what:
+                first, _, second = item.what.partition("-")
+                canvas.bars("comm").rect(x + 3, middle - 22, sign - 6, 44)
+                canvas.words_on("comm").text(centre, middle - 4, f"{item.arrow} {first}-")
+                canvas.words_on("comm").text(centre, middle + 13, second)
+                if item.also:
+                    canvas.bars("comm").rect(x + 3, middle + 25, sign - 6, 22)
+                    canvas.words_on("comm").text(centre, middle + 41, item.also)
+            else:
+                canvas.note(centre, middle + 4, f"{item.arrow} nothing", "middle")
+            x += sign
+        else:
+            canvas.rect(x, top, side, side, fill=color("idle"), stroke=color("idle-line"))
+            canvas.rect(x, top, side * item.width, side * item.tokens, fill=color("activation", True))
+            canvas.text(x + side / 2, top - 10, item.name, "middle")
+            room = text_width(item.note, SMALLEST_PX) / 2
+            canvas.note(min(max(x + side / 2, room), width - room), top + side + 32, item.note, "middle")
+            x += side
+    return canvas.figure(width, top + side + 42, caption)
