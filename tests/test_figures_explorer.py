@@ -89,14 +89,14 @@ def test_every_setting_has_its_frame():
     data = carried(explorer._repr_html_())
     for place, (a, b) in enumerate(itertools.product([1, 2], "xyz")):
         svg, sentence = tiny(a=a, b=b)
-        assert data["frames"][data["order"][place]] == [svg, svg, sentence]
+        assert [column[data["order"][place]] for column in data["frames"]] == [svg, svg, sentence]
     assert data["values"] == [["1", "2"], ["x", "y", "z"]]
 
 
 def test_equal_frames_are_kept_once():
     explorer = Explorer(lambda a, b: tiny(a=a), "t", a=[1, 2, 3], b=[1, 2, 3, 4])
     data = carried(explorer._repr_html_())
-    assert len(data["frames"]) == 3 and data["order"] == [0] * 4 + [1] * 4 + [2] * 4
+    assert list(map(len, data["frames"])) == [3, 3, 3] and data["order"] == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_first_frame_needs_no_script():
@@ -127,7 +127,7 @@ def test_hostile_words_stay_words():
     tags = Tags()
     tags.feed(html)
     assert tags.found.count("script") == 2 and tags.found.count("figcaption") == 1
-    assert carried(html)["frames"][0][2] == HOSTILE
+    assert carried(html)["frames"][2][0] == HOSTILE
     assert HOSTILE == unescape(re.search(r'<span aria-live="polite">(.*?)</span>', html).group(1))
 
 
@@ -142,7 +142,7 @@ def test_all_frames_are_as_large_as_the_largest():
         return f'<svg viewBox="0 0 {10 * n} {7.5 * n:g}"></svg>', f"{n}"
 
     frames = carried(Explorer(growing, "t", n=[1, 2, 4])._repr_html_())["frames"]
-    assert [svg for *both, _ in frames for svg in both] == ['<svg viewBox="0 0 40 30"></svg>'] * 6
+    assert frames[0] + frames[1] == ['<svg viewBox="0 0 40 30"></svg>'] * 6
     html = Explorer(lambda n: (growing(n)[0], "x" * n), "t", n=[1, 2, 9])._repr_html_()
     assert '<span class="pbh-longest" aria-hidden="true">xxxxxxxxx</span>' in html, (
         "its place for the longest sentence"
@@ -205,7 +205,7 @@ def test_too_many_bytes_say_so():
     noise = random.Random(0)
 
     def heavy(a):
-        return f"<svg>{''.join(noise.choices('abcdefghijklmnopqrstuvwxyz', k=20_000))}</svg>", "s"
+        return f"<svg>{''.join(noise.choices('abcdefghijklmnopqrstuvwxyz', k=10_000))}</svg>", "s"
 
     with pytest.raises(ValueError, match=r"40 frames take \d{3} KB compressed, at most 300"):
         Explorer(heavy, "t", a=range(40))

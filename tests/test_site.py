@@ -479,14 +479,17 @@ DEAD_MOVES = """e => {
     data.order.forEach((frame, place) => {
         const i = Math.floor(place / after) % own;
         if (i + 1 === own) return;
-        const [a, b] = [data.frames[frame], data.frames[data.order[place + after]]];
-        if (a.every((part, k) => part !== b[k])) moved.add(i); // both drawings, and the sentence
+        const next = data.order[place + after]; // both drawings, and the sentence
+        if (data.frames.every((all) => all[frame] !== all[next])) moved.add(i);
     });
     return data.values[mine].slice(0, -1).filter((_, i) => !moved.has(i));
 }"""
-BAD_FRAMES = """e => JSON.parse(e.querySelector("script[type='application/json']").textContent).frames
-    .filter(([wide, narrow, words]) => !words.trim() || [wide, narrow].some(svg =>
-        new DOMParser().parseFromString(svg, 'image/svg+xml').querySelector('parsererror'))).map(f => f[2])"""
+BAD_FRAMES = """e => {
+    const {frames} = JSON.parse(e.querySelector("script[type='application/json']").textContent);
+    const [wides, narrows, sentences] = frames;
+    const isBad = svg => new DOMParser().parseFromString(svg, 'image/svg+xml').querySelector('parsererror');
+    return sentences.filter((words, i) => !words.trim() || isBad(wides[i]) || isBad(narrows[i]));
+}"""
 
 
 @browsing

@@ -15,7 +15,7 @@ function showExplorer(figure) {
       if (output) knob.querySelector("input").setAttribute("aria-valuetext", (output.textContent = words));
       place = place * data.values[i].length + get(knob);
     });
-    const frame = data.frames[data.order[place]], words = frame[2];
+    const frame = data.frames.map((all) => all[data.order[place]]), words = frame[2];
     [wide.innerHTML, narrow.innerHTML] = frame;
     box.setAttribute("aria-label", words);
     if (sentence.textContent !== words) sentence.textContent = words;

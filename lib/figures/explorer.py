@@ -153,7 +153,8 @@ class Explorer:
 
     def _repr_html_(self) -> str:
         texts = [[self._text(name, value) for value in choices] for name, choices in self.values.items()]
-        data = as_json({"values": texts, "order": self._order, "frames": self._frames})
+        wides, narrows, sentences = zip(*self._frames, strict=True)  # alike beside alike: that compresses better
+        data = as_json({"values": texts, "order": self._order, "frames": [wides, narrows, sentences]})
         identity = "pbh-" + hashlib.sha256(f"{self.title}{self.start}{data}".encode()).hexdigest()[:10]
         knobs = []
         for i, (name, choices) in enumerate(self.values.items()):
@@ -168,7 +169,7 @@ class Explorer:
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>'
             f'<div class="pbh-knobs">{"".join(knobs)}</div>'
             f"{in_box(wide, narrow, 'img', escape(sentence))}"
-            f"{caption(sentence, (words for *_, words in self._frames))}"
+            f"{caption(sentence, sentences)}"
             f"{scripts(identity, data, _SCRIPT, 'showExplorer')}</figure>"
         )
 
