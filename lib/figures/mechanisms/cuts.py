@@ -15,6 +15,7 @@ from lib.figures.svg import SMALLEST_PX, text_width
 
 SIDE = 4  # rows of the batch, layers and columns of the model
 ROW, PILL, GAP = 18, 19, 22  # pixels: from row to row of the batch; height of a message; between ranks of one copy
+EDGE = 5  # pixels left free at either side
 TECHNIQUES = {  # what is cut → the technique: what its ranks send
     "batch": "data parallelism: gradients, in one all-reduce. Each rank sends {all_reduce:g} times their bytes.",
     "state": "ZeRO-3: weights of a layer before it computes, then gradients: {zero:g} times the bytes of all weights.",
@@ -178,7 +179,7 @@ def _boxes(parts: _Parts, width: float) -> list[_Box]:
     """Of each copy, side by side."""
     between, most, top, high = (44.0, 300.0, 4.0, 200.0) if width > NARROW else (22.0, 256.0, 20.0, 270.0)
     n = len(parts.copies)
-    wide = min(most, (width - (n - 1) * between) / n)
+    wide = min(most, (width - 2 * EDGE - (n - 1) * between) / n)
     left = (width - n * wide - (n - 1) * between) / 2
     return [_Box(left + i * (wide + between), top, wide, high, 0 if parts.keeps else GAP) for i in range(n)]
 
@@ -218,9 +219,9 @@ def _overview(cuts: Mapping[str, Cut], width: float) -> dict[str, Thing]:
     """Each technique with its shares and its messages; not those that are put together from others."""
     techniques = {name: parts for name, cut in cuts.items() if "," not in (parts := _Parts(cut)).axes}
     columns, high = (4, 190.0) if width > NARROW else (2, 86.0)
-    pitch, things = (width + 20) / columns, {}
+    pitch, things = (width - 2 * EDGE + 20) / columns, {}
     for k, (name, parts) in enumerate(techniques.items()):
-        box = _Box(k % columns * pitch, 22 + k // columns * 226, pitch - 20, high, 6)
+        box = _Box(EDGE + k % columns * pitch, 22 + k // columns * 226, pitch - 20, high, 6)
         things |= dict(box.copy(k, parts, None)) | {f"{k} {name}": thing for name, thing in box.labels(parts, None)}
         things[f"{k} name"] = Thing(box.left, box.top - 21, box.width, 18, "plain", name)
         things[f"{k} sent"] = Thing(box.left, box.bottom + 6, box.width, PILL, "comm", parts.sent)
