@@ -545,11 +545,26 @@ def test_what_is_copied_as_python_says_the_same(opened, address):
 
 
 def test_a_mistake_is_in_view_where_the_grid_is_wider_than_the_screen(opened):
-    page = opened("#schedule=1f1b", width=390)
-    page.fill("textarea", one_f_one_b(4, 6).to_text().replace("2B5", "2I5"))
-    assert page.evaluate("document.querySelector('.time').scrollLeft") > 0 and page.evaluate("scrollY") == 0
+    page = opened("#schedule=1f1b&microbatches=16", width=390)
+    page.locator("textarea").scroll_into_view_if_needed()
+    at = page.evaluate("scrollY")
+    page.fill("textarea", one_f_one_b(4, 16).to_text().replace("2B15", "2I15"))
+    assert page.evaluate("document.querySelector('.time').scrollLeft") > 0 and page.evaluate("scrollY") == at
     red, screen = page.locator(".block.wrong").bounding_box(), page.locator(".time").bounding_box()
     assert screen["x"] <= red["x"] <= screen["x"] + screen["width"] - red["width"]
+
+
+@pytest.mark.parametrize("has_touch", [False, True])
+def test_what_the_page_opens_with_fits_a_phone(opened, has_touch):
+    """A finger needs wider blocks, and a longer schedule than 21 units then scrolls."""
+    page = opened("", width=390, has_touch=has_touch, is_mobile=has_touch)
+    for preset in ("one", "zb-h1") if has_touch else ("one", "zb-h1", "1f1b", "gpipe"):
+        page.evaluate(f"location.hash = 'schedule={preset}'")
+        page.wait_for_function(f"document.querySelector(\"input[value='{preset}']\").checked")
+        assert page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('.time'))") <= 0, preset
+        names = page.locator(".ranks span").evaluate_all("all => all.map((e) => e.getBoundingClientRect().bottom)")
+        rows = page.locator(".idle[height]").evaluate_all("all => all.map((e) => e.getBoundingClientRect().y)")
+        assert all(-1 <= row - name < 6 for name, row in zip(names, rows, strict=True)), "each above its row"
 
 
 def test_whatever_is_typed_is_drawn_and_is_no_html(opened):

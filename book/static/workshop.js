@@ -147,16 +147,15 @@
   };
 
   // ---- The grid ----
-  const ROW = 37, TALL = 29, TOP = 24; // pixels
-  const LEAST = matchMedia("(pointer: coarse)").matches ? 24 : 15; // of the shortest block
-  let scale = 1;
+  const TALL = 29, LEAST = matchMedia("(pointer: coarse)").matches ? 16 : 12; // pixels, and of the shortest block
+  let scale = 1, pitch = 37, above = 24; // from row to row; above the first
   const x = (time) => time * scale;
-  const y = (rank) => TOP + rank * ROW;
+  const y = (rank) => above + rank * pitch;
   const tag = (name, attributes, content = "") =>
     `<${name} ${Object.entries(attributes).map(([key, value]) => `${key}="${value}"`).join(" ")}>${content}</${name}>`;
 
   const drawGround = (ranks, end, par) => {
-    const bottom = y(ranks) - ROW + TALL, width = x(end), late = x(par.time);
+    const bottom = y(ranks) - pitch + TALL, width = x(end), late = x(par.time);
     const idle = upTo(ranks).map((n) => tag("rect", { y: y(n - 1), width, height: TALL, rx: 3, class: "idle" }));
     const step = [1, 2, 5, 10, 20, 50, 100].find((n) => x(n) >= 34) ?? 200;
     const ticks = upTo(1 + Math.floor(end / step)).map((n) => (n - 1) * step);
@@ -223,8 +222,11 @@
     if (!find(selected)) selected = null;
     const last = Math.max(1, ...blocks.map(({ end }) => end), ...missing.map(({ start }) => start + 1));
     const end = par.time < 1.3 * last ? Math.max(par.time, last) : last; // a par that is far off is not in the picture
+    const isNarrow = matchMedia("(max-width: 700px)").matches; // then a rank's name stands above its row
+    [pitch, above] = isNarrow ? [53, 41] : [37, 24];
+    const digits = Math.max(...blocks.map(({ microbatch = 0 }) => String(microbatch).length), 1);
     const shortest = Math.min(2, ...blocks.filter(({ op }) => op).map(({ start, end }) => end - start));
-    scale = Math.max((grid.clientWidth - 13) / end, Math.min(50, LEAST / shortest));
+    scale = Math.max((grid.clientWidth - 13) / end, Math.min(50, Math.max(LEAST, 4 + 7 * digits) / shortest));
     drawGround(ranks, end, par);
     drawBlocks(x(shortest) >= 20); // else only numbers, on all of them
     part(".front").innerHTML = `${missing.map(drawMissing).join("")}<path class="caret"/>`;
