@@ -6,6 +6,7 @@ dark; all tests of a page share these two visits.
 """
 
 import gzip
+import json
 import os
 import re
 import zipfile
@@ -339,6 +340,52 @@ def test_page_is_quiet_and_fits_every_width(served):
     assert {width: over for width in (1280, 820, 390, 320) if (over := fits(served, width)) > 0} == {}
     fits(served, 1280)
     quiet(served)
+
+
+# Figures, also in what is folded, that scroll sideways, stick out of the window, cut off words or write too small.
+CUT_OFF = """() => {
+    const closed = [...document.querySelectorAll('article details:not([open])')];
+    closed.forEach(one => { one.open = true });
+    const sticksOut = (box, {left, right}) => box.left < left - 1 || box.right > right + 1;
+    const scrolls = e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible';
+    const faults = figure => {
+        const box = figure.getBoundingClientRect(), found = [];
+        if (sticksOut(box, {left: 0, right: innerWidth})) found.push('sticks out of the window');
+        for (let e = figure; e.tagName !== 'ARTICLE'; e = e.parentElement)
+            if (e.tagName !== 'svg' && scrolls(e)) found.push(`scrolls in ${e.className}`);
+        const isClipped = figure.tagName === 'svg' && getComputedStyle(figure).overflowX !== 'visible';
+        for (const words of figure.ariaHidden ? [] : figure.querySelectorAll(':scope text')) {
+            if (!words.textContent || words.getBoundingClientRect().width === 0) continue;
+            if (sticksOut(words.getBoundingClientRect(), isClipped ? box : {left: 0, right: innerWidth}))
+                found.push(`cuts off ${words.textContent}`);
+            if (parseFloat(getComputedStyle(words).fontSize) * words.getScreenCTM().a < 11.99)
+                found.push(`writes too small: ${words.textContent}`);
+        }
+        return found;
+    };
+    const figures = [...document.querySelectorAll('article :is(figure, svg, img, canvas)')];
+    const seen = figures.filter(e => e.checkVisibility() && !e.ownerSVGElement);
+    const found = seen.flatMap(e => faults(e).map(fault => `${e.closest('figure')?.innerText.slice(0, 40)}: ${fault}`));
+    closed.forEach(one => { one.open = false });
+    return [...new Set(found)];
+}"""
+
+
+@browsing
+def test_no_figure_scrolls_or_is_cut_off_on_a_phone(served):
+    fits(served, 390)
+    cut = served.page.evaluate(CUT_OFF)
+    fits(served, 1280)
+    assert cut == []
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_frame_of_an_explorer_fits_a_phone(name):
+    """A reader sees the first; what the knobs lead to is here."""
+    for figure in article(name).select("figure.pbh-explorer"):
+        _, narrow, _ = json.loads(figure.select_one('script[type="application/json"]').get_text())["frames"]
+        least = [float(re.search(r"min-width:(\d+)px", svg)[1]) for svg in narrow]
+        assert max(least) <= 327 and len(set(least)) == 1, "12 pixels for the smallest words, and no frame jumps"
 
 
 @browsing

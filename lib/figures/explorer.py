@@ -24,6 +24,7 @@ from lib.figures.svg import FONT, Figure, color, in_box
 
 MOST_SLIDERS, MOST_FRAMES, MOST_BYTES = 3, 64, 300_000
 Format = str | Callable[[Any], str]
+_SHOWN = r"min-width:(\d+)px;max-width:(\d+)px"  # of a drawing, as its canvas writes it
 
 _SCRIPT = Path(__file__).with_name("explorer.js")
 _STYLE = f"""
@@ -241,7 +242,12 @@ def _equally_high(svgs: Sequence[str]) -> Sequence[str]:
         return svgs
     width, height = (max((size[i] for size in sizes), key=float) for i in (1, 2))
     largest = f'viewBox="0 0 {width} {height}"'
-    return [svg.replace(size[0], largest, 1) for svg, size in zip(svgs, sizes, strict=True)]
+    shown = [max(map(int, some)) for some in zip(*re.findall(_SHOWN, "".join(svgs)), strict=True)]
+    style = "min-width:{}px;max-width:{}px".format(*shown) if shown else ""
+    return [
+        re.sub(_SHOWN, style, svg.replace(size[0], largest, 1), count=1)
+        for svg, size in zip(svgs, sizes, strict=True)
+    ]
 
 
 def _address(title: str) -> str:
