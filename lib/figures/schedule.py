@@ -108,7 +108,7 @@ def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = ""
             tip = -5 if down else 5
             arrows.append(f"M{num(at)} {num(near)}V{num(far)}m-4 {tip}l4 {-tip}l4 {tip}")
             beside, anchor = (at + 6, "") if down else (at - 6, "end")
-            numbers.text(beside, (near + far) / 2 + 4.5, str(len(arrows)), anchor)
+            numbers.text(beside, near + 0.3 * (far - near) + 4.5, str(len(arrows)), anchor)  # where it begins
     canvas.layer(FRAMES).path("".join(arrows), stroke_width=2, stroke=color("comm"))
     bottom = top + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
     below = draw_axis(canvas, left, width - 12, bottom, 0, seen.makespan, "units")

@@ -143,9 +143,9 @@ def draw_timeline(
                 canvas.words_on(name).text(x + long / 2, top + height / 2 + 4.5, fits[0])
             tip = "" if fits or long < 6 else f"{bar.label or kind}: {bar.start:.4g} to {bar.end:.4g} {unit}"
             canvas.bars(name).rect(x, top, long - 1, height, tip)
-            if bar.marked and long > 5:
-                mark = canvas.layer(FRAMES + 1, fill=color(f"on-{name}"))
-                mark.rect(x + 2, top + height - 4, long - 5, 1.6, radius=0)
+            if bar.marked:
+                mark, inset = canvas.layer(FRAMES + 1, fill=color(f"on-{name}")), min(2, long / 6)
+                mark.rect(x + inset, top + height - 4, long - 1 - 2 * inset, 1.6, radius=0)
         frames = canvas.layer(FRAMES, fill="none", **OUTLINE) if there else None
         for bar, row in zip(there, row_of_predicted, strict=True):
             x, top, long = left + (bar.start - low) * scale, y + row * (height + 2), (bar.end - bar.start) * scale
