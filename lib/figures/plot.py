@@ -138,7 +138,7 @@ class Plot:
         place = {"bbox_transform": self._sheet.transFigure, "loc": "upper left"}
         place["bbox_to_anchor"] = 0, 1 - self._below_title / self.size[1]
         space = {"handletextpad": 0.4, "columnspacing": 0.8, "borderpad": 0, "borderaxespad": 0, "frameon": False}
-        space["labelspacing"] = _ROW / 13 - 0.72
+        space["labelspacing"] = _ROW / 13 - 1
         look = {"fontsize": 13, "handlelength": self._sample / 13, "scatterpoints": 1, "scatteryoffsets": [0.5]}
         self.axes.legend(ncols=self._columns, labelcolor=INK["text"], **place, **space, **look)
 
