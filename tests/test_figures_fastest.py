@@ -20,7 +20,7 @@ def times(n, link):
 
 
 def drawn(n, link):
-    return draw_fastest(times(n, link), seconds=(5e-6, 6e3), title=f"All-reduce over {n} ranks, {link}", alt="a")
+    return draw_fastest(times(n, link), seconds=(5e-6, 6e3), title=f"Who wins with {n} ranks, {link}", alt="a")
 
 
 @pytest.mark.parametrize(("n", "link"), list(product(RANKS, LINKS)))
