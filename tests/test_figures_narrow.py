@@ -14,15 +14,18 @@ import lib.figures
 from lib.cost import steps
 from lib.figures.activations import Activation, Sent, draw_activations
 from lib.figures.curves import draw_bars, draw_curves, draw_log_log
+from lib.figures.fastest import draw_fastest
 from lib.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut, row_cut
 from lib.figures.memory import draw_memory
 from lib.figures.moves import draw_before_after, draw_step
+from lib.figures.pipelines import draw_bubble, draw_kept
 from lib.figures.ranks import draw_board, draw_nested, draw_rank
 from lib.figures.scatter import Dot, draw_scatter
 from lib.figures.schedule import draw_gantt, draw_messages
 from lib.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color
 from lib.figures.timeline import draw_timeline
 from lib.memory import MemoryTracker
+from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_v
 from lib.pipeline.simulate import simulate
@@ -60,6 +63,13 @@ def collectives() -> Figure:
     curves = {name: (SIZES, [30 + slope * size for size in SIZES]) for name, slope in slopes.items()}
     about = {"title": "All-reduce over 128 ranks, between nodes", "alt": "a", "height_range": (5, 2e10)}
     return draw_log_log(curves, x="array (bytes)", y="time (µs)", points=([2**20] * 3, [3e3, 2e3, 700]), **about)
+
+
+def fastest() -> Figure:
+    curves = {
+        name: (SIZES, [steps.all_reduce_s(name, size, 64, 5e-6, 5e10) for size in SIZES]) for name in steps.ALL_REDUCE
+    }
+    return draw_fastest(curves, seconds=(5e-6, 6e3), title="Who wins an all-reduce over 64 ranks", alt="a")
 
 
 def layouts() -> Figure:
@@ -151,6 +161,9 @@ FIGURES = {
     "nested": lambda: draw_nested(LEVELS, alt="a"),
     "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),
     "schedule": lambda: draw_gantt(simulate(zb_v(4, 8)), **ABOUT),
+    "bubble": lambda: draw_bubble(simulate(gpipe(8, 16)), **ABOUT),
+    "kept": lambda: draw_kept([simulate(make(8, 16)) for make in (gpipe, one_f_one_b)], most=16, **ABOUT),
+    "fastest": fastest,
     "bars": bars,
     "lanes": lanes,
 }
