@@ -52,40 +52,40 @@ BYTES_PER_STEP = Exercise(
     ranks=(1,),
     mistakes=(
         Mistake(
-            "What travels is not the matrix but the activation: tokens · width numbers, not width². It grows with the "
-            "width, and not with its square.",
+            "Not the matrix is sent but the activation: tokens · width elements, not width². It grows with the width, "
+            "and not with its square.",
             _sent(numbers=lambda tokens, width, n: width**2),
         ),
         Mistake(
-            "Exactly twice too much. A column layer and a row layer share one all-reduce, so a layer has two forward "
-            "and two backward, not four. (Or a number has more than 2 bytes, or you count what arrives, too.)",
+            "Exactly twice too much. A column–row pair has one all-reduce in each direction, so a layer has two "
+            "forward and two backward. (Or an element has more than 2 bytes, or you also count received bytes.)",
             _sent(8, 12),
         ),
         Mistake(
-            "Exactly half. A ring's all-reduce is a reduce-scatter and an all-gather, each (n-1)/n of the tensor; and "
-            "a number in 16 bit has 2 bytes.",
+            "Exactly half. A ring all-reduce is a reduce-scatter and an all-gather, each (n-1)/n of the tensor; and an "
+            "element in 16 bits has 2 bytes.",
             _sent(ring=lambda n: (n - 1) / n),
         ),
         Mistake(
-            "That is forward only. In backward the gradient of x is summed before each column layer: two all-reduces "
-            "more for each layer.",
+            "You count only forward. In backward the gradient of x is summed before each column-parallel layer: two "
+            "more all-reduces per layer.",
             _sent(2, 4),
         ),
         Mistake(
-            "Recomputing is not free on the wire: the two all-reduces of forward are made a second time.",
+            "Recomputing is not free on the wire: it repeats the two all-reduces of forward.",
             _sent(recomputed=4),
         ),
         Mistake(
-            "Recomputing does not double it. What is done again is forward, two all-reduces of the four.",
+            "Recomputing does not double the bytes. It repeats forward, two all-reduces of the four.",
             _sent(recomputed=8),
         ),
         Mistake(
-            "Five is what PyTorch's checkpoint needs, as it leaves out the last all-reduce. Here all of forward is "
-            "made again: six.",
+            "PyTorch's checkpoint needs five, because it leaves out the last all-reduce. Here all of forward is "
+            "recomputed: six.",
             _sent(recomputed=5),
         ),
         Mistake(
-            "That is one microbatch. Activations travel for each of them: nothing can be accumulated first.",
+            "You count one microbatch. Activations travel for each microbatch: nothing can be accumulated first.",
             _sent(times=lambda microbatches: 1),
         ),
         Mistake(
@@ -94,12 +94,12 @@ BYTES_PER_STEP = Exercise(
             _sent(ring=lambda n: 2),
         ),
         Mistake(
-            "You divided the tensor by the number of ranks. What is summed is whole on each of them: only weights and "
-            "hidden numbers come in parts.",
+            "You divided the tensor by the number of ranks. The summed tensor has full size on each rank: only weights "
+            "and hidden features are sharded.",
             _sent(numbers=lambda tokens, width, n: tokens * width / n),
         ),
         Mistake(
-            "That is what all ranks send together. The question is about one of them.",
+            "You return the bytes of all ranks together. The question is about one rank.",
             _sent(ring=lambda n: 2 * (n - 1)),
         ),
     ),

@@ -90,26 +90,25 @@ ROWS_OF_RANK = Exercise(
     ranks=(4, 6),  # two heads for n ranks: with 3, as with any prime, there is only one, and every rule gives it
     mistakes=(
         Mistake(
-            "You cut the weight as it lies: the first ranks have nothing but queries, the last nothing but values. Cut "
-            "each of the three sections for itself, and put this rank's parts together.",
+            "You cut the weight in one piece: the first ranks have only queries, the last only values. Cut each of the "
+            "three sections separately, and concatenate the shards of this rank.",
             _rows(lambda case, r, n: case["weight"].chunk(n)[r]),
         ),
         Mistake(
-            "You cut the columns, which are the inputs. The outputs are to be cut, and in a weight [out, in] these "
-            "are the rows.",
+            "You cut the columns, the inputs. Cut the outputs: in a weight [out, in] these are the rows.",
             _rows(lambda case, r, n: case["weight"].chunk(n, dim=1)[r]),
         ),
         Mistake(
-            "The parts are right, in another order. It is queries, keys, values, as in the whole weight.",
+            "The shards are right, in a wrong order. It is queries, keys, values, as in the full weight.",
             _rows(_dealt(order=(1, 0, 2))),
         ),
         Mistake(
-            "Heads are dealt out like cards, to rank r every n-th. Let each rank have neighbours, from r · heads / n "
-            "on: then its output is one piece of the input of the next matrix.",
+            "Rank r has every n-th head. Give each rank consecutive heads, from r · heads / n on: then its output is "
+            "one contiguous shard of the input of the next matrix.",
             _rows(_dealt(_every_nth, _every_nth), OWN),
         ),
         Mistake(
-            "The rows lie head by head: query, key and value of one, then of the next. Put all queries first, then "
+            "Your rows are head by head: query, key and value of one, then of the next. Put all queries first, then "
             "all keys, then all values.",
             _rows(_head_by_head, slice(0, 1)),
         ),

@@ -74,40 +74,39 @@ MLP = Exercise(
     reference=lambda given: [y | {"what was sent": AS_NEEDED} for y in _outputs()(given)],
     mistakes=(
         Mistake(
-            "The bias of the second layer is in the sum once for each rank. It is whole on all of them: add it once, "
-            "behind the all-reduce.",
+            "The bias of the second layer is in the sum once per rank. It is replicated: add it once, after the "
+            "all-reduce.",
             _outputs(after=lambda terms, bias, r: terms.sum(0) + len(terms) * bias),
         ),
         Mistake(
-            "Each rank returns its own term, of the right shape: nothing was summed over the ranks. The second layer "
-            "ends in an all-reduce.",
+            "Each rank returns its partial sum, of the right shape: nothing was summed over the ranks. The second "
+            "layer ends in an all-reduce.",
             _outputs(after=_own_term),
         ),
         Mistake(
-            "You took the mean of the ranks' terms. They are the terms of one long dot product, not n opinions about "
-            "it: add them up.",
+            "You took the mean of the partial sums. They are terms of one long dot product: add them up.",
             _outputs(after=lambda terms, bias, r: terms.mean(0) + bias),
         ),
         Mistake(
-            "You summed over the ranks before GELU, and again at the end. Behind the first layer each rank has other "
-            "hidden numbers, and nothing is to be summed there.",
+            "You summed over the ranks before GELU, and again at the end. After the first layer each rank has "
+            "different hidden features, complete: nothing is to be summed there.",
             _outputs(between=_gelu_of_sum),
         ),
         Mistake(
-            "Your all-reduce is in the wrong place. Before GELU each rank has hidden numbers of its own, complete; "
-            "what has to be summed are the terms behind the second layer.",
+            "Your all-reduce is in the wrong place. Before GELU each rank has different hidden features, complete. "
+            "Sum the partial sums after the second layer.",
             _outputs(between=_gelu_of_sum, after=_own_term),
         ),
         Mistake("There is no GELU between the layers.", _outputs(between=lambda hidden: hidden)),
         Mistake("The bias of the second layer is missing.", _outputs(after=lambda terms, bias, r: terms.sum(0))),
         Mistake(
-            "The bias of the first layer is missing. Each rank has the part that belongs to its hidden numbers, and "
-            "adds it before GELU.",
+            "The bias of the first layer is missing. Each rank adds its shard, which belongs to its hidden features, "
+            "before GELU.",
             _outputs(up_bias=False),
         ),
         Mistake(
-            "The output is right, but you send more than one all-reduce of it. Neither the hidden numbers nor the "
-            "weights have to be whole anywhere.",
+            "The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or "
+            "full weights.",
             but(**{"what was sent": MORE}),
         ),
     ),
@@ -211,58 +210,58 @@ BLOCK = Exercise(
     reference=lambda given: [found | {"what was sent": AS_NEEDED} for found in _two_blocks()(given)],
     mistakes=(
         Mistake(
-            "The last block is right, and all before it is wrong: the gradient of x is only this rank's term. In "
-            "backward, BeforeColumn must sum it over the ranks.",
+            "The last block is right, and everything before it is wrong: the gradient of x is only the term of this "
+            "rank. In backward, BeforeColumn must sum it over the ranks.",
             _two_blocks(before=_NEITHER),
         ),
         Mistake(
-            "All weights' gradients are exactly n times too large. You sum in backward of AfterRow, where all ranks "
-            "have the same gradient. The terms to be summed are those of x, in BeforeColumn.",
+            "All weight gradients are exactly n times too large. You sum in backward of AfterRow, where all ranks "
+            "have the same gradient. Sum the gradients of x instead, in BeforeColumn.",
             _two_blocks(before=_NEITHER, after=_SUM_SUM),
         ),
         Mistake(
-            "You sum twice in backward. Behind the row layer all ranks have the same gradient, and AfterRow makes it "
-            "n times too large: it must hand it on as it is.",
+            "You sum twice in backward. After the row-parallel layer all ranks have the same gradient, and AfterRow "
+            "makes it n times too large: it must return it unchanged.",
             _two_blocks(after=_SUM_SUM),
         ),
         Mistake(
-            "BeforeColumn averages the gradients of x over the ranks. Each is a term, from other hidden numbers: add "
-            "them up.",
+            "BeforeColumn averages the gradients of x over the ranks. Each is a term, from different hidden features: "
+            "add them up.",
             _two_blocks(before=(identity, _mean)),
         ),
         Mistake(
-            "The two functions are swapped. Before the column layer nothing is summed forward; behind the row layer "
-            "there are terms, and the all-reduce is of those.",
+            "The two functions are swapped. Before the column-parallel layer nothing is summed in forward; after the "
+            "row-parallel layer there are partial sums, and these are all-reduced.",
             _two_blocks(before=_SUM_IDENTITY, after=_IDENTITY_SUM),
         ),
         Mistake(
-            "BeforeColumn sums in forward, too. There x is whole and equal on all ranks: what comes out is n times x. "
-            "Only its gradient is to be summed.",
+            "BeforeColumn also sums in forward. There x is replicated, so the result is n times x. Sum only its "
+            "gradient.",
             _two_blocks(before=_SUM_SUM),
         ),
         Mistake(
-            "Backward of BeforeColumn returns no gradient of x: what lies before a block learns through the residual "
-            "path only. Return the sum of the ranks' gradients.",
+            "Backward of BeforeColumn returns no gradient of x, so layers before a block get a gradient only through "
+            "the residual path. Return the sum of the gradients over the ranks.",
             _two_blocks(before=(identity, torch.zeros_like)),
         ),
         Mistake(
-            "The weights get no gradient. Nothing has to be sent in backward of AfterRow, but the gradient has to be "
-            "returned as it came. (Or you called comm.all_reduce where AfterRow.apply belongs: autograd does not see "
-            "that one.)",
+            "The weights get no gradient. Backward of AfterRow sends nothing, but it must return the gradient "
+            "unchanged. (Or you called comm.all_reduce where AfterRow.apply belongs: autograd does not differentiate "
+            "it.)",
             _two_blocks(after=(summed, torch.zeros_like)),
         ),
         Mistake(
-            "Nothing is summed in forward: each rank goes on with its own term. AfterRow is an all-reduce.",
+            "Nothing is summed in forward: each rank continues with its partial sum. AfterRow is an all-reduce.",
             _two_blocks(after=_NEITHER),
         ),
         Mistake(
-            "The residual path goes through BeforeColumn, too, so its gradient is summed, and is equal on all ranks "
-            "already. Add the x from in front of it.",
+            "The residual path also goes through BeforeColumn, so its gradient is summed, although it is equal on all "
+            "ranks already. Add the x before BeforeColumn.",
             _two_blocks(block=_skip_from_inside),
         ),
         Mistake(
-            "The residual path goes through AfterRow, and x is added up n times. It is whole on all ranks: add it "
-            "behind the all-reduce.",
+            "The residual path goes through AfterRow, and x is added n times. It is replicated: add it after the "
+            "all-reduce.",
             _two_blocks(block=_skip_to_inside),
         ),
         Mistake(
@@ -270,7 +269,7 @@ BLOCK = Exercise(
             _two_blocks(block=lambda x, before, after, up, down: after(_part(before(x), up, down))),
         ),
         Mistake(
-            "All numbers are right, but you send more than one all-reduce forward and one backward for each block.",
+            "All values are right, but you send more than one all-reduce forward and one backward per block.",
             but(**{"what was sent": MORE}),
         ),
     ),

@@ -101,8 +101,8 @@ def _losses(
 
 
 _UNMASKED = (
-    "Each rank adds a logit for every target, also for those that are other ranks' words. Only the rank that has the "
-    "word knows the logit: all others must give 0 to the sum."
+    "Each rank adds a logit for every target, also for targets outside its shard. Only one rank has the logit of the "
+    "target: all the rest must add 0."
 )
 
 CROSS_ENTROPY = Exercise(
@@ -114,27 +114,27 @@ CROSS_ENTROPY = Exercise(
     reference=lambda given: [found | {"what was sent": FEW} for found in _losses()(given)],
     mistakes=(
         Mistake(
-            "The losses are right, but you collect the logits: the largest tensor of the model, whole on each rank. "
-            "Three numbers for each token are enough.",
+            "The losses are right, but you gather the logits: the largest tensor of the model, in full on each rank. "
+            "Three values per token are enough.",
             but(**{"what was sent": LOGITS}),
         ),
         Mistake(
-            "The sum of the exponentials and the target's logit are those of this rank's words: nothing was summed "
-            "over the ranks. One all-reduce for the two, stacked, does it.",
+            "The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was "
+            "summed over the ranks. One all-reduce of the two, stacked, is enough.",
             _losses(powers=_not_summed, picked=_not_summed),
         ),
         Mistake(
-            "The sum of the exponentials is of this rank's words only. The softmax is over all words: sum it over the "
-            "ranks before the logarithm.",
+            "The sum of the exponentials covers only the shard of this rank. The softmax is over the full vocabulary: "
+            "sum it over the ranks before the logarithm.",
             _losses(powers=_not_summed),
         ),
         Mistake(
-            "The target's logit is right on the rank that has the word, and 0 on the others. Sum it over the ranks.",
+            "The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.",
             _losses(picked=_not_summed),
         ),
         Mistake(
-            "Each rank has subtracted the largest of its own logits, and exponentials with different factors do not "
-            'add up. Subtract a common one: an all-reduce with op="max".',
+            "Each rank subtracts the largest logit of its shard, and exponentials with different factors do not add "
+            'up. Subtract a common maximum: an all-reduce with op="max".',
             _losses(largest=_own),
         ),
         Mistake(
@@ -143,8 +143,8 @@ CROSS_ENTROPY = Exercise(
             _losses(largest=lambda z: torch.zeros(())),
         ),
         Mistake(
-            "Right for small logits; but you subtract one maximum for all tokens, and the exponentials of the others "
-            "vanish. Each token has its own.",
+            "Right for small logits; but you subtract one maximum for all tokens, and for some tokens every "
+            "exponential vanishes. Use a maximum per token.",
             _losses(largest=torch.amax),
         ),
         Mistake(
@@ -153,12 +153,12 @@ CROSS_ENTROPY = Exercise(
             _losses(largest=lambda z: _common(z).clamp(min=0)),
         ),
         Mistake(
-            "You subtract the maximum in the exponentials, and not from the target's logit. It must go from both, or "
-            "be added again at the end.",
+            "You subtract the maximum in the exponentials, and not from the logit of the target. Subtract it from "
+            "both, or add it again at the end.",
             _losses(pick_from=lambda z, shifted: z),
         ),
         Mistake(
-            "You looked the target up by its number in the whole vocabulary. Rank r's first word is number r · V/n: "
+            "You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: "
             "subtract that.",
             _losses(look=_without_offset),
         ),
@@ -166,12 +166,12 @@ CROSS_ENTROPY = Exercise(
         Mistake(_UNMASKED, _losses(look=_unmasked(lambda targets, r: targets % _WORDS))),
         Mistake(_UNMASKED, _losses(look=_unmasked(lambda targets, r: (targets - r * _WORDS).clamp(0, _WORDS - 1)))),
         Mistake(
-            "The sign is wrong: that is the logarithm of the probability. The loss is its negative, and never below "
+            "The sign is wrong: you return the logarithm of the probability. The loss is its negative, and never below "
             "0.",
             _losses(after=torch.neg),
         ),
         Mistake(
-            "That is the mean over the tokens. The loss of each was asked for.",
+            "You return the mean over the tokens. Return the loss of each token.",
             _losses(after=lambda loss: loss.mean(-1)),
         ),
     ),
