@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from lib.cost.sizes import RECOMPUTE, check_zero
+from lib.cost.sizes import check_recompute, check_zero
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.gpipe import gpipe, naive
@@ -77,8 +77,7 @@ class Layout:
             raise ValueError(f"order={self.order!r} must name dp, pp and tp, each once, such as dp,pp,tp")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r} must be one of {', '.join(SCHEDULES)}")
-        if self.recompute not in RECOMPUTE:
-            raise ValueError(f"recompute={self.recompute!r} must be one of {', '.join(RECOMPUTE)}")
+        check_recompute(self.recompute)
         check_zero(self.zero)
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel needs ranks to cut the sequence for: use tp=2 or more")

@@ -26,8 +26,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-RECOMPUTE = ("none", "selective", "full")
-
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -213,24 +211,6 @@ class Block(nn.Module):
 def _keeping_input(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """compute(x), of which only x is kept for backward: what is between is computed there again."""
     return checkpoint(compute, x, use_reentrant=False) if torch.is_grad_enabled() else compute(x)
-
-
-def recompute(model: nn.Module, what: str) -> None:
-    """Let a model's blocks compute some things again in backward instead of keeping them.
-
-    Args:
-        what: `none`; `selective`: what is between the projections of attention; `full`: each block, of which only the
-            input is kept.
-
-    Source: Korthikanti et al. 2022, section 5.
-    """
-    if what not in RECOMPUTE:
-        raise ValueError(f"recompute={what!r} must be one of {', '.join(RECOMPUTE)}")
-    for module in model.modules():
-        if isinstance(module, Heads):
-            module.recompute = what == "selective"
-        elif isinstance(module, Block):
-            module.recompute = what == "full"
 
 
 class Head(nn.Module):

@@ -2,8 +2,6 @@
 
 import pytest
 
-from lib import model
-from lib.cost import sizes
 from lib.layout import Layout, nearest
 from lib.mesh import MeshShape
 from lib.model import GPTConfig
@@ -53,7 +51,3 @@ def test_which_axes_cross_nodes(order, degrees, per_node):
     for axis in mesh.axes:
         nodes = [{rank // per_node for rank in group} for group in mesh.groups(axis)]
         assert layout.crosses_nodes(axis, per_node) == any(len(one) > 1 for one in nodes), axis
-
-
-def test_ways_to_recompute_are_those_of_the_model():
-    assert sizes.RECOMPUTE == model.RECOMPUTE

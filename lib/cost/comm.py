@@ -10,7 +10,7 @@ Letters: `S` bytes of the whole array, `n` ranks, `alpha_s` seconds until the fi
 
 from __future__ import annotations
 
-from lib.cost.sizes import check_choice, check_zero
+from lib.cost.sizes import check_recompute, check_zero
 
 # For n ranks, as multiples of the whole array: bytes that a rank sends, the mean over all ranks; bytes that the busiest
 # link carries. Then messages that follow one another.
@@ -138,7 +138,7 @@ def block_wire_bytes(
     """
     halves = 10 if sequence_parallel and regather else 8  # of an all-reduce
     last = 1 if sequence_parallel else 2
-    halves += check_choice(recompute, {"none": 0, "selective": 0, "full": 4 - last * early_stop})
+    halves += {"none": 0, "selective": 0, "full": 4 - last * early_stop}[check_recompute(recompute)]
     return halves * wire_bytes("all_gather", payload_bytes, n)
 
 

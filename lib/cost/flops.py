@@ -5,7 +5,7 @@ Letters: b rows of a microbatch, s tokens of a row, h width, l layers, V vocabul
 
 from __future__ import annotations
 
-from lib.cost.sizes import ModelShape, check_choice
+from lib.cost.sizes import ModelShape, check_recompute
 
 
 def forward_flops(shape: ModelShape, rows: int) -> int:
@@ -35,7 +35,7 @@ def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
         "selective": 4 * tokens * shape.context * shape.d_model * shape.num_layers,  # both products of attention
         "full": forward - 2 * tokens * shape.vocab_size * shape.d_model,  # the layers, not the head
     }
-    return 3 * forward + check_choice(recompute, again)
+    return 3 * forward + again[check_recompute(recompute)]
 
 
 def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> float:

@@ -5,7 +5,7 @@ Letters of Korthikanti et al.: b rows of a microbatch, s tokens of a row, h widt
 
 from __future__ import annotations
 
-from lib.cost.sizes import ModelShape, Recipe, check_choice, check_zero
+from lib.cost.sizes import ModelShape, Recipe, check_recompute, check_zero
 
 
 def state_bytes(
@@ -54,4 +54,4 @@ def activation_bytes(
         whole, inside = 0, whole + inside
     matrix = (2 if shape.llama else 5) * shape.num_heads * shape.context
     kept = {"none": whole + (inside + matrix) / tp, "selective": whole + inside / tp, "full": 2 * h}
-    return tokens * check_choice(recompute, kept)
+    return tokens * kept[check_recompute(recompute)]

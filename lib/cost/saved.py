@@ -6,7 +6,7 @@ and a chapter measures each of them. Letters: h width, s tokens of a row.
 
 from __future__ import annotations
 
-from lib.cost.sizes import ModelShape, check_choice
+from lib.cost.sizes import ModelShape, check_recompute
 
 
 def block_saved_bytes(
@@ -54,7 +54,8 @@ def block_saved_bytes(
         attention = wide * tokens * (copies + (3 if dropout else 1) * heads * shape.context) // tp
     else:
         attention = qkv + wide * tokens * heads // tp
-    return check_choice(recompute, {"none": kept + attention, "selective": kept + qkv, "full": itemsize * mine * h})
+    of = {"none": kept + attention, "selective": kept + qkv, "full": itemsize * mine * h}
+    return of[check_recompute(recompute)]
 
 
 def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompute: bool = False) -> int:

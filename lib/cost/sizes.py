@@ -108,11 +108,11 @@ ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
 RECOMPUTE = ("none", "selective", "full")  # what backward computes again: nothing, attention's inside, blocks
 
 
-def check_choice(recompute: str, choices: dict[str, float]) -> float:
-    """The number that belongs to a way of recomputing; ValueError for a way that is not among them."""
-    if recompute not in choices:
-        raise ValueError(f"recompute={recompute!r} must be one of {', '.join(choices)}")
-    return choices[recompute]
+def check_recompute(recompute: str) -> str:
+    """The way of recomputing itself, if it is one; otherwise a ValueError."""
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute={recompute!r} must be one of {', '.join(RECOMPUTE)}")
+    return recompute
 
 
 def check_zero(zero: int) -> int:

@@ -1,5 +1,6 @@
 """Every rank has a part of each weight matrix and works on the same rows; activations are summed or put together.
 
-May import `lib.mesh`, `lib.comm`, `lib.trace`, `lib.placement`, `lib.conjugate`, `lib.deferred`, `lib.model`.
+May import `lib.mesh`, `lib.comm`, `lib.trace`, `lib.cost`, `lib.placement`, `lib.conjugate`, `lib.deferred` and
+`lib.model`.
 Must never know the other techniques: a layer sees its own group and nothing else.
 """

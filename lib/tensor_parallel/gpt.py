@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from lib import comm
+from lib.cost.sizes import check_recompute
 from lib.mesh import Group
-from lib.model import GPT, MLP, Attention, Block, Embed, Head, recompute
+from lib.model import GPT, MLP, Attention, Block, Embed, Head
 from lib.placement import parts, unshard
 from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, check_heads
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -55,15 +56,18 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
         model: changed in place. Afterwards its parameters are this rank's parts.
         group: the tensor-parallel ranks.
         sequence_parallel: slices of the sequence between the parallel layers, see `sequence.py`.
-        again: what backward computes again, as in `lib.model.recompute`. Sends nothing but with `full`.
+        again: what backward computes again instead of keeping it: `none`; `selective`, what is between the projections
+            of attention; `full`, each block, of which only the input is kept, and which sends again.
 
     Returns:
         The model.
 
     Raises:
         ValueError: something cannot be cut evenly, or is cut already.
+
+    Source: of `again`, Korthikanti et al. 2022, section 5.
     """
-    recompute(model, again)
+    check_recompute(again)
     _check(model, group)
     comm.agree(model.parameters(), group)
     dim = SEQUENCE_DIM if sequence_parallel else None
@@ -82,7 +86,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                 module.qkv = QKVParallelLinear.from_serial(
                     module.qkv, group, agreed=True, sequence_dim=dim, **widths, d_head=heads.d_head
                 )
-                heads.widths = module.qkv.widths
+                heads.widths, heads.recompute = module.qkv.widths, again == "selective"
                 module.heads = OwnDropout(heads, group)
                 module.out = RowParallelLinear.from_serial(module.out, group, agreed=True, sequence_dim=dim)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
@@ -90,9 +94,11 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                 module.up = ColumnParallelLinear.from_serial(module.up, group, agreed=True, sequence_dim=dim)
                 module.down = RowParallelLinear.from_serial(module.down, group, agreed=True, sequence_dim=dim)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
-            case Block() if sequence_parallel:
-                see_slices(module.norm1)
-                see_slices(module.norm2)
+            case Block():
+                module.recompute = again == "full"
+                if sequence_parallel:
+                    see_slices(module.norm1)
+                    see_slices(module.norm2)
             case Head():
                 if sequence_parallel:
                     see_slices(module.norm)
