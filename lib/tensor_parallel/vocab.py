@@ -36,11 +36,11 @@ class VocabParallelEmbedding(nn.Module):
 
     Args:
         num_embeddings, embedding_dim, group, sequence_dim: as for `ParallelLinear`.
-        padding_idx: a word whose row gets no gradient.
 
     Raises:
         ValueError: the vocabulary cannot be cut evenly; a word that is not in it; a serial embedding that rescales its
-            rows (`max_norm`) or its gradients (`scale_grad_by_freq`), or whose gradients are sparse.
+            rows (`max_norm`) or its gradients (`scale_grad_by_freq`), whose gradients are sparse, or that has a
+            padding word.
     """
 
     placements = {"weight": Shard(0)}
@@ -52,27 +52,26 @@ class VocabParallelEmbedding(nn.Module):
         embedding_dim: int,
         group: Group,
         sequence_dim: int | None = None,
-        padding_idx: int | None = None,
     ) -> None:
         super().__init__()
         check_axis(group)
-        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.group, self.sequence_dim = group, sequence_dim
-        self._take(nn.Embedding(num_embeddings, embedding_dim, padding_idx))
+        self._take(nn.Embedding(num_embeddings, embedding_dim))
 
     @classmethod
     def from_serial(
         cls, serial: nn.Embedding, group: Group, *, agreed: bool = False, **options
     ) -> VocabParallelEmbedding:
         """The same embedding on the ranks of `group`, with the weights of its rank 0; sends nothing if `agreed`."""
-        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
-            if getattr(serial, option):
+        for option in ("max_norm", "scale_grad_by_freq", "sparse", "padding_idx"):
+            if getattr(serial, option) not in (None, False):
                 raise ValueError(
-                    f"this embedding has {option}={getattr(serial, option)}, which needs all of its rows in one place; "
-                    "leave it on each rank as it is, or make it without"
+                    f"this embedding has {option}={getattr(serial, option)}, which its parts cannot have; leave it on "
+                    "each rank as it is, or make it without"
                 )
         with torch.device("meta"):
-            layer = cls(serial.num_embeddings, serial.embedding_dim, group, padding_idx=serial.padding_idx, **options)
+            layer = cls(serial.num_embeddings, serial.embedding_dim, group, **options)
         layer._take(serial, agreed)
         return layer
 
@@ -84,37 +83,29 @@ class VocabParallelEmbedding(nn.Module):
         _check_words(tokens, self.num_embeddings, "token")
         words, is_mine = _mine(tokens, len(self.weight), self.group)
         term = embedding(words, self.weight).masked_fill(~is_mine.unsqueeze(-1), 0)
-        if self.padding_idx is not None:
-            padding = (tokens == self.padding_idx).unsqueeze(-1)
-            term = torch.where(padding, term.detach(), term)
         if self.sequence_dim is None:
             return all_reduce_identity(term, self.group)
         split_size(term.shape[self.sequence_dim], self.group, "sequence")
         return reduce_scatter_all_gather(term, self.group, self.sequence_dim)
 
 
-def vocab_parallel_cross_entropy(
-    logits: Tensor, targets: Tensor, group: Group, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> Tensor:
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, ignore_index: int = -100) -> Tensor:
     """Cross-entropy of each token, from the logits of this rank's words. logits[…, V/n], targets[…] → loss[…], nats.
 
-    forward: one all-reduce (max) of a number for each token, one (sum) of two, or of three with label smoothing.
+    forward: one all-reduce (max) of a number for each token, one (sum) of two.
     backward: no communication. The whole logits are on no rank, in neither direction.
 
     Args:
         targets: words, the same on all ranks; `ignore_index` marks tokens that do not count: their loss is 0.
-        label_smoothing: the part of the target's probability that is spread over all words evenly.
 
     Raises:
-        ValueError: shapes that do not belong together, a target that is no word, a smoothing that is no part.
+        ValueError: shapes that do not belong together, a target that is no word.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must be […, V/n] and […]")
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and below 1")
     counts = targets != ignore_index
     _check_words(targets.masked_fill(~counts, 0), logits.shape[-1] * group.size, "target")
-    return _CrossEntropy.apply(logits, targets, counts, group, label_smoothing)
+    return _CrossEntropy.apply(logits, targets, counts, group)
 
 
 def vocab_parallel_loss(
@@ -132,7 +123,7 @@ def vocab_parallel_loss(
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, counts: Tensor, group: Group, smoothing: float) -> Tensor:
+    def forward(ctx, logits: Tensor, targets: Tensor, counts: Tensor, group: Group) -> Tensor:
         wide = torch.promote_types(logits.dtype, torch.float32)
         largest = comm.all_reduce(logits.amax(-1).to(wide), group, "max")
         shifted = logits.to(wide) - largest.unsqueeze(-1)
@@ -140,24 +131,19 @@ class _CrossEntropy(torch.autograd.Function):
         is_mine &= counts
         of_target = shifted.gather(-1, words.unsqueeze(-1)).squeeze(-1).masked_fill(~is_mine, 0)  # 0 · inf is NaN
         powers = shifted.exp()
-        sums = [powers.sum(-1), of_target] + ([shifted.sum(-1)] if smoothing else [])
-        total, of_target, *of_all = comm.all_reduce(torch.stack(sums), group)
+        total, of_target = comm.all_reduce(torch.stack([powers.sum(-1), of_target]), group)
         ctx.save_for_backward(powers.div_(total.unsqueeze(-1)), words, is_mine, counts)
-        ctx.vocab_size, ctx.smoothing, ctx.dtype = logits.shape[-1] * group.size, smoothing, logits.dtype
-        expected = (1 - smoothing) * of_target
-        if smoothing:
-            expected += smoothing / ctx.vocab_size * of_all[0]
-        return (total.log() - expected) * counts
+        ctx.dtype = logits.dtype
+        return (total.log() - of_target) * counts
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
         check_first("vocab_parallel_cross_entropy", "all_gather_split of the logits, and torch's own")
         softmax, words, is_mine, counts = ctx.saved_tensors
-        of_logits = softmax - ctx.smoothing / ctx.vocab_size
-        target = -(1 - ctx.smoothing) * is_mine.to(softmax.dtype)
-        of_logits.scatter_add_(-1, words.unsqueeze(-1), target.unsqueeze(-1))
+        target = -is_mine.to(softmax.dtype)
+        of_logits = softmax.scatter_add(-1, words.unsqueeze(-1), target.unsqueeze(-1))
         of_logits *= (gradient * counts).unsqueeze(-1)
-        return of_logits.to(ctx.dtype), None, None, None, None
+        return of_logits.to(ctx.dtype), None, None, None
 
 
 def _check_words(words: Tensor, vocab_size: int, what: str) -> None:
