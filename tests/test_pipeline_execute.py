@@ -53,7 +53,9 @@ def serial(steps=3, config=CONFIG):
 
 def trains(world, schedule, recompute, steps=3, config=CONFIG):
     """(losses, this rank's gradients of the last step, its weights after it)."""
-    stages = stages_of(model_of(config), schedule, world.rank, recompute)
+    stages = stages_of(model_of(config), schedule, world.rank)
+    for stage in stages.values():
+        stage.recompute = recompute
     mine = parameters_of(stages)
     optimizer = torch.optim.AdamW(mine.values(), lr=1e-2)
     losses = []

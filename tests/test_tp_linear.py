@@ -42,14 +42,11 @@ CASES = {  # layer, its options, how its input and its output lie
         for column in COLUMNS
         for name, options, of, to in (
             ("", {}, WHOLE, LAST),
-            ("gathers", {"gather_output": True}, WHOLE, WHOLE),
             ("slices", {"sequence_dim": 1}, TOKENS, LAST),
-            ("slices, gathers", {"sequence_dim": 1, "gather_output": True}, TOKENS, WHOLE),
         )
     },
     "keeps its input": (partial(ColumnParallelLinear, regather=False), {"sequence_dim": 1}, TOKENS, LAST),
     "row": (RowParallelLinear, {}, LAST, WHOLE),
-    "row, cuts": (RowParallelLinear, {"input_is_parallel": False}, WHOLE, WHOLE),
     "row, slices": (RowParallelLinear, {"sequence_dim": 1}, LAST, TOKENS),
 }
 
@@ -197,17 +194,13 @@ def test_messages_of_each_layer(n):
         return out
 
     x, y = 8 * 2 * 12 * 12, 8 * 2 * 12 * 24  # bytes, whole
-    gathers_y, slices_x = [("all_gather", y)], [("all_gather", x)]
-    column = {"": ([], [("all_reduce", x)]), "gathers": (gathers_y, [("all_reduce", x)])}
+    slices_x = [("all_gather", x)]
     wanted = {
-        **{f"{c.__name__} {name}": halves for c in COLUMNS for name, halves in column.items()},
+        **{f"{column.__name__} ": ([], [("all_reduce", x)]) for column in COLUMNS},
         "NaiveColumnParallelLinear slices": (slices_x, [("reduce_scatter", x)]),
         "ColumnParallelLinear slices": (slices_x, [("all_gather", x), ("reduce_scatter", x)]),
-        "NaiveColumnParallelLinear slices, gathers": (slices_x + gathers_y, [("reduce_scatter", x)]),
-        "ColumnParallelLinear slices, gathers": (slices_x + gathers_y, [("all_gather", x), ("reduce_scatter", x)]),
         "keeps its input": (slices_x, [("reduce_scatter", x)]),
         "row": ([("all_reduce", y)], []),
-        "row, cuts": ([("all_reduce", y)], [("all_gather", x)]),
         "row, slices": ([("reduce_scatter", y)], [("all_gather", y)]),
     }
     for rank in run(seen, n):

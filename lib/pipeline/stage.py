@@ -213,19 +213,16 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
     return pieces
 
 
-def stages_of(model: GPT, schedule: Schedule, rank: int, recompute: bool = False) -> dict[int, Stage]:
+def stages_of(model: GPT, schedule: Schedule, rank: int) -> dict[int, Stage]:
     """A rank's stages of a GPT, by number.
 
     What leaves them is [b, T, D], or [b, T/n, D] where tensor-parallel ranks have slices of the sequence.
-
-    Args:
-        recompute: as in `Stage`.
 
     Raises:
         ValueError: as `cut`.
     """
     return {
-        s: Stage(piece, model.config.d_model, recompute, model.sequence_slices)
+        s: Stage(piece, model.config.d_model, slices=model.sequence_slices)
         for s, piece in enumerate(cut(model, schedule.num_stages))
         if schedule.rank_of[s] == rank
     }

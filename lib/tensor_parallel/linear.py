@@ -28,11 +28,9 @@ from torch.nn.functional import linear
 from lib import comm, trace
 from lib.conjugate import (
     all_gather_reduce_scatter,
-    all_gather_split,
     all_reduce_identity,
     identity_all_reduce,
     reduce_scatter_all_gather,
-    split_all_gather,
 )
 from lib.deferred import as_rows, linear_later, queue_here
 from lib.mesh import Group
@@ -103,7 +101,6 @@ class NaiveColumnParallelLinear(ParallelLinear):
     reduce-scatter, as much.
 
     Args:
-        gather_output: put the outputs together, y[…, F]: one more all-gather, with nothing to send for it backward.
         rows: how the rows of W lie on the ranks. `Fused` where several layers are one.
     """
 
@@ -114,21 +111,16 @@ class NaiveColumnParallelLinear(ParallelLinear):
         group: Group,
         bias: bool = True,
         sequence_dim: int | None = None,
-        gather_output: bool = False,
         rows: Placement = _ROWS,
     ) -> None:
         if rows == _ROWS:
             split_size(out_features, group, "out_features")
         self.placements = {"weight": rows, "bias": rows}
-        self.gather_output = gather_output
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         check_whole(x, self.in_features, self.group)
-        return self._gathered(self._multiply(x))
-
-    def _gathered(self, y: Tensor) -> Tensor:
-        return all_gather_split(y, self.group, dim=-1) if self.gather_output else y
+        return self._multiply(x)
 
     def _multiply(self, x: Tensor) -> Tensor:
         return linear(self._whole(x), *self._used())
@@ -182,11 +174,9 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
     queue = queue_here()
     if queue is not None:
         whole = first._whole(x)
-        products = [linear_later(queue, whole, *layer._used()) for layer in layers]
-    else:
-        x, *used = _as_autocast(x, *(one for layer in layers for one in layer._used()))
-        products = _ColumnProducts.apply(x, first, *used)
-    return [layer._gathered(y) for layer, y in zip(layers, products, strict=True)]
+        return [linear_later(queue, whole, *layer._used()) for layer in layers]
+    x, *used = _as_autocast(x, *(one for layer in layers for one in layer._used()))
+    return list(_ColumnProducts.apply(x, first, *used))
 
 
 def _how(layer: ColumnParallelLinear) -> str:
@@ -249,34 +239,19 @@ class RowParallelLinear(ParallelLinear):
 
     forward: one all-reduce, 2(n−1)/n · y. backward: no communication.
     With `sequence_dim`: → y[…, T/n, F]. forward: one reduce-scatter, (n−1)/n · y. backward: one all-gather, as much.
-
-    Args:
-        input_is_parallel: whether x is this rank's part already. False takes x[…, D] and cuts it: backward one
-            all-gather.
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        group: Group,
-        bias: bool = True,
-        sequence_dim: int | None = None,
-        input_is_parallel: bool = True,
+        self, in_features: int, out_features: int, group: Group, bias: bool = True, sequence_dim: int | None = None
     ) -> None:
         split_size(in_features, group, "in_features")
         self.placements = {"weight": Shard(1), "bias": Replicate()}
-        self.input_is_parallel = input_is_parallel
         if sequence_dim is not None:
             self.partial_gradients = ("bias",)  # each rank adds it to its tokens only
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.input_is_parallel:
-            check_part(x, self.in_features, self.group)
-        else:
-            check_whole(x, self.in_features, self.group)
-            x = split_all_gather(x, self.group, dim=-1)
+        check_part(x, self.in_features, self.group)
         term = linear(x, self.weight)
         if self.sequence_dim is None:
             y = all_reduce_identity(term, self.group)
@@ -316,7 +291,7 @@ def check_whole(x: Tensor, features: int, group: Group) -> None:
     if x.shape[-1] * group.size == features:
         raise ValueError(
             f"x has {x.shape[-1]} features, one of {group.size} parts of {features}, but is needed whole here: take "
-            "gather_output=True in the layer before, or RowParallelLinear in the place of this one"
+            "RowParallelLinear in the place of this one, or put lib.conjugate.all_gather_split before it"
         )
     raise ValueError(f"x has shape {list(x.shape)}, but this layer takes {features} features")
 
@@ -328,7 +303,7 @@ def check_part(x: Tensor, features: int, group: Group) -> None:
     if x.shape[-1] == features:
         raise ValueError(
             f"x has all {features} features, but this rank works on {features // group.size} of them: take a "
-            "ColumnParallelLinear before this layer, or input_is_parallel=False"
+            "ColumnParallelLinear before this layer, or lib.conjugate.split_all_gather"
         )
     raise ValueError(
         f"x has shape {list(x.shape)}, but this rank takes {features // group.size} of {features} features"
