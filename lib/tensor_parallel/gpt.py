@@ -32,8 +32,8 @@ from lib import comm
 from lib.cost.sizes import check_recompute
 from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head
-from lib.placement import parts, unshard
-from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, check_heads
+from lib.placement import Fused, parts, unshard
+from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, copies_of_heads
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from lib.tensor_parallel.sequence import dropout, see_slices, slice_of_rank
 from lib.tensor_parallel.vocab import VocabParallelEmbedding
@@ -81,10 +81,10 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                     see_slices(module.position)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case Attention():
-                heads = module.heads
-                widths = {"heads": heads.widths[0] // heads.d_head, "kv_heads": heads.widths[1] // heads.d_head}
+                heads, copies = module.heads, copies_of_heads(module.heads, group)
+                rows = Fused(0, tuple(heads.widths), (1, copies, copies))
                 module.qkv = QKVParallelLinear.from_serial(
-                    module.qkv, group, agreed=True, sequence_dim=dim, **widths, d_head=heads.d_head
+                    module.qkv, group, agreed=True, sequence_dim=dim, rows=rows
                 )
                 heads.widths, heads.recompute = module.qkv.widths, again == "selective"
                 module.heads = OwnDropout(heads, group)
@@ -116,8 +116,7 @@ def _check(model: nn.Module, group: Group) -> None:
         if isinstance(module, Attention):
             if isinstance(module.qkv, QKVParallelLinear):
                 raise ValueError("this model is in parts already: cut a whole one, such as GPT(config)")
-            heads, kv_heads, _ = (width // module.heads.d_head for width in module.heads.widths)
-            check_heads(heads, kv_heads, group)
+            copies_of_heads(module.heads, group)
 
 
 class SlicedPositions(nn.Embedding):

@@ -33,29 +33,15 @@ class QKVParallelLinear(ColumnParallelLinear):
     of all keys' and values' weights, and one of their biases.
 
     Args:
-        heads, kv_heads: of queries, and of keys and values.
-        d_head: width of each.
+        rows: queries, keys and values; of the latter two so many `copies`.
 
     Attributes:
         widths: of this rank's queries, keys and values.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        group: Group,
-        *args,
-        heads: int,
-        kv_heads: int,
-        d_head: int,
-        **options,
-    ) -> None:
-        self.copies = check_heads(heads, kv_heads, group)
-        rows = Fused(0, (heads * d_head, kv_heads * d_head, kv_heads * d_head), (1, self.copies, self.copies))
-        self.widths = [size for size, _ in rows.sections(group)]
-        self.kv_heads = kv_heads
-        super().__init__(in_features, out_features, group, *args, rows=rows, **options)
+    def __init__(self, *args, rows: Fused, **options) -> None:
+        super().__init__(*args, rows=rows, **options)
+        self.copies, self.widths = rows.copies[1], [size for size, _ in rows.sections(self.group)]
 
     def _used(self) -> tuple[Tensor, Tensor | None]:
         if self.copies == 1:
@@ -67,7 +53,7 @@ class QKVParallelLinear(ColumnParallelLinear):
         """The gradient of this rank's rows, with the terms of the others that have the same keys and values."""
         queries, mine = gradient.split([self.widths[0], 2 * self.widths[1]])
         head = self.group.rank // self.copies
-        of_each_head = gradient.new_zeros(self.kv_heads, *mine.shape)
+        of_each_head = gradient.new_zeros(self.group.size // self.copies, *mine.shape)
         of_each_head[head] = mine
         return torch.cat([queries, comm.all_reduce(of_each_head, self.group)[head]])
 
@@ -86,13 +72,14 @@ class OwnDropout(nn.Module):
             return self.heads(qkv)
 
 
-def check_heads(heads: int, kv_heads: int, group: Group) -> int:
+def copies_of_heads(whole: Heads, group: Group) -> int:
     """How many neighbouring ranks have the same keys and values.
 
     Raises:
         ValueError: heads that cannot be shared out evenly.
     """
     n = group.size
+    heads, kv_heads, _ = (width // whole.d_head for width in whole.widths)
     split_size(heads, group, "num_heads")
     if kv_heads % n and n % kv_heads:
         raise ValueError(
