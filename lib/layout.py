@@ -145,10 +145,15 @@ class Layout:
         Raises:
             ValueError: something does not divide, with the numbers and the nearest that does.
         """
-        for name in ("num_heads", "vocab_size") + (("context",) if self.sequence_parallel else ()):
-            size = getattr(model, name)
+        sizes = {"num_heads": model.num_heads, "vocab_size": model.vocab_size, "d_mlp": model.mlp_width}
+        for name, size in (sizes | ({"context": model.context} if self.sequence_parallel else {})).items():
             if size % self.tp:
                 raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
+        if model.kv_heads % self.tp and self.tp % model.kv_heads:
+            raise ValueError(
+                f"num_kv_heads={model.kv_heads} cannot be split over tp={self.tp}, nor {self.tp} ranks over "
+                f"{model.kv_heads} heads; use num_kv_heads={self.tp}, or tp={math.gcd(model.kv_heads, self.tp)}"
+            )
         layers_of_stages(model, self.num_stages)
         self.make_schedule()  # not every number of microbatches fits each
         pieces = self.dp * self.microbatches

@@ -82,9 +82,7 @@ class RowDropout(nn.Module):
         of_step, first = seed - seed % _ROWS, seed % _ROWS
         keys = [_mixed(_mixed(of_step + first + row) + self.layer) for row in range(shape[0])]
         signed = torch.tensor([key - _WORDS if key >= _WORDS // 2 else key for key in keys], device=device)
-        mine = math.prod(
-            shape[1:]
-        )  # as the second dimension is the outermost of a row, a slice of it is in one piece
+        mine = math.prod(shape[1:])  # the second dimension is the outermost of a row: a slice of it is in one piece
         places = torch.arange(self.rank * mine, (self.rank + 1) * mine, device=device)
         bits = _mixed_tensor(places * _STEP + signed[:, None]).view(shape)
         return bits >= int((self.p - 0.5) * _WORDS)
@@ -99,7 +97,7 @@ class HeadsWithMasks(Heads):
     """
 
     def __init__(self, heads: Heads, dropout: RowDropout) -> None:
-        super().__init__(heads.widths, heads.d_head)
+        super().__init__(heads.widths, heads.d_head, turns=heads.turns)
         self.dropout, self.recompute = dropout, heads.recompute
 
     def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:

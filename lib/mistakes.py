@@ -59,9 +59,8 @@ def _mean_of_local_means(model: ParallelGPT, targets_BT: Tensor) -> Callable[[Te
     return _TERM(model, mine.repeat(model.dp.size, 1))  # of which as many count as here, on each rank
 
 
-MISTAKES: dict[
-    str, list[tuple]
-] = {  # what is said of it → where it is made, the name there, what stands there instead
+# What is said of it → where it is made, the name there, what stands there instead.
+MISTAKES: dict[str, list[tuple]] = {
     "clip counts copies": [_in_facts(_counted_again)],
     "loss divided by the local count": [(ParallelGPT, "_term_of", _mean_of_local_means)],
     "norms not summed over tp": [_in_facts(_slices_left_out)],

@@ -8,10 +8,18 @@ parallel version in this book starts from its weights and must give its loss, it
 step.
 
 The model is a list on purpose, `embed`, then each of `blocks`, then `head`: a pipeline stage is a slice of it, and
-tensor parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name.
+tensor parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name. It is of one of two
+families, with the same names:
+
+                  GPT-2                                Llama, and most that are trained today
+    norm          mean 0, deviation 1: LayerNorm       root mean square 1: RMSNorm
+    MLP           up, GELU, down                       gate and up, silu(gate) · up, down: SwiGLU
+    positions     learned, added to the tokens         queries and keys turned: RoPE
+    biases        everywhere but in the head           none
+    head          the embedding's weight               a weight of its own
 
 Shapes, as suffixes: B sequences in the batch, T tokens of a sequence, D model width, H heads, K heads of keys and
-values (K = H unless grouped), E width of a head (D = H·E), V vocabulary.
+values (K = H unless grouped), E width of a head (D = H·E), F width inside the MLP, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
 
@@ -37,15 +45,18 @@ class GPTConfig:
         d_model: width of the residual stream, D.
         num_layers: number of blocks, L.
         num_heads: attention heads, H; each is `d_head` = D/H wide.
-        tied: the head uses the token embedding's weight, so one parameter has two uses.
+        tied: the head uses the token embedding's weight, so one parameter has two uses; None: as the family has it.
         dropout: probability of dropping an element, after the embedding, in attention and after each sub-layer.
         num_kv_heads: heads of keys and values, K; None means H. Fewer is grouped-query attention: each serves H/K
             query heads.
+        d_mlp: width inside the MLP, F; None means 4·D.
+        llama: of this family. False: of GPT-2's.
 
     Raises:
         ValueError: a size is not a positive integer, or one does not divide another.
 
-    Source: Radford et al. 2019 (GPT-2), section 2.3; Ainslie et al. 2023 (grouped-query attention), section 2.2.
+    Source: Radford et al. 2019 (GPT-2), section 2.3; Touvron et al. 2023 (Llama), section 2.2; Ainslie et al. 2023
+    (grouped-query attention), section 2.2.
     """
 
     vocab_size: int = 256
@@ -53,17 +64,26 @@ class GPTConfig:
     d_model: int = 64
     num_layers: int = 2
     num_heads: int = 4
-    tied: bool = True
+    tied: bool | None = None
     dropout: float = 0.0
     num_kv_heads: int | None = None
+    d_mlp: int | None = None
+    llama: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "d_model", "num_layers", "num_heads", "kv_heads"):
+        if self.tied is None:
+            object.__setattr__(self, "tied", not self.llama)
+        for name in ("vocab_size", "context", "d_model", "num_layers", "num_heads", "kv_heads", "mlp_width"):
             size = getattr(self, name)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name}={size!r} is not a positive integer; use 1 or more")
-        _check_divides("d_model", self.d_model, "num_heads", self.num_heads)
-        _check_divides("num_heads", self.num_heads, "num_kv_heads", self.kv_heads)
+        for name, by_name in (("d_model", "num_heads"), ("num_heads", "num_kv_heads")):
+            size, by = getattr(self, name), getattr(self, by_name) or 1
+            if fits := -size % by:
+                numbers = f"{name}={size} cannot be split over {by_name}={by}"
+                raise ValueError(f"{numbers}; use a multiple of {by}, such as {size + fits}")
+        if self.llama and self.d_head % 2:
+            raise ValueError(f"d_model/num_heads={self.d_head} is odd, but RoPE turns pairs; use an even number")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} is not a probability; use 0 <= dropout < 1, such as 0.1")
 
@@ -78,44 +98,39 @@ class GPTConfig:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
-    def d_qkv(self) -> int:
-        """Output width of the fused projection: queries D, keys and values K·E each (3·D unless grouped)."""
-        return self.d_model + 2 * self.kv_heads * self.d_head
-
-    @property
-    def d_mlp(self) -> int:
-        """Hidden width of the MLP, 4·D."""
-        return 4 * self.d_model
+    def mlp_width(self) -> int:
+        """Width inside the MLP, F: `d_mlp`, or 4·D."""
+        return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
     @property
     def num_block_parameters(self) -> int:
-        """Parameters of one block: 12·D² + 13·D when queries, keys and values have equally many heads."""
-        attention = (self.d_model + 1) * self.d_qkv + (self.d_model + 1) * self.d_model
-        mlp = (self.d_model + 1) * self.d_mlp + (self.d_mlp + 1) * self.d_model
-        return attention + mlp + 2 * 2 * self.d_model  # and two norms
+        """Parameters of one block, counted: 12·D² + 13·D for GPT-2's, when keys and values have as many heads."""
+        return _count(Block, self)
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole GPT, a tied weight counted once: V·D + context·D + L·block + 2·D (+ V·D untied)."""
-        embed = (self.vocab_size + self.context) * self.d_model
-        head = 2 * self.d_model + (0 if self.tied else self.vocab_size * self.d_model)
-        return embed + self.num_layers * self.num_block_parameters + head
+        """Parameters of the whole model, counted; a tied weight once."""
+        ends = _count(Embed, self) + _count(Head, self) - (self.vocab_size * self.d_model if self.tied else 0)
+        return ends + self.num_layers * self.num_block_parameters
 
 
-def _check_divides(name: str, size: int, by_name: str, by: int) -> None:
-    if size % by:
-        fits = (size // by + 1) * by
-        raise ValueError(f"{name}={size} cannot be split over {by_name}={by}; use a multiple of {by}, such as {fits}")
+def _count(part: type[nn.Module], config: GPTConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in part(config).parameters())
+
+
+def _norm(config: GPTConfig) -> nn.Module:
+    return nn.RMSNorm(config.d_model, eps=1e-5) if config.llama else nn.LayerNorm(config.d_model)
 
 
 class Embed(nn.Module):
-    """Token and position embedding. tokens[B, T] → x[B, T, D]."""
+    """Token embedding, and GPT-2's of positions. tokens[B, T] → x[B, T, D]."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.context = config.context
         self.token = nn.Embedding(config.vocab_size, config.d_model)
-        self.position = nn.Embedding(config.context, config.d_model)
+        self.position = None if config.llama else nn.Embedding(config.context, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -124,8 +139,10 @@ class Embed(nn.Module):
         length = tokens_BT.shape[1]
         if length > self.context:
             raise ValueError(f"{length} tokens do not fit context={self.context}; cut them, or use context={length}")
-        positions_T = torch.arange(length, device=tokens_BT.device)
-        return self.dropout(self.token(tokens_BT) + self.position(positions_T))
+        x_BTD = self.token(tokens_BT)
+        if self.position is not None:
+            x_BTD = x_BTD + self.position(torch.arange(length, device=tokens_BT.device))
+        return self.dropout(x_BTD)
 
 
 class Heads(nn.Module):
@@ -135,17 +152,22 @@ class Heads(nn.Module):
         widths: of the queries, the keys and the values of all heads here: [H·E, K·E, K·E].
         d_head: E.
         dropout: probability of dropping a score.
+        turns: queries and keys by their positions (`turned`).
     """
 
-    def __init__(self, widths: Sequence[int], d_head: int, dropout: float = 0.0) -> None:
+    def __init__(self, widths: Sequence[int], d_head: int, dropout: float = 0.0, turns: bool = False) -> None:
         super().__init__()
         self.widths, self.d_head, self.p = list(widths), d_head, dropout
-        self.recompute = False
+        self.turns, self.recompute = turns, False
 
     def forward(self, qkv: Tensor) -> Tensor:
         return _keeping_input(self._attend, qkv) if self.recompute else self._attend(qkv)
 
     def _attend(self, qkv: Tensor) -> Tensor:
+        if self.turns:  # into a new qkv, so that nothing of this one is kept for backward
+            qk, v = qkv.split([self.widths[0] + self.widths[1], self.widths[2]], dim=-1)
+            positions_T = torch.arange(qkv.shape[1], device=qkv.device)
+            qkv = torch.cat([turned(qk.unflatten(-1, (-1, self.d_head)), positions_T).flatten(2), v], dim=-1)
         parts = qkv.split(self.widths, dim=-1)
         q_BHTE, k_BKTE, v_BKTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in parts)
         return self.attention(q_BHTE, k_BKTE, v_BKTE).transpose(1, 2).flatten(2)
@@ -158,6 +180,20 @@ class Heads(nn.Module):
         )
 
 
+def turned(x_BTHE: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:
+    """RoPE: the numbers 2i and 2i + 1 of a head, as a point in a plane, are turned by position · base^(−2i/E).
+
+    The product of a query and a key then depends on how far apart they are, not on where. x[B, T, H, E] → the same.
+
+    Source: Su et al. 2021 (RoFormer), section 3.4.2.
+    """
+    wide = torch.promote_types(x_BTHE.dtype, torch.float32)
+    pairs = torch.arange(0, x_BTHE.shape[-1], 2, dtype=wide, device=x_BTHE.device)
+    angles = positions_T[:, None, None] * base ** -(pairs / x_BTHE.shape[-1])
+    points = torch.view_as_complex(x_BTHE.to(wide).unflatten(-1, (-1, 2)))
+    return torch.view_as_real(points * torch.polar(torch.ones_like(angles), angles)).flatten(-2).to(x_BTHE.dtype)
+
+
 class Attention(nn.Module):
     """Causal self-attention with one fused projection. x[B, T, D] → y[B, T, D].
 
@@ -167,9 +203,9 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         widths = [config.d_model, config.kv_heads * config.d_head, config.kv_heads * config.d_head]
-        self.qkv = nn.Linear(config.d_model, config.d_qkv)
-        self.heads = Heads(widths, config.d_head, config.dropout)
-        self.out = nn.Linear(config.d_model, config.d_model)
+        self.qkv = nn.Linear(config.d_model, sum(widths), bias=not config.llama)
+        self.heads = Heads(widths, config.d_head, config.dropout, turns=config.llama)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=not config.llama)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -177,16 +213,23 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """x[B, T, D] · up[D, 4D] → GELU → · down[4D, D] → y[B, T, D]."""
+    """x[B, T, D] · up[D, F] → GELU → · down[F, D] → y[B, T, D]. Of a Llama, `up` is [gate: F | up: F], and SwiGLU."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.d_mlp)
-        self.down = nn.Linear(config.d_mlp, config.d_model)
+        self.up = nn.Linear(config.d_model, (2 if config.llama else 1) * config.mlp_width, bias=not config.llama)
+        self.act = swiglu if config.llama else gelu
+        self.down = nn.Linear(config.mlp_width, config.d_model, bias=not config.llama)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.dropout(self.down(gelu(self.up(x_BTD))))
+        return self.dropout(self.down(self.act(self.up(x_BTD))))
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """[gate: F | up: F] → silu(gate) · up, F wide: one half says how much of the other passes (Shazeer 2020)."""
+    gate, up = x.chunk(2, dim=-1)
+    return silu(gate) * up
 
 
 class Block(nn.Module):
@@ -194,9 +237,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.d_model)
+        self.norm1 = _norm(config)
         self.attention = Attention(config)
-        self.norm2 = nn.LayerNorm(config.d_model)
+        self.norm2 = _norm(config)
         self.mlp = MLP(config)
         self.recompute = False
 
@@ -218,7 +261,7 @@ class Head(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.d_model)
+        self.norm = _norm(config)
         self.linear = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -278,11 +321,8 @@ def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int
     loss = Σ_ranks sum / Σ_ranks count.
 
     Args:
-        logits_BTV: [B, T, V]; half precision is widened to float32 first.
-        targets_BT: [B, T], the next tokens; `ignore_index` marks those that do not count.
-
-    Returns:
-        The sum (differentiable) and the count (int64), both of shape [], on the device of the logits.
+        logits_BTV: half precision is widened to float32 first.
+        targets_BT: the next tokens; `ignore_index` marks those that do not count.
     """
     if logits_BTV.shape[:-1] != targets_BT.shape:
         raise ValueError(

@@ -80,6 +80,8 @@ GPTS = [  # tied and not, grouped heads, odd sizes, one layer
     {"tied": False, "num_layers": 1},
     {"d_model": 48, "num_heads": 6, "num_kv_heads": 2, "num_layers": 3, "vocab_size": 101, "context": 33},
     {"d_model": 30, "num_heads": 5, "num_kv_heads": 1, "context": 7, "vocab_size": 11, "tied": False},
+    {"llama": True, "num_layers": 1},
+    {"llama": True, "d_model": 48, "num_heads": 6, "num_kv_heads": 2, "d_mlp": 40, "vocab_size": 101, "context": 33},
 ]
 
 

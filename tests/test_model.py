@@ -1,5 +1,6 @@
 """The serial twin is the witness of every parallel layer, so its own numbers are checked against code not its own."""
 
+import dataclasses
 import math
 from copy import deepcopy
 
@@ -8,13 +9,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
+from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss, turned
 
 CONFIGS = [
     GPTConfig(),
     GPTConfig(tied=False),
     GPTConfig(vocab_size=11, context=7, d_model=12, num_layers=3, num_heads=3, tied=False),
     GPTConfig(vocab_size=50, context=9, d_model=24, num_layers=1, num_heads=6, num_kv_heads=2),
+    GPTConfig(vocab_size=50, context=9, d_model=24, num_layers=2, num_heads=6, num_kv_heads=2, llama=True, d_mlp=20),
+    GPTConfig(vocab_size=11, context=7, d_model=12, num_layers=1, num_heads=3, llama=True, tied=True),
 ]
 
 
@@ -48,16 +51,34 @@ def test_a_gpt2_block_has_12_d_squared_plus_13_d_parameters():
     assert gpt2.num_parameters == 124_439_808  # GPT-2 small
 
 
+def rotation(position: int, width: int) -> torch.Tensor:
+    """RoPE as the paper has it: a matrix of 2 by 2 rotations on the diagonal. Su et al. 2021, equation 15."""
+    angles = [position * 10_000 ** (-2 * (i // 2) / width) for i in range(0, width, 2)]
+    turns = [[[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]] for a in angles]
+    return torch.block_diag(*torch.tensor(turns, dtype=torch.float64))
+
+
+def normed(x: torch.Tensor, w: dict, name: str) -> torch.Tensor:
+    if f"{name}.bias" in w:
+        return layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"]
+
+
+def multiplied(x: torch.Tensor, w: dict, name: str) -> torch.Tensor:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+
 def by_hand(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
     """The model in loops over heads and positions, from the formula, with none of the model's own forward."""
     config = model.config
     w = dict(model.named_parameters(remove_duplicate=False))
     length, d_head, group = tokens.shape[1], config.d_head, config.num_heads // config.kv_heads
-    x = w["embed.token.weight"][tokens] + w["embed.position.weight"][:length]
+    at = [rotation(t, d_head) if config.llama else torch.eye(d_head).double() for t in range(length)]
+    x = w["embed.token.weight"][tokens]
+    x = x if config.llama else x + w["embed.position.weight"][:length]
     for i in range(config.num_layers):
         block = {name.removeprefix(f"blocks.{i}."): p for name, p in w.items() if name.startswith(f"blocks.{i}.")}
-        h = layer_norm(x, x.shape[-1:], block["norm1.weight"], block["norm1.bias"])
-        qkv = h @ block["attention.qkv.weight"].T + block["attention.qkv.bias"]
+        qkv = multiplied(normed(x, block, "norm1"), block, "attention.qkv")
         keys_at = config.d_model
         values_at = keys_at + config.kv_heads * d_head
         heads = []
@@ -65,18 +86,21 @@ def by_hand(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
             q = qkv[..., head * d_head : (head + 1) * d_head]
             k = qkv[..., keys_at + head // group * d_head :][..., :d_head]
             v = qkv[..., values_at + head // group * d_head :][..., :d_head]
+            q, k = (torch.stack([rows[:, t] @ at[t].T for t in range(length)], dim=1) for rows in (q, k))
             rows = []
             for t in range(length):
                 scores = (k[:, : t + 1] @ q[:, t, :, None]).squeeze(-1) / math.sqrt(d_head)
                 rows.append((scores.softmax(-1)[..., None] * v[:, : t + 1]).sum(1))
             heads.append(torch.stack(rows, dim=1))
-        x = x + torch.cat(heads, -1) @ block["attention.out.weight"].T + block["attention.out.bias"]
-        h = layer_norm(x, x.shape[-1:], block["norm2.weight"], block["norm2.bias"])
-        h = h @ block["mlp.up.weight"].T + block["mlp.up.bias"]
-        h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
-        x = x + h @ block["mlp.down.weight"].T + block["mlp.down.bias"]
-    x = layer_norm(x, x.shape[-1:], w["head.norm.weight"], w["head.norm.bias"])
-    return x @ w["head.linear.weight"].T
+        x = x + multiplied(torch.cat(heads, -1), block, "attention.out")
+        h = multiplied(normed(x, block, "norm2"), block, "mlp.up")
+        if config.llama:
+            gate, up = h[..., : h.shape[-1] // 2], h[..., h.shape[-1] // 2 :]
+            h = gate / (1 + torch.exp(-gate)) * up
+        else:
+            h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+        x = x + multiplied(h, block, "mlp.down")
+    return normed(x, w, "head.norm") @ w["head.linear.weight"].T
 
 
 @pytest.mark.parametrize("config", CONFIGS[1:])
@@ -89,14 +113,48 @@ def test_equals_the_formula_written_out(config):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_dtype_is_that_of_the_parameters(dtype):
-    model = make(GPTConfig(), dtype)
+@pytest.mark.parametrize("llama", [False, True])
+def test_dtype_is_that_of_the_parameters(dtype, llama):
+    model = make(GPTConfig(llama=llama), dtype)
     logits = model(tokens_of(model.config))
     assert logits.dtype == dtype and logits.shape == (3, 64, 256)
 
 
-def test_a_token_cannot_see_those_after_it():
-    model = make(GPTConfig())
+def test_a_llama_of_published_sizes():
+    """Llama 2 7B, and Llama 3 8B with its grouped heads, by their model cards."""
+    seven = GPTConfig(32_000, 4096, 4096, 32, 32, llama=True, d_mlp=11_008)
+    eight = GPTConfig(128_256, 8192, 4096, 32, 32, llama=True, d_mlp=14_336, num_kv_heads=8)
+    assert seven.num_parameters == 6_738_415_616 and eight.num_parameters == 8_030_261_248
+
+
+def test_the_family_decides_whether_the_head_is_tied():
+    assert [GPTConfig(llama=llama).tied for llama in (False, True)] == [True, False]
+    assert [GPTConfig(llama=llama, tied=not llama).tied for llama in (False, True)] == [True, False]
+    assert [GPTConfig(llama=llama, tied=llama).tied for llama in (False, True)] == [False, True]
+    assert dataclasses.replace(GPTConfig(), d_model=128).mlp_width == 512
+
+
+def test_attention_of_turned_queries_and_keys_sees_distances():
+    """A query at s and a key at t: the same product wherever they are, at one distance; and another at another one."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 8).double()
+
+    def product(s, t):
+        return (turned(q, torch.tensor([s])) * turned(k, torch.tensor([t]))).sum().item()
+
+    assert product(9, 4) == pytest.approx(product(5, 0), rel=1e-12) == pytest.approx(product(1005, 1000), rel=1e-12)
+    assert abs(product(5, 0) - product(0, 5)) > 0.01 and abs(product(5, 0) - product(6, 0)) > 0.01
+    x = torch.randn(2, 6, 3, 8).double()
+    whole, positions = turned(x, torch.arange(6)), torch.arange(6)
+    parts = [turned(part, where) for part, where in zip(x.split(2, 1), positions.split(2), strict=True)]
+    assert torch.equal(torch.cat(parts, 1), whole), "a slice, with its positions, is the slice of the whole"
+    assert turned(x.bfloat16(), positions).dtype == torch.bfloat16
+    torch.testing.assert_close(turned(x.bfloat16(), positions).double(), whole, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("llama", [False, True])
+def test_a_token_cannot_see_those_after_it(llama):
+    model = make(GPTConfig(llama=llama))
     tokens = tokens_of(model.config)
     changed = tokens.clone()
     changed[:, 40:] = (changed[:, 40:] + 1) % 256
@@ -223,6 +281,8 @@ def test_half_precision_logits_are_summed_in_float32():
         ({"vocab_size": 2.5}, "vocab_size=2.5 is not a positive integer"),
         ({"num_heads": True}, "num_heads=True is not a positive integer"),
         ({"num_kv_heads": 0}, "kv_heads=0 is not a positive integer"),
+        ({"d_mlp": 0}, "mlp_width=0 is not a positive integer"),
+        ({"llama": True, "d_model": 12}, "d_model/num_heads=3 is odd, but RoPE turns pairs; use an even number"),
         ({"dropout": 1.0}, "dropout=1.0 is not a probability"),
         ({"dropout": -0.1}, "dropout=-0.1 is not a probability"),
     ],

@@ -22,6 +22,9 @@ SIZES = {"vocab_size": 24, "context": 12, "d_model": 24, "num_layers": 2, "num_h
 FORMS = [(False, "none"), (False, "selective"), (False, "full"), (True, "none"), (True, "selective"), (True, "full")]
 
 
+LLAMA = {"llama": True, "d_mlp": 36}
+
+
 def config_of(**more):
     return GPTConfig(**{**SIZES, **more})
 
@@ -62,15 +65,17 @@ def one_step(world, config, sequence_parallel=False, recompute="none"):
 
 
 @pytest.mark.parametrize(
-    ("n", "kv_heads", "tied"),
+    ("n", "kv_heads", "more"),
     [
-        *((n, None, tied) for n in (1, 2, 3, 4) for tied in (True, False)),
-        *((n, kv_heads, True) for n, kv_heads in ((2, 4), (4, 4), (2, 2), (4, 2), (2, 1), (3, 1), (4, 1))),
+        *((n, None, {"tied": tied}) for n in (1, 2, 3, 4) for tied in (True, False)),
+        *((n, kv_heads, {}) for n, kv_heads in ((2, 4), (4, 4), (2, 2), (4, 2), (2, 1), (3, 1), (4, 1))),
+        *((n, kv_heads, LLAMA) for n, kv_heads in ((2, 4), (3, None), (4, 2))),
+        (2, 4, LLAMA | {"tied": True}),
     ],
 )
-def test_loss_and_every_gradient_are_the_serial_ones(n, kv_heads, tied):
+def test_loss_and_every_gradient_are_the_serial_ones(n, kv_heads, more):
     def apart(world):
-        config, out = config_of(num_kv_heads=kv_heads, tied=tied), []
+        config, out = config_of(num_kv_heads=kv_heads, **more), []
         for sequence_parallel, recompute in FORMS:
             (loss, got), (wanted_loss, wanted) = one_step(world, config, sequence_parallel, recompute)
             out.append(max(abs(loss - wanted_loss), largest_difference(got, wanted)))
@@ -108,13 +113,13 @@ def test_ten_steps_are_the_serial_ones(n, sequence_parallel):
         assert loss < 1e-12 and apart < 1e-8 and equal
 
 
-@pytest.mark.parametrize(("n", "kv_heads"), [(2, None), (4, 2), (3, 1)])
+@pytest.mark.parametrize(("n", "kv_heads", "more"), [(2, None, {}), (4, 2, {}), (3, 1, {}), (4, 2, LLAMA)])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, sequence_parallel):
+def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, more, sequence_parallel):
     """Also where several ranks have the same: norms, biases, heads of keys and values."""
 
     def works(world):
-        config = config_of(num_kv_heads=kv_heads)
+        config = config_of(num_kv_heads=kv_heads, **more)
         serial, (x, y) = serial_gpt(config), batch(config)
         model = InParts(serial, world, sequence_parallel)
         mean_loss(serial(x), y).backward()
@@ -131,10 +136,11 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, sequence_pa
         assert abs(norm) < 1e-13 and apart < 1e-13
 
 
+@pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize(("sequence_parallel", "again"), [(False, "none"), (True, "none"), (True, "full")])
-def test_under_autocast(sequence_parallel, again):
+def test_under_autocast(sequence_parallel, again, more):
     def apart(world):
-        serial, (x, y) = serial_gpt(config_of(num_kv_heads=1)).float(), batch(config_of())
+        serial, (x, y) = serial_gpt(config_of(num_kv_heads=1, **more)).float(), batch(config_of())
         model, losses = InParts(serial, world, sequence_parallel, again), []
         for one, loss_of in ((model, model.loss), (serial, mean_loss)):
             with torch.autocast("cpu", torch.bfloat16):
@@ -149,10 +155,11 @@ def test_under_autocast(sequence_parallel, again):
         assert loss < 0.01 and gradient < 0.05
 
 
-def test_a_block_alone_and_the_gradient_of_its_input():
+@pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
+def test_a_block_alone_and_the_gradient_of_its_input(more):
     def equal(world):
         torch.manual_seed(0)
-        block = Block(config_of()).double()
+        block = Block(config_of(**more)).double()
         x = torch.randn(2, 12, 24).double()
         assert_matches_serial(block, tensor_parallel(copy.deepcopy(block), world), x, world, 1e-13)
         sliced = tensor_parallel(copy.deepcopy(block), world, sequence_parallel=True)
@@ -163,9 +170,10 @@ def test_a_block_alone_and_the_gradient_of_its_input():
         run(equal, n)
 
 
-def test_the_whole_state_comes_back():
+@pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
+def test_the_whole_state_comes_back(more):
     def there_and_back(world):
-        serial = serial_gpt(config_of(num_kv_heads=2))
+        serial = serial_gpt(config_of(num_kv_heads=2, **more))
         model = InParts(serial, world)
         state, wanted = model.full_state_dict(), serial.state_dict()
         same = list(state) == list(wanted) and all(torch.equal(state[name], wanted[name]) for name in wanted)
@@ -179,11 +187,13 @@ def test_the_whole_state_comes_back():
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
-def block_messages(world, sequence_parallel=False, recompute=None, regather=True, early_stop=True, size=(2, 12, 24)):
+def block_messages(
+    world, sequence_parallel=False, recompute=None, regather=True, early_stop=True, size=(2, 12, 24), **more
+):
     """{kind: calls}, and elements sent, of one block forward and backward."""
     rows, tokens, width = size
     torch.manual_seed(0)
-    block = Block(config_of(d_model=width, context=tokens))
+    block = Block(config_of(d_model=width, context=tokens, **more))
     parallel = tensor_parallel(
         copy.deepcopy(block), world, sequence_parallel, "selective" if recompute == "selective" else "none"
     )
@@ -226,6 +236,17 @@ def test_messages_of_a_block(n):
         assert full_sliced == ({"all_gather": 8, "reduce_scatter": 6}, pytest.approx(14 * unit))
 
 
+def test_a_llama_sends_what_a_gpt2_sends():
+    """Gate and up are one column layer, so they share the sum of the gradient of their input."""
+
+    def seen(world):
+        forms = ({}, {"sequence_parallel": True}, {"sequence_parallel": True, "recompute": "full"})
+        return [[block_messages(world, **form, **more) for form in forms] for more in ({}, LLAMA)]
+
+    gpt2, llama = run(seen, 4)[0]
+    assert llama == gpt2
+
+
 def test_bytes_grow_with_the_activation():
     def seen(world):
         sizes = [(2, 12, 24), (4, 12, 24), (2, 24, 24), (2, 12, 48)]
@@ -235,9 +256,10 @@ def test_bytes_grow_with_the_activation():
     assert others == [2 * first] * 3, "rows, tokens and width: each doubles it"
 
 
-def test_fewer_heads_of_keys_than_ranks_cost_one_sum_of_their_weight():
+@pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
+def test_fewer_heads_of_keys_than_ranks_cost_one_sum_of_their_weight(more):
     def seen(world):
-        block = Block(config_of(num_kv_heads=2))
+        block = Block(config_of(num_kv_heads=2, **more))
         x = torch.randn(2, 12, 24).requires_grad_()
         parallel = tensor_parallel(copy.deepcopy(block), world)
         with trace.record(world.rank) as seen:
@@ -245,7 +267,7 @@ def test_fewer_heads_of_keys_than_ranks_cost_one_sum_of_their_weight():
         return sorted(e.payload_bytes // 4 for e in seen.events)
 
     weight, bias, x = 2 * 2 * 2 * 24, 2 * 2 * 2, 2 * 12 * 24  # heads, keys and values, d_head, d_model
-    assert run(seen, 4)[0] == sorted([weight, bias, x, x, x, x])
+    assert run(seen, 4)[0] == sorted([weight, x, x, x, x] + ([] if more else [bias]))
     assert run(seen, 2)[0] == [x] * 4, "where each rank has its own, nothing"
 
 
@@ -309,8 +331,10 @@ WRONG = {
     "kv heads": (
         config_of(num_kv_heads=6),
         {},
-        "num_kv_heads=6 cannot be split over tp=4, nor 4 ranks over 6",
+        "num_kv_heads=6 cannot be split over tp=4, nor 4 ranks over 6 heads: one must be a multiple of the other; "
+        "use num_kv_heads=4",
     ),
+    "gate and up": (config_of(llama=True, d_mlp=30), {}, "=30 cannot be split over tp=4"),
     "vocabulary": (config_of(vocab_size=26), {}, "vocabulary=26 cannot be split over tp=4"),
     "recompute": (config_of(), {"recompute": "all"}, "recompute='all' must be one of none, selective, full"),
     "sequence": (config_of(context=10), {"sequence_parallel": True}, "=10 cannot be split over tp=4"),

@@ -18,6 +18,7 @@ from lib.tensor_parallel.linear import ColumnParallelLinear
 
 ROWS, SIZES = 2, {"vocab_size": 8, "context": 12, "d_model": 24, "num_heads": 12}
 FEW = {**SIZES, "num_heads": 4}
+LLAMA = {**SIZES, "llama": True, "d_mlp": 36}
 CASES = [
     {"dropout": dropout, "sequence_parallel": sequence_parallel, "recompute": recompute}
     for dropout in (False, True)
@@ -88,13 +89,22 @@ def test_a_parallel_block_keeps_what_the_formula_says(n, kv_heads, itemsize):
     assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
 
 
+@pytest.mark.parametrize(("n", "kv_heads", "itemsize"), [(1, None, 4), (2, 4, 8), (3, 3, 4), (4, 2, 4), (2, 4, 2)])
+def test_a_parallel_block_of_a_llama_keeps_what_the_formula_says(n, kv_heads, itemsize):
+    shape = ModelShape.of(GPTConfig(**LLAMA, num_kv_heads=kv_heads))
+    measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=kv_heads, sizes=LLAMA), n)[0]
+    predicted = [cost.block_saved_bytes(shape, ROWS, tp=n, itemsize=itemsize, **case) for case in CASES]
+    assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
+
+
+@pytest.mark.parametrize("sizes", [SIZES, LLAMA], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize("kv_heads", [None, 4])
 @pytest.mark.parametrize("itemsize", DTYPES)
 @pytest.mark.parametrize(
     "case", [c for c in CASES if not c.get("sequence_parallel") and c.get("recompute") != "selective"]
 )
-def test_the_serial_block_keeps_what_the_formula_says_for_one_rank(case, itemsize, kv_heads):
-    config = GPTConfig(**SIZES, num_kv_heads=kv_heads, dropout=0.2 if case.get("dropout") else 0.0)
+def test_the_serial_block_keeps_what_the_formula_says_for_one_rank(case, itemsize, kv_heads, sizes):
+    config = GPTConfig(**sizes, num_kv_heads=kv_heads, dropout=0.2 if case.get("dropout") else 0.0)
     measured = kept(*block_of(config), None, itemsize=itemsize, **case)
     assert measured == cost.block_saved_bytes(ModelShape.of(config), ROWS, itemsize=itemsize, **case)
 

@@ -193,7 +193,7 @@ def _check(path: str, config: TrainConfig) -> None:
         whole = GPT(config.model)
     check_shapes({name: p.shape for name, p in whole.named_parameters()}, metadata, path)
     for field in fields(GPTConfig):
-        here, there = asdict(config.model)[field.name], run["config"]["model"].get(field.name)
+        here, there = asdict(config.model)[field.name], run["config"]["model"].get(field.name, field.default)
         if here != there and field.name != "dropout":
             raise CheckpointError(f"{path} is of another model: {field.name}={there} there, and {here} here")
     if run["step"] > config.steps:

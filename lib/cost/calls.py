@@ -29,7 +29,8 @@ def block_calls(
     layers keep slices and gather again in backward, 10(t−1)/t·bsh. `full` recomputation sends again everything that
     forward sent before the last matrix.
 
-    Where keys and values have fewer heads than ranks, the gradients of their copies are summed: weights and biases.
+    Where keys and values have fewer heads than ranks, the gradients of their copies are summed: weights, and biases if
+    there are any.
 
     Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
     """
@@ -41,7 +42,9 @@ def block_calls(
     heads = shape.num_kv_heads or shape.num_heads
     if heads < tp:
         of_heads = 2 * heads * (shape.d_model // shape.num_heads) * itemsize
-        calls += Counter([("all_reduce", of_heads * shape.d_model), ("all_reduce", of_heads)])
+        calls += Counter(
+            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(not shape.llama)}
+        )
     return calls
 
 

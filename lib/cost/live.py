@@ -14,10 +14,10 @@ Source: measured with `lib/memory.py`, operation by operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from lib.cost.sizes import ModelShape
-from lib.cost.tensors import Weight, block_weights, embed_weights, head_weights, qkv_width
+from lib.cost.tensors import Weight, block_layers, embed_weights, head_weights, qkv_width
 
 
 class Tape:
@@ -61,10 +61,15 @@ class LiveGPT:
         self.copied = rows > 1  # dim 1 of one row is in front already, so a gather along it needs no copy
         self.x = self.tokens * shape.d_model * itemsize  # whole
         self.between = self.x // tp if sequence_parallel else self.x  # between the parallel layers
-        self.stats = 2 * self.between // shape.d_model  # a norm's means and deviations
-        self.mlp = self.tokens * (shape.d_mlp or 4 * shape.d_model) // tp * itemsize
+        self.stats = (
+            (1 if shape.llama else 2) * self.between // shape.d_model
+        )  # a norm's means and deviations, or roots
+        self.mlp = self.tokens * shape.mlp_width // tp * itemsize
+        self.up = 2 * self.mlp if shape.llama else self.mlp  # with the gate
         self.qkv = self.tokens * qkv_width(shape, tp) * itemsize
         self.heads = self.x // tp
+        self.turned = (self.qkv + self.heads) // 2  # queries and keys
+        self.points = shape.context * shape.d_model // shape.num_heads * max(itemsize, 4)  # by which they are turned
         self.logsumexp = self.tokens * shape.num_heads // tp * max(itemsize, 4)
         self.logits = self.tokens * shape.vocab_size // tp * itemsize
 
@@ -87,7 +92,8 @@ class LiveGPT:
         tape.op(self.between * self.copied, sent + self.x + self.between * self.copied)
 
     def norm(self, tape: Tape) -> None:
-        tape.op(self.between + self.stats)
+        """RMSNorm keeps what it has normalised, before its weight."""
+        tape.op((2 if self.shape.llama else 1) * self.between + self.stats)
 
     def norm_backward(self, tape: Tape, weights: list[Weight], adds: bool = True, held: bool = False) -> None:
         """The gradient of its input, which is added to that of the residual stream; frees what it saved.
@@ -97,7 +103,11 @@ class LiveGPT:
             held: the residual stream's gradient is needed further.
         """
         grads = sum(weight.size for weight in weights) * self.itemsize
-        tape.op(self.between + grads, 2 * self.between + self.stats)
+        if self.shape.llama:
+            tape.op(2 * self.between + grads, 3 * self.between)  # products with the weight, and for it
+            tape.op(4 * self.between, 5 * self.between + self.stats)
+        else:
+            tape.op(self.between + grads, 2 * self.between + self.stats)
         if adds:
             tape.op(self.between, self.between if held else 2 * self.between)
         for weight in weights:
@@ -150,14 +160,18 @@ class LiveGPT:
             self.scatter(tape)
         else:
             tape.op(self.x)
-        tape.op(self.between, self.x + self.between)
+        if self.shape.llama:
+            tape.live -= self.x
+        else:
+            tape.op(self.between, self.x + self.between)
         tape.op(self.between, self.between)
 
-    def row_backward(self, tape: Tape, width: int, weight: Weight, bias: Weight, keeps_input: bool = False) -> None:
+    def row_backward(self, tape: Tape, width: int, weight: Weight, *bias: Weight, keeps_input: bool = False) -> None:
         """From the gradient of the residual stream to that of the layer's input."""
-        tape.op(bias.size * self.itemsize)
-        tape.made(bias)
-        tape.live -= bias.size * self.itemsize
+        for one in bias:
+            tape.op(one.size * self.itemsize)
+            tape.made(one)
+            tape.live -= one.size * self.itemsize
         whole = self.gather(tape)
         if self.split:
             tape.op(width)
@@ -174,11 +188,14 @@ class LiveGPT:
         """Forward: what stays is saved, and the block's output."""
         self.norm(tape)
         self.column(tape, self.qkv)
-        tape.op(self.heads + self.logsumexp)
+        if self.shape.llama:  # turned, into a new tensor
+            tape.op(self.points + self.turned)
+            tape.op(self.qkv, self.turned)
+        tape.op(self.heads + self.logsumexp, self.qkv if self.shape.llama else 0)
         self.row(tape)
         self.norm(tape)
-        self.column(tape, self.mlp)
-        tape.op(self.mlp)
+        self.column(tape, self.up)
+        tape.op(self.up)  # GELU; or silu, and the product
         self.row(tape)
 
     def block_backward(self, tape: Tape, layer: int, held: bool) -> None:
@@ -187,24 +204,32 @@ class LiveGPT:
         Args:
             held: whoever brought the gradient of the output keeps it.
         """
-        norm1, qkv, out, norm2, up, down = _pairs(block_weights(self.shape, layer, self.tp))
+        norm1, qkv, out, norm2, up, down = block_layers(self.shape, layer, self.tp)
         deferred = self.split and not self.slices  # then it is a factor of a weight's gradient
         self.row_backward(tape, self.mlp, *down)
-        tape.op(self.mlp, 2 * self.mlp)  # GELU
-        self.column_backward(tape, self.mlp, up)
+        if self.shape.llama:  # both factors' gradients, then gate's and up's side by side
+            tape.op(2 * self.mlp, 2 * self.mlp)
+            tape.op(self.mlp, self.mlp + self.up)
+            tape.op(self.up, self.up)
+        else:
+            tape.op(self.mlp, 2 * self.mlp)  # GELU
+        self.column_backward(tape, self.up, up)
         self.norm_backward(tape, norm2, held=held or deferred)
         self.row_backward(tape, self.heads, *out, keeps_input=True)
         tape.op(self.qkv, self.qkv + self.logsumexp + self.heads * (1 if self.split else 2))
         tape.op(self.qkv, self.qkv)  # queries', keys' and values' gradients side by side
+        if self.shape.llama:
+            tape.op(2 * self.turned + self.points, self.turned + 2 * self.points)
+            tape.op(self.qkv, self.qkv + self.turned)
         self.column_backward(tape, self.qkv, qkv)
         self.norm_backward(tape, norm1, held=deferred)
 
     def block_weight_gradients(self, tape: Tape, layer: int) -> None:
         """The second half of a split backward: each product frees its two factors."""
-        _, qkv, out, _, up, down = _pairs(block_weights(self.shape, layer, self.tp))
+        _, qkv, out, _, up, down = block_layers(self.shape, layer, self.tp)
         for weights, factors in (
             (down[:1], self.x + self.mlp),
-            (up, self.mlp + self.x),
+            (up, self.up + self.x),
             (out[:1], self.x + self.heads),
             (qkv, self.qkv + self.x),
         ):
@@ -221,8 +246,7 @@ class LiveGPT:
 
     def embed(self, tape: Tape) -> None:
         """Tokens to x: each rank looks up its own entries, and the sum, or its slice, is added to the positions."""
-        positions = self.shape.context * self.shape.d_model * self.itemsize // (self.tp if self.slices else 1)
-        tape.live += 9 * self.tokens + 8 * self.shape.context  # entries, which are here, positions: saved
+        tape.live += 9 * self.tokens  # entries, and which are here: saved
         tape.op(self.x)
         tape.op(self.x, self.x)
         if self.slices:
@@ -230,8 +254,10 @@ class LiveGPT:
         else:
             tape.op(self.x)
         tape.live -= self.x
-        tape.op(positions)
-        tape.op(self.between, self.between + positions)
+        if not self.shape.llama:
+            positions = self.shape.context * self.shape.d_model * self.itemsize // (self.tp if self.slices else 1)
+            tape.op(positions + 8 * self.shape.context)
+            tape.op(self.between, self.between + positions)
 
     def embed_backward(self, tape: Tape, held: bool) -> None:
         """From the gradient of x to those of positions and entries.
@@ -239,16 +265,18 @@ class LiveGPT:
         Args:
             held: the head's gradient of the same weight is there, and waits.
         """
-        token, position = embed_weights(self.shape, self.tp)
-        of_position, of_token = position.size * self.itemsize, token.size * self.itemsize
-        tape.op(of_position // (self.tp if self.slices else 1))
-        tape.op(of_position, of_position // (self.tp if self.slices else 1))
-        tape.made(position)
-        tape.live -= of_position
+        token, *positions = embed_weights(self.shape, self.tp)
+        of_token = token.size * self.itemsize
+        for position in positions:
+            of_position = position.size * self.itemsize
+            tape.op(of_position // (self.tp if self.slices else 1))
+            tape.op(of_position, of_position // (self.tp if self.slices else 1))
+            tape.made(position)
+            tape.live -= of_position + 8 * self.shape.context
         whole = self.gather(tape)
         tape.live -= self.between if whole else 0
         tape.op(self.x, self.x + self.tokens)
-        tape.op(of_token, self.x + 8 * self.tokens + 8 * self.shape.context)
+        tape.op(of_token, self.x + 8 * self.tokens)
         if held:
             tape.op(of_token, 2 * of_token)
         tape.made(token)
@@ -279,8 +307,3 @@ class LiveGPT:
     def head_weight_gradients(self, tape: Tape) -> None:
         """The second half of a split backward."""
         self.weight_gradients(tape, head_weights(self.shape, self.tp)[-1:], self.logits + self.x)
-
-
-def _pairs(weights: list[Weight]) -> Iterator[list[Weight]]:
-    """Weight and bias of each layer."""
-    return (list(pair) for pair in zip(weights[::2], weights[1::2], strict=True))

@@ -47,7 +47,7 @@ def activation_bytes(
 
     Source: Korthikanti et al. 2022, table 2; for a Llama block the same count.
     """
-    tokens, h, kv, f = rows * shape.context, shape.d_model, shape.d_kv, shape.d_mlp or 4 * shape.d_model
+    tokens, h, kv, f = rows * shape.context, shape.d_model, shape.d_kv, shape.mlp_width
     norms_and_inputs, masks = 8 * h, 0 if shape.llama else 2 * h
     whole, inside = norms_and_inputs + masks, 4 * h + 4 * kv + (6 if shape.llama else 4) * f
     if sequence_parallel:

@@ -30,6 +30,10 @@ def block_saved_bytes(
     works in float32 at least, on copies of queries, keys and values (of a rank's only head it does not copy values, and
     what they are a part of stays) and on s numbers for each token and head, with dropout 3s: before, mask, after.
 
+    A Llama's block keeps in SwiGLU 3f numbers in the place of the 4h that enter GELU (gate, up, silu of the gate); of
+    each norm what it came to before its weight, in the place of means and deviations, and all in float32 at least; and
+    once for all rows s numbers for each of a head, the points that queries and keys are turned by.
+
     Args:
         recompute: `none`; `selective`, what is between the projections of attention; `full`, all but the input.
         itemsize: bytes of a number, 4 in float32.
@@ -45,17 +49,25 @@ def block_saved_bytes(
         raise ValueError(f"{heads} heads and {shape.context} tokens cannot be split over tp={tp}")
     tokens = rows * shape.context
     mine = tokens // tp if sequence_parallel else tokens  # between the parallel layers
-    norms_and_masks = mine * (2 * h + 4 + (2 * h if dropout else 0))
-    into_columns, into_rows = (mine if regather else tokens) * 2 * h, tokens * (h + 2 * (shape.d_mlp or 4 * h)) // tp
-    kept = itemsize * (norms_and_masks + into_columns + into_rows)
+    input_again = mine * h if shape.llama and itemsize < wide else 0  # its norm keeps a wider copy
+    norms_and_masks = 2 * mine * _norm_bytes(shape, itemsize) + itemsize * (input_again + mine * 2 * h * dropout)
+    into_columns = (mine if regather else tokens) * 2 * h
+    into_rows = tokens * (h + (4 if shape.llama else 2) * shape.mlp_width) // tp
+    kept = norms_and_masks + itemsize * (into_columns + into_rows)
     qkv = itemsize * tokens * (h // tp + 2 * max(shape.d_kv // tp, h // heads))
     if dropout or not fused:
         copies = 5 * h if heads == tp and itemsize == wide else 3 * h
         attention = wide * tokens * (copies + (3 if dropout else 1) * heads * shape.context) // tp
     else:
         attention = qkv + wide * tokens * heads // tp
+    attention += wide * shape.context * h // heads if shape.llama else 0
     of = {"none": kept + attention, "selective": kept + qkv, "full": itemsize * mine * h}
     return of[check_recompute(recompute)]
+
+
+def _norm_bytes(shape: ModelShape, itemsize: int) -> int:
+    """For a token: the input and two statistics; RMSNorm's input and what it came to, and one, in float32 at least."""
+    return max(itemsize, 4) * (2 * shape.d_model + 1) if shape.llama else itemsize * (shape.d_model + 2)
 
 
 def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompute: bool = False) -> int:
@@ -67,5 +79,6 @@ def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompu
     """
     tokens = rows * shape.context
     blocks = shape.num_layers * block_saved_bytes(shape, rows, "full" if recompute else "none", fused=fused)
-    head = tokens * (2 * shape.d_model + 2 + shape.vocab_size) + 2  # a norm's, log-probabilities, loss and its weight
-    return blocks + 4 * head + 8 * (2 * tokens + shape.context + 1)  # tokens, targets, positions, count of tokens
+    head = tokens * (_norm_bytes(shape, 4) + 4 * shape.d_model + 4 * shape.vocab_size)  # and log-probabilities
+    positions = 0 if shape.llama else shape.context
+    return blocks + head + 8 * (2 * tokens + positions + 2)  # tokens, targets; loss and its weight, count of tokens

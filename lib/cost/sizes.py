@@ -6,7 +6,7 @@ bytes for each. The idea: a model is its few sizes, a recipe its four numbers of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -17,9 +17,9 @@ class ModelShape:
     Args:
         d_model, num_layers, num_heads, vocab_size, context: h, l, a, V, s.
         num_kv_heads: heads of keys and values; None means `num_heads`.
-        d_mlp: hidden width of the MLP; None means 4h.
+        d_mlp: width inside the MLP; None means 4h.
         llama: no biases, three MLP matrices (gated) instead of two, positions without parameters (Touvron et al.
-            2023, section 2.2). False: as GPT-2 and `lib/model.py`.
+            2023, section 2.2). False: as GPT-2.
         tied: the head uses the token embedding's weight.
     """
 
@@ -36,8 +36,7 @@ class ModelShape:
     @classmethod
     def of(cls, config: Any) -> ModelShape:
         """The shape of a `lib.model.GPTConfig`."""
-        names = ("d_model", "num_layers", "num_heads", "vocab_size", "context", "num_kv_heads", "d_mlp", "tied")
-        return cls(**{name: getattr(config, name) for name in names})
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
     @property
     def d_kv(self) -> int:
@@ -45,16 +44,21 @@ class ModelShape:
         return self.d_model * (self.num_kv_heads or self.num_heads) // self.num_heads
 
     @property
+    def mlp_width(self) -> int:
+        """f: `d_mlp`, or 4h."""
+        return self.d_mlp or 4 * self.d_model
+
+    @property
     def num_block_weights(self) -> int:
         """Numbers in the matrices of one block: 12h² for a GPT."""
         h = self.d_model
-        return h * (2 * h + 2 * self.d_kv) + (3 if self.llama else 2) * h * (self.d_mlp or 4 * h)
+        return h * (2 * h + 2 * self.d_kv) + (3 if self.llama else 2) * h * self.mlp_width
 
     @property
     def num_block_parameters(self) -> int:
         """Parameters of one block: 12h² + 13h for a GPT."""
         h = self.d_model
-        biases = 0 if self.llama else 3 * h + 2 * self.d_kv + (self.d_mlp or 4 * h)
+        biases = 0 if self.llama else 3 * h + 2 * self.d_kv + self.mlp_width
         return self.num_block_weights + biases + 2 * self._norm
 
     @property

@@ -27,34 +27,33 @@ class Weight(NamedTuple):
 
 
 def embed_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
-    """V/t · h tokens, cut by vocabulary entries; s · h positions."""
+    """V/t · h tokens, cut by vocabulary entries; s · h positions of a GPT-2."""
     h = shape.d_model
-    return [
-        Weight("embed.token.weight", shape.vocab_size // tp * h),
-        Weight("embed.position.weight", shape.context * h, True),
-    ]
+    positions = [] if shape.llama else [Weight("embed.position.weight", shape.context * h, True)]
+    return [Weight("embed.token.weight", shape.vocab_size // tp * h), *positions]
 
 
-def block_weights(shape: ModelShape, layer: int, tp: int = 1) -> list[Weight]:
-    """Of one block: 12h²/t + 13h less what t divides of the biases, where keys and values have as many heads."""
-    h, qkv, mlp = shape.d_model, qkv_width(shape, tp), (shape.d_mlp or 4 * shape.d_model) // tp
-    sizes = [
-        *(("norm1.weight", h, True), ("norm1.bias", h, True)),
-        *(("attention.qkv.weight", qkv * h, False), ("attention.qkv.bias", qkv, False)),
-        *(("attention.out.weight", h * h // tp, False), ("attention.out.bias", h, True)),
-        *(("norm2.weight", h, True), ("norm2.bias", h, True)),
-        *(("mlp.up.weight", mlp * h, False), ("mlp.up.bias", mlp, False)),
-        *(("mlp.down.weight", h * mlp, False), ("mlp.down.bias", h, True)),
-    ]
-    return [Weight(f"blocks.{layer}.{name}", size, whole) for name, size, whole in sizes]
+def block_layers(shape: ModelShape, layer: int, tp: int = 1) -> list[list[Weight]]:
+    """Of one block, by layers: 12h²/t + 13h less what t divides of the biases, where keys have as many heads."""
+    h, qkv, mlp = shape.d_model, qkv_width(shape, tp), shape.mlp_width // tp
+    up = 2 * mlp if shape.llama else mlp  # with the gate
+    attention = ("attention.qkv", qkv * h, qkv, "weight, bias"), ("attention.out", h * h // tp, h, "weight")
+    mlp = ("mlp.up", up * h, up, "weight, bias"), ("mlp.down", h * mlp, h, "weight")
+    sizes = ("norm1", h, h), *attention, ("norm2", h, h), *mlp
+    return [_layer(shape, f"blocks.{layer}.{name}", *rest) for name, *rest in sizes]
+
+
+def _layer(shape: ModelShape, name: str, weight: int, bias: int, cut: str = "") -> list[Weight]:
+    """A layer's weight, and a GPT-2's bias; `cut` says which of them are."""
+    both = [Weight(f"{name}.{what}", size, what not in cut) for what, size in (("weight", weight), ("bias", bias))]
+    return both[:1] if shape.llama else both
 
 
 def head_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
-    """The last norm, 2h, and V/t · h, which is the token embedding again where the two are tied."""
-    h = shape.d_model
+    """The last norm, and V/t · h, which is the token embedding again where the two are tied."""
     linear = "embed.token.weight" if shape.tied else "head.linear.weight"
-    norm = [Weight("head.norm.weight", h, True), Weight("head.norm.bias", h, True)]
-    return [*norm, Weight(linear, shape.vocab_size // tp * h)]
+    norm = _layer(shape, "head.norm", shape.d_model, shape.d_model)
+    return [*norm, Weight(linear, shape.vocab_size // tp * shape.d_model)]
 
 
 def qkv_width(shape: ModelShape, tp: int = 1) -> int:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from lib.cost.flops import token_products
+from lib.cost.sizes import ModelShape
+
 if TYPE_CHECKING:
     from lib.model import GPTConfig
 
@@ -45,9 +48,8 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
 
 def layer_costs(config: GPTConfig) -> list[float]:
     """Multiplications for one token, of each block and, the last, of the head; to look a word up is free."""
-    h, s = config.d_model, config.context
-    block = h * (config.d_qkv + h + 2 * config.d_mlp) + 2 * s * h
-    return [float(block)] * config.num_layers + [float(h * config.vocab_size)]
+    block, head = token_products(ModelShape.of(config))
+    return [float(block)] * config.num_layers + [float(head)]
 
 
 def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lib.cost.sizes import ModelShape
-from lib.cost.tensors import Weight, block_weights, bucket_shares, embed_weights, head_weights
+from lib.cost.tensors import Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import SPLIT, Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
@@ -96,7 +96,7 @@ class Plan:
         tp, blocks = self.layout.tp, self.model.num_layers
         found = embed_weights(self.shape, tp) if stage == 0 else []
         for layer in self.layers[stage]:
-            found += block_weights(self.shape, layer, tp) if layer < blocks else head_weights(self.shape, tp)
+            found += sum(block_layers(self.shape, layer, tp), []) if layer < blocks else head_weights(self.shape, tp)
         return list({weight.name: weight for weight in found}.values())
 
     def num_parameters(self, place: int) -> int:

@@ -32,7 +32,7 @@ from lib import comm
 from lib.cost.sizes import check_recompute
 from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head
-from lib.placement import Fused, parts, unshard
+from lib.placement import Fused, Shard, parts, unshard
 from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, copies_of_heads
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from lib.tensor_parallel.sequence import dropout, see_slices, slice_of_rank
@@ -70,29 +70,29 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     check_recompute(again)
     _check(model, group)
     comm.agree(model.parameters(), group)
-    dim = SEQUENCE_DIM if sequence_parallel else None
+    how = {"agreed": True, "sequence_dim": SEQUENCE_DIM if sequence_parallel else None}
     tied = isinstance(model, GPT) and model.head.linear.weight is model.embed.token.weight
     for module in list(model.modules()):
         match module:
             case Embed():
-                module.token = VocabParallelEmbedding.from_serial(module.token, group, agreed=True, sequence_dim=dim)
-                if sequence_parallel:
+                module.token = VocabParallelEmbedding.from_serial(module.token, group, **how)
+                if sequence_parallel and module.position is not None:
                     module.position = SlicedPositions(module.position, group)
                     see_slices(module.position)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case Attention():
                 heads, copies = module.heads, copies_of_heads(module.heads, group)
                 rows = Fused(0, tuple(heads.widths), (1, copies, copies))
-                module.qkv = QKVParallelLinear.from_serial(
-                    module.qkv, group, agreed=True, sequence_dim=dim, rows=rows
-                )
+                module.qkv = QKVParallelLinear.from_serial(module.qkv, group, rows=rows, **how)
                 heads.widths, heads.recompute = module.qkv.widths, again == "selective"
                 module.heads = OwnDropout(heads, group)
-                module.out = RowParallelLinear.from_serial(module.out, group, agreed=True, sequence_dim=dim)
+                module.out = RowParallelLinear.from_serial(module.out, group, **how)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case MLP():
-                module.up = ColumnParallelLinear.from_serial(module.up, group, agreed=True, sequence_dim=dim)
-                module.down = RowParallelLinear.from_serial(module.down, group, agreed=True, sequence_dim=dim)
+                width = module.down.in_features
+                rows = Shard(0) if module.up.out_features == width else Fused(0, (width, width), (1, 1))  # gate, up
+                module.up = ColumnParallelLinear.from_serial(module.up, group, rows=rows, **how)
+                module.down = RowParallelLinear.from_serial(module.down, group, **how)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case Block():
                 module.recompute = again == "full"
@@ -102,7 +102,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
             case Head():
                 if sequence_parallel:
                     see_slices(module.norm)
-                module.linear = ColumnParallelLinear.from_serial(module.linear, group, agreed=True, sequence_dim=dim)
+                module.linear = ColumnParallelLinear.from_serial(module.linear, group, **how)
     if isinstance(model, GPT) and sequence_parallel:
         model.sequence_slices = group.size
     if tied:

@@ -84,6 +84,6 @@ def copies_of_heads(whole: Heads, group: Group) -> int:
     if kv_heads % n and n % kv_heads:
         raise ValueError(
             f"num_kv_heads={kv_heads} cannot be split over {group.axis}={n}, nor {n} ranks over {kv_heads} heads: one "
-            "must be a multiple of the other"
+            f"must be a multiple of the other; use num_kv_heads={n}"
         )
     return max(1, n // kv_heads)

@@ -47,11 +47,7 @@ class VocabParallelEmbedding(nn.Module):
     partial_gradients: tuple[str, ...] = ()
 
     def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        group: Group,
-        sequence_dim: int | None = None,
+        self, num_embeddings: int, embedding_dim: int, group: Group, sequence_dim: int | None = None
     ) -> None:
         super().__init__()
         check_axis(group)
@@ -64,8 +60,9 @@ class VocabParallelEmbedding(nn.Module):
         cls, serial: nn.Embedding, group: Group, *, agreed: bool = False, **options
     ) -> VocabParallelEmbedding:
         """The same embedding on the ranks of `group`, with the weights of its rank 0; sends nothing if `agreed`."""
-        for option in ("max_norm", "scale_grad_by_freq", "sparse", "padding_idx"):
-            if getattr(serial, option) not in (None, False):
+        usual = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
+        for option, value in usual.items():
+            if getattr(serial, option) is not value:
                 raise ValueError(
                     f"this embedding has {option}={getattr(serial, option)}, which its parts cannot have; leave it on "
                     "each rank as it is, or make it without"
