@@ -45,12 +45,12 @@ class GPTConfig:
         d_model: width of the residual stream, D.
         num_layers: number of blocks, L.
         num_heads: attention heads, H; each is `d_head` = D/H wide.
-        tied: the head uses the token embedding's weight, so one parameter has two uses; None: as the family has it.
+        tied: the head uses the token embedding's weight, so one parameter has two uses; None: as its family does.
         dropout: probability of dropping an element, after the embedding, in attention and after each sub-layer.
         num_kv_heads: heads of keys and values, K; None means H. Fewer is grouped-query attention: each serves H/K
             query heads.
         d_mlp: width inside the MLP, F; None means 4·D.
-        llama: of this family. False: of GPT-2's.
+        llama: of Llama's family: RMSNorm, SwiGLU, RoPE, no biases, an untied head. False: of GPT-2's.
 
     Raises:
         ValueError: a size is not a positive integer, or one does not divide another.
@@ -83,7 +83,9 @@ class GPTConfig:
                 numbers = f"{name}={size} cannot be split over {by_name}={by}"
                 raise ValueError(f"{numbers}; use a multiple of {by}, such as {size + fits}")
         if self.llama and self.d_head % 2:
-            raise ValueError(f"d_model/num_heads={self.d_head} is odd, but RoPE turns pairs; use an even number")
+            raise ValueError(
+                f"a head of {self.d_head} has no pairs to turn; use d_model={self.d_model + self.num_heads}"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} is not a probability; use 0 <= dropout < 1, such as 0.1")
 

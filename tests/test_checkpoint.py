@@ -170,6 +170,28 @@ def test_each_stage_under_another_layout(journey, serial, tmp_path):
         assert (ours[name] - x).norm() <= 1e-8 * max(1, x.norm()), name
 
 
+LLAMA = dataclasses.replace(TINY, llama=True, tied=False, d_mlp=40)
+
+
+def test_a_llama_under_other_layouts(tmp_path):
+    """Gate and up are one tensor, whichever part of each a rank has."""
+    config = dataclasses.replace(on(steps=4), model=LLAMA)
+    wanted = trained(config, Checkpoints(str(tmp_path / "serial"), 100))
+    resume = None
+    for steps, layout in (
+        (2, {"dp": 2, "tp": 2, "sequence_parallel": True, "zero": 1}),
+        (3, {"pp": 2, "tp": 4, "microbatches": 2}),
+        (4, {"dp": 2, "zero": 3}),
+    ):
+        stage = dataclasses.replace(config, steps=steps, layout=Layout(**layout))
+        reports = trained(stage, Checkpoints(str(tmp_path / "other"), 100, resume=resume))
+        resume = folders.path_of(str(tmp_path / "other"), steps)
+    assert reports[0]["losses"] == pytest.approx(wanted[0]["losses"], rel=1e-12)
+    ours, theirs = tensors(resume), tensors(tmp_path / "serial" / "step-00000004")
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] - x).norm() <= 1e-8 * max(1, x.norm()) for name, x in theirs.items())
+
+
 UNTIED = dataclasses.replace(TINY, tied=False)
 
 
@@ -576,6 +598,13 @@ def test_a_newer_version_is_refused_and_left_where_it_is(saved, capsys, nothing_
     edit_run(saved / "step-00000006", version=2)
     said = refused(f"--checkpoint {saved} --resume auto", capsys)
     assert said.endswith("step-00000006 is of version 2, and this lib reads up to 1; use a newer lib")
+
+
+def test_what_was_saved_before_there_were_families_is_a_gpt2(saved):
+    run = json.loads((saved / "step-00000006" / "run.json").read_text())
+    model = {name: value for name, value in run["config"]["model"].items() if name not in ("llama", "d_mlp")}
+    edit_run(saved / "step-00000006", config=run["config"] | {"model": model})
+    assert folders.choose(str(saved), "auto", on()) == str(saved / "step-00000006")
 
 
 def cut(file):

@@ -1,5 +1,7 @@
 """Layouts that cannot be, the nearest that can, and which axes cross nodes."""
 
+from dataclasses import replace
+
 import pytest
 
 from lib.layout import Layout, nearest
@@ -21,6 +23,27 @@ CONFIG = GPTConfig(num_layers=4)
 def test_layouts_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Layout(**wrong)
+
+
+GROUPED = GPTConfig(num_heads=12, d_model=48, num_kv_heads=6, vocab_size=240, d_mlp=100, llama=True)
+
+
+@pytest.mark.parametrize(
+    ("tp", "says"),
+    [
+        (4, "num_kv_heads=6 cannot be split over tp=4, nor 4 ranks over 6 heads; use num_kv_heads=4, or tp=2"),
+        (12, "d_mlp=100 cannot be split over tp=12; use a multiple of 12"),
+        (2, ""),
+    ],
+)
+def test_a_model_that_ranks_cannot_share(tp, says):
+    if says:
+        with pytest.raises(ValueError, match=says):
+            Layout(tp=tp).check(GROUPED, 16)
+        assert nearest({"tp": tp}, GROUPED, 16) == Layout(tp=2)
+    else:
+        Layout(tp=tp).check(GROUPED, 16)
+    Layout(tp=12).check(replace(GROUPED, d_mlp=96), 16)  # two ranks for each head of keys and values
 
 
 @pytest.mark.parametrize(

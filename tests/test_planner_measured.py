@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import cloudpickle
 import pytest
@@ -18,6 +19,7 @@ from lib.parallel import parallelize
 from lib.plan import Plan, step_memory
 from lib.plan.memory import optimizer_bytes, parameter_bytes
 from lib.planner import Cluster, Layout4D, Stack, Training, memory_bytes, step_s
+from lib.planner.presets import PRESET_MODELS
 from lib.planner.rows import kendall_tau
 from lib.planner.search import layout_text
 from lib.train_config import TrainConfig
@@ -149,8 +151,10 @@ def test_state_of_eight_layouts(say):
 
 def test_what_the_formulas_leave_out_is_small_in_a_large_model():
     """Positions, norms and biases that each tensor-parallel rank has whole, padding, stages of unequal size."""
-    large = GPTConfig(vocab_size=51_200, context=2048, d_model=12_288, num_layers=96, num_heads=96)
-    for layout in CELLS:
+    gpt = GPTConfig(vocab_size=51_200, context=2048, d_model=12_288, num_layers=96, num_heads=96)
+    llama = GPTConfig(32_000, 4096, 8192, 80, 64, num_kv_heads=8, d_mlp=28_672, llama=True)
+    assert ModelShape.of(llama) == PRESET_MODELS["llama-70b"]
+    for large, layout in product((gpt, llama), CELLS):
         plan = Plan(large, layout, layout.dp * layout.microbatches)
         places = range(layout.pp)
         exact = max(parameter_bytes(plan, place) + optimizer_bytes(plan, place, 0, 0) for place in places)

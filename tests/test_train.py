@@ -355,6 +355,19 @@ def test_from_the_terminal_it_learns_more_than_frequencies(tmp_path, capsys):
     assert calls == 60 * 2 and sent_bytes == 60 * (4 * GPTConfig().num_parameters + 8)
 
 
+def test_a_llama_from_the_terminal(tmp_path):
+    """Its layout changes nothing, and it is no GPT-2."""
+    report, losses = tmp_path / "report.json", []
+    layout = "--dp 2 --pp 2 --tp 2 --sequence-parallel --microbatches 2 --zero 1"
+    for flags in ("--llama", f"--llama {layout}", ""):
+        main([*FLAGS.split(), *flags.split(), "--num-kv-heads", "1", "--d-mlp", "40", "--report", str(report)])
+        written = json.loads(report.read_text(encoding="utf-8"))
+        losses.append(written["losses"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12) and abs(losses[0][0] - losses[2][0]) > 1e-3
+    model = written["ranks"][0]["config"]["model"]
+    assert (model["llama"], model["tied"], model["d_mlp"]) == (False, True, 40)
+
+
 def test_a_report_of_one_process_without_validation(tmp_path, capsys):
     report = tmp_path / "report.json"
     main([*FLAGS.split(), "--steps", "1", "--validate-every", "0", "--report", str(report)])
@@ -393,6 +406,15 @@ def test_a_report_of_one_process_without_validation(tmp_path, capsys):
         ("--num-layers 0", "--num-layers 0"),
         ("--tp 3", "--num-heads 4 cannot be split over --tp 3; use a multiple of 3"),
         ("--tp 4 --sequence-parallel --context 10", "--context 10 cannot be split over --tp 4"),
+        (
+            "--llama --tp 4 --d-mlp 10",
+            "--d-mlp 10 cannot be split over --tp 4; use a multiple of 4. Or take the nearest",
+        ),
+        (
+            "--tp 2 --num-heads 6 --d-model 24 --num-kv-heads 3",
+            "--num-kv-heads 3 cannot be split over --tp 2, nor 2 ranks over 3 heads; use --num-kv-heads 2, or --tp 1",
+        ),
+        ("--llama --d-model 12", "a head of 3 has no pairs to turn; use --d-model 16"),
         (
             "--tp 2 --zero 3",
             "--zero 3 and --tp 2: parameters are shards of whole matrices here; use --zero 1 or --zero 2",
