@@ -83,9 +83,7 @@ class GPTConfig:
                 numbers = f"{name}={size} cannot be split over {by_name}={by}"
                 raise ValueError(f"{numbers}; use a multiple of {by}, such as {size + fits}")
         if self.llama and self.d_head % 2:
-            raise ValueError(
-                f"a head of {self.d_head} has no pairs to turn; use d_model={self.d_model + self.num_heads}"
-            )
+            raise ValueError(f"d_head={self.d_head}: RoPE turns pairs; use d_model={self.d_model + self.num_heads}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} is not a probability; use 0 <= dropout < 1, such as 0.1")
 

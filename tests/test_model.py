@@ -282,7 +282,7 @@ def test_half_precision_logits_are_summed_in_float32():
         ({"num_heads": True}, "num_heads=True is not a positive integer"),
         ({"num_kv_heads": 0}, "kv_heads=0 is not a positive integer"),
         ({"d_mlp": 0}, "mlp_width=0 is not a positive integer"),
-        ({"llama": True, "d_model": 12}, "a head of 3 has no pairs to turn; use d_model=16"),
+        ({"llama": True, "d_model": 12}, "d_head=3: RoPE turns pairs; use d_model=16"),
         ({"dropout": 1.0}, "dropout=1.0 is not a probability"),
         ({"dropout": -0.1}, "dropout=-0.1 is not a probability"),
     ],

@@ -414,7 +414,7 @@ def test_a_report_of_one_process_without_validation(tmp_path, capsys):
             "--tp 2 --num-heads 6 --d-model 24 --num-kv-heads 3",
             "--num-kv-heads 3 cannot be split over --tp 2, nor 2 ranks over 3 heads; use --num-kv-heads 2, or --tp 1",
         ),
-        ("--llama --d-model 12", "a head of 3 has no pairs to turn; use --d-model 16"),
+        ("--llama --d-model 12", "d_head=3: RoPE turns pairs; use --d-model 16"),
         (
             "--tp 2 --zero 3",
             "--zero 3 and --tp 2: parameters are shards of whole matrices here; use --zero 1 or --zero 2",
