@@ -14,6 +14,7 @@ from lib import cost
 from lib.cost import sizes
 from lib.memory import MemoryTracker
 from lib.model import GPT, GPTConfig, mean_loss
+from lib.pipeline.balance import layer_costs
 
 RINGS = range(1, 9)
 
@@ -206,6 +207,12 @@ def test_flops_of_the_real_model(gpt):
         mean_loss(model(tokens), targets).backward()
     assert counted.get_total_flops() == cost.train_flops(shape, rows=2)
     assert logits.shape[-1] == shape.vocab_size
+
+
+def test_stages_are_cut_by_the_same_count(gpt):
+    """A multiply-add is two operations."""
+    model, shape, _, _ = gpt
+    assert 2 * 2 * shape.context * sum(layer_costs(model.config)) == cost.forward_flops(shape, rows=2)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

@@ -12,6 +12,8 @@ import pytest
 
 from lib import cost
 from lib.cost.sizes import MODELS, ModelShape, Recipe
+from lib.layout import Layout
+from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.__main__ import main
 from lib.planner.presets import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
@@ -263,6 +265,18 @@ def test_all_layouts_of_a_small_cluster_are_what_can_be():
         m = run.global_batch // layout.dp // layout.rows
         assert layout.stages_per_rank == 1 or m % layout.pp == 0
     assert {(one.tp, one.pp, one.dp) for one in found} >= {(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 1, 2)}
+
+
+def test_no_layout_that_our_own_library_refuses_for_grouped_heads():
+    """40 heads share 8 of keys and values: five ranks have eight heads each, but no whole ones of those."""
+    model = replace(MODELS["13B"], num_kv_heads=8)
+    run = Training(model, Cluster(GPUS["h100"], 40), stack_for("megatron", "h100"), 40)
+    assert {one.tp for one in all_layouts(run, Choices())} == {1, 2, 4, 8}
+    config = GPTConfig(32_000, 4096, 5120, 40, 40, num_kv_heads=8, d_mlp=13_824, llama=True)
+    assert ModelShape.of(config) == model
+    for one in all_layouts(run, Choices(interleaved=False)):
+        if one.pp <= model.num_layers:
+            Layout(one.dp, one.pp, one.tp, sequence_parallel=one.tp > 1, zero=one.zero).check(config, 40)
 
 
 def test_a_cut_sequence_leaves_no_gpu_out():

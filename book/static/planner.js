@@ -10,8 +10,9 @@ const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).form
 const planner = (training, limits) => {
   const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
   const { d_model: h, num_layers: layers, num_heads: heads, vocab_size: vocab, context: s, d_mlp: ffn, llama } = model;
+  const { num_kv_heads: keyHeads } = model;
   const { recipe } = stack;
-  const kv = Math.floor((h * model.num_kv_heads) / heads);
+  const kv = Math.floor((h * keyHeads) / heads);
   const blockWeights = h * (2 * h + 2 * kv) + (llama ? 3 : 2) * h * ffn;
   const blockParameters = blockWeights + (llama ? 2 * h : 3 * h + 2 * kv + ffn + 4 * h);
   const endParameters = vocab * h; // of the embedding, and as many of the head
@@ -153,13 +154,14 @@ const planner = (training, limits) => {
   const powers = (most) => upTo(Math.floor(Math.log2(most)) + 1).map((k) => 2 ** (k - 1));
   const divisors = (n) => upTo(n).filter((k) => n % k === 0);
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
+  const sharesHeads = (n) => n <= mostTp && heads % n === 0 && (keyHeads % n === 0 || n % keyHeads === 0);
   const mostCp = Math.max(1, 2 ** Math.floor(Math.log2(s / limits.tokens_of_cp)));
 
   // Which layouts cannot be, and what would make them possible.
   const REFUSALS = [
-    [({ tp }) => heads % tp || tp > mostTp,
-      ({ tp }) => `${heads} heads cannot be shared by ${tp} tensor-parallel ranks: choose tp ${
-        oneOf(divisors(heads).filter((n) => n <= mostTp && gpus % n === 0))}.`],
+    [({ tp }) => !sharesHeads(tp),
+      ({ tp }) => `${heads} heads${keyHeads < heads ? `, ${keyHeads} of keys and values,` : ""} cannot be shared by ${
+        tp} tensor-parallel ranks: choose tp ${oneOf(divisors(heads).filter((n) => sharesHeads(n) && gpus % n === 0))}.`],
     [({ cp }) => cp > mostCp || !Number.isInteger(Math.log2(cp)),
       ({ cp }) => `A context-parallel rank needs ${many(limits.tokens_of_cp)} tokens of a sequence or more: choose cp ${
         oneOf(powers(mostCp))}, or sequences of ${many(cp * limits.tokens_of_cp)} tokens.`],

@@ -16,13 +16,9 @@ def forward_flops(shape: ModelShape, rows: int) -> int:
 
     Source: Korthikanti et al. 2022, appendix A.
     """
-    block, head = token_products(shape)
+    block = shape.num_block_weights + 2 * shape.context * shape.d_model
+    head = shape.vocab_size * shape.d_model
     return 2 * rows * shape.context * (shape.num_layers * block + head)
-
-
-def token_products(shape: ModelShape) -> tuple[int, int]:
-    """Multiplications for one token, in a block and in the head; to look a word up is free."""
-    return shape.num_block_weights + 2 * shape.context * shape.d_model, shape.vocab_size * shape.d_model
 
 
 def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:

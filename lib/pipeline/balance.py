@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from lib.cost.flops import token_products
 from lib.cost.sizes import ModelShape
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
 
 def layer_costs(config: GPTConfig) -> list[float]:
     """Multiplications for one token, of each block and, the last, of the head; to look a word up is free."""
-    block, head = token_products(ModelShape.of(config))
-    return [float(block)] * config.num_layers + [float(head)]
+    block = ModelShape.of(config).num_block_weights + 2 * config.context * config.d_model
+    return [float(block)] * config.num_layers + [float(config.d_model * config.vocab_size)]
 
 
 def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:

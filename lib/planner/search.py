@@ -51,7 +51,9 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     """Every layout on exactly the cluster's GPUs that cuts heads, layers, tokens and sequences evenly."""
     model, gpus = training.model, training.cluster.gpus
     most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
-    for tp in (n for n in _divisors(model.num_heads) if n <= most_tp and gpus % n == 0):
+    keys = model.num_kv_heads or model.num_heads
+    shared = (n for n in _divisors(model.num_heads) if keys % n == 0 or n % keys == 0)
+    for tp in (n for n in shared if n <= most_tp and gpus % n == 0):
         cuts = _context_ranks(training) if choices.context_parallel else (1,)
         for cp in (n for n in cuts if gpus // tp % n == 0):
             for pp in _divisors(gpus // tp // cp):
