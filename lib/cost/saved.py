@@ -49,8 +49,9 @@ def block_saved_bytes(
         raise ValueError(f"{heads} heads and {shape.context} tokens cannot be split over tp={tp}")
     tokens = rows * shape.context
     mine = tokens // tp if sequence_parallel else tokens  # between the parallel layers
-    input_again = mine * h if shape.llama and itemsize < wide else 0  # its norm keeps a wider copy
-    norms_and_masks = 2 * mine * _norm_bytes(shape, itemsize) + itemsize * (input_again + mine * 2 * h * dropout)
+    norms_and_masks = 2 * mine * (_norm_bytes(shape, itemsize) + (itemsize * h if dropout else 0))
+    if shape.llama and itemsize < wide:  # the block's input, of which its norm keeps a wider copy
+        norms_and_masks += itemsize * mine * h
     into_columns = (mine if regather else tokens) * 2 * h
     into_rows = tokens * (h + (4 if shape.llama else 2) * shape.mlp_width) // tp
     kept = norms_and_masks + itemsize * (into_columns + into_rows)
