@@ -95,11 +95,10 @@ def test_every_layout_is_the_same_training(family, ranks, every, say):
     assert not [(layout, apart) for layout, apart in found if not apart.holds()]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_computed_again_and_sharded_parameters_change_nothing(family):
+def test_a_llama_of_which_much_is_computed_again_or_parameters_are_sharded():
     again = [Layout(tp=2, sequence_parallel=slices, recompute=how) for slices, how in product((0, 1), RECOMPUTE)]
     which = [*again, *(Layout(2, zero=3, microbatches=2, recompute=how) for how in RECOMPUTE)]
-    assert all(apart.holds() for apart in run(certified, 2, which, FAMILIES[family])[0])
+    assert all(apart.holds() for apart in run(certified, 2, which, FAMILIES["Llama"])[0])
 
 
 def test_the_chapter_counts_them():
@@ -107,27 +106,24 @@ def test_the_chapter_counts_them():
 
 
 ALL_AXES = [Layout(2, 2, 2, microbatches=2), Layout(2, 2, 2, microbatches=2, sequence_parallel=True)]
-MISSING = {"GPT-2": set(), "Llama": {"tied halves added after the clip"}}  # of a weight that only one end has
+OF_ITS_BLOCK = ["norms not summed over tp", "dropout equal over dp"]
 
 
-def with_mistakes(world, config):
+def with_mistakes(world, config, mistakes):
     found = {"none": certified(world, ALL_AXES, config)}
-    for mistake in MISTAKES:
+    for mistake in mistakes:
         with planted(mistake):
             found[mistake] = certified(world, ALL_AXES, config)
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_classic_mistake_is_seen(family, say):
+@pytest.mark.parametrize(("family", "mistakes"), [("GPT-2", list(MISTAKES)), ("Llama", OF_ITS_BLOCK)])
+def test_each_classic_mistake_is_seen(family, mistakes, say):
     """With dropout: its masks, too, are those of one process."""
-    found = run(with_mistakes, 8, replace(FAMILIES[family], dropout=0.2), timeout_s=120)[0]
+    found = run(with_mistakes, 8, replace(FAMILIES[family], dropout=0.2), mistakes, timeout_s=120)[0]
     assert all(one.holds() for one in found.pop("none"))
     for mistake, (whole, slices) in found.items():
         say(f"{family}, {mistake}: {max(whole):.1g}, in slices {max(slices):.1g}")
         seen = [one for one in (whole, slices) if not one.holds()]
-        if mistake in MISSING[family]:
-            assert not seen
-            continue
         assert len(seen) == 2 or mistake == "norms not summed over tp" and seen == [slices]
         assert all(max(one) > 1e-6 for one in seen), "far above rounding"
