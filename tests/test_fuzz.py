@@ -272,6 +272,8 @@ def draw_composed(rng):
             "num_layers": max(rng.randint(1, 3), layout.num_stages - 1),
             "num_kv_heads": rng.choice([None, 1, 2]),
             "tied": rng.random() < 0.6,
+            "llama": rng.random() < 0.5,
+            "d_mlp": rng.choice([None, 12]),
         },
         "bucket_bytes": rng.choice([1, 1000, 4 * 2**20]),
         "optimizer": rng.choice(list(OPTIMIZERS)),
