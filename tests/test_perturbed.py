@@ -68,7 +68,7 @@ def names_of(tree):
     for node in tree.body:
         if isinstance(node, ast.Assign):
             defined |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             defined.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
