@@ -43,16 +43,16 @@ def test_it_is_well_drawn(shape, rows, tp):
 def test_what_is_kept_at_each_place_is_what_the_formula_says(player):
     """Around each norm 5sbh: a mask, the input of the norm, its output; Korthikanti et al. 2022, section 4.1."""
     steps, sbh = player.scenes[0].steps, GPT3.context * GPT3.d_model
-    attention, mlp = (8 * sbh + 5 * GPT3.num_heads * GPT3.context**2) / 8, 16 * sbh / 8
+    attention, mlp = 8 * sbh / 8, 16 * sbh / 8
     for at, norm in ((0, 5 * sbh), (APART, 5 * sbh / 8), (BACKWARD, 5 * sbh / 8)):
         kept = [megabytes(steps[at].things[f"bytes {place}"].words) for place in range(4)]
         assert kept == [[n] for n in rounded(norm, attention, norm, mlp)]
     for at, sliced in ((0, False), (HALVES, False), (APART, True), (SENT, True)):
-        total = activation_bytes(GPT3, 1, tp=8, sequence_parallel=sliced)
+        total = activation_bytes(GPT3, 1, "selective", tp=8, sequence_parallel=sliced)
         assert megabytes(steps[at].things["total 0"].words) == rounded(total)
         bars = sum(steps[at].things[f"kept bar {place}"].width + 1 for place in range(4))
         longest = steps[at].things["kept alone"].width
-        assert bars / longest == pytest.approx(total / activation_bytes(GPT3, 1, tp=8))
+        assert bars / longest == pytest.approx(total / activation_bytes(GPT3, 1, "selective", tp=8))
 
 
 def test_the_wire_carries_what_two_all_reduces_do_and_backward_two_halves_more(player):
@@ -60,7 +60,7 @@ def test_the_wire_carries_what_two_all_reduces_do_and_backward_two_halves_more(p
     two = rounded(2 * wire_bytes("all_reduce", x_bytes, 8))
     assert [megabytes(steps[at].things["total 1"].words) for at in (0, HALVES, APART, SENT)] == [two] * 4
     alone, sliced = (block_wire_bytes(x_bytes, 8, sequence_parallel=how) for how in (False, True))
-    whole, cut = (activation_bytes(GPT3, 1, tp=8, sequence_parallel=how) for how in (False, True))
+    whole, cut = (activation_bytes(GPT3, 1, "selective", tp=8, sequence_parallel=how) for how in (False, True))
     assert megabytes(player.sentences[BACKWARD]) == rounded(sliced, alone, cut, whole)
     assert megabytes(steps[BACKWARD].things["total 1"].words) == rounded(sliced)
     counts = [sum(name.startswith("sent bar") for name in step.things) for step in steps]
@@ -121,7 +121,7 @@ def test_forward_goes_from_slices_to_copies_to_parts(player):
 
 
 def test_where_attention_keeps_less_the_norms_weigh_more():
-    """The drawing follows the shape: with a short context the norms are more of what is kept."""
-    short = play_sequence_parallel(replace(GPT3, context=256), 1, 8).scenes[0].steps[0].things
-    long = play_sequence_parallel(GPT3, 1, 8).scenes[0].steps[0].things
-    assert short["kept bar 0"].width > long["kept bar 0"].width
+    """The drawing follows the shape: with fewer heads of keys and values the norms are more of what is kept."""
+    grouped = play_sequence_parallel(replace(GPT3, num_kv_heads=8), 1, 8).scenes[0].steps[0].things
+    full = play_sequence_parallel(GPT3, 1, 8).scenes[0].steps[0].things
+    assert grouped["kept bar 0"].width > full["kept bar 0"].width

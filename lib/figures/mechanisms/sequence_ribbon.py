@@ -27,7 +27,7 @@ SENT, BACKWARD = APART + len(WALK) + 1, APART + len(WALK) + 2  # the last steps
 def play_sequence_parallel(shape: ModelShape, rows: int, tp: int) -> Player:
     """A layer of `shape` on tp ranks: tensor parallelism, then its all-reduces in two halves with a norm in between.
 
-    Bytes are those of a layer in 16 bit, as the papers count them.
+    Bytes are those of a layer in 16 bit, as the papers count them, with an attention that stores no matrices.
 
     Args:
         rows: sequences of a microbatch.
@@ -42,10 +42,10 @@ def _kept_bytes(shape: ModelShape, rows: int, tp: int, sequence_parallel: bool) 
 
     What tp ranks do not divide lies around the two norms, which are alike; an MLP twice as wide keeps twice as much.
     """
-    one, many = (activation_bytes(shape, rows, tp=n) for n in (1, tp))
+    one, many = (activation_bytes(shape, rows, "selective", tp=n) for n in (1, tp))
     norms = one - (one - many) * tp / (tp - 1)
     hidden = shape.d_mlp or 4 * shape.d_model
-    mlp = activation_bytes(replace(shape, d_mlp=2 * hidden), rows) - one
+    mlp = activation_bytes(replace(shape, d_mlp=2 * hidden), rows, "selective") - one
     norm = norms / 2 / (tp if sequence_parallel else 1)
     return [norm, (one - norms - mlp) / tp, norm, mlp / tp]
 
@@ -86,13 +86,13 @@ class _Ribbon:
             f"Tensor parallelism: a rank keeps {whole}; {norms} of it, around the norms, are equal on all ranks.",
             f"An all-reduce is a reduce-scatter and an all-gather. A rank sends {half} in each of them.",
             f"The all-gathers move past the norms, which treat each token alone: {cut} kept, not {whole}.",
-            f"Forward: a reduce-scatter adds the terms of the layer before. A rank norms {mine} of {tokens} tokens.",
-            f"All-gather, {half} from each rank: all tokens on all ranks, for one matmul. Only slices are kept.",
+            f"Forward: a reduce-scatter adds partial sums. A rank normalises {mine} of {tokens} tokens.",
+            f"All-gather, {half} from each rank: all tokens on all ranks, for one matmul. Only shards are kept.",
             f"Attention: each rank computes {heads // tp} of {heads} heads, for all tokens.",
-            "The output layer of attention leaves each rank a term of the sum, of full size.",
-            f"Reduce-scatter, {half} from each rank: terms are added, and each rank gets its tokens of the sum.",
+            "The output layer of attention leaves each rank a partial sum of full size.",
+            f"Reduce-scatter, {half} from each rank: they are added, and each rank gets its tokens of the sum.",
             f"All-gather, {half} from each rank: all tokens again, for the matmul into the MLP.",
-            f"MLP: each rank computes {hidden // tp} of {hidden} columns. The next reduce-scatter adds the terms.",
+            f"MLP: each rank computes {hidden // tp} of {hidden} columns. The next reduce-scatter adds partial sums.",
             f"Forward sent {forward} from each rank, as two all-reduces do, and kept {cut}.",
             f"Backward swaps them and gathers x again. In all {sliced} sent, not {alone}; {cut} kept, not {whole}.",
         ]
