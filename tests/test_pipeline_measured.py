@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib import comm, run
+from lib import comm, run, verify
+from lib.cost import sizes
 from lib.memory import MemoryTracker
-from lib.model import Block, GPTConfig
+from lib.model import GPT, Block, GPTConfig, mean_loss
 from lib.pipeline.execute import execute
 from lib.pipeline.gantt import to_trace
 from lib.pipeline.lower import lower, other_end, proves
@@ -94,6 +95,48 @@ def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
         predicted = [simulate(make(4, m)).peak(rank, kept=[kept] * 4) for make, m in ((gpipe, 4), (one_f_one_b, 8))]
         fewer = predicted[0] - predicted[1]
         assert alike[rank] == pytest.approx(four[rank] - fewer, abs=2 * MESSAGE)
+
+
+UNTIED = GPTConfig(num_layers=4, tied=False)  # the two ends share no weight
+
+
+def half_of_a_step(world, inputs, targets):
+    """A step of the model cut in the middle: bytes of this half's states, and its weights after it."""
+    torch.manual_seed(0)
+    whole = GPT(UNTIED)
+    parts = [whole.embed, *whole.blocks, whole.head]
+    mine = torch.nn.Sequential(*(parts[3:] if world.rank else parts[:3]))
+    del whole, parts
+    optimizer = torch.optim.AdamW(mine.parameters())
+    with MemoryTracker(mine, optimizer) as memory:
+        if world.rank == 0:
+            x = mine(inputs)
+            comm.send(x.detach(), world, dst=1).wait()
+            x.backward(comm.recv(x, world, src=1).wait())
+        else:
+            x = torch.empty(*inputs.shape, UNTIED.d_model)
+            x = comm.recv(x, world, src=0).wait().requires_grad_()
+            mean_loss(mine(x), targets).backward()
+            comm.send(x.grad, world, dst=0).wait()
+        optimizer.step()
+    return sum(memory.live[kind] for kind in ("parameter", "gradient", "optimizer")), verify.weights(mine)
+
+
+def test_two_stages_divide_the_states_and_take_the_step_of_one_process():
+    inputs, targets = torch.randint(256, (2, 8, UNTIED.context))
+    shape, h = sizes.ModelShape.of(UNTIED), UNTIED.d_model
+    ends = [(shape.vocab_size + shape.context) * h, shape.vocab_size * h + 2 * h]
+    halves = run(half_of_a_step, 2, inputs, targets)
+    for end, (n_bytes, weights) in zip(ends, halves, strict=True):
+        assert n_bytes == 16 * (2 * shape.num_block_parameters + end) + 4 * len(weights)
+    torch.manual_seed(0)
+    serial = GPT(UNTIED)
+    optimizer = torch.optim.AdamW(serial.parameters())
+    mean_loss(serial(inputs), targets).backward()
+    optimizer.step()
+    names = [name for name, _ in serial.named_parameters()]
+    staged = dict(zip(names, [*halves[0][1].values(), *halves[1][1].values()], strict=True))
+    assert verify.largest_difference(staged, verify.weights(serial)) <= 1e-5
 
 
 def test_a_receive_proves_that_its_sender_has_used_what_it_was_sent():
