@@ -28,7 +28,7 @@ HABITS = {  # a pattern, and what to say in its place
     r"\bat once\b": "immediately, in one call, at the same time",
     r"\b(behind|in front of)\b": "after, before",
     r"(bytes|numbers|units?|stages?|backward|message|gather|times) a (\w+)\b|\ba second\b": "per",
-    r"\bmoments?\b": "time, temporary, start",
+    r"\bmoment\b": "time, temporary, start",  # Adam has moments
     r", as (it|they|each|the|its|all|no|nothing|nobody|there|only|that|what|two|ranks|gradients"
     r"|microbatches|queries)\b": "because",
     r"\b(that|those) of\b": "the noun again",
