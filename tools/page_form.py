@@ -22,7 +22,6 @@ KINDS = {
     "listing": "Show this yourself",
 }
 TO_BE_CUT = {  # folded, and longer than a page may be
-    "01_memory",
     *("10_running", "12_zero_bubble"),
 }
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
