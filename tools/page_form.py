@@ -22,7 +22,7 @@ KINDS = {
     "listing": "Show this yourself",
 }
 TO_BE_CUT = {  # folded, and longer than a page may be
-    *("10_running", "12_zero_bubble"),
+    "12_zero_bubble",
 }
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
 MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3000, 150, 35, 25
