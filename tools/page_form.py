@@ -1,8 +1,7 @@
 """The form of a page, counted in its source: the kinds of its cells, its size, the minutes it takes, what breaks it.
 
 A page is in this form as soon as one of its cells has the tag `evidence`; other pages are left as they are. Counted is
-what a reader sees before anything is opened; what stands under *Going deeper* is not. A page that is still to be cut
-states its minutes, and its cells have their kinds; only its size and that of its cells may be anything.
+what a reader sees before anything is opened; what stands under *Going deeper* is not.
 """
 
 import ast
@@ -20,9 +19,6 @@ KINDS = {
     "figure": "How this was drawn",
     "setup": "Imports",
     "listing": "Show this yourself",
-}
-TO_BE_CUT = {  # folded, and longer than a page may be
-    "12_zero_bubble",
 }
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
 MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3000, 150, 35, 25
@@ -182,21 +178,20 @@ def shown_lines(thing: ast.expr, imported: dict[str, list[str]]) -> int:
 # ---- what the form asks ----------------------------------------------------------------------------------------------
 
 
-def problems(notebook, *, is_cut: bool = True) -> list[str]:
+def problems(notebook) -> list[str]:
     """Where a page in this form breaks it, a sentence each; none for a page that is not."""
     if not in_form(notebook):
         return []
-    size, found = measure(notebook), []
-    if is_cut:
-        limits = [("words", size.words, MOST_WORDS), ("lines of visible code", size.lines, MOST_LINES)]
-        limits += [("minutes to read", size.minutes, MOST_MINUTES)]
-        found = [f"{number} {what}, at most {most}" for what, number, most in limits if number > most]
+    size = measure(notebook)
+    limits = [("words", size.words, MOST_WORDS), ("lines of visible code", size.lines, MOST_LINES)]
+    limits += [("minutes to read", size.minutes, MOST_MINUTES)]
+    found = [f"{number} {what}, at most {most}" for what, number, most in limits if number > most]
     for cell in notebook.cells:
         found += [problem for guess in GUESS.findall(cell.source) for problem in problems_of_guess(guess)]
     for cell in code_cells(notebook):
         name = next((line for line in cell.source.splitlines() if line.strip()), "an empty cell")
         found += [f"{name}: {problem}" for problem in problems_of_cell(cell)]
-        if is_cut and kind(cell) == "idea" and (lines := code_lines(cell.source)) > MOST_LINES_OF_AN_IDEA:
+        if kind(cell) == "idea" and (lines := code_lines(cell.source)) > MOST_LINES_OF_AN_IDEA:
             found.append(f"{name}: {lines} lines of an idea, at most {MOST_LINES_OF_AN_IDEA}")
     return found
 
