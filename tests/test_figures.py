@@ -174,6 +174,26 @@ def test_words_stand_only_where_they_fit():
     assert tips == ["long name: 0 to 3 ms"]
 
 
+def test_bars_too_short_for_words_are_dashes_of_one_path():
+    """As high as other bars, where these would be, in ten characters each."""
+    bars = [(rank, "compute", "forward", "", 3 * k, 3 * k + 1) for rank in (0, 1) for k in range(100)]
+    figure = draw_timeline(bars, title="t", alt="a", end=300)
+    lanes = [r for r in parse(figure).iter("rect") if float(r.get("width")) > 100]
+    (path,) = [p for p in parse(figure).iter("path") if p.get("stroke", "").startswith("var(--pbh-forward,")]
+    assert path.get("stroke-width") == lanes[0].get("height") and len(path.get("d")) < 10 * len(bars)
+    start, *steps = re.findall(r"[Mm]([-\d.]+) ([-\d.]+)h([\d.]+)", path.get("d"))
+    assert len(steps) == 199 and rects(figure, "forward") == []
+    x, y, long = map(float, start)
+    places = [(x, y)]
+    for across, down, more in steps:
+        x, y, long = x + long + float(across), y + float(down), float(more)
+        places.append((x, y))
+    left, scale = (float(lanes[0].get(key)) for key in ("x", "width"))
+    for (x, y), (rank, *_, begin, _) in zip(places, bars, strict=True):
+        assert x == pytest.approx(left + begin * scale / 300, abs=0.11)
+        assert y == pytest.approx(float(lanes[rank].get("y")) + float(lanes[rank].get("height")) / 2, abs=0.11)
+
+
 def test_a_wait_is_named_and_measured():
     bars = [(0, "compute", "backward", "", 0, 10), (0, "compute", "idle", "waits 5 ms", 10, 15)]
     figure = draw_timeline(bars, title="t", alt="a", end=50)

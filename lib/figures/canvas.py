@@ -46,6 +46,16 @@ class Layer:
         drawn = tag("path", tag("title", escape(tip)) if tip else "", d=path, fill=fill, **paint)
         self._drawn.append(tag("a", drawn, href=escape(href), aria_label=escape(tip)) if href else drawn)
 
+    def dashes(self, dashes: Iterable[tuple[float, float, float]], **paint: object) -> None:
+        """Level lines (x, y, length) as one path, each relative to the one before: so a thousand are light."""
+        written, x, y = "", 0.0, 0.0
+        for *start, long in dashes:
+            across, down = (round(end, 1) for end in start)
+            move = f"m{num(across - x)} {num(down - y)}" if written else f"M{num(across)} {num(down)}"
+            x, y = round(across + long, 1), down
+            written += f"{move}h{num(x - across)}"
+        self.path(written, **paint)
+
     def arrow(self, path: str, x: float, y: float, to_left: bool = False) -> None:
         """A line, and the tip of its arrow at (x, y), which points to the right or to the left."""
         self.path(path, stroke=color("text"), stroke_width=1.5)

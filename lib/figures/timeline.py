@@ -8,10 +8,11 @@ words, idle time is hatched, curves differ in width and dash. The palette is in 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lib.figures.canvas import FRAMES, Canvas
+from lib.figures.canvas import BARS, FRAMES, Canvas
 from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, num, text_width
 from lib.trace import Trace, stack
 
@@ -113,7 +114,7 @@ def draw_timeline(
     right = width - 10
     scale = (right - left) / (high - low)
     kinds = [k for k in KINDS if any(b.kind == k for b in both) or (k == "idle" and lanes != [NETWORK])]
-    canvas = Canvas(alt)
+    canvas, marks, short = Canvas(alt), defaultdict(list), defaultdict(list)
     y = canvas.head(title, legend(kinds, bool(predicted)), left, width)
     for rank, lane in [(rank, lane) for rank in ranks for lane in lanes]:
         here, there = ([b for b in part if b[:2] == (rank, lane)] for part in (bars, predicted))
@@ -141,16 +142,23 @@ def draw_timeline(
             fits = [c for c in choices if height > 12 and text_width(c, 12) + 1 <= long]
             if fits:
                 canvas.words_on(name).text(x + long / 2, top + height / 2 + 4.5, fits[0])
-            tip = "" if fits or long < 6 else f"{bar.label or kind}: {bar.start:.4g} to {bar.end:.4g} {unit}"
-            canvas.bars(name).rect(x, top, long - 1, height, tip)
+            if long < 6:
+                short[name, height].append((x, top + height / 2, max(long - 1, 0.8)))
+            else:
+                tip = "" if fits else f"{bar.label or kind}: {bar.start:.4g} to {bar.end:.4g} {unit}"
+                canvas.bars(name).rect(x, top, long - 1, height, tip)
             if bar.marked:
-                mark, inset = canvas.layer(FRAMES + 1, fill=color(f"on-{name}")), min(2, long / 6)
-                mark.rect(x + inset, top + height - 4, long - 1 - 2 * inset, 1.6, radius=0)
+                inset = min(2, long / 6)
+                marks[name].append((x + inset, top + height - 3.2, long - 1 - 2 * inset))
         frames = canvas.layer(FRAMES, fill="none", **OUTLINE) if there else None
         for bar, row in zip(there, row_of_predicted, strict=True):
             x, top, long = left + (bar.start - low) * scale, y + row * (height + 2), (bar.end - bar.start) * scale
             frames.rect(x, top - 3, long - 1, height + 6, radius=3)
         y += tall + (9 if predicted else 3) + (9 if lane == lanes[-1] else 0)
+    for (name, height), dashes in short.items():
+        canvas.layer(BARS).dashes(dashes, stroke=color(name, True), stroke_width=height)
+    for name, lines in marks.items():
+        canvas.layer(FRAMES + 1).dashes(lines, stroke=color(f"on-{name}"), stroke_width=1.6)
     below = draw_axis(canvas, left, right, y - 4, low, high, unit)
     return canvas.figure(width, y - 4 + below, caption)
 
