@@ -181,14 +181,15 @@ def test_bars_too_short_for_words_are_dashes_of_one_path():
     lanes = [r for r in parse(figure).iter("rect") if float(r.get("width")) > 100]
     (path,) = [p for p in parse(figure).iter("path") if p.get("stroke", "").startswith("var(--pbh-forward,")]
     assert path.get("stroke-width") == lanes[0].get("height") and len(path.get("d")) < 10 * len(bars)
+    left, scale = (float(lanes[0].get(key)) for key in ("x", "width"))
     start, *steps = re.findall(r"[Mm]([-\d.]+) ([-\d.]+)h([\d.]+)", path.get("d"))
     assert len(steps) == 199 and rects(figure, "forward") == []
     x, y, long = map(float, start)
     places = [(x, y)]
-    for across, down, more in steps:
-        x, y, long = x + long + float(across), y + float(down), float(more)
+    for across, down, next_long in steps:
+        x, y, long = x + long + float(across), y + float(down), float(next_long)
         places.append((x, y))
-    left, scale = (float(lanes[0].get(key)) for key in ("x", "width"))
+        assert long == pytest.approx(scale / 300 - 1, abs=0.11)
     for (x, y), (rank, *_, begin, _) in zip(places, bars, strict=True):
         assert x == pytest.approx(left + begin * scale / 300, abs=0.11)
         assert y == pytest.approx(float(lanes[rank].get("y")) + float(lanes[rank].get("height")) / 2, abs=0.11)
