@@ -17,13 +17,22 @@ def check_drawing(player):
     assert all(len(sentence) <= 120 for sentence in player.sentences), max(player.sentences, key=len)
     for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
         assert scene.height <= HIGHEST[width]
+        check_lines(scene, width)
         for number, step in enumerate(scene.steps):
-            for name, (x, y, wide, high, ink, words, *_) in step.things.items():
+            for name, (x, y, wide, high, _, words, *_) in step.things.items():
                 where = f"{name!r} in step {number} at {width} pixels"
-                edge = 0.5 if ink in LINES else 0  # half a line is outside of its box
-                assert edge <= x and x + wide <= width - edge, where
+                assert x >= 0 and x + wide <= width, where
                 assert y >= 0 and y + high <= scene.height, where
                 assert not words or text_width(words, SMALLEST_PX) <= wide and high >= SMALLEST_PX, where
+
+
+def check_lines(scene, width):
+    """Raises AssertionError where the edge of a drawing cuts a line around a box: half of it is outside of the box."""
+    drawn = ElementTree.fromstring(f"<svg>{scene.canvas.drawing()}</svg>").iter("rect")
+    boxes = [(float(box.get("x", 0)), float(box.get("width")), "still") for box in drawn if box.get("stroke")]
+    moving = [(name, thing) for step in scene.steps for name, thing in step.things.items() if thing.ink in LINES]
+    for x, wide, name in [*boxes, *((thing.x, thing.width, name) for name, thing in moving)]:
+        assert 0.5 <= x and x + wide <= width - 0.5, f"{name!r} at {width} pixels"
 
 
 def collisions(step, *inks):

@@ -110,7 +110,9 @@ def layer(items, ranks, cell) -> Figure:
 
 
 def block() -> Figure:
-    first, *places = [Activation(n, "1/8 of the tokens", tokens=1 / 8) for n in ("norm", "attention", *"abc")]
+    first, *places = [
+        Activation(n, "1/8 of the tokens", tokens=1 / 8) for n in ("dropout, +, norm", "attention", *"abc")
+    ]
     row = [first, *(item for pair in zip(SENT, places, strict=True) for item in pair)]
     return draw_activations(row, title="TP + SP, forward and backward", alt="a")
 

@@ -7,6 +7,7 @@ import pytest
 from lib.figures.canvas import Canvas
 from lib.figures.mechanisms.ring import play_all_reduce
 from lib.figures.player import NARROW, WIDE, Player, Scene, Step, Thing
+from tests.drawn import check_lines
 from tools.browser import chromium, open_browser
 
 SENTENCES = ["A box is here.", "It has moved, and another is there.", "It is gone & the other is <wide>."]
@@ -65,6 +66,7 @@ def test_a_page_stays_light():
 def test_an_all_reduce_ends_with_all_sums_everywhere(algorithm):
     player = play_all_reduce(algorithm, 4)
     for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
+        check_lines(scene, width)
         last = scene.steps[-1].things
         assert [last[f"cell {rank} {chunk}"].words for rank in range(4) for chunk in range(4)] == ["Σ"] * 16
         for step in scene.steps:

@@ -10,6 +10,7 @@ from lib.figures.mechanisms.buckets import play_buckets
 from lib.figures.player import NARROW, WIDE
 from lib.figures.svg import SMALLEST_PX, text_width
 from lib.model import GPT, GPTConfig
+from tests.drawn import check_lines
 
 MIB = 2**20
 
@@ -103,6 +104,7 @@ def test_it_fits(named, bucket_mib):
     assert max(map(len, player.sentences)) <= 120
     for scene, width, most in zip(player.scenes, (WIDE, NARROW), (420, 520), strict=True):
         assert scene.height <= most
+        check_lines(scene, width)
         for step in scene.steps:
             for name, thing in step.things.items():
                 assert 0 <= thing.x and thing.x + thing.width <= width + 1e-6, name

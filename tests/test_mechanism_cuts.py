@@ -8,6 +8,7 @@ from lib.cost.sizes import MODELS
 from lib.figures.mechanisms.cuts import Cut, play_cuts
 from lib.figures.player import NARROW, WIDE
 from lib.figures.svg import SMALLEST_PX, text_width
+from tests.drawn import check_lines
 
 CUTS = {
     "data": Cut(lambda r: r, lambda layer, c: "", "gradients"),
@@ -38,6 +39,7 @@ def seen(things, **like):
 def test_it_stays_inside_and_words_inside_their_boxes(player):
     for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
         assert scene.height <= (420 if width == WIDE else 520)
+        check_lines(scene, width)
         for step in scene.steps:
             assert len(step.sentence) <= 120, step.sentence
             for name, thing in step.things.items():

@@ -8,6 +8,7 @@ from lib.figures.mechanisms.deadlock import play_deadlock
 from lib.figures.player import NARROW, WIDE
 from lib.figures.svg import SMALLEST_PX, text_width
 from lib.launch import HangError, run
+from tests.drawn import check_lines
 
 
 def send_first(world):
@@ -61,6 +62,7 @@ def test_it_fits(n):
     assert max(map(len, player.sentences)) <= 120
     for scene, width, most in zip(player.scenes, (WIDE, NARROW), (420, 520), strict=True):
         assert scene.height <= most
+        check_lines(scene, width)
         for step in scene.steps:
             solid = [thing for name, thing in step.things.items() if thing.seen and not name.startswith("dot")]
             for name, thing in step.things.items():

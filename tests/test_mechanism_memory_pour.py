@@ -9,6 +9,7 @@ from lib.cost.sizes import MODELS, RECIPES
 from lib.figures.mechanisms.memory_pour import play_memory_pour
 from lib.figures.player import NARROW, WIDE
 from lib.figures.svg import SMALLEST_PX, text_width
+from tests.drawn import check_lines
 
 GB, ROOM = 1e9, 80e9
 SHAPE = MODELS["7B"]
@@ -40,6 +41,7 @@ def held(scene, step):
 def test_it_stays_inside_and_words_inside_their_boxes(model, room):
     for scene, width in zip(play_memory_pour(model, room).scenes, (WIDE, NARROW), strict=True):
         assert scene.height <= (420 if width == WIDE else 520)
+        check_lines(scene, width)
         for step in scene.steps:
             assert len(step.sentence) <= 120, step.sentence
             for name, thing in step.things.items():

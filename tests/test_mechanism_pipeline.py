@@ -12,6 +12,7 @@ from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1
 from lib.pipeline.simulate import Costs, simulate
+from tests.drawn import check_lines
 
 COSTS = Costs(1, 1, 1)
 
@@ -31,6 +32,7 @@ def both():
 )
 def test_nothing_leaves_the_drawing(make):
     for scene, width in zip(make().scenes, (WIDE, NARROW), strict=True):
+        check_lines(scene, width)
         for step in scene.steps:
             for name, thing in step.things.items():
                 assert 0 <= thing.x and thing.x + thing.width <= width, name

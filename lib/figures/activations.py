@@ -61,8 +61,8 @@ def draw_activations(
         else:
             canvas.rect(x, top, side, side, fill=color("idle"), stroke=color("idle-line"))
             canvas.rect(x, top, side * item.width, side * item.tokens, fill=color("activation", True))
-            canvas.text(x + side / 2, top - 10, item.name, "middle")
-            room = text_width(item.note, SMALLEST_PX) / 2
-            canvas.note(min(max(x + side / 2, room), width - room), top + side + 32, item.note, "middle")
+            named, noted = text_width(item.name) / 2, text_width(item.note, SMALLEST_PX) / 2
+            canvas.text(max(x + side / 2, named), top - 10, item.name, "middle")
+            canvas.note(min(max(x + side / 2, noted), width - noted), top + side + 32, item.note, "middle")
             x += side
     return canvas.figure(width, top + side + 42, caption)

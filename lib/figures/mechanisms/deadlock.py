@@ -79,7 +79,7 @@ def _around(point: Point, size: tuple[float, float], ink: str, words: str = "", 
 
 def _scene(n: int, width: float) -> Scene:
     is_flat = width != NARROW and n == 2  # rank 0 at the left; else on top
-    across, down = (width - BOX[0]) / 2 if width == NARROW else 210, 88 if is_flat else 140
+    across, down = (width - BOX[0]) / 2 - 1 if width == NARROW else 210, 88 if is_flat else 140
     middle_y = down + (12 if is_flat else BOX[1] / 2 + 1)
 
     def on_circle(place: float) -> Point:
