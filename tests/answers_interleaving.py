@@ -20,13 +20,13 @@ def interleaved(
     n,
     M,
     v,
-    warm_up=megatron,
+    warmup=megatron,
     group=lambda n, M: n,
     stage=lambda rank, turn, n, v: rank + n * turn,
     back=lambda turn, v: v - 1 - turn,
     limit=min,
     first=0,
-    cool_down=True,
+    cooldown=True,
 ):
     """The answer to 11.1, with a place for each mistake."""
 
@@ -38,11 +38,11 @@ def interleaved(
 
     lines = []
     for rank in range(n):
-        warm = limit(warm_up(rank, n, v), M * v)
+        warm = limit(warmup(rank, n, v), M * v)
         line = [action(rank, "F", k) for k in range(warm)]
         for k in range(warm, M * v):
             line += [action(rank, "F", k), action(rank, "B", k - warm)]
-        if cool_down:
+        if cooldown:
             line += [action(rank, "B", k) for k in range(max(M * v - warm, 0), M * v)]
         lines.append(" ".join(line))
     return "\n".join(lines)
@@ -100,17 +100,17 @@ WRONG = {  # in the order of the exercise's mistakes
     "11.1": [
         interleaving_with(stage=lambda rank, turn, n, v: rank * v + turn),
         lambda n, M, v: one_f_one_b.one_f_one_b(n, M),
-        interleaving_with(warm_up=lambda rank, n, v: n - rank - 1),
+        interleaving_with(warmup=lambda rank, n, v: n - rank - 1),
         interleaving_with(group=lambda n, M: 1),
         interleaving_with(back=lambda turn, v: turn),
-        interleaving_with(warm_up=lambda rank, n, v: (n - rank - 1) + (v - 1) * n),
-        interleaving_with(warm_up=lambda rank, n, v: (v - 1) * n),
-        interleaving_with(warm_up=lambda rank, n, v: megatron(rank, n, v) + 1),
-        interleaving_with(warm_up=lambda rank, n, v: megatron(rank, n, v) + n),
-        interleaving_with(warm_up=lambda rank, n, v: megatron(0, n, v)),
-        interleaving_with(warm_up=lambda rank, n, v: 10**6),
-        interleaving_with(warm_up=lambda rank, n, v: 10**6, group=lambda n, M: M),
-        interleaving_with(cool_down=False),
+        interleaving_with(warmup=lambda rank, n, v: (n - rank - 1) + (v - 1) * n),
+        interleaving_with(warmup=lambda rank, n, v: (v - 1) * n),
+        interleaving_with(warmup=lambda rank, n, v: megatron(rank, n, v) + 1),
+        interleaving_with(warmup=lambda rank, n, v: megatron(rank, n, v) + n),
+        interleaving_with(warmup=lambda rank, n, v: megatron(0, n, v)),
+        interleaving_with(warmup=lambda rank, n, v: 10**6),
+        interleaving_with(warmup=lambda rank, n, v: 10**6, group=lambda n, M: M),
+        interleaving_with(cooldown=False),
         *map(miswritten(interleaved), MISREAD),
     ],
     "11.2": [

@@ -11,16 +11,16 @@ from lib.pipeline.simulate import simulate
 # ---- 09.1
 
 
-def turns(n, M, warm_up=lambda n, rank: n - rank - 1, limit=min, pair="FB", cool_down=True, first=0):
+def turns(n, M, warmup=lambda n, rank: n - rank - 1, limit=min, pair="FB", cooldown=True, first=0):
     """The answer to 09.1, with a place for each mistake."""
     lines = []
     for rank in range(n):
-        warm = limit(warm_up(n, rank), M)
+        warm = limit(warmup(n, rank), M)
         line = [f"{rank}F{first + m}" for m in range(warm)]
         for k in range(warm, M):
             numbers = {"F": first + k, "B": first + k - warm}
             line += [f"{rank}{op}{numbers[op]}" for op in pair]
-        if cool_down:
+        if cooldown:
             line += [f"{rank}B{first + m}" for m in range(M - warm, M)]
         lines.append(" ".join(line))
     return "\n".join(lines)
@@ -47,7 +47,7 @@ def right_turns_by_counting(n, M):
 
 
 def not_limited(n, M):
-    """A warm-up of P - r - 1 microbatches, whether there are so many or not."""
+    """A warmup of P - r - 1 microbatches, whether there are so many or not."""
     rows = []
     for rank in range(n):
         row, back = [f"{rank}F{m}" for m in range(n - rank - 1)], 0
@@ -91,17 +91,17 @@ RIGHT = {
 }
 WRONG = {  # in the order of the exercise's mistakes
     "09.1": [
-        turning(warm_up=lambda n, rank: n - rank),
-        turning(warm_up=lambda n, rank: n - rank if rank < n - 1 else 0),
-        turning(warm_up=lambda n, rank: max(n - rank - 2, 0)),
-        turning(warm_up=lambda n, rank: 0),
-        turning(warm_up=lambda n, rank: n - 1),
-        turning(warm_up=lambda n, rank: 2 * (n - rank - 1)),
+        turning(warmup=lambda n, rank: n - rank),
+        turning(warmup=lambda n, rank: n - rank if rank < n - 1 else 0),
+        turning(warmup=lambda n, rank: max(n - rank - 2, 0)),
+        turning(warmup=lambda n, rank: 0),
+        turning(warmup=lambda n, rank: n - 1),
+        turning(warmup=lambda n, rank: 2 * (n - rank - 1)),
         gpipes.gpipe,
-        turning(warm_up=lambda n, rank: rank),
+        turning(warmup=lambda n, rank: rank),
         not_limited,
         turning(limit=lambda warm, M: warm),
-        turning(cool_down=False),
+        turning(cooldown=False),
         turning(pair="BF"),
         *map(miswritten(turns), MISREAD),
     ],

@@ -9,7 +9,7 @@ from lib.pipeline.lower import lower
 from lib.pipeline.rendezvous import rendezvous
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe, naive
-from lib.pipeline.schedules.interleaved import interleaved, warm_up
+from lib.pipeline.schedules.interleaved import interleaved, warmup
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs, simulate
@@ -178,9 +178,9 @@ def test_zb_v_is_pytorchs():
 
 def test_megatrons_warm_up():
     """`get_pp_rank_microbatches`: (P-r-1)·2 + (V-1)·P forwards, of which the last pairs with the first backward."""
-    assert [warm_up(rank, 4, 2) for rank in range(4)] == [10, 8, 6, 4]
+    assert [warmup(rank, 4, 2) for rank in range(4)] == [10, 8, 6, 4]
     for rank, row in enumerate(interleaved(4, 8, 2).actions):
-        assert [a.op for a in row].index(Op.B) == warm_up(rank, 4, 2) + 1
+        assert [a.op for a in row].index(Op.B) == warmup(rank, 4, 2) + 1
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------

@@ -7,12 +7,9 @@ from tests.test_repository import ROOT, tool
 prose = tool("prose")
 
 MOST_HITS = 12  # of a page; most of these are good English
-TO_BE_REWRITTEN = {"13_3d_parallelism", "14_choosing"}  # solutions, later
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "chapters").glob("*.md")),
-    *(path for path in sorted((ROOT / "solutions").glob("*.md")) if path.stem not in TO_BE_REWRITTEN),
-    *sorted((ROOT / "book").glob("*.md")),
+    *(path for folder in ("chapters", "solutions", "book") for path in sorted((ROOT / folder).glob("*.md"))),
     *sorted((ROOT / "book" / "library").iterdir()),
 ]
 
@@ -23,13 +20,6 @@ def test_a_page_has_few_habits_and_one_notation(path):
     assert prose.wrong_letters(text) == []
     hits = prose.habits(text)
     assert len(hits) <= MOST_HITS, "\n".join(f"{hit.line}: {hit.words} → {hit.better}" for hit in hits)
-
-
-def test_pages_still_to_be_rewritten_are_those_with_many():
-    """A page that has become good leaves the list."""
-    for name in TO_BE_REWRITTEN:
-        text = (ROOT / "solutions" / f"{name}.md").read_text(encoding="utf-8")
-        assert len(prose.habits(text)) > MOST_HITS or prose.wrong_letters(text), f"{name} is good: take it out"
 
 
 def test_each_habit_and_each_wrong_letter_is_seen():

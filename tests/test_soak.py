@@ -1,6 +1,6 @@
 """Many runs, nothing grows: 40 in `make test`, 500 in `make soak`.
 
-A notebook is open for hours. What each run leaves is small, so it is measured over many, as a slope after a warm-up.
+A notebook is open for hours. What each run leaves is small, so it is measured over many, as a slope after a warmup.
 """
 
 import gc

@@ -47,8 +47,8 @@ def kept_by(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: i
     """
     if stages_per_rank == 1:
         return min(num_microbatches, num_ranks - rank)
-    warm_up = 2 * (num_ranks - rank - 1) + (stages_per_rank - 1) * num_ranks
-    return min(warm_up + 1, num_microbatches * stages_per_rank) / stages_per_rank
+    warmup = 2 * (num_ranks - rank - 1) + (stages_per_rank - 1) * num_ranks
+    return min(warmup + 1, num_microbatches * stages_per_rank) / stages_per_rank
 
 
 def zero_bubble_wait_s(num_ranks: int, forward_s: float, input_s: float, weight_s: float) -> float:

@@ -11,7 +11,7 @@ from lib.check.exercise import Data, Exercise, Mistake, call, whole
 from lib.check.pipelines.written import KIND, STAGES, kind_text, made_by, misread, says, writes
 from lib.pipeline.schedules.action import Action, Op, Schedule
 from lib.pipeline.schedules.fault import Fault
-from lib.pipeline.schedules.interleaved import interleaved, warm_up
+from lib.pipeline.schedules.interleaved import interleaved, warmup
 from lib.pipeline.schedules.one_f_one_b import in_turns
 from lib.pipeline.simulate import Costs
 
@@ -21,14 +21,14 @@ Count = Callable[[int, int, int], int]  # of a rank, of ranks and of stages on e
 
 
 def _orders_inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """With so many groups that each forward of the warm-up is needed."""
+    """With so many groups that each forward of the warmup is needed."""
     cases = [(2, 2 * whole(generator, 2, 4), 2)]
     cases += [(n, n * whole(generator, 3, 5), v) for n, v in ((3, 2), (4, 3))]
     half = whole(generator, 2, 5) / 2
     return [{"cases": cases, "costs": Costs(1, half, half, latency=0.25)}]
 
 
-def _made(forwards: Count = warm_up, group: Callable[[int, int], int] = lambda n, m: n) -> Callable:
+def _made(forwards: Count = warmup, group: Callable[[int, int], int] = lambda n, m: n) -> Callable:
     """With so many forwards first, of rank, ranks and stages each; in groups of so many, of ranks and microbatches."""
 
     def make(num_ranks: int, num_microbatches: int, v: int) -> Schedule:
@@ -77,7 +77,7 @@ INTERLEAVED = Exercise(
             _stages(lambda n, v: [*range(n)]),
         ),
         Mistake(
-            "A backward comes before its own forward. Is the warm-up too short? Before the first gradient can come "
+            "A backward comes before its own forward. Is the warmup too short? Before the first gradient can come "
             "back to its last stage, a rank has taken a whole group through all its other stages: that alone is "
             "(V-1)P forwards. If it is long enough: a turn begins with its forward, and a group comes back in the "
             "order in which it went.",
@@ -90,34 +90,34 @@ INTERLEAVED = Exercise(
         ),
         Mistake(
             "Ranks wait for each other. Do your backwards take the rank's stages from the last one to the first? "
-            "Gradients go around the other way. And the first rank has the longest warm-up, not the last one.",
+            "Gradients go around the other way. And the first rank has the longest warmup, not the last one.",
             says(_NAME, KIND, kind_text(Fault.CIRCLE)),
         ),
         Mistake(
             "If messages took no time, this would be as fast, and it keeps less: it is the one that the chapter tries, "
             "with half the way. Here a message takes a quarter of a stage's forward, and ranks wait for it again and "
             "again. With 2(P-r-1) forwards for the way there and back they have something else to do meanwhile.",
-            _made(lambda rank, n, v: warm_up(rank, n, v) - (n - rank - 1)),
+            _made(lambda rank, n, v: warmup(rank, n, v) - (n - rank - 1)),
         ),
         Mistake(
-            "Your warm-up is a whole group through all stages of the rank but the last one. The way to the last rank "
+            "Your warmup is a whole group through all stages of the rank but the last one. The way to the last rank "
             "and back is missing, and it is longer the nearer a rank is to the first.",
             _made(lambda rank, n, v: (v - 1) * n),
         ),
         Mistake(
             "One forward too many before the first backward. It is as fast, and each rank keeps one more than it must. "
-            "The forward of the first turn comes on top of the warm-up.",
-            _made(lambda rank, n, v: warm_up(rank, n, v) + 1),
+            "The forward of the first turn comes on top of the warmup.",
+            _made(lambda rank, n, v: warmup(rank, n, v) + 1),
         ),
         Mistake(
             "You warm up with V groups. Through its last stage a rank takes the first group in turns already: it is "
-            "V-1 in the warm-up.",
-            _made(lambda rank, n, v: warm_up(rank, n, v) + n),
+            "V-1 in the warmup.",
+            _made(lambda rank, n, v: warmup(rank, n, v) + n),
         ),
         Mistake(
-            "Every rank has the warm-up of rank 0. The nearer a rank is to the last one, the sooner its first gradient "
+            "Every rank has the warmup of rank 0. The nearer a rank is to the last one, the sooner its first gradient "
             "is there.",
-            _made(lambda rank, n, v: warm_up(0, n, v)),
+            _made(lambda rank, n, v: warmup(0, n, v)),
         ),
         Mistake(
             "All forwards come before the first backward, so each rank keeps everything. Go back as soon as the first "
@@ -131,7 +131,7 @@ INTERLEAVED = Exercise(
             _made(lambda rank, n, v: 10**6, group=lambda n, m: m),
         ),
         Mistake(
-            "Backwards are missing: the cool-down. A rank that was ahead by some forwards is behind by as many "
+            "Backwards are missing: the cooldown. A rank that was ahead by some forwards is behind by as many "
             "backwards when the forwards are through.",
             says(_NAME, KIND, kind_text(Fault.MISSING, Op.B)),
         ),

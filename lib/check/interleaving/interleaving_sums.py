@@ -91,7 +91,7 @@ SUMS = Exercise(
             _by(_SENT, lambda P, M, V, t_F, t_B, n_bytes: 2 * M * V * n_bytes),
         ),
         Mistake(
-            "Rank 0 keeps P microbatches in 1F1B, or with a warm-up of half the way. Megatron's is longer.",
+            "Rank 0 keeps P microbatches in 1F1B, or with a warmup of half the way. Megatron's is longer.",
             _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: P),
         ),
         Mistake(
@@ -99,7 +99,7 @@ SUMS = Exercise(
             _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: 2 * (P - 1) + (V - 1) * P + 1),
         ),
         Mistake(
-            "Those are the forwards of the warm-up. With the one of the first turn it is one short stage more.",
+            "Those are the forwards of the warmup. With the one of the first turn it is one short stage more.",
             _by(_KEPT, lambda P, M, V, t_F, t_B, n_bytes: (2 * (P - 1) + (V - 1) * P) / V),
         ),
         Mistake(

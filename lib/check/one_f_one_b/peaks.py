@@ -63,7 +63,7 @@ def _weighed(n_bytes: Callable[[int, int, int, int], int], recompute: bool = Tru
     return result(_NAME, _BYTES, of, where=lambda *case: case[-1] is recompute)
 
 
-# With few microbatches, and as the forwards of the warm-up.
+# With few microbatches, and as the forwards of the warmup.
 _LESS_THE_RANK = (
     lambda rank, ranks, microbatches: min(microbatches, ranks) - rank,
     lambda rank, ranks, microbatches: max(1, min(microbatches, ranks) - rank),
@@ -78,7 +78,7 @@ _HINT_LESS = (
     "P less its number, or all microbatches."
 )
 _HINT_WARM_UP = (
-    "One too few under 1F1B: those are the forwards of the warm-up. With the one of the first pair it is one more, and "
+    "One too few under 1F1B: those are the forwards of the warmup. With the one of the first pair it is one more, and "
     "even the last rank keeps one."
 )
 

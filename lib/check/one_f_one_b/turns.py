@@ -19,7 +19,7 @@ _NAME = "one_f_one_b"
 
 
 def _inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """And some in which there are fewer microbatches than a warm-up would like."""
+    """And some in which there are fewer microbatches than a warmup would like."""
     (given,) = cases_inputs(generator, n)
     return [given | {"cases": [*given["cases"], (5, 2), (6, 3)]}]
 
@@ -52,7 +52,7 @@ def _not_limited(what: str, value: Callable[[int], Any]) -> Callable:
 
 
 _NOT_LIMITED = (
-    "Where there are few microbatches, the warm-up takes some that do not exist. It ends when there are none left."
+    "Where there are few microbatches, the warmup takes some that do not exist. It ends when there are none left."
 )
 
 _TOO_MANY = (
@@ -77,18 +77,18 @@ TURNS = Exercise(
             _warmed_up(lambda n, rank: max(n - rank - 2, 0)),
         ),
         Mistake(
-            "There is no warm-up: each rank turns round after one forward, so all wait for each other's. That is the "
+            "There is no warmup: each rank turns round after one forward, so all wait for each other's. That is the "
             "naive pipeline.",
             _warmed_up(lambda n, rank: 0),
         ),
         Mistake(
-            "Every rank has the warm-up of rank 0. The nearer a rank is to the loss, the sooner the first gradient is "
+            "Every rank has the warmup of rank 0. The nearer a rank is to the loss, the sooner the first gradient is "
             "there, and the last rank has it at once.",
             _warmed_up(lambda n, rank: n - 1),
         ),
         Mistake(
             "Twice the forwards before the first backward: that is eager 1F1B, which keeps more so that late messages "
-            "cost nothing. What is asked for here is the smallest warm-up that makes nobody wait.",
+            "cost nothing. What is asked for here is the smallest warmup that makes nobody wait.",
             _warmed_up(lambda n, rank: 2 * (n - rank - 1)),
         ),
         Mistake(
@@ -97,19 +97,19 @@ TURNS = Exercise(
             made_by(_NAME, gpipe),
         ),
         Mistake(
-            "The warm-up grows with the rank, and ranks wait for each other. It is the first rank that has the longest "
+            "The warmup grows with the rank, and ranks wait for each other. It is the first rank that has the longest "
             "way to the loss and back.",
             says(_NAME, KIND, kind_text(Fault.CIRCLE)),
         ),
         Mistake(_NOT_LIMITED, _not_limited(SIZES, lambda n: size(n, n - 1))),
         Mistake(_NOT_LIMITED, _not_limited(KIND, lambda n: kind_text(Fault.NO_ACTION))),
         Mistake(
-            "Backwards are missing: the cool-down. A rank that was ahead by some forwards is behind by as many "
+            "Backwards are missing: the cooldown. A rank that was ahead by some forwards is behind by as many "
             "backwards when the forwards are through.",
             says(_NAME, KIND, kind_text(Fault.MISSING, Op.B)),
         ),
         Mistake(
-            "A backward comes before its own forward. The last rank has no warm-up, so its first pair begins with the "
+            "A backward comes before its own forward. The last rank has no warmup, so its first pair begins with the "
             "forward.",
             says(_NAME, KIND, kind_text(Fault.TOO_EARLY, Op.B, Op.F)),
         ),

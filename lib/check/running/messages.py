@@ -28,7 +28,7 @@ Case = tuple[str, int, int]  # schedule, ranks, microbatches
 
 
 def _eager(num_ranks: int, num_microbatches: int) -> Schedule:
-    """1F1B with a longer warm-up: microbatches cross on several links at once."""
+    """1F1B with a longer warmup: microbatches cross on several links at once."""
     ranks = range(num_ranks)
     orders = [in_turns(num_microbatches, 2 * (num_ranks - rank - 1)) for rank in ranks]
     rows = [[Action(rank, op, m) for op, m in orders[rank]] for rank in ranks]

@@ -15,7 +15,7 @@ from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes, one
 def naive(num_ranks: int, num_microbatches: int = 1) -> Schedule:
     """A microbatch goes all the way forward and back before the next one.
 
-    Bubble: (P-1)/P of the step.
+    Bubble: (p-1)/p of the step.
     """
     check_sizes(num_ranks, num_microbatches)
     ops = [(op, m) for m in range(num_microbatches) for op in (Op.F, Op.B)]
@@ -30,7 +30,7 @@ def gpipe(
 ) -> Schedule:
     """All forwards, then all backwards.
 
-    Bubble: (P-1)/(M+P-1) of the step; alive on each rank: M.
+    Bubble: (p-1)/(m+p-1) of the step; kept on each rank: m microbatches.
 
     Args:
         last_first: begin backward with the microbatch that came last, as GPipe does; it takes as long.

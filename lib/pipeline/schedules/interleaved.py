@@ -1,8 +1,8 @@
 """Interleaved 1F1B: each rank has several short stages instead of one long one.
 
-With stages of half the length the staircase at both ends has steps of half the height, so V stages a rank divide the
-bubble by V. The price: V times as many messages, and more microbatches under way. A microbatch goes around all ranks V
-times; microbatches travel in groups of P, so that a group's first is back at rank 0 when its last has left.
+With stages of half the length the staircase at both ends has steps of half the height, so v stages per rank divide the
+bubble by v. The price: v times the messages, and more microbatches in flight. A microbatch passes all ranks v times.
+Microbatches travel in groups of p, so that the first of a group is back at rank 0 when the last has left.
 
 Read before: `lib/pipeline/schedules/one_f_one_b.py`. Chapter 11 · Narayanan et al. 2021, section 2.2.
 """
@@ -18,12 +18,12 @@ def interleaved(
     num_microbatches: int,
     stages_per_rank: int,
 ) -> Schedule:
-    """Rank r has stages r, r + P, r + 2P …, and takes turns as in 1F1B.
+    """Rank r has stages r, r + p, r + 2p …, and alternates as in 1F1B.
 
-    Bubble: (P-1)(F+B)/V, where F and B are times of all that a rank has.
+    Bubble: (p-1)(T_F+T_B)/v, where the times are of all stages of a rank.
 
     Args:
-        stages_per_rank: V, at least 2; with one it would be 1F1B.
+        stages_per_rank: v, at least 2; with one it would be 1F1B.
 
     Raises:
         ValueError: microbatches that are no multiple of the ranks, which this order, Megatron's, cannot fill.
@@ -40,7 +40,7 @@ def interleaved(
         )
 
     def action(rank: int, op: Op, k: int) -> Action:
-        """The k-th of a rank: P go through all its stages, then P more."""
+        """The k-th of a rank: p pass all its stages, then the next p."""
         group, k = divmod(k, n * v)
         turn, place = divmod(k, n)
         turn = turn if op == Op.F else v - 1 - turn
@@ -48,13 +48,13 @@ def interleaved(
 
     rows = []
     for rank in range(n):
-        turns = in_turns(v * m, warm_up(rank, n, v))
+        turns = in_turns(v * m, warmup(rank, n, v))
         rows.append(tuple(action(rank, op, k) for op, k in turns))
     name, rank_of = f"interleaved, {v} stages each", tuple(range(n)) * v
     return Schedule(name, n * v, m, rank_of, tuple(rows))
 
 
-def warm_up(rank: int, num_ranks: int, stages_per_rank: int) -> int:
+def warmup(rank: int, num_ranks: int, stages_per_rank: int) -> int:
     """Forwards before the first backward, as in Megatron.
 
     A whole round through all stages but the last, and the way there and back.

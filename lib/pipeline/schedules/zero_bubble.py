@@ -1,11 +1,11 @@
-"""Zero bubble: the half of backward for which nobody waits fills the holes.
+"""Zero bubble: weight gradients, for which no rank waits, fill the bubble.
 
-Backward does two things. The gradient of the input, I, is what the stage before waits for. The gradients of the
-weights, W, are wanted only by the optimizer, so they may be computed at any time before it. ZB-H1 is 1F1B with W put
-off, on rank r by r microbatches: the cool-down's holes are filled with weight gradients, and two thirds of the bubble
-are gone. ZB-H2 starts so many microbatches that the warm-up has no holes either. Then nothing of the bubble is left
-between a rank's first action and its last, for up to twice the memory. ZB-V has that in the memory of 1F1B, with two
-stages on each rank. (Papers write B for I, and some BW for B.)
+Backward has two halves. The previous stage waits for the input gradient, I. The weight gradients, W, are needed only by
+the optimizer, so they may be computed at any time before its step. ZB-H1 is 1F1B with W deferred, on rank r by r
+microbatches: weight gradients fill the gaps of the cooldown, and two thirds of the bubble disappear. ZB-H2 starts so
+many microbatches that the warmup has no gaps either. Then a rank never waits between its first and its last action, for
+up to twice the memory. ZB-V does that in the memory of 1F1B, with two stages on each rank. (Papers write B for I, and
+some BW for B.)
 
 Read before: `lib/pipeline/schedules/one_f_one_b.py`. Chapter 12 · Qi et al. 2024.
 """
@@ -21,7 +21,7 @@ from lib.pipeline.schedules.one_f_one_b import in_turns
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     """1F1B, but W of microbatch k comes after I of microbatch k + r.
 
-    Bubble: (P-1)(F+I-W), for M ≥ P and W of min(F, I) at most.
+    Bubble: (p-1)(T_F+T_I-T_W), for m ≥ p and T_W ≤ min(T_F, T_I).
     """
     check_sizes(num_ranks, num_microbatches)
     n, m = num_ranks, num_microbatches
@@ -30,7 +30,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
-    """2(P - r) - 1 forwards before the first I; W is put off by 2r.
+    """2(p - r) - 1 forwards before the first I; W is deferred by 2r.
 
     If F = I = W, and with 2P - 1 microbatches or more, no rank waits between its first action and its last.
     """
@@ -41,7 +41,7 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Two stages a rank, r and 2P - 1 - r: there and back, like a V.
+    """Two stages per rank, r and 2p - 1 - r: there and back, like a V.
 
     If F = I = W, and with 2P - 1 microbatches or more, no rank waits between its first action and its last, and none
     keeps more than P microbatches. Rank 0 has both ends, so it knows the losses, and a tied weight is on one rank.
@@ -68,10 +68,10 @@ def _v(rank: int, n: int, m: int) -> list[Action]:
     return [action for action in row if action.microbatch < m]
 
 
-def _split(stage: int, count: int, warm_up: int, put_off: int) -> list[Action]:
+def _split(stage: int, count: int, warmup: int, put_off: int) -> list[Action]:
     """In turns; a backward is I, and W `put_off` later; the rest comes last."""
     row, late = [], 0
-    for op, k in in_turns(count, warm_up):
+    for op, k in in_turns(count, warmup):
         row.append(Action(stage, Op.I if op == Op.B else op, k))
         if op == Op.B and k >= put_off:
             row.append(Action(stage, Op.W, late))
