@@ -623,8 +623,8 @@ def test_search_finds_what_a_chapter_says(browser, bases, origin):
     ("words", "page", "section"),
     [
         ("how much memory", "01_memory", ""),
-        ("deadlock", "02_collectives", "send-receive"),
-        ("buckets", "03_", "buckets"),
+        ("deadlock", "02_collectives", "deadlock"),
+        ("buckets", "03_", "gradient-buckets"),
     ],
 )
 def test_search_begins_with_the_chapter_that_says_it_and_leads_to_the_section(browser, bases, words, page, section):
