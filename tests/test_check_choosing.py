@@ -78,7 +78,7 @@ def test_the_bytes_that_the_page_states_are_the_stacks():
     stack = gigabytes._training("A").stack
     assert stack.recipe == Recipe(2, 4, 4, 8) and stack.logits_bytes == 14 and stack.spare_activations == 1
     first, logits = f"{gigabytes._MORE_ON_THE_FIRST:.1f} GB for three more", gigabytes._right("C")[gigabytes._LOGITS]
-    assert first in PAGE and f"the logits decide: {logits:.1f} GB" in PAGE
+    assert first in PAGE and f"the logits dominate: {logits:.1f} GB" in PAGE
 
 
 def test_no_two_mistakes_about_bytes_are_near_each_other():
@@ -120,7 +120,7 @@ def test_no_repair_is_near_a_limit():
 
 def test_costs_of_repairs_are_those_of_the_page():
     assert f"({slower(1, tp=4):.0%} in layout 1, {slower(4, tp=8):.0%} from tp = 4 to tp = 8 in layout 4)" in PAGE
-    assert max(slower(5, zero=1), slower(5, pp=4)) < 0.01 and "within 1% of each other" in PAGE
+    assert max(slower(5, zero=1), slower(5, pp=4)) < 0.01 and "differ by less than 1%" in PAGE
     assert f"costs {slower(6, recompute='full'):.0%} more than b = 1" in PAGE
     training, layout = broken_layouts()[5]
     two = layout._replace(rows=2)
