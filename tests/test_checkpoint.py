@@ -130,7 +130,7 @@ def test_what_all_ranks_have_of_a_tensor_is_the_tensor(placement, n):
 
 
 def test_a_term_of_a_sum_has_no_boxes():
-    with pytest.raises(ValueError, match="lies nowhere in the whole tensor"):
+    with pytest.raises(ValueError, match="has no position in the full tensor"):
         list(boxes_of_part(torch.zeros(4), slice(0, 4), torch.Size([4]), Partial(), Group()))
 
 
@@ -553,21 +553,21 @@ def edit_run(path, **changes):
         ("--checkpoint {saved} --keep 0", "--keep 0 must be"),
         (
             "--checkpoint {saved}",
-            "{saved} has checkpoints up to step 6: go on from there with --resume auto, or give",
+            "{saved} has checkpoints up to step 6: continue from there with --resume auto, or give",
         ),
         (
             "--checkpoint {new} --resume {saved}",
-            "{saved} is no checkpoint: run.json in it cannot be read: No such file",
+            "{saved} is not a checkpoint: its run.json cannot be read: No such file",
         ),
         (
             "--checkpoint {new} --resume /no/such",
-            "/no/such is no checkpoint: run.json in it cannot be read: No such file",
+            "/no/such is not a checkpoint: its run.json cannot be read: No such file",
         ),
         ("--checkpoint /proc/nowhere", "--checkpoint /proc/nowhere cannot be written: No such file"),
         ("--checkpoint {saved}/step-00000006/run.json", "run.json cannot be written: File exists"),
         (
             "--checkpoint {saved} --resume auto --d-model 32",
-            "step-00000006 is of another model: embed.token.weight has shape [256, 24] there, and shape [256, 32] here",
+            "is of a different model: embed.token.weight has shape [256, 24] there, and shape [256, 32] here",
         ),
         (
             "--checkpoint {saved} --resume auto --num-layers 5",
@@ -576,9 +576,9 @@ def edit_run(path, **changes):
         ("--checkpoint {saved} --resume auto --num-layers 3", "has shape [24] there, and no such parameter here"),
         (
             "--checkpoint {saved} --resume auto --num-heads 2 --num-kv-heads 1",
-            "is of another model: --num-heads 4 there, and 2 here",
+            "is of a different model: --num-heads 4 there, and 2 here",
         ),
-        ("--checkpoint {saved} --resume auto --steps 5", "has 6 steps behind it, more than --steps 5; use more"),
+        ("--checkpoint {saved} --resume auto --steps 5", "has 6 finished steps, more than --steps 5; use more"),
     ],
 )
 def test_one_clear_sentence_before_anything_starts(flags, says, saved, tmp_path_factory, capsys, nothing_is_trained):
@@ -591,13 +591,13 @@ def test_one_clear_sentence_before_anything_starts(flags, says, saved, tmp_path_
 def test_a_path_that_is_older_than_what_is_in_the_folder(saved, capsys, nothing_is_trained):
     edit_run(saved / "step-00000004", step=4)
     said = refused(f"--checkpoint {saved} --resume {saved}/step-00000004", capsys)
-    assert "step-00000006 is newer, and would be what --resume auto goes on from later" in said
+    assert "step-00000006 is newer, so a later --resume auto would continue from it" in said
 
 
 def test_a_newer_version_is_refused_and_left_where_it_is(saved, capsys, nothing_is_trained):
     edit_run(saved / "step-00000006", version=2)
     said = refused(f"--checkpoint {saved} --resume auto", capsys)
-    assert said.endswith("step-00000006 is of version 2, and this lib reads up to 1; use a newer lib")
+    assert said.endswith("step-00000006 has version 2, and this lib reads up to 1; use a newer lib")
 
 
 def test_what_was_saved_before_there_were_families_is_a_gpt2(saved):
@@ -614,7 +614,7 @@ def cut(file):
 DAMAGES = {
     "__0_0.distcp": "__0_0.distcp has",
     ".metadata": ".metadata cannot be read",
-    "run.json": "its run.json is cut short",
+    "run.json": "its run.json is truncated",
 }
 
 
@@ -626,18 +626,18 @@ def test_auto_goes_past_what_is_damaged_and_says_so(name, saved, capsys):
     newest = folders.choose(str(saved), "auto", on())
     err = capsys.readouterr().err
     assert newest == str(saved / "step-00000004")
-    assert DAMAGES[name] in err and f"set aside as {saved}/step-00000006.broken, going on from {newest}" in err
+    assert DAMAGES[name] in err and f"renamed to {saved}/step-00000006.broken; continuing from {newest}" in err
     assert {*os.listdir(saved)} == {"step-00000004", "step-00000006.broken", "x"}
     cut(saved / "step-00000004" / name)
     said = refused(f"--checkpoint {saved} --resume auto", capsys)
-    assert said.startswith(f"none of the 1 checkpoints in {saved} is whole: ") and DAMAGES[name] in said
+    assert said.startswith(f"none of the 1 checkpoints in {saved} is complete: ") and DAMAGES[name] in said
     assert (saved / "step-00000004").exists(), "it does not begin afresh over them"
 
 
 def test_a_run_that_goes_on_with_another_batch_or_rate_says_so(saved, capsys):
     assert folders.choose(str(saved), "auto", on()) and capsys.readouterr().err == ""
     folders.choose(str(saved), "auto", dataclasses.replace(on(), global_batch=48, lr=0.5))
-    assert "goes on with global_batch=48 (was 24), lr=0.5 (was " in capsys.readouterr().err
+    assert "continues with global_batch=48 (was 24), lr=0.5 (was " in capsys.readouterr().err
 
 
 def test_what_was_half_written_is_not_there(tmp_path):
@@ -665,7 +665,7 @@ def test_the_state_of_another_optimizer(saved):
 
 
 def test_export_of_what_is_no_checkpoint(saved, capsys):
-    for path, says in ((saved, "is no checkpoint"), (saved / "step-00000006", "cannot be read")):
+    for path, says in ((saved, "is not a checkpoint"), (saved / "step-00000006", "cannot be read")):
         with contextlib.suppress(FileNotFoundError):
             cut(saved / "step-00000006" / ".metadata")
         with pytest.raises(SystemExit) as left:

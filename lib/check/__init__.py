@@ -1,7 +1,7 @@
 """Check your answer to an exercise: `check("03.1", average_gradients)`.
 
 The answer runs in real ranks on fresh random numbers, and what it returns is judged here. The verdict is PASS, TODO, or
-FAIL with the mistake by its name. The engine is beside this file; each chapter's exercises have a folder.
+FAIL with the mistake by its name. The engine is beside this file; `exercises/` has a file for each exercise.
 
 May import what its exercises are about: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
 `lib.model`, `lib.memory`, `lib.placement`, `lib.facts`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.layout`,
@@ -12,91 +12,113 @@ Must never be known by any of them.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 
+from lib.check import record
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, judge, new_seed
 
-PROGRESS = Path(__file__).resolve().parents[2] / ".progress.json"
-
-_session: dict[str, float] = {}  # exercise -> points, for what was checked in this process
+_session: dict[str, tuple[Exercise, float]] = {}  # with the points of what was checked in this process, by id
 
 
-def check(exercise_id: str, answer: Callable, seed: int | None = None) -> None:
+def check(
+    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None
+) -> float | None:
     """Judge `answer`, and print the verdict.
 
     Args:
-        exercise_id: such as `"03.1"`.
+        exercise: the id of one of the book's, such as `"03.1"`, or a teacher's own.
         answer: your function.
         seed: the same numbers as an earlier check; None for new ones.
+        points: what the exercise counts in a homework; None: what it counts in the book.
+
+    Returns:
+        None, but under nbgrader the points of an answer that is partly right: nbgrader counts the number that the last
+        line of a cell returns.
 
     Raises:
         ValueError: there is no such exercise.
         TypeError: the answer is not a function.
-        AssertionError: only where a machine grades (`CHECK_STRICT=1` in the environment, or under nbgrader): then
-            everything but a PASS is an error.
+        AssertionError: only where a machine grades. Under nbgrader an answer without points is an error; with
+            `CHECK_STRICT=1` in the environment of another grader, everything but a PASS.
     """
-    text, status = verdict(exercise_id, answer, seed)
+    text, status = verdict(exercise, answer, seed, points)
     sys.stdout.write(text + "\n")  # in one piece, or a notebook may store two outputs
-    if _strict() and status != PASS:
-        raise AssertionError(text)
+    if not _strict() or status == PASS:
+        return None
+    _, got = _session[find(exercise).id]
+    if got and _under_nbgrader():
+        return got
+    raise AssertionError(text)
 
 
-def verdict(exercise_id: str, answer: Callable, seed: int | None = None) -> tuple[str, str]:
+def verdict(
+    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None
+) -> tuple[str, str]:
     """The text that `check` prints, and PASS, FAIL or TODO."""
-    exercise = find(exercise_id)
+    named, exercise = f'"{exercise}"' if isinstance(exercise, str) else "…", _counting(find(exercise), points)
     if not callable(answer):
-        raise TypeError(
-            f'check("{exercise_id}", ...) needs your function {exercise.title}, not {type(answer).__name__}'
-        )
+        raise TypeError(f"check({named}, ...) needs your function {exercise.title}, not {type(answer).__name__}")
     seed = new_seed() if seed is None else seed
     (verdicts,) = judge(exercise, [answer], seed)
     passed = sum(v.status == PASS for v in verdicts)
-    points = exercise.points * passed / len(exercise.ranks)
-    status = PASS if passed == len(exercise.ranks) else TODO if verdicts[0].status == TODO else FAIL
-    _session[exercise_id] = points
+    got = exercise.points * passed / len(verdicts)
+    status = PASS if passed == len(verdicts) else TODO if verdicts[0].status == TODO else FAIL
+    _session[exercise.id] = exercise, got
     if status != TODO and not _strict():
-        _keep(exercise, points)
-    return _text(exercise, status, points, verdicts, seed), status
+        record.keep(exercise, got)
+    again = f"check({named}, {exercise.title}, seed={seed})"
+    return _text(exercise, status, got, verdicts, again), status
 
 
-def missing(exercise_id: str, why: str) -> tuple[str, str]:
+def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[str, str]:
     """The verdict on an answer that is not there, with a sentence that says so."""
-    exercise = find(exercise_id)
-    _session[exercise_id] = 0
-    return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points} points\n  {why}", FAIL
+    exercise = _counting(find(exercise_id), points)
+    _session[exercise.id] = exercise, 0
+    return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points:g} points\n  {why}", FAIL
 
 
-def find(exercise_id: str) -> Exercise:
-    """The exercise of that id."""
+def _counting(exercise: Exercise, points: float | None) -> Exercise:
+    return exercise if points is None else replace(exercise, points=points)
+
+
+def find(exercise: str | Exercise) -> Exercise:
+    """The exercise of that id; a teacher's own as it is."""
+    if isinstance(exercise, Exercise):
+        return exercise
     from lib.check.catalogue import EXERCISES  # not in a rank, which finds the one that it runs by its path
 
-    if exercise_id in EXERCISES:
-        return EXERCISES[exercise_id]
-    near = difflib.get_close_matches(str(exercise_id), EXERCISES, n=1)
+    if exercise in EXERCISES:
+        return EXERCISES[exercise]
+    near = difflib.get_close_matches(str(exercise), EXERCISES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(EXERCISES))}"
-    raise ValueError(f"there is no exercise {exercise_id!r}; {hint}")
+    raise ValueError(f"there is no exercise {exercise!r}; {hint}")
 
 
 def progress() -> None:
-    """Print the points of the exercises that were checked here."""
+    """Print the points of the exercises that were checked here, and what to do next in all notebooks."""
     if not _session:
         print("Nothing is checked yet: run the cells above.")
         return
-    rows = [(find(i), _session[i]) for i in sorted(_session)]
+    rows = [_session[i] for i in sorted(_session)]
     width = max(len(e.title) for e, _ in rows)
-    lines = [f"{e.id}  {e.title:<{width}}  {points:g}/{e.points}" for e, points in rows]
+    lines = [f"{e.id}  {e.title:<{width}}  {points:g}/{e.points:g}" for e, points in rows]
     total, possible = sum(p for _, p in rows), sum(e.points for e, _ in rows)
-    sys.stdout.write("\n".join([*lines, f"{'all':<{width + 6}}  {total:g}/{possible} points\n"]))
+    lines.append(f"{'all':<{width + 6}}  {total:g}/{possible:g} points")
+    lines += [] if _strict() else [record.advice(record.kept())]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], seed: int) -> str:
-    lines = [f"{status}  {exercise.id} {exercise.title}   {points:g}/{exercise.points} points"]
+def forget() -> None:
+    """Begin anew: nothing is checked here yet. The record of what is done stays."""
+    _session.clear()
+
+
+def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str) -> str:
+    lines = [f"{status}  {exercise.id} {exercise.title}   {points:g}/{exercise.points:g} points"]
     if status == TODO:
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
     said = None
@@ -106,7 +128,7 @@ def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVer
             lines += [f"      {line}".rstrip() for line in v.hint.splitlines()]
             said = v.hint
     if status == FAIL:
-        lines.append(f'  The same numbers again: check("{exercise.id}", {exercise.title}, seed={seed})')
+        lines.append(f"  The same numbers again: {again}")
     return "\n".join(lines)
 
 
@@ -116,14 +138,8 @@ def _strict() -> bool:
     nbgrader gives a cell its points unless it raises. It sets `NBGRADER_EXECUTION` to "autograde" or "validate" while
     it runs a notebook, and to nothing where it only converts one, or runs the teacher's own for a page of solutions.
     """
-    return os.environ.get("CHECK_STRICT") == "1" or bool(os.environ.get("NBGRADER_EXECUTION"))
+    return os.environ.get("CHECK_STRICT") == "1" or _under_nbgrader()
 
 
-def _keep(exercise: Exercise, points: float) -> None:
-    """Remember the points in a file of the book's folder; for the reader, not for a grade."""
-    try:
-        kept = json.loads(PROGRESS.read_text(encoding="utf-8")) if PROGRESS.exists() else {}
-        kept[exercise.id] = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
-        PROGRESS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    except (OSError, ValueError, TypeError):
-        pass  # a folder that cannot be written, or a file that somebody edited: the verdict counts
+def _under_nbgrader() -> bool:
+    return bool(os.environ.get("NBGRADER_EXECUTION"))

@@ -1,6 +1,9 @@
 """The same verdicts in a terminal: `.venv/bin/python -m lib.check exercises/03_data_parallelism.ipynb`.
 
-All exercises of a chapter count as soon as a notebook has one of them: one that no cell checks gets 0 of its points.
+Without a notebook it shows how far the reader is in all of them. With `--watch` it checks again at each save.
+
+All exercises of a chapter count as soon as a notebook has one of them: one that no cell checks gets 0 of its points. Of
+a homework's notebook those count that it was given out with.
 
 Exit code: 0 if everything passes, 1 if something fails or is not done, 2 if a file cannot be read.
 """
@@ -8,9 +11,13 @@ Exit code: 0 if everything passes, 1 if something fails or is not done, 2 if a f
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+import time
+from collections.abc import Iterator, Sequence
 
-from lib.check import PASS, missing, progress, verdict
+from lib.check import PASS, forget, missing, progress, record, verdict
 from lib.check.catalogue import EXERCISES
 from lib.check.source import NotebookError, read_notebook
 
@@ -19,24 +26,61 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lib.check", description="Check the exercises of saved notebooks."
     )
-    parser.add_argument("notebooks", nargs="+", metavar="NOTEBOOK")
+    parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK")
+    parser.add_argument("--watch", action="store_true", help="check again whenever one of them is saved")
     args = parser.parse_args(argv)
-    found: dict[str, str] = {}  # exercise -> what became of it
+    if not args.notebooks:
+        print(record.all_chapters())
+        return 0
+    if not args.watch:
+        return _all(args.notebooks)
+    with contextlib.suppress(KeyboardInterrupt):
+        for saved in _saves(args.notebooks):
+            print(f"\n---- {time.strftime('%H:%M:%S')}", flush=True)
+            _all(saved)
+            print("Waiting for the next save; Ctrl-C ends this.", flush=True)
+    return 0
+
+
+def _saves(paths: Sequence[str]) -> Iterator[list[str]]:
+    """All notebooks, then whichever has been saved, for ever."""
+    seen: dict[str, float] = {}
+    while True:
+        times = {path: _saved(path) for path in paths}
+        if changed := [path for path in paths if times[path] != seen.get(path)]:
+            seen = times
+            yield changed
+        time.sleep(0.3)
+
+
+def _saved(path: str) -> float:
     try:
-        for path in args.notebooks:
-            names, checks, notes = read_notebook(path)
-            if not checks:
+        return os.stat(path).st_mtime
+    except OSError:  # an editor may remove it for a moment
+        return 0.0
+
+
+def _all(notebooks: Sequence[str]) -> int:
+    forget()
+    found: dict[str, str] = {}  # exercise -> what became of it
+    asked: dict[str, float | None] = {}  # exercise -> points, if it does not count what it does in the book
+    try:
+        for path in notebooks:
+            notebook = read_notebook(path)
+            if not notebook.checks:
                 raise NotebookError(f'{path} has no exercise in it: no cell calls check("...", ...)')
-            for note in notes:
+            names, notes = notebook.define()
+            for note in [*notebook.notes, *notes]:
                 print(f"note: {note}")
-            for exercise_id, name in checks:
-                text, status = _one(exercise_id, name, names)
+            for exercise_id, name in notebook.checks:
+                text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id))
                 print(text, flush=True)
                 found[exercise_id] = status
-        chapters = {_chapter(exercise_id) for exercise_id in found}
-        for exercise in [e for i, e in EXERCISES.items() if _chapter(i) in chapters and i not in found]:
+            chapters = {_chapter(exercise_id) for exercise_id, _ in notebook.checks}
+            asked |= notebook.asked or {i: None for i in EXERCISES if _chapter(i) in chapters}
+        for exercise in [e for i, e in EXERCISES.items() if i in asked and i not in found]:
             why = f'No cell calls check("{exercise.id}", {exercise.title}).'
-            text, found[exercise.id] = missing(exercise.id, why)
+            text, found[exercise.id] = missing(exercise.id, why, asked[exercise.id])
             print(text)
     except ValueError as error:
         print(f"lib.check: {error}", file=sys.stderr)
@@ -46,10 +90,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(status == PASS for status in found.values()) else 1
 
 
-def _one(exercise_id: str, name: str, names: dict) -> tuple[str, str]:
+def _one(exercise_id: str, name: str, names: dict, points: float | None) -> tuple[str, str]:
     if callable(names.get(name)):
-        return verdict(exercise_id, names[name])
-    return missing(exercise_id, f"{name} is not defined.")
+        return verdict(exercise_id, names[name], points=points)
+    return missing(exercise_id, f"{name} is not defined.", points)
 
 
 def _chapter(exercise_id: str) -> str:

@@ -1,37 +1,52 @@
-"""What an exercise is: data, and three functions that only the judge calls.
+"""What an exercise is: its inputs, what a rank does with an answer, right programs and wrong ones.
 
 The problem: "assert failed" teaches nothing, and a check that runs beside the learner's code can be fooled by it.
-The idea: ranks run the learner's function and return data, nothing else. The judge made the inputs, knows the serial
-answer, and knows what the usual *wrong* answers look like in numbers: exactly n times too large, or the part of one
-rank. So it can say which mistake it was.
+The idea: ranks run the learner's function and return data, nothing else. The judge makes the inputs and compares what
+comes back with one process. If it differs, the judge runs the usual *wrong* programs on the same inputs: the one that
+returns the same names the mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 DTYPE = torch.float64
 Data = dict[str, Any]  # tensors, numbers and strings by name: what one rank gets, or gives back
-SEEN = "what was seen"  # in what a rank gives back: a text to be shown below the verdict, such as a picture
+SEEN = "what was seen"  # in what a rank gives back, perhaps behind a part: a text to be shown below the verdict
+AS_NEEDED, MORE = "what is needed", "more than that"  # how much a rank has sent
+ANYTHING = "anything"  # in what a wrong program returns: right or wrong, it does not matter
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer that people give.
+    """A wrong program that people write.
+
+    It is recognised by construction: after a FAIL the judge runs it on the numbers that the answer had, and compares.
 
     Args:
-        hint: what it is and what to do, one or two sentences.
-        answers: (inputs, reference) to what each rank would return; only the entries given are compared, so an empty
-            one stands for a rank that may return anything.
+        hint: what the mistake is and what to do, one or two sentences.
+        wrong: the program, called as the answer is. Where a rank may return anything, it returns `ANYTHING`.
+        about: only the entries whose names contain one of these words must agree; all, unless told.
+        hangs: it does not return; it is recognised by the calls that its ranks wait in.
     """
 
     hint: str
-    answers: Callable[[list[Data], list[Data]], list[Data]]
+    wrong: Callable
+    about: tuple[str, ...] = ("",)
+    hangs: bool = False
+
+    def fits(self, got: Data, looks_like: Data, part: str = "") -> bool:
+        """Whether what a rank has returned is what it returns with this mistake, in this part of the exercise."""
+        names = {name for name in looks_like if part in name and any(word in name for word in self.about)}
+        names = {name for name in names if not name.endswith(SEEN)}
+        return bool(names) and same(got, {name: looks_like[name] for name in names})
 
 
 @dataclass(frozen=True)
@@ -44,20 +59,25 @@ class Exercise:
         points: for all cases right; they are spread evenly over them.
         body: what a rank does: `body(answer, group, inputs of this rank)` returns data.
         inputs: (generator, number of ranks) to what each rank gets, other numbers at each call.
-        reference: inputs to what each rank must return.
+        right: programs that differ and are right; at least two, the shortest first.
         mistakes: the first one that fits is named.
-        ranks: number of ranks of each case; 2 is left out where a wrong answer is right with two.
+        reference: inputs to what each rank must return, computed by one process; None: what the first right program
+            returns.
+        ranks: number of ranks of each case; 2 is left out where a wrong program is right with two.
+        parts: words; entries whose names contain the first are judged, and give points, apart from the rest, and so on.
         timeout_s: for one case.
     """
 
     id: str
     title: str
-    points: int
+    points: float
     body: Callable[[Callable, Any, Data], Data]
     inputs: Callable[[torch.Generator, int], list[Data]]
-    reference: Callable[[list[Data]], list[Data]]
     mistakes: tuple[Mistake, ...]
+    right: tuple[Callable, ...] = ()
+    reference: Callable[[list[Data]], list[Data]] | None = None
     ranks: tuple[int, ...] = (3, 4)
+    parts: tuple[str, ...] = ("",)
     timeout_s: float = 5
 
 
@@ -67,6 +87,8 @@ def same(got: Data, wanted: Data, tolerance: float = 1e-6) -> bool:
 
 
 def _same(got: Any, want: Any, tolerance: float) -> bool:
+    if isinstance(want, str) and want == ANYTHING:
+        return True
     if isinstance(want, (list, tuple)):
         return (
             isinstance(got, (list, tuple))
@@ -104,6 +126,11 @@ def whole(generator: torch.Generator, low: int, high: int) -> int:
     return int(torch.randint(low, high, (), generator=generator))
 
 
+def shards_of(whole: Tensor, n: int) -> list[Tensor]:
+    """n equal shards of a flat tensor, with zeros at its end."""
+    return list(pad(whole, (0, -len(whole) % n)).chunk(n))
+
+
 def means_of(name: str, given: list[Data]) -> list[Tensor]:
     """The means over ranks of the tensors that each has under this name."""
     return [torch.stack(same).mean(0) for same in zip(*(g[name] for g in given), strict=True)]
@@ -112,21 +139,6 @@ def means_of(name: str, given: list[Data]) -> list[Tensor]:
 def everywhere(data: Data, given: list[Data]) -> list[Data]:
     """The same data on every rank."""
     return [data] * len(given)
-
-
-def summed(x: Tensor) -> Tensor:
-    """What an all-reduce makes of all ranks' tensors, [n, …] → [n, …]."""
-    return x.sum(0, keepdim=True).expand_as(x)
-
-
-def but(**entries: Any) -> Callable:
-    """What ranks return when all is right but these entries: the right numbers, come by in another way."""
-    return lambda given, want: [w | entries for w in want]
-
-
-def scaled(factor: Callable[[int], float]) -> Callable:
-    """What ranks return when all gradients are the right ones times `factor(n)`."""
-    return lambda given, want: [{"gradients": [g * factor(len(given)) for g in w["gradients"]]} for w in want]
 
 
 def several(result: Any, count: int) -> tuple:
@@ -147,6 +159,32 @@ def _row(result: Any) -> Any:
     return result.tolist() if getattr(result, "ndim", None) == 1 else result
 
 
+def word(found: Any) -> Any:
+    """A word in lower case, without spaces around it; anything else as it is."""
+    return found.strip().lower() if isinstance(found, str) else found
+
+
+def known_number(found: Any, numbers: Iterable[float], slack: float = 0.01) -> Any:
+    """The one of these numbers that was found, rounded; what was found, if it is none of them."""
+    try:
+        found = found if isinstance(found, str) else float(found)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    if not isinstance(found, float):
+        return found
+    return next((x for x in numbers if abs(found - x) <= slack * abs(x)), found)
+
+
+def ranks_in(written: Any) -> Any:
+    """Ranks as whole numbers, in the order in which they were written, of a set ascending; else what it is instead."""
+    try:
+        return [
+            operator.index(rank) for rank in (sorted(written) if isinstance(written, (set, frozenset)) else written)
+        ]
+    except TypeError:
+        return type(written).__name__
+
+
 def call(name: str, arguments: Sequence) -> str:
     """A call as it is written, which names an entry."""
     return f"{name}({', '.join(map(repr, arguments))})"
@@ -162,8 +200,8 @@ def each_call(name: str) -> Callable:
 
 
 def formula(name: str, of: Callable) -> Callable:
-    """What a function of the same arguments would return; used as reference and as mistake."""
-    return lambda given, want=None: [{call(name, case): of(*case) for case in g["cases"]} for g in given]
+    """What a function of the same arguments would return; used as reference."""
+    return lambda given: [{call(name, case): of(*case) for case in g["cases"]} for g in given]
 
 
 def each_result(name: str, *whats: str) -> Callable:
@@ -178,24 +216,3 @@ def each_result(name: str, *whats: str) -> Callable:
         return found
 
     return body
-
-
-def results(name: str, whats: dict[str, Callable]) -> Callable:
-    """All results, each by a function of the same arguments; used as reference."""
-
-    def reference(given: list[Data]) -> list[Data]:
-        found: Data = {}
-        for case in given[0]["cases"]:
-            title = call(name, case)
-            found[f"{title}: what was returned"] = f"{len(whats)} results"
-            found |= {f"{title}: {what}": float(of(*case)) for what, of in whats.items()}
-        return [found]
-
-    return reference
-
-
-def result(name: str, what: str, of: Callable, where: Callable[..., bool] = lambda *case: True) -> Callable:
-    """One of the results, computed so, of the cases that are looked at; the others may be anything."""
-    return lambda given, want=None: [
-        {f"{call(name, case)}: {what}": float(of(*case)) for case in given[0]["cases"] if where(*case)}
-    ]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
 import linecache
 import os
 import random
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lib.check.exercise import SEEN, Data, Exercise, same
+from lib.check.exercise import SEEN, Data, Exercise, Mistake, same
 from lib.check.listen import is_handle, must_be_in_step
+from lib.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
 
@@ -34,21 +36,53 @@ class CaseVerdict:
     hint: str = ""
 
 
-def judge(exercise: Exercise, answers: Sequence[Callable], seed: int) -> list[list[CaseVerdict]]:
+@dataclass(frozen=True)
+class NoAnswer:
+    """An answer that has returned nothing: `status` is FAIL or TODO, `hint` says why.
+
+    After a hang, `stuck` is the call that each rank waits in: a wrong program that hangs in the same way is recognised.
+    """
+
+    status: str
+    hint: str
+    stuck: str = ""
+
+
+HANGS = NoAnswer(FAIL, "It hangs.")
+
+
+def judge(
+    exercise: Exercise, answers: Sequence[Callable], seed: int, returned: Callable | None = None
+) -> list[list[CaseVerdict]]:
     """Of each answer, all cases of the exercise, each on numbers that only depend on `seed`.
 
     Several answers are tried one after the other in the same ranks, as to start ranks takes longer than most answers.
-    None notices another: if one raises, hangs or leaves a message under way, each gets ranks of its own.
+    Each is judged as if it were alone: if one raises, hangs or leaves a message under way, each gets its own ranks.
+
+    Args:
+        exercise: what the answers are to.
+        answers: functions, or answers as `lib.check.source.Answer` reads them.
+        seed: of the inputs.
+        returned: runs the answers in place of `in_ranks`, as a grader does who keeps them apart.
     """
-    cases = []
+    verdicts: list[list[CaseVerdict]] = [[] for _ in answers]
     for ranks in exercise.ranks:
-        name = f"{ranks} ranks" if ranks > 1 else "several sizes"
         generator = torch.Generator().manual_seed(random.Random(f"{seed} {ranks}").getrandbits(62))
-        outcomes = _case(exercise, answers, ranks, exercise.inputs(generator, ranks))
-        cases.append([CaseVerdict(name, status, hint) for status, hint in outcomes])
-        if all(verdict.status == TODO for verdict in cases[-1]):
+        outcomes = _case(exercise, answers, exercise.inputs(generator, ranks), returned or in_ranks)
+        for cases, parts in zip(verdicts, outcomes, strict=True):
+            cases += [CaseVerdict(_name(ranks, part), *outcome) for part, outcome in parts.items()]
+        if all(cases[-1].status == TODO for cases in verdicts):
             break
-    return [list(verdicts) for verdicts in zip(*cases, strict=True)]
+    return verdicts
+
+
+def cases_of(exercise: Exercise) -> list[tuple[int, str]]:
+    """Ranks and name of each case, in the order of the verdicts."""
+    return [(ranks, _name(ranks, part)) for ranks in exercise.ranks for part in exercise.parts]
+
+
+def _name(ranks: int, part: str) -> str:
+    return part or (f"{ranks} ranks" if ranks > 1 else "several sizes")
 
 
 def new_seed() -> int:
@@ -61,6 +95,8 @@ def _in_rank(
     linecache.cache.update(cells)
     results = []
     for answer in answers:
+        if isinstance(answer, Answer):
+            answer = answer.load()
         if results:
             must_be_in_step()
         with torch.random.fork_rng(devices=()):
@@ -74,17 +110,53 @@ def _cells() -> dict:
     return {name: entry for name, entry in linecache.cache.items() if ".ipynb, code cell " in name}
 
 
-def _case(exercise: Exercise, answers: Sequence[Callable], ranks: int, inputs: list[Data]) -> list[tuple[str, str]]:
+def _case(
+    exercise: Exercise, answers: Sequence[Callable], inputs: list[Data], returned: Callable
+) -> list[dict[str, tuple[str, str]]]:
+    """Of each answer, status and hint of each part of the exercise."""
     # The learner's prints come out before the verdict, as in any cell.
+    outcomes = returned(exercise, answers, inputs)
+    there = [got for got in outcomes if not isinstance(got, NoAnswer)]
+    wanted = _wanted(exercise, inputs) if there else []
+    right = all(_agree(got, wanted) for got in there)
+    mistakes = [] if right else _what_mistakes_return(exercise, inputs)
+    hanging = [m for m in exercise.mistakes if isinstance(m, Mistake) and m.hangs]
+
+    @functools.cache  # each takes seconds
+    def hangs(mistake: Mistake) -> str:
+        (looks_like,) = in_ranks(exercise, [mistake.wrong], inputs)
+        return looks_like.stuck if isinstance(looks_like, NoAnswer) else ""
+
+    def outcome(got: list[Data] | NoAnswer, part: str) -> tuple[str, str]:
+        if isinstance(got, NoAnswer):
+            return got.status, _why_it_hangs(got.stuck, hanging, hangs) + got.hint
+        of_part = [{name: value for name, value in want.items() if part in name} for want in wanted]
+        if _agree(got, of_part):
+            return PASS, ""
+        return FAIL, _what_is_wrong(exercise, part, got, of_part, mistakes)
+
+    return [{part: outcome(got, part) for part in exercise.parts} for got in outcomes]
+
+
+def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
+    """Of each answer, what each rank has returned, or why none has."""
     timeout_s = exercise.timeout_s * len(answers)
     try:
-        results = run(_in_rank, ranks, exercise.body, answers, inputs, _cells(), timeout_s=timeout_s)
+        results = run(_in_rank, len(inputs), exercise.body, answers, inputs, _cells(), timeout_s=timeout_s)
     except (RunError, MismatchError, TypeError) as error:
         if len(answers) == 1:
-            return [_why_none(exercise, error)]
-        return [outcome for answer in answers for outcome in _case(exercise, [answer], ranks, inputs)]
-    wanted = exercise.reference(inputs)
-    return [_compare(exercise, inputs, list(got), wanted) for got in zip(*results, strict=True)]
+            return [NoAnswer(*_why_none(exercise, error), _stuck(error))]
+        return [outcome for answer in answers for outcome in in_ranks(exercise, [answer], inputs)]
+    return [list(got) for got in zip(*results, strict=True)]
+
+
+def _wanted(exercise: Exercise, inputs: list[Data]) -> list[Data]:
+    if exercise.reference:
+        return exercise.reference(inputs)
+    (got,) = in_ranks(exercise, exercise.right[:1], inputs)
+    if isinstance(got, NoAnswer):
+        raise RuntimeError(f"the right answer to {exercise.id} does not run: {got.hint}")
+    return got
 
 
 def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
@@ -94,7 +166,7 @@ def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
             return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
         return FAIL, _own_lines(error)
     if isinstance(error, HangError):
-        return FAIL, f"{_of_the_learner(str(error))}\n{_way_out(error)}"
+        return FAIL, _of_the_learner(str(error))
     if isinstance(error, MismatchError):
         return FAIL, _of_the_learner(str(error))
     if isinstance(error, RunTimeout):
@@ -106,19 +178,45 @@ def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
     return FAIL, str(error).replace(f"{_in_rank.__name__} or its arguments", "Your function, or what it uses,")
 
 
-def _compare(exercise: Exercise, inputs: list[Data], got: list[Data], wanted: list[Data]) -> tuple[str, str]:
-    if all(same(g, w) for g, w in zip(got, wanted, strict=True)):
-        return PASS, ""
-    for mistake in exercise.mistakes:
-        looks_like = mistake.answers(inputs, wanted)
-        if all(same(g, m) for g, m in zip(got, looks_like, strict=True)):
-            return FAIL, textwrap.fill(mistake.hint, 96, break_on_hyphens=False) + _seen(got)
-    return FAIL, _difference(got, wanted) + _seen(got)
+def _stuck(error: Exception) -> str:
+    """The call that each rank waits in, if ranks hang."""
+    waits = sorted(error.waits.items()) if isinstance(error, HangError) else []
+    return "; ".join(f"rank {rank}: {call.kind} {call.peers}" for rank, call in waits)
 
 
-def _seen(got: list[Data]) -> str:
-    """What a rank wants to be shown."""
-    return next((f"\n\n{found[SEEN]}" for found in got if found.get(SEEN)), "")
+def _why_it_hangs(stuck: str, mistakes: Iterable[Mistake], hangs: Callable[[Mistake], str]) -> str:
+    """The hint of the first mistake with which the ranks wait in the same calls, or ""."""
+    same_calls = (m for m in mistakes if stuck and hangs(m) == stuck)
+    return next((f"{_filled(mistake.hint)}\n\n" for mistake in same_calls), "")
+
+
+def _filled(hint: str) -> str:
+    return textwrap.fill(hint, 96, break_on_hyphens=False)
+
+
+def _agree(got: list[Data], wanted: list[Data]) -> bool:
+    return all(same(g, w) for g, w in zip(got, wanted, strict=True))
+
+
+def _what_mistakes_return(exercise: Exercise, inputs: list[Data]) -> list:
+    # One that hangs takes seconds, and runs only when an answer hangs.
+    programs = [m.wrong for m in exercise.mistakes if not m.hangs]
+    returned = iter(in_ranks(exercise, programs, inputs) if programs else ())
+    return [HANGS if m.hangs else next(returned) for m in exercise.mistakes]
+
+
+def _what_is_wrong(exercise: Exercise, part: str, got: list[Data], wanted: list[Data], mistakes: list) -> str:
+    """The hint of the first mistake that returns the same, or else the first difference."""
+    for mistake, looks_like in zip(exercise.mistakes, mistakes, strict=True):
+        pairs = [] if isinstance(looks_like, NoAnswer) else [*zip(got, looks_like, strict=True)]
+        if pairs and all(mistake.fits(g, m, part) for g, m in pairs):
+            return _filled(mistake.hint) + _seen(got, part)
+    return _difference(got, wanted) + _seen(got, part)
+
+
+def _seen(got: list[Data], part: str) -> str:
+    """The text that a rank returns to be shown, of the whole exercise or of one part."""
+    return next((f"\n\n{found[part + SEEN]}" for found in got if found.get(part + SEEN)), "")
 
 
 def _raised_by_learner(trace_back: str) -> bool:
@@ -145,16 +243,6 @@ def _of_the_learner(text: str) -> str:
         if keep:
             own.append(re.sub(r"  lib/check/\S+, line .*", "  your function has returned", line))
     return "\n".join(own)
-
-
-def _way_out(error: HangError) -> str:
-    waits = error.waits
-    if error.circle and all(waits[rank].kind == "send" for rank in error.circle):
-        who = "Every rank" if len(error.circle) == len(waits) else "Every rank of the circle"
-        return f"{who} sends first, and a send ends only when it is received: start the receives too, then wait."
-    if any(wait.late and len(wait.peers) > 1 for wait in waits.values()):
-        return "Every rank of a group must make the same collective calls, in the same order."
-    return "Look at what each rank waits for: somebody must do the opposite."
 
 
 def _difference(got: list[Data], wanted: list[Data]) -> str:

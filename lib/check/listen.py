@@ -14,10 +14,14 @@ from lib.runtime.calls import Call, Listener, listeners
 
 @dataclass
 class Heard:
-    """Global rank and bytes of each message that was sent; kind, and bytes of the whole array, of each collective."""
+    """Global rank and bytes of each message that was sent; kind, and bytes of the whole array, of each collective.
+
+    `unfinished` is how many calls were started and not waited for.
+    """
 
     sent: list[tuple[int, int]] = field(default_factory=list)
     calls: list[tuple[str, int]] = field(default_factory=list)
+    unfinished: int = 0
 
     @property
     def collectives(self) -> int:
@@ -45,6 +49,7 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
     heard = Heard()
 
     def starts(call: Call) -> None:
+        heard.unfinished += bool(call.payload_bytes)  # nobody need wait for a message without elements
         if call.kind == "recv":
             return
         if call.kind == "send":
@@ -53,7 +58,11 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
             heard.calls.append((call.kind, call.payload_bytes))
         on_start()
 
-    listeners.append(Listener(starts, lambda call: on_wait()))
+    def waits(call: Call) -> None:
+        heard.unfinished -= bool(call.payload_bytes)
+        on_wait()
+
+    listeners.append(Listener(starts, waits))
     return heard
 
 
@@ -67,7 +76,7 @@ def must_be_in_step() -> None:
     dist.all_gather_object(everyones, calls.table.calls())
     for channel in {channel for made in everyones for channel in made}:
         counts = [made[channel] for made in everyones if channel in made]
-        if len(counts) == 1 or min(counts) < max(counts):
+        if len(counts) == 1 < len(everyones) or min(counts) < max(counts):
             raise RuntimeError(f"the ranks on a channel have made {counts} calls")
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import json
 import linecache
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +20,89 @@ class NotebookError(ValueError):
     """The file is no notebook that can be read."""
 
 
-def read_notebook(path: str) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
-    """What a notebook defines, which answers it checks, and what could not be read.
+@dataclass(frozen=True)
+class Notebook:
+    """What there is to know of a notebook that is never run.
 
-    Returns:
-        names to objects; (exercise id, name of the answer) for each `check(...)` in it; notes, a sentence each.
+    Args:
+        name: of the file.
+        cells: (title, text) of each code cell that parses.
+        checks: (exercise id, name of the answer) for each `check(...)` in it.
+        notes: what could not be read, a sentence each.
+        texts: what was written into cells of Markdown that a person grades, by their `grade_id`.
+        asked: the exercises that a homework has of its chapter, with their points, if the file says so.
+    """
+
+    name: str
+    cells: tuple[tuple[str, str], ...]
+    checks: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+
+    def defines(self, name: str) -> bool:
+        """Whether one of its cells defines a function, a class or a constant of that name."""
+        return any(name in _names(s) for _, text in self.cells for s in _parse(text).body if _defines(s))
+
+    def define(self) -> tuple[dict[str, Any], list[str]]:
+        """Names to objects, and what could not be defined, a sentence each."""
+        names: dict[str, Any] = {"__name__": f"notebook {self.name}"}
+        notes = []
+        for title, text in self.cells:
+            linecache.cache[title] = (len(text), None, text.splitlines(keepends=True), title)
+            for statement in filter(_defines, _parse(text).body):
+                try:
+                    exec(compile(ast.Module([statement], []), title, "exec"), names)
+                except Exception as error:
+                    notes.append(f"{title}, line {statement.lineno}: {type(error).__name__}: {error}")
+        return names, notes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A notebook's function or class that is only defined in a rank."""
+
+    notebook: Notebook
+    name: str
+
+    def load(self) -> Callable:
+        """Define all that the notebook defines, and take this.
+
+        Raises:
+            NameError: it cannot be defined.
+        """
+        names, notes = self.notebook.define()
+        if not callable(names.get(self.name)):
+            raise NameError("; ".join([f"{self.name} is not defined", *notes]))
+        return names[self.name]
+
+
+def read_notebook(path: str) -> Notebook:
+    """A notebook's definitions, by its file.
 
     Raises:
         NotebookError: no such file, a folder, or not a notebook's JSON.
     """
-    cells = _code_cells(path)
-    names: dict[str, Any] = {"__name__": f"notebook {Path(path).name}"}
+    cells: list[tuple[str, str]] = []
     checks: list[tuple[str, str]] = []
     notes: list[str] = []
-    for number, source in enumerate(cells, 1):
+    every, about = _read(path)
+    for number, text in enumerate((_source(c) for c in every if c.get("cell_type") == "code"), 1):
         title = f"{Path(path).name}, code cell {number}"
         try:
-            tree = _parse(source)
+            checks += _checks(_parse(text))
+            cells.append((title, text))
         except SyntaxError as error:
             notes.append(f"{title}, line {error.lineno} does not parse: {error.msg}")
-            continue
         except (ValueError, RecursionError, MemoryError) as error:
             notes.append(f"{title} does not parse: {error}")
-            continue
-        checks += _checks(tree)
-        linecache.cache[title] = (len(source), None, source.splitlines(keepends=True), title)
-        for statement in tree.body:
-            try:
-                if not _defines(statement):
-                    continue
-                exec(compile(ast.Module([statement], []), title, "exec"), names)
-            except Exception as error:
-                notes.append(f"{title}, line {statement.lineno}: {type(error).__name__}: {error}")
-    return names, checks, notes
+    asked = about.get("exercises")
+    asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
+    return Notebook(Path(path).name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked)
 
 
-def _code_cells(path: str) -> list[str]:
+def _read(path: str) -> tuple[list[dict], dict]:
+    """A notebook's cells, and what is said of all of it."""
     try:
         book = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -67,8 +116,23 @@ def _code_cells(path: str) -> list[str]:
     cells = book.get("cells") if isinstance(book, dict) else None
     if not isinstance(cells, list):
         raise NotebookError(f"{path} is not a notebook: it has no list of cells")
-    sources = [c.get("source", "") for c in cells if isinstance(c, dict) and c.get("cell_type") == "code"]
-    return ["".join(map(str, s)) if isinstance(s, list) else str(s) for s in sources]
+    about = book.get("metadata")
+    return [cell for cell in cells if isinstance(cell, dict)], about if isinstance(about, dict) else {}
+
+
+def _source(cell: dict) -> str:
+    text = cell.get("source", "")
+    return "".join(map(str, text)) if isinstance(text, list) else str(text)
+
+
+def _texts(cells: list[dict]) -> dict[str, str]:
+    found = {}
+    for cell in cells:
+        about = cell.get("metadata")
+        marks = about.get("nbgrader") if isinstance(about, dict) else None
+        if cell.get("cell_type") == "markdown" and isinstance(marks, dict) and marks.get("solution") is True:
+            found[str(marks.get("grade_id"))] = _source(cell)
+    return found
 
 
 def _parse(source: str) -> ast.Module:
@@ -87,6 +151,14 @@ def _defines(statement: ast.stmt) -> bool:
         value = statement.value
         return isinstance(value, ast.Lambda) or _is_literal(value) or _is_number(value)
     return isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    """What a definition defines."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+    return {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 def _is_literal(value: ast.expr | None) -> bool:

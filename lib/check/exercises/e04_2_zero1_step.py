@@ -1,0 +1,348 @@
+"""04.2: ZeRO-1 in bfloat16 with float32 master weights, in torch.distributed itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn.functional import pad
+
+from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, everywhere
+from lib.check.kept import kept_bytes
+from lib.check.listen import Heard, listen
+from lib.mesh import Group
+
+SETTINGS = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 0.1, "weight_decay": 0.1}  # with this eps, n times is seen
+STEPS = 4
+STATE, CALLS = "kept", "calls"  # not judged: they tell mistakes apart
+
+
+def inputs(generator: torch.Generator, n: int) -> list[Data]:
+    """Numbers with which all right programs agree to the last bit.
+
+    Sums and means of these gradients are exact in bfloat16, in any order. And no master weight comes near the middle
+    between two numbers of bfloat16, where the last bit of a float32 decides.
+    """
+    size = 10 * n + 2
+    while True:
+        weights = torch.randn(size, generator=generator).bfloat16()
+        gradients = torch.randint(-15, 16, (n, STEPS, size), generator=generator) * n / 16
+        given = [{"weights": weights, "gradients": list(mine)} for mine in gradients.bfloat16()]
+        if all(distance_to_a_tie(w) > 1e-3 for w in masters(given)):
+            return given
+
+
+def distance_to_a_tie(x: Tensor) -> float:
+    """Of the nearest element, in distances between two numbers of bfloat16."""
+    spacing = torch.exp2(x.abs().log2().floor() - 7)
+    return ((x.abs() / spacing) % 1 - 0.5).abs().min().item()
+
+
+def masters(given: list[Data]) -> Iterator[Tensor]:
+    """The float32 weights after each step of one process."""
+    weights = torch.nn.Parameter(given[0]["weights"].float())
+    optimizer = torch.optim.AdamW([weights], **SETTINGS)
+    for gradients in zip(*(g["gradients"] for g in given), strict=True):
+        weights.grad = torch.stack(gradients).float().mean(0)
+        optimizer.step()
+        yield weights.detach().clone()
+
+
+def body(answer: Callable, group: Group, given: Data) -> Data:
+    heard, weights, kept, found = listen(), given["weights"].clone(), {}, {}
+    size = ceil(len(weights) / group.size)
+    for k, gradient in enumerate(given["gradients"], 1):
+        weights = answer(weights, gradient.clone(), kept, dict(SETTINGS))
+        fits = torch.is_tensor(weights) and (weights.shape, weights.dtype) == (gradient.shape, gradient.dtype)
+        found |= {f"dtype after step {k}": str(getattr(weights, "dtype", None)), f"weights after step {k}": weights}
+        if not fits:  # the next step could not begin
+            return found
+        found[f"weights after step {k}"] = weights.detach().clone()
+    return found | state(kept, size) | sent(heard, given, group)
+
+
+def state(kept: dict, size: int) -> Data:
+    shards = {dtype: round(n_bytes / dtype.itemsize / size) for dtype, n_bytes in kept_bytes(kept).items()}
+    float32 = sum(count * dtype.itemsize / 4 for dtype, count in shards.items() if dtype.itemsize >= 4)
+    most = 4  # master weights, two moments, and perhaps the gradient
+    return {"memory": MORE if float32 > most else AS_NEEDED, STATE: str(sorted(shards.items(), key=str))}
+
+
+def sent(heard: Heard, given: Data, group: Group) -> Data:
+    """In halves of an all-reduce of the padded gradient."""
+    n = group.size
+    half = 2 * STEPS * (n - 1) * ceil(len(given["weights"]) / n)
+    kinds = {kind: Heard(calls=[call for call in heard.calls if call[0] == kind]) for kind, _ in heard.calls}
+    calls = [f"{kind} {of.sent_bytes(n) / half:.1f}" for kind, of in kinds.items()]
+    return {"what was sent": MORE if heard.sent_bytes(n) > 2.1 * half else AS_NEEDED, CALLS: ", ".join(calls)}
+
+
+def reference(given: list[Data]) -> list[Data]:
+    right = {}
+    for k, weights in enumerate(masters(given), 1):
+        right |= {f"weights after step {k}": weights.bfloat16(), f"dtype after step {k}": "torch.bfloat16"}
+    return everywhere(right | {"memory": AS_NEEDED, "what was sent": AS_NEEDED}, given)
+
+
+# ---- parts of a step ------------------------------------------------------------------------------------------------
+
+
+def padded(x: Tensor) -> Tensor:
+    return pad(x, (0, -len(x) % dist.get_world_size()))
+
+
+def cut(x: Tensor, rank: int | None = None) -> Tensor:
+    return padded(x).chunk(dist.get_world_size())[dist.get_rank() if rank is None else rank].clone()
+
+
+def in_float32(weights: Tensor) -> Tensor:
+    return cut(weights).float()
+
+
+def reduce_scatter(gradient: Tensor) -> Tensor:
+    shards = list(padded(gradient).chunk(dist.get_world_size()))
+    mine = torch.empty_like(shards[0])
+    dist.reduce_scatter(mine, shards)
+    return mine
+
+
+def mean(gradient: Tensor) -> Tensor:
+    return reduce_scatter(gradient).float() / dist.get_world_size()
+
+
+def all_reduced(gradient: Tensor) -> Tensor:
+    gradient = gradient.clone()
+    dist.all_reduce(gradient)
+    return gradient.float() / dist.get_world_size()
+
+
+def gather(mine: Tensor) -> Tensor:
+    shards = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(shards, mine)
+    return torch.cat(shards)
+
+
+def gather_bfloat16(new: Tensor) -> Tensor:
+    return gather(new.bfloat16())
+
+
+def adamw(kept: dict, weights: Tensor, gradient: Tensor, settings: dict) -> Tensor:
+    if not kept:
+        kept["master"] = torch.nn.Parameter(weights)
+        kept["optimizer"] = torch.optim.AdamW([kept["master"]], **settings)
+    kept["master"].grad = gradient.to(kept["master"].dtype)
+    kept["optimizer"].step()
+    return kept["master"].detach()
+
+
+def by_hand(kept, weights, gradient, settings, dtype=torch.float32, keeps="wmvt", counts=True):
+    """AdamW without torch.optim; `dtype` of the moments, and the letters of what is kept."""
+    lr, (beta1, beta2), eps, decay = settings.values()
+    zeros = torch.zeros_like(weights, dtype=dtype)
+    w, m, v, t = (kept.get(name, start) for name, start in zip("wmvt", (weights, zeros, zeros, 0), strict=True))
+    t = t + 1 if counts else 1
+    m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient**2
+    w = w.float() * (1 - lr * decay)
+    w = w - lr * m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
+    kept |= {name: x for name, x in zip("wmvt", (w, m.to(dtype), v.to(dtype), t), strict=True) if name in keeps}
+    return w
+
+
+# ---- programs -------------------------------------------------------------------------------------------------------
+
+
+def zero1_step(
+    weights, gradient, kept, settings, start=in_float32, reduce=mean, step=adamw, whole=gather_bfloat16, end=None
+):
+    new = step(kept, start(weights), reduce(gradient), settings)
+    return whole(new)[: end or len(weights)]
+
+
+def zero1_by_all_to_all(weights, gradient, kept, settings):
+    """Each rank gets the gradients of its shard from all ranks, and adds them in float32."""
+    got, n = torch.empty_like(padded(gradient)), dist.get_world_size()
+    dist.all_to_all_single(got, padded(gradient))
+    new = by_hand(kept, in_float32(weights), got.view(n, -1).float().mean(0), settings)
+    return weights.copy_(gather_bfloat16(new)[: len(weights)])
+
+
+def zero1_by_owners(weights, gradient, kept, settings):
+    """A reduce to each owner, and a broadcast from it."""
+    shards = [shard.clone() for shard in padded(gradient).chunk(dist.get_world_size())]
+    for owner, shard in enumerate(shards):
+        dist.reduce(shard, dst=owner)
+    mine = shards[dist.get_rank()].float() / dist.get_world_size()
+    new = adamw(kept, in_float32(weights), mine, settings).bfloat16()
+    parts = [new.clone() for _ in shards]
+    for owner, part in enumerate(parts):
+        dist.broadcast(part, src=owner)
+    return torch.cat(parts)[: len(weights)]
+
+
+def old_shards_of_others(weights, gradient, kept, settings, gathers=False):
+    """Without an all-gather, or with one before the step."""
+    new = adamw(kept, in_float32(weights), mean(gradient), settings).bfloat16()
+    full = gather(cut(weights)) if gathers else padded(weights).clone()
+    full.chunk(dist.get_world_size())[dist.get_rank()].copy_(new)
+    return full[: len(weights)]
+
+
+def without_padding(weights, gradient, kept, settings):
+    owned = len(weights) // dist.get_world_size() * dist.get_world_size()
+    return torch.cat([zero1_step(weights[:owned], gradient[:owned], kept, settings), weights[owned:]])
+
+
+def cut_at_floors(weights):
+    """From rank * (k // n) on, where gradients are cut at multiples of ceil(k / n)."""
+    n, size = dist.get_world_size(), len(cut(weights))
+    return weights[dist.get_rank() * (len(weights) // n) :][:size].float()
+
+
+def returns_old(weights, gradient, kept, settings):
+    zero1_step(weights, gradient, kept, settings)
+    return weights
+
+
+def moments_anew(kept, weights, gradient, settings):
+    state = {}
+    kept["master"] = adamw(state, kept.get("master", weights), gradient, settings).clone()
+    return kept["master"]
+
+
+def view_of_all(weights):
+    return padded(weights).float().chunk(dist.get_world_size())[dist.get_rank()]
+
+
+WEIGHTS = ("dtype", "weights")
+
+
+def named(hint: str, program: Callable = zero1_step, about: tuple[str, ...] = WEIGHTS, **wrong: Any) -> Mistake:
+    return Mistake(hint, partial(program, **wrong), about=about)
+
+
+EXERCISE = Exercise(
+    id="04.2",
+    title="zero1_step",
+    points=4,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(zero1_step, zero1_by_all_to_all, zero1_by_owners),
+    mistakes=(
+        named(
+            "Each rank stepped its own shard and has the old shards of the others: no rank got their new weights. "
+            "All-gather the stepped shards.",
+            old_shards_of_others,
+        ),
+        named(
+            "Each rank has the others' shards of the step before: the all-gather comes after the step, and carries "
+            "its result.",
+            old_shards_of_others,
+            gathers=True,
+        ),
+        named("You return the old weights. Gather the new tensors that the step made.", returns_old),
+        named(
+            "You return the weights in float32. The model computes in bfloat16: convert the master weights to "
+            "bfloat16, then gather them.",
+            whole=gather,
+            about=("dtype",),
+        ),
+        named("You return the padding with the weights: cut off what follows the first k elements.", end=10**6),
+        named(
+            "The last weights never change: you cut k // n elements for each rank, and k % n of them have no owner. "
+            "Pad weights and gradient with zeros until n divides their length.",
+            without_padding,
+        ),
+        named(
+            "The shard of the weights and the shard of the gradient are different elements: one begins at a multiple "
+            "of k // n, the other at a multiple of ceil(k / n). Pad both, then cut both in the same way.",
+            start=cut_at_floors,
+        ),
+        named(
+            "Every rank stepped the first shard of the weights. Rank r owns shard r.",
+            start=lambda weights: cut(weights, 0).float(),
+        ),
+        named(
+            "You stepped with the sum of the gradients over the n ranks. AdamW nearly hides that, but not where eps "
+            "is large, and a clip or a log of the norm does not. Divide by n.",
+            reduce=lambda gradient: reduce_scatter(gradient).float(),
+        ),
+        named(
+            "Each rank stepped its shard with its own gradient alone. A reduce-scatter gives it the sum over ranks.",
+            reduce=lambda gradient: cut(gradient).float(),
+        ),
+        *(
+            named(
+                "You step in bfloat16, without master weights: an update much smaller than a weight is rounded off. "
+                "In the first step convert this rank's shard to float32; keep that copy and step it.",
+                start=cut,
+                **step,
+                about=(STATE,),
+            )
+            for step in ({}, {"step": partial(by_hand, dtype=torch.bfloat16, keeps="mvt")})
+        ),
+        named(
+            "The moments are in bfloat16, where a small change in a step is rounded off: keep them in float32.",
+            step=partial(by_hand, dtype=torch.bfloat16),
+            about=(STATE,),
+        ),
+        named(
+            "Each step begins anew at weights that are rounded to bfloat16, and loses what was rounded off. Convert "
+            "them to float32 in the first step only; keep that copy in `kept` and step it.",
+            step=partial(by_hand, keeps="mvt"),
+        ),
+        named(
+            "The moments begin at zero in each step. Make the optimizer in the first step, and keep it in `kept`.",
+            step=moments_anew,
+        ),
+        named(
+            "Every step corrects the moments as if it were the first: keep the number of steps in `kept`.",
+            step=partial(by_hand, counts=False),
+        ),
+        named(
+            "The weights are right, but each rank steps all of them and keeps the full optimizer state: ZeRO-1 then "
+            "saves nothing. Keep master weights and moments of this rank's shard alone.",
+            start=lambda weights: weights.float(),
+            reduce=all_reduced,
+            whole=lambda new: new.bfloat16(),
+            about=("memory", *WEIGHTS, STATE),
+        ),
+        named(
+            "The weights are right, but your float32 shard is a view of all weights in float32, and keeps all of "
+            "them in memory. Cut first and convert then, or clone the shard.",
+            start=view_of_all,
+            about=("memory", STATE, *WEIGHTS),
+        ),
+        named(
+            "The weights are right, but you keep more than float32 master weights and moments of this shard.",
+            start=lambda weights: cut(weights).double(),
+            about=("memory", *WEIGHTS),
+        ),
+        named(
+            "The step is right, and you send 50% more than you need: an all-reduce gathers gradients that no rank "
+            "uses. A reduce-scatter gives each rank the gradient of its shard.",
+            reduce=lambda gradient: cut(all_reduced(gradient)),
+            about=("what was sent", *WEIGHTS, CALLS),
+        ),
+        named(
+            "The step is right, but you gather weights in float32, twice the bytes. Convert to bfloat16 first.",
+            whole=lambda new: gather(new).bfloat16(),
+            about=("what was sent", *WEIGHTS, CALLS),
+        ),
+        named(
+            "The step is right, but you send gradients in float32, twice the bytes. Convert the shard that you get.",
+            reduce=lambda gradient: mean(gradient.float()),
+            about=("what was sent", *WEIGHTS, CALLS),
+        ),
+        named(
+            "The step is right, but you send more than a reduce-scatter and an all-gather, both in bfloat16.",
+            reduce=lambda gradient: cut(gather(gradient[None]).float().mean(0)),
+            about=("what was sent", *WEIGHTS),
+        ),
+    ),
+)

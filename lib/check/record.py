@@ -1,0 +1,87 @@
+"""What a reader has done so far, in a file that can be carried: the best points of each exercise.
+
+It is for the reader and no evidence for a grade: anybody can write into it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from lib.check.exercise import Exercise
+
+FILE = ".progress.json"
+_BOOK = Path(__file__).resolve().parents[2]
+_DRIVE = Path("/content/drive/MyDrive")  # of Colab, where a reader has mounted it: it outlives the session
+WIDTH = 20  # of a bar
+
+
+def place() -> Path:
+    """Where the record is."""
+    return _DRIVE / f"parallel-by-hand{FILE}" if _DRIVE.is_dir() else _BOOK / FILE
+
+
+def keep(exercise: Exercise, points: float) -> None:
+    """Remember the points, unless a larger part was done already. No verdict depends on it."""
+    try:
+        found = json.loads(place().read_text(encoding="utf-8")) if place().exists() else {}
+        new = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
+        if exercise.id not in found or _part(new) >= _part(found[exercise.id]):  # a homework counts otherwise
+            found[exercise.id] = new
+            place().write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        pass  # a file that somebody edited stays as it is
+
+
+def kept() -> dict[str, float]:
+    """Of each exercise that was checked, the part that is done, from 0 to 1."""
+    try:
+        found = json.loads(place().read_text(encoding="utf-8"))
+        return {i: _part(entry) for i, entry in found.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _part(entry: Any) -> float:
+    part = float(entry["points"]) / max(float(entry["max"]), 1e-9)
+    return min(max(part, 0.0), 1.0) if math.isfinite(part) else 0.0
+
+
+def next_to_do(done: dict[str, float]) -> Exercise | None:
+    """The first exercise that is not done, of a chapter that is begun if there is one."""
+    from lib.check.catalogue import EXERCISES  # a check of one exercise needs no other
+
+    begun = {i.partition(".")[0] for i in done}
+    left = [e for i, e in EXERCISES.items() if done.get(i, 0) < 1]
+    return next((e for e in left if e.id.partition(".")[0] in begun), left[0] if left else None)
+
+
+def all_chapters() -> str:
+    """A line for each chapter, the sum, and what to do next."""
+    from lib.check.catalogue import EXERCISES
+
+    done, lines = kept(), []
+    for chapter, exercises in groupby(EXERCISES.values(), key=lambda e: e.id.partition(".")[0]):
+        lines.append(_line(f"chapter {int(chapter)}", [*exercises], done))
+    lines.append(_line("all", [*EXERCISES.values()], done))
+    return "\n".join([*lines, advice(done)])
+
+
+def advice(done: dict[str, float]) -> str:
+    """What to do next, in a sentence."""
+    exercise = next_to_do(done)
+    if exercise is None:
+        return "All exercises are done."
+    notebook = next(_BOOK.glob(f"exercises/{exercise.id[:2]}_*.ipynb"), Path(f"exercises/{exercise.id[:2]}"))
+    return f"Next to do: {exercise.id} {exercise.title}, in exercises/{notebook.name}"
+
+
+def _line(name: str, exercises: list[Exercise], done: dict[str, float]) -> str:
+    most = sum(e.points for e in exercises)
+    points = sum(done.get(e.id, 0) * e.points for e in exercises)
+    bar = "█" * round(WIDTH * points / most)
+    return f"{name:<11}{bar:·<{WIDTH}}  {points:g}/{most:g} points"

@@ -1,0 +1,78 @@
+"""Why a layout is refused, in a word and a sentence, and six that are: for exercises 14.3 and 14.6."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+from lib.cost.sizes import ModelShape
+from lib.planner import Cluster, Layout4D, Training, memory_bytes
+from lib.planner.memory import fits
+from lib.planner.presets import GPUS, PRESET_MODELS, stack_for
+from lib.planner.search import layout_text
+
+NOTHING_BINDS = "all conditions hold"
+GPU_COUNT, HEADS, LAYERS, BATCH, ROUNDS = "gpus", "heads", "layers", "batch", "rounds"
+PIPELINE_ZERO3, NODE, MODEL_STATES, KEPT = "zero-3", "node", "states", "activations"
+
+
+def layout_of(result: Any) -> Layout4D | None:
+    """The layout that an answer has returned, if it is one."""
+    try:
+        layout = Layout4D(*result)
+        *counts, zero = map(operator.index, layout[:7])
+    except TypeError:
+        return None
+    layout = Layout4D(*counts, zero, bool(layout.sequence_parallel), *layout[8:])
+    offered = layout.cp == 1 and zero in (0, 1, 3) and layout.recompute in ("none", "full")
+    return layout if offered and layout.schedule == "1f1b" and min(counts) > 0 else None
+
+
+def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
+    """The first condition that does not hold, and a sentence with its numbers; what is divided comes before memory."""
+    tp, _, pp, dp, rows, v = layout[:6]
+    model, gpus, per_node = training.model, training.cluster.gpus, training.cluster.per_node
+    stages, m = pp * v, training.global_batch / (dp * rows)
+    if layout.gpus != gpus:
+        return GPU_COUNT, f"tp · pp · dp = {layout.gpus}, and there are {gpus} GPUs."
+    if tp > per_node:
+        return NODE, f"tp = {tp} reaches over nodes of {per_node} GPUs."
+    if model.num_heads % tp:
+        return HEADS, f"{model.num_heads} heads cannot be shared out evenly among tp = {tp}."
+    if model.num_layers % stages and (model.num_layers + 2) % stages:
+        return LAYERS, f"{model.num_layers} layers cannot be shared out evenly among {stages} stages."
+    if m != int(m):
+        return BATCH, f"{training.global_batch} sequences cannot be shared out among dp · b = {dp} · {rows}."
+    if v > 1 and (pp == 1 or m % pp):
+        return ROUNDS, f"v = {v} needs a multiple of p = {pp} microbatches, and there are {int(m)}."
+    if layout.zero == 3 and (pp > 1 or tp > 1):
+        return PIPELINE_ZERO3, "ZeRO-3 goes with neither a pipeline nor tensor parallelism here."
+    if not fits(training, layout):
+        found = memory_bytes(training, layout)
+        states = found.parameters + found.gradients + found.optimizer
+        room = training.room_bytes
+        text = f"{layout_text(layout)} needs {found.total / 1e9:.1f} GB, and a GPU has {room / 1e9:.1f}"
+        word = MODEL_STATES if states > room else KEPT
+        return word, f"{text}: {states / 1e9:.1f} for model states, {found.activations / 1e9:.1f} for activations."
+    return NOTHING_BINDS, ""
+
+
+def broken_layouts() -> list[tuple[Training, Layout4D]]:
+    """The six of exercise 14.3: what is trained, and a layout that is refused."""
+    models = {  # Touvron et al. 2023 (Llama), table 2; Llama 2's 70B with shorter sequences
+        "30B": ModelShape(6656, 60, 52, 32_000, 2048, d_mlp=17_920, llama=True, tied=False),
+        "70B": replace(PRESET_MODELS["llama-70b"], context=2048),
+    }
+
+    def training(model: str, global_batch: int = 512) -> Training:
+        return Training(models[model], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), global_batch)
+
+    return [
+        (training("30B"), Layout4D(8, 1, 2, 4, 1, 1, 1, True)),
+        (training("30B"), Layout4D(4, 1, 8, 2, 1, 1, 1, True)),
+        (training("30B", 496), Layout4D(2, 1, 2, 16, 4, 1, 1, True)),
+        (training("70B"), Layout4D(16, 1, 2, 2, 1, 1, 1, True)),
+        (training("70B"), Layout4D(8, 1, 1, 8, 2, 1, 0, True)),
+        (training("70B"), Layout4D(2, 1, 8, 4, 4, 1, 1, True)),
+    ]

@@ -1,0 +1,172 @@
+"""Chapters 9 to 12: answers that are nearly right, and hang reports in the tasks that are what a run prints."""
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from lib import check as checks
+from lib import comm
+from lib.check import record, verdict
+from lib.check.catalogue import EXERCISES
+from lib.check.exercises.e09_1_in_memory import as_soon_as_it_can
+from lib.check.exercises.e09_2_kept import kept
+from lib.check.exercises.e10_1_repaired_step import step
+from lib.check.exercises.e10_2_sum_and_clip import sum_and_clip
+from lib.check.exercises.e10_3_missing_calls import RIGHT
+from lib.check.exercises.e11_2_choose_stages import choose
+from lib.check.judge import judge
+from lib.launch import HangError, run
+from lib.pipeline.lower import lower, other_end
+from lib.pipeline.schedules.action import RECVS, SENDS
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def own_progress(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
+    monkeypatch.setattr(checks, "_session", {})
+    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def program(page: str, name: str):
+    """A function that the page of solutions prints in a task."""
+    text = (ROOT / "solutions" / page).read_text(encoding="utf-8")
+    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.S) if f"def {name}(" in c)
+    names = {"torch": torch, "dist": dist, "comm": comm}
+    exec(code, names)
+    return names[name]
+
+
+def reports(page: str) -> list[str]:
+    return re.findall(r"```text\n(deadlock: .*?)\n```", (ROOT / "solutions" / page).read_text(encoding="utf-8"), re.S)
+
+
+def wrong_order(*given):
+    program("11_interleaving.md", "wrong_order")(*given)
+
+
+def waits(report: str) -> list[str]:
+    """The report without seconds and source lines."""
+    return [re.sub(r"  for [\d.]+ s  .*", "", " ".join(line.split(" "))).strip() for line in report.splitlines()]
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+def waits_twice_for_nothing(forward, backward, like, m):
+    step(forward, backward, like, m)
+    if dist.get_rank() == 0:
+        dist.recv(torch.empty_like(like), src=1)
+
+
+def blocks_at_both_ends(g, ranks, group):
+    for r in ranks:
+        if r != group.rank:
+            comm.send(g, group, r).wait()
+    for r in ranks:
+        if r != group.rank:
+            g.add_(comm.recv(g, group, r).wait())
+
+
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "status", "words"),
+    [
+        ("09.1", lambda *case: as_soon_as_it_can(*case).replace("B", "X"), "FAIL", ["X0' is no action"]),
+        (
+            "09.1",
+            lambda n, m, limit: as_soon_as_it_can(n, m + (n == 2), limit),
+            "FAIL",
+            ["its size is not right", "got '2 ranks, 4 microbatches'"],
+        ),
+        ("09.2", lambda *given: kept(*given, gpipe=lambda rank, n, M: max(M, n)), "FAIL", ["kept('GPipe', "]),
+        ("09.2", lambda *given: kept(*given)[0], "FAIL", ["wanted '2 results' got 'int'"]),
+        ("09.2", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
+        ("10.1", waits_twice_for_nothing, "FAIL", ["rank 0 waits in recv from 1"]),
+        (
+            "10.2",
+            lambda *given: sum_and_clip(*given, together=blocks_at_both_ends),
+            "FAIL",
+            ["Every rank of the cycle sends first"],
+        ),
+        ("10.2", lambda *given: float(sum_and_clip(*given)), "PASS", []),
+        ("11.1", wrong_order, "FAIL", ["the result of the program in the task"]),
+        ("11.2", lambda *given: np.array(choose(*given)), "PASS", []),
+        ("11.2", lambda *given: choose(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
+        ("10.3", lambda: RIGHT[0], "FAIL", ["the first report", "wanted '1SEND_F3' got 'NONE'"]),
+        ("10.3", lambda: (RIGHT[0], "1SEND_F3"), "FAIL", ["1/2 points", "the second report"]),
+    ],
+)
+def test_what_is_said(exercise_id, answer, status, words):
+    text, got = verdict(exercise_id, answer)
+    assert got == status, text
+    for word in words:
+        assert word in " ".join(text.split()), text
+    assert "lib/check" not in text and "_in_rank" not in text
+
+
+def test_the_step_whose_messages_cross_on_two_ranks_is_right_on_three():
+    (cases,) = judge(replace(EXERCISES["11.1"], ranks=(3,)), [wrong_order], seed=1)
+    assert [case.status for case in cases] == ["PASS"]
+
+
+# ---- chapter 10: the reports ----------------------------------------------------------------------------------------
+
+
+def wrong_step_of_the_task(world, m):
+    like = torch.zeros(4, 3)
+    program("10_running.md", "wrong_step")(lambda k, x: like, lambda k, g: like, like, m)
+
+
+def messages(world, schedule):
+    """Each message is waited for; that of microbatch k has 16 (k + 1) elements."""
+    for action in (a for a in schedule.actions[world.rank] if a.op in (*SENDS, *RECVS)):
+        x, peer = torch.zeros(16 * (action.microbatch + 1)), schedule.rank_of[other_end(action).stage]
+        if action.op in SENDS:
+            comm.send(x, world, peer).wait()
+        else:
+            comm.recv(x, world, peer).wait()
+
+
+def without(action: str):
+    right = lower(one_f_one_b(4, 4))
+    return replace(right, actions=tuple(tuple(a for a in row if str(a) != action) for row in right.actions))
+
+
+def test_the_reports_of_hangs_are_what_a_run_prints():
+    hangs = [(wrong_step_of_the_task, 8), *((messages, without(action)) for action in RIGHT)]
+    for report, (program, argument) in zip(reports("10_running.md"), hangs, strict=True):
+        with pytest.raises(HangError) as error:
+            run(program, 4, argument)
+        assert waits(report) == waits(str(error.value))
+
+
+def where_ranks_wait(schedule) -> tuple[str, ...]:
+    """The action of each rank that does not end, if a message takes both its ranks."""
+    rows = [[a for a in row if a.op in (*SENDS, *RECVS)] for row in schedule.actions]
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            peer = other_end(row[0]).stage if row else rank
+            if row and rows[peer] and other_end(rows[peer][0]).stage == rank and row[0].op != rows[peer][0].op:
+                if (row[0].op in SENDS) != (rows[peer][0].op in SENDS):
+                    row.pop(0), rows[peer].pop(0)
+                    moved = True
+    return tuple(str(row[0]) if row else "" for row in rows)
+
+
+def test_each_report_has_one_explanation():
+    explanations = defaultdict(list)
+    for action in (a for row in lower(one_f_one_b(4, 4)).actions for a in row if a.op in (*SENDS, *RECVS)):
+        explanations[where_ranks_wait(without(str(action)))].append(str(action))
+    for action in RIGHT:
+        assert explanations[where_ranks_wait(without(action))] == [action]

@@ -1,0 +1,154 @@
+"""Begins an exercise: its file, which runs as it is, and the cells of its task.
+
+make exercise ID=03.8 NAME=scaled_sum     # lib/check/exercises/e03_8_scaled_sum.py
+"""
+
+import argparse
+import re
+import sys
+
+from set_repository import ROOT
+
+FILE = '''"""{id}: a sentence that says what the learner writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from lib import comm
+from lib.check.exercise import Data, Exercise, Mistake, random
+from lib.mesh import Group
+
+
+def inputs(generator: torch.Generator, n: int) -> list[Data]:
+    """What each of n ranks gets: other numbers at each call."""
+    return [{{"x": random(generator, 3)}} for _ in range(n)]
+
+
+def body(answer: Callable, group: Group, given: Data) -> Data:
+    """What a rank does with an answer. What it returns is judged: tensors, numbers and words."""
+    return {{"result": answer(given["x"].clone(), group)}}
+
+
+def reference(given: list[Data]) -> list[Data]:
+    """What each rank must return, computed by one process."""
+    total = sum(rank["x"] for rank in given)
+    return [{{"result": total}} for _ in given]
+
+
+# ---- right programs, the shortest first ------------------------------------------------------------------------------
+
+
+def {name}(x: Tensor, group: Group) -> Tensor:
+    return comm.all_reduce(x, group)
+
+
+def by_torch_distributed(x: Tensor, group: Group) -> Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+# ---- wrong programs: what people write -------------------------------------------------------------------------------
+
+
+def own(x: Tensor, group: Group) -> Tensor:
+    return x
+
+
+def mean(x: Tensor, group: Group) -> Tensor:
+    return comm.all_reduce(x, group, op="mean")
+
+
+def twice(x: Tensor, group: Group) -> Tensor:
+    return comm.all_reduce(comm.all_reduce(x, group), group)
+
+
+EXERCISE = Exercise(
+    id="{id}",
+    title="{name}",
+    points=2,
+    inputs=inputs,
+    body=body,
+    reference=reference,
+    right=({name}, by_torch_distributed),
+    mistakes=(
+        Mistake("Each rank has its own x: nothing is sent. Sum over the ranks.", own),
+        Mistake("You return the mean of the ranks. Sum, and do not divide.", mean),
+        Mistake("You sum twice, so each result is as many times too large as there are ranks.", twice),
+    ),
+)
+'''
+
+TASK = '''## {number}. A title that a search can find
+
+From the section [its heading](../chapters/{page}.ipynb#its-anchor). What to write, and why.
+
+- `x`: shape and meaning.
+- Return what, on which ranks.
+
+```{{code-cell}} ipython3
+---
+nbgrader: {{grade: false, grade_id: {cell}, locked: false, schema_version: 3, solution: true, task: false}}
+---
+def {name}(x, group):
+    """What it returns."""
+    ### BEGIN SOLUTION
+    return comm.all_reduce(x, group)
+    ### END SOLUTION
+```
+
+```{{code-cell}} ipython3
+---
+nbgrader:
+  {{grade: true, grade_id: check-{cell}, locked: true, points: 2, schema_version: 3, solution: false, task: false}}
+tags: [check]
+---
+check("{id}", {name})
+```
+
++++ {{"tags": ["solution-only"]}}
+
+Why the answer is right, and what its mistakes cost.
+
++++
+'''
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Begin an exercise.")
+    parser.add_argument("id", help="chapter and number, such as 03.8")
+    parser.add_argument("name", help="of the function that the learner writes, such as scaled_sum")
+    args = parser.parse_args(arguments)
+    if not re.fullmatch(r"\d\d\.[1-9]\d?", args.id):
+        sys.exit(f"ID={args.id} is no exercise: two digits of the chapter, a dot and a number, such as 03.8")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", args.name):
+        sys.exit(
+            f"NAME={args.name} cannot be a file's and a function's: lower case, digits and _, such as scaled_sum"
+        )
+    chapter, _, number = args.id.partition(".")
+    pages = [path.stem for path in (ROOT / "solutions").glob(f"{chapter}_*.md")]
+    if not pages:
+        sys.exit(f"there is no solutions/{chapter}_*.md for the exercise {args.id}")
+    folder = ROOT / "lib" / "check" / "exercises"
+    if there := [path.relative_to(ROOT) for path in folder.glob(f"e{chapter}_{number}_*.py")]:
+        sys.exit(f"exercise {args.id} exists: {there[0]}")
+    names = {
+        "id": args.id,
+        "name": args.name,
+        "number": number,
+        "page": pages[0],
+        "cell": args.name.replace("_", "-"),
+    }
+    path = folder / f"e{chapter}_{number}_{args.name}.py"
+    path.write_text(FILE.format(**names), encoding="utf-8")
+    print(f"{path.relative_to(ROOT)} is an exercise that runs: make it yours.")
+    print(f"Its task, for solutions/{pages[0]}.md, in front of its last heading:\n")
+    print(TASK.format(**names))
+
+
+if __name__ == "__main__":
+    main()
