@@ -9,14 +9,17 @@ from set_repository import ROOT
 NEEDED = ["lib", "chapters/*.ipynb", "exercises/*.ipynb", "solutions/*.ipynb", "LICENSE", "LICENSE-text", "README.md"]
 
 
-def write(target: Path) -> Path:
-    # What git has or would add: no caches, no checkpoints, nothing built.
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *NEEDED]
+def files(*patterns: str) -> list[str]:
+    """What git has or would add, of all or of these: no caches, no checkpoints, nothing built."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted(name for name in {*listing.split("\0")} if name and (ROOT / name).is_file())
+
+
+def write(target: Path) -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(set(listing.split("\0"))):
-            if name and (ROOT / name).is_file():
-                archive.write(ROOT / name, f"parallel-by-hand/{name}")
+        for name in files(*NEEDED):
+            archive.write(ROOT / name, f"parallel-by-hand/{name}")
     return target
 
 

@@ -1,0 +1,129 @@
+"""`python -m lib.grade assignments/hw1.json submissions/ --out grades`: points for a folder of notebooks.
+
+Exit code: 0 when all are graded, whatever the points; 1 if somebody could not be; 2 if nothing could begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from queue import SimpleQueue
+
+from tqdm import tqdm
+
+from lib.grade.assignment import Assignment, AssignmentError, read_assignment
+from lib.grade.grading import blocked, grade
+from lib.grade.jail import JailError, User
+from lib.grade.reports import Grade, fill_canvas, gradescope, overview, write, write_grades, write_json
+from lib.grade.submissions import Submission, find_submissions
+
+USER = 54321
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        assignment = read_assignment(args.assignment, args.cases)
+        submissions = find_submissions(args.submissions, args.roster, args.times)
+        users = [User(None if args.trust else args.user + i) for i in range(args.jobs)]
+        for user in users:
+            user.check()
+        if not submissions:
+            raise ValueError(f"{args.submissions} has neither folders nor notebooks in it")
+        out = Path(args.out)
+        out.mkdir(parents=True, exist_ok=True)
+        grades, failed = _all(assignment, submissions, users, out, _secret(out))
+        write_grades(out, assignment, grades)
+        if args.gradescope:
+            write_json(Path(args.gradescope), gradescope(grades[0]))
+        if args.canvas:
+            found = fill_canvas(args.canvas, out / "canvas.csv", assignment, grades)
+            print(f"{found} of {len(grades)} students are in {args.canvas}: {out / 'canvas.csv'}")
+    except (AssignmentError, JailError, ValueError, OSError) as error:
+        print(f"lib.grade: {error}", file=sys.stderr)
+        return 2
+    print(overview(assignment, grades))
+    print(f"{out / 'grades.csv'}, and a JSON file per student in {out / 'students'}")
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lib.grade", description="Grade notebooks without running them.")
+    parser.add_argument("assignment", help="its JSON file")
+    parser.add_argument("submissions", help="a folder per student, or Canvas' bulk download, unzipped")
+    parser.add_argument("--out", default="grades", help="where grades go; students in it are not graded again")
+    parser.add_argument("--jobs", type=int, default=1, help="submissions at a time")
+    parser.add_argument("--roster", help="a file with a student a line: who is missing gets 0 points")
+    parser.add_argument("--times", help="a CSV of student and time, for days late")
+    parser.add_argument("--cases", help="a Python file with EXERCISES that students do not see")
+    parser.add_argument("--canvas", metavar="CSV", help="an exported gradebook: a copy of it gets the scores")
+    parser.add_argument("--gradescope", metavar="JSON", help="write the first submission's results.json here")
+    parser.add_argument("--user", type=int, default=USER, help="number of the user that runs students' code")
+    parser.add_argument("--trust", action="store_true", help="run students' code as yourself")
+    return parser
+
+
+def _secret(out: Path) -> bytes:
+    """From which each student's numbers come: made once, so that the same submission is graded alike again."""
+    path = out / ".secret"
+    if not path.exists():
+        write(path, secrets.token_hex())
+    return path.read_text().encode()
+
+
+def _all(
+    assignment: Assignment, submissions: list[Submission], users: list[User], out: Path, secret: bytes
+) -> tuple[list[Grade], int]:
+    """The grades, in order of students, and how many submissions could not be graded."""
+    free: SimpleQueue[User] = SimpleQueue()
+    for user in users:
+        free.put(user)
+
+    def one(submission: Submission) -> Grade:
+        user = free.get()
+        try:
+            return grade(assignment, submission, user, secret)
+        finally:
+            free.put(user)
+
+    grades, failed = {}, 0
+    with ThreadPoolExecutor(len(users)) as pool:
+        under_way = {}
+        for submission in submissions:
+            known = _known(out, assignment, submission)
+            if known is not None:
+                grades[submission.student] = known
+            else:
+                under_way[pool.submit(one, submission)] = submission
+        for done in tqdm(as_completed(under_way), total=len(under_way), unit="submission", disable=None):
+            submission = under_way[done]
+            try:
+                given = done.result()
+                write_json(_path(out, submission), given)
+            except Exception as error:
+                given, failed = blocked(assignment, submission, f"{type(error).__name__}: {error}"), failed + 1
+            grades[submission.student] = given
+    return [grades[submission.student] for submission in submissions], failed
+
+
+def _path(out: Path, submission: Submission) -> Path:
+    return out / "students" / f"{submission.file_name}.json"
+
+
+def _known(out: Path, assignment: Assignment, submission: Submission) -> Grade | None:
+    """The grade of a run before this one, if the submission and what was asked for are the same."""
+    try:
+        given = json.loads(_path(out, submission).read_text(encoding="utf-8"))
+        asked = {r["exercise"] for r in given["results"]} == {e.id for e in assignment.exercises}
+        same = (given["digest"], given["max_score"]) == (submission.digest(), assignment.max_score)
+        return given if asked and same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""What a homework is: a JSON file with its exercises, their points and the day it is due."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lib.check import find
+from lib.check.exercise import Exercise
+
+_KEYS = {"id", "title", "exercises", "by_hand", "due", "late", "hours", "goals", "text"}
+
+
+class AssignmentError(ValueError):
+    """The file is not an assignment; the message says where."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """What a day costs, and after how many days nothing counts."""
+
+    percent_per_day: float = 0
+    max_days: int = 0
+
+    def factor(self, days: int) -> float:
+        """Of the points, what is left after so many days."""
+        if days <= 0:
+            return 1.0
+        return max(0.0, 1 - days * self.percent_per_day / 100) if days <= self.max_days else 0.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """One that is answered in words, and graded by a person.
+
+    Args:
+        points: the most that an answer gets.
+        question: Markdown, for the handout.
+        answer: Markdown, for the person who grades.
+    """
+
+    points: float
+    question: str
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A homework.
+
+    Args:
+        id: short, a file's name.
+        title: for people.
+        exercises: what is graded by the machine; exercise -> points.
+        points: exercise id -> points.
+        by_hand: questions in words, by the `grade_id` of their cell.
+        due: with its time zone; None: never late.
+        late: what a day costs.
+        hours: that it should take.
+        goals: what a student can do afterwards, a sentence each.
+        text: Markdown for the handout.
+    """
+
+    id: str
+    title: str
+    exercises: tuple[Exercise, ...]
+    points: dict[str, float]
+    by_hand: dict[str, Question] = field(default_factory=dict)
+    due: datetime.datetime | None = None
+    late: Late = Late()
+    hours: float = 0
+    goals: tuple[str, ...] = ()
+    text: str = ""
+
+    @property
+    def chapters(self) -> list[str]:
+        """Of its exercises, such as `"03"`."""
+        return sorted({exercise.id.partition(".")[0] for exercise in self.exercises})
+
+    @property
+    def max_score(self) -> float:
+        """All points that the machine gives."""
+        return sum(self.points.values())
+
+    @property
+    def points_by_hand(self) -> float:
+        """All points that a person gives."""
+        return sum(question.points for question in self.by_hand.values())
+
+    def days_late(self, when: datetime.datetime) -> int:
+        """Begun days after it was due."""
+        return max(0, -((self.due - when) // datetime.timedelta(days=1))) if self.due else 0
+
+
+def read_assignment(path: str, cases: str | None = None) -> Assignment:
+    """An assignment's file.
+
+    Args:
+        path: of the JSON.
+        cases: a Python file of the teacher's with a list `EXERCISES`: each stands for the book's of the same id, or is
+            a new one.
+
+    Raises:
+        AssignmentError: what is wrong with it, in a sentence.
+    """
+    own = {e.id: e for e in _own_exercises(cases)} if cases else {}
+    try:
+        told = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _assignment(told, own)
+    except OSError as error:
+        raise AssignmentError(f"{path} cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise AssignmentError(f"{path} is not JSON: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise AssignmentError(f"{path} is not an assignment: {what}") from None
+
+
+def _assignment(told: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
+    if unknown := told.keys() - _KEYS:
+        raise ValueError(f"nothing is called {sorted(unknown)[0]!r}; there are {', '.join(sorted(_KEYS))}")
+    points = {**told["exercises"]}
+    by_hand = {name: Question(**asked) for name, asked in told.get("by_hand", {}).items()}
+    for name, most in [*points.items(), *((name, asked.points) for name, asked in by_hand.items())]:
+        if isinstance(most, bool) or not isinstance(most, (int, float)) or not most > 0:
+            raise ValueError(f"{name} has {most!r} points; it takes a number above 0")
+    due = datetime.datetime.fromisoformat(told["due"]) if told.get("due") else None
+    if due and due.tzinfo is None:
+        raise ValueError(f'due {told["due"]!r} has no time zone; write it as "2027-03-01T23:59:00+01:00"')
+    return Assignment(
+        id=str(told["id"]),
+        title=str(told["title"]),
+        exercises=tuple(own.get(i) or find(i) for i in points),
+        points=points,
+        by_hand=by_hand,
+        due=due,
+        late=Late(**told.get("late", {})),
+        hours=told.get("hours", 0),
+        goals=tuple(told.get("goals", ())),
+        text=told.get("text", ""),
+    )
+
+
+def _own_exercises(path: str) -> list[Exercise]:
+    spec = importlib.util.spec_from_file_location("cases", path)
+    if spec is None or not Path(path).is_file():
+        raise AssignmentError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, "EXERCISES", None)
+    if not isinstance(found, (list, tuple)) or not all(isinstance(e, Exercise) for e in found):
+        raise AssignmentError(f"{path} has no list EXERCISES of lib.check.exercise.Exercise")
+    return list(found)

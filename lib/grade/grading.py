@@ -1,0 +1,146 @@
+"""Grade one submission: each exercise in a jail that nothing of it survives."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import time
+from typing import Any
+
+from lib.check import find
+from lib.check.exercise import Exercise
+from lib.check.judge import PASS, TODO, cases_of, judge
+from lib.check.source import Answer, Notebook
+from lib.grade.assignment import Assignment
+from lib.grade.jail import Jail, User
+from lib.grade.submissions import Submission
+
+MISSING = "MISSING"  # no cell defines it
+BLOCKED = "BLOCKED"  # a cell that may define it does not parse
+
+
+def grade(assignment: Assignment, submission: Submission, user: User, secret: bytes) -> dict[str, Any]:
+    """All that is known of a submission, ready for JSON.
+
+    Args:
+        assignment: what was asked for.
+        submission: what came.
+        user: who runs its code.
+        secret: from which the numbers of each student come; the same gives the same.
+    """
+    began_s = time.monotonic()
+    notebooks, notes = submission.read()
+    if not submission.paths:
+        notes.append("nothing was handed in")
+    notes += [f"REVIEW: {what} in {book.name}" for book in notebooks for what in _suspicious(book)]
+    results = []
+    for exercise in assignment.exercises:
+        seed = _seed(secret, assignment.id, submission.student, exercise.id)
+        results += _results(exercise, assignment.points[exercise.id], notebooks, notes, user, seed)
+    raw = round(sum(r["points"] for r in results), 4)
+    days = assignment.days_late(submission.when) if submission.when else 0
+    factor = assignment.late.factor(days) if days else 1.0
+    if submission.marked_late and not submission.when:
+        notes.append("Canvas says that it is late, not by how much: give the times (--times), or take points there")
+    return {
+        "student": submission.student,
+        "canvas_id": submission.canvas_id,
+        "assignment": assignment.id,
+        "score": round(raw * factor, 4),
+        "raw_score": raw,
+        "max_score": assignment.max_score,
+        "days_late": days,
+        "late_factor": factor,
+        "files": [path.name.encode("utf-8", "backslashreplace").decode() for path in submission.paths],
+        "notes": notes,
+        "results": results,
+        "by_hand": [
+            {"question": name, "max": asked.points, "text": _text(notebooks, name)}
+            for name, asked in assignment.by_hand.items()
+        ],
+        "digest": submission.digest(),
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+
+
+# What an answer has no use for. It costs no points: a person looks.
+_SUSPICIOUS = {
+    "lib.check": r"lib\.check(?!\s+import\s+check\b)|lib\s*/\s*check",
+    "/proc": r"/proc\b",
+    "frames": r"_getframe|currentframe|gc\.get_",
+    "ctypes": r"\bctypes\b",
+    "sockets": r"\bimport\s+socket|from\s+socket",
+    "code from a string": r"\b(exec|eval|compile|__import__)\s*\(",
+    # The first cell of each notebook fetches the book with such a run.
+    "processes": r"\bos\.(fork|kill|setsid|exec\w*|spawn\w*|system)\b|from subprocess\b|\bsubprocess as\b"
+    r"|\bsubprocess\.(?!PIPE\b|STDOUT\b|run\(command, stdout=subprocess\.PIPE, stderr=subprocess\.STDOUT, text=True\))",
+}
+
+
+def _suspicious(notebook: Notebook) -> list[str]:
+    text = "\n".join(text for _, text in notebook.cells)
+    return [what for what, pattern in _SUSPICIOUS.items() if re.search(pattern, text)]
+
+
+def _seed(secret: bytes, *of: str) -> int:
+    return int.from_bytes(hmac.digest(secret, "/".join(of).encode("utf-8", "backslashreplace"), hashlib.sha256)[:3])
+
+
+def _results(
+    exercise: Exercise, points: float, notebooks: list[Notebook], notes: list[str], user: User, seed: int
+) -> list[dict[str, Any]]:
+    """A row for each case; a case has its part of the points."""
+    hidden = _hidden(exercise)
+    asked = cases_of(exercise)
+    each = points / len(asked)
+
+    def row(case: tuple[int, str], status: str, hint: str) -> dict[str, Any]:
+        ranks, name = case
+        return {
+            "exercise": exercise.id,
+            "title": exercise.title,
+            "case": name,
+            "status": status,
+            "points": each if status == PASS else 0.0,
+            "max": each,
+            "hidden": ranks in hidden,
+            "hint": "" if status == PASS else hint,
+        }
+
+    holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
+    if len(holders) > 1:
+        notes.append(f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts")
+    if not holders:
+        broken = any("does not parse" in note for note in notes)
+        status = BLOCKED if broken else MISSING
+        why = f"{exercise.title} is not defined" + ", or in a cell that does not parse" * broken
+        return [row(case, status, f"{why}.") for case in asked]
+    jail = Jail(user)
+    try:
+        (cases,) = judge(exercise, [Answer(holders[-1], exercise.title)], seed, jail.returned)
+    finally:
+        jail.close()
+    # A stub is judged once; what comes after it is not.
+    said = [(case.status, case.hint) for case in cases]
+    said += [(TODO, cases[-1].hint)] * (len(asked) - len(cases))
+    return [row(case, *outcome) for case, outcome in zip(asked, said, strict=True)]
+
+
+def _hidden(exercise: Exercise) -> set[int]:
+    """Cases that only the teacher's file has."""
+    try:
+        return {*exercise.ranks} - {*find(exercise.id).ranks}
+    except ValueError:  # an exercise of the teacher's
+        return set()
+
+
+def _text(notebooks: list[Notebook], name: str) -> str:
+    return next((notebook.texts[name] for notebook in notebooks if name in notebook.texts), "")
+
+
+def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:
+    """What is written where grading itself has failed: nobody is lost, and a person looks."""
+    nothing = Submission(submission.student, (), submission.canvas_id)
+    given = grade(assignment, nothing, User(None), b"")
+    return given | {"notes": [f"could not be graded: {why}"], "files": [p.name for p in submission.paths]}

@@ -1,0 +1,165 @@
+"""What comes of grading: a JSON file per student, tables, and what platforms read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from lib.check.judge import FAIL, PASS
+from lib.grade.assignment import Assignment
+
+Grade = dict[str, Any]
+
+
+def write(path: Path, text: str) -> None:
+    """All of it or nothing: a run may be ended at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with open(fd, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+    os.chmod(name, 0o600)
+    os.replace(name, path)
+
+
+def write_json(path: Path, thing: object) -> None:
+    """Indented, letters as they are."""
+    write(path, json.dumps(thing, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_table(path: Path, rows: list[list[Any]]) -> None:
+    """A CSV; a cell that a spreadsheet would compute is text."""
+    import io
+
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([[_cell(x) for x in row] for row in rows])
+    write(path, out.getvalue())
+
+
+def _cell(x: Any) -> Any:
+    return f"'{x}" if isinstance(x, str) and x[:1] in "=+-@\t\r" and x[:1] else x
+
+
+def points_of(given: Grade, exercise: str) -> float:
+    """Of one exercise."""
+    return round(sum(r["points"] for r in given["results"] if r["exercise"] == exercise), 4)
+
+
+def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> None:
+    """`grades.csv`, and `by_hand.csv` for questions in words: points that a person has entered there stay and count."""
+    ids = [e.id for e in assignment.exercises]
+    by_hand = _points_by_hand(out / "by_hand.csv")
+    rows: list[list[Any]] = [
+        ["student", *ids, *assignment.by_hand, "raw", "days_late", "score", "max", "look at it because"]
+    ]
+    for given in grades:
+        words = [by_hand.get((given["student"], name), "") for name in assignment.by_hand]
+        extra = sum(float(x) for x in words if x != "") * given["late_factor"]
+        rows.append(
+            [
+                given["student"],
+                *(points_of(given, i) for i in ids),
+                *words,
+                given["raw_score"],
+                given["days_late"],
+                round(given["score"] + extra, 4),
+                given["max_score"] + assignment.points_by_hand,
+                "; ".join(given["notes"]),
+            ]
+        )
+    write_table(out / "grades.csv", rows)
+    if assignment.by_hand:
+        head = ["student", "question", "points", "max", "text"]
+        asked = [(g, q) for g in grades for q in g["by_hand"]]
+        found = [
+            [g["student"], q["question"], by_hand.get((g["student"], q["question"]), ""), q["max"], q["text"]]
+            for g, q in asked
+        ]
+        write_table(out / "by_hand.csv", [head, *found])
+
+
+def _points_by_hand(path: Path) -> dict[tuple[str, str], str]:
+    if not path.exists():
+        return {}
+    with open(path, encoding="utf-8", newline="") as file:
+        return {
+            (row["student"].removeprefix("'"), row["question"]): row["points"]
+            for row in csv.DictReader(file)
+            if row["points"].strip()
+        }
+
+
+def overview(assignment: Assignment, grades: list[Grade]) -> str:
+    """Per exercise: how many have all points, a part, nothing; and the hint that most wrong answers got."""
+    lines = [f"{assignment.title}: {len(grades)} students, {assignment.max_score:g} points"]
+    for exercise in assignment.exercises:
+        most = assignment.points[exercise.id]
+        got = [points_of(g, exercise.id) for g in grades]
+        wrong = [[r for r in g["results"] if r["exercise"] == exercise.id and r["status"] == FAIL] for g in grades]
+        # A dict keeps the order: of two hints that are equally frequent, each run prints the same.
+        hints = Counter(hint for rows in wrong for hint in dict.fromkeys(r["hint"].partition("\n")[0] for r in rows))
+        often = "".join(hint for hint, _ in hints.most_common(1))
+        whole, part = sum(x >= most - 1e-9 for x in got), sum(0 < x < most - 1e-9 for x in got)
+        lines.append(
+            f"  {exercise.id} {exercise.title}: {whole} all, {part} a part, {len(got) - whole - part} nothing"
+            + f"\n      most often: {often}" * bool(often)
+        )
+    return "\n".join(lines)
+
+
+def gradescope(given: Grade) -> dict[str, Any]:
+    """`results.json` of one submission, as Gradescope reads it."""
+    return {
+        "score": given["score"],
+        "execution_time": round(given["seconds"]),
+        "output": "\n".join(given["notes"]),
+        "output_format": "text",
+        "stdout_visibility": "hidden",
+        "tests": [
+            {
+                "name": f"{r['exercise']} {r['title']}, {r['case']}",
+                "number": r["exercise"],
+                "score": round(r["points"] * given["late_factor"], 6),
+                "max_score": r["max"],
+                "status": "passed" if r["status"] == PASS else "failed",
+                "output": r["hint"],
+                "output_format": "text",
+                "visibility": "after_published" if r["hidden"] else "visible",
+            }
+            for r in given["results"]
+        ],
+    }
+
+
+def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Grade]) -> int:
+    """A copy of Canvas' exported gradebook with one column filled; returns how many students were found in it.
+
+    Raises:
+        ValueError: the file is no such export.
+    """
+    with open(export, encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.reader(file))
+    head = rows[0] if rows else []
+    if "ID" not in head or "Student" not in head:
+        raise ValueError(f"{export} is no gradebook of Canvas: its first line has no Student and no ID")
+    names = [i for i, name in enumerate(head) if name.split(" (")[0].strip() == assignment.title]
+    if len(names) != 1:
+        raise ValueError(f"{export} has {len(names)} columns called {assignment.title!r}; there must be one")
+    scores: dict[str, float] = {}
+    for given in grades:
+        scores |= {key: given["score"] for key in (given["canvas_id"], given["student"]) if key}
+    login = head.index("SIS Login ID") if "SIS Login ID" in head else head.index("ID")
+    found = 0
+    for row in rows[1:]:
+        keys = [row[i] for i in (head.index("ID"), login) if i < len(row) and row[i]]
+        known = next((key for key in keys if key in scores), None)
+        if known is not None:
+            row[names[0]], found = f"{scores[known]:g}", found + 1
+    write(out, "")
+    with open(out, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    return found

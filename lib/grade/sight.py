@@ -1,0 +1,100 @@
+"""What the jail's user sees of the disk: Python and the book, also where a home folder is closed to others.
+
+The problem: a student's code runs as a user who may not enter `/root` or a teacher's home, and there Python is
+installed. The idea: processes of the jail get a view of the disk of their own, in which such a folder is empty, but for
+what Python needs. Outside nothing changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+import lib
+
+_NEW_VIEW, _BIND, _ALL_BELOW, _PRIVATE = 0x00020000, 4096, 16384, 1 << 18  # of unshare and mount
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def needed() -> list[Path]:
+    """The folders that Python reads from, without those inside of others."""
+    book = Path(lib.__file__).resolve().parents[1]
+    found = {
+        Path(p).resolve() for p in (sys.prefix, sys.base_prefix, book / "lib", *sys.path) if p and Path(p).is_dir()
+    }
+    found -= {book}  # of which only the library is read
+    return sorted(one for one in found if not any(other in one.parents for other in found))
+
+
+def open_closed_folders() -> None:
+    """Give this process and its children a view in which all that is `needed` can be reached.
+
+    Where the system does not allow that, as in most containers, nothing changes.
+    """
+    paths = needed()
+    closed = {folder for path in paths if (folder := _closed_above(path))}
+    if not closed or _libc.unshare(_NEW_VIEW) or _mount(None, "/", None, _ALL_BELOW | _PRIVATE):
+        return
+    for folder in closed:
+        below = [path for path in paths if folder in path.parents]
+        kept = [(path, os.open(path, os.O_PATH)) for path in below]  # holds what the empty folder is about to cover
+        _mount("none", str(folder), "tmpfs", 0, b"mode=755,size=1m")
+        for path, fd in kept:
+            path.mkdir(parents=True)
+            for made in (p for p in path.parents if folder in p.parents):
+                made.chmod(0o755)  # whatever umask there is
+            _mount(f"/proc/self/fd/{fd}", str(path), None, _BIND | _ALL_BELOW)
+            os.close(fd)
+
+
+def unreadable(uid: int) -> Path | None:
+    """Something that Python needs and this user cannot read, with a view of its own; None if there is nothing."""
+    files = [Path(sys.executable), Path(os.__file__), Path(torch.__file__), Path(lib.__file__)]
+    for path in files:
+        if not _child_can_read(path.resolve(), uid):
+            return _closed_above(path.resolve()) or path.resolve()
+    return None
+
+
+def _child_can_read(path: Path, uid: int) -> bool:
+    def read() -> None:
+        open_closed_folders()
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        with open(path, "rb") as file:
+            file.read(1)
+
+    return in_child(read)
+
+
+def in_child(does: Callable[[], None]) -> bool:
+    """Whether a child process can do this without an error; this process stays as it is."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    try:
+        does()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def reachable(folders: Iterable[str]) -> str | None:
+    """The first folder that others may enter; None: the system's own choice will do as well."""
+    return next((folder for folder in folders if not _closed_above(Path(folder, "a").absolute())), None)
+
+
+def _closed_above(path: Path) -> Path | None:
+    """The topmost folder on the way that others may not enter."""
+    return next((p for p in reversed(path.parents) if not p.stat().st_mode & stat.S_IXOTH), None)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: bytes | None = None) -> int:
+    source, kind = (x and x.encode() for x in (source, kind))
+    return _libc.mount(source, target.encode(), kind, ctypes.c_ulong(flags), data)

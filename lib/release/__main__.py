@@ -1,0 +1,139 @@
+"""`python -m lib.release assignments/hw1.json --out release`: all that a course needs of a homework.
+
+Writes a folder by the homework's id:
+
+- `hw1-handout.zip`: what students get, with the library; nothing in it leads to the worked solutions;
+- `teacher/`: how points are given, with the mistakes that are recognised, and model answers;
+- `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
+- `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/autograder.py`.
+
+Exit code: 0, or 2 with a sentence if something cannot be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import nbformat
+
+import lib
+from lib.grade.assignment import Assignment, AssignmentError, read_assignment
+from lib.release.notebooks import homework
+from lib.release.platforms import CLASSROOM50, NBGRADER, for_actions, for_gradescope, for_otter
+from lib.release.words import readme, rubric
+
+BOOK = Path(lib.__file__).resolve().parents[1]
+NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # what the library imports
+TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # and what a student's notebooks need
+NOT_FOR_STUDENTS = ("grade", "release")
+Files = dict[str, bytes]  # by their path in a zip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lib.release", description=__doc__.splitlines()[0])
+    parser.add_argument("assignments", nargs="+", metavar="ASSIGNMENT", help="its JSON file")
+    parser.add_argument("--out", default="release", help="the folder to write into")
+    parser.add_argument("--cases", help="a Python file with EXERCISES that students do not see")
+    args = parser.parse_args(argv)
+    for path in args.assignments:
+        try:
+            assignment = read_assignment(path, args.cases)
+            folder = Path(args.out) / assignment.id
+            release(assignment, Path(path), folder)
+        except (AssignmentError, ValueError, OSError) as error:
+            print(f"lib.release: {error}", file=sys.stderr)
+            return 2
+        points = assignment.max_score + assignment.points_by_hand
+        print(f"{folder}: {len(assignment.exercises)} exercises, {points:g} points")
+    return 0
+
+
+def release(assignment: Assignment, path: Path, folder: Path) -> None:
+    """Write a homework's files; what an earlier release has left in the folder goes.
+
+    Args:
+        assignment: what `path` says.
+        path: the assignment's file, which graders on other machines need.
+        folder: to write into.
+    """
+    given = homework(BOOK, "exercises", assignment)
+    solved = homework(BOOK, "solutions", assignment)
+    needed = packages(NEEDED)
+    said = path.read_bytes()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
+        new = Path(name) / "new"
+        _write_zip(new / f"{assignment.id}-handout.zip", assignment.id, handout(assignment, given))
+        _write_zip(
+            new / "gradescope.zip",
+            "",
+            library()
+            | {f"{assignment.id}.json": said}
+            | {name: text.encode() for name, text in for_gradescope(assignment, needed).items()},
+        )
+        _write_texts(
+            new,
+            {
+                "teacher/rubric.md": rubric(assignment, for_teacher=True),
+                "nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title),
+                "github/.github/workflows/check.yml": for_actions(given, needed),
+                "classroom50/autograder.py": CLASSROOM50.replace("ASSIGNMENT", assignment.id),
+            }
+            | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
+            | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
+        )
+        (new / "classroom50" / f"{assignment.id}.json").write_bytes(said)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+
+
+def handout(assignment: Assignment, notebooks: Mapping[str, nbformat.NotebookNode]) -> Files:
+    """What students get."""
+    texts = {f"exercises/{name}": nbformat.writes(book) + "\n" for name, book in notebooks.items()}
+    texts["README.md"] = readme(assignment, notebooks)
+    texts["rubric.md"] = rubric(assignment)
+    texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
+    chapters = {f"chapters/{path.name}": path.read_bytes() for path in sorted(BOOK.glob("chapters/*.ipynb"))}
+    without = {k: v for k, v in library().items() if not k.startswith(tuple(f"lib/{n}/" for n in NOT_FOR_STUDENTS))}
+    return {name: text.encode() for name, text in texts.items()} | chapters | without
+
+
+def library() -> Files:
+    """The library's files; no caches."""
+    files = [path for path in sorted((BOOK / "lib").rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+    return {path.relative_to(BOOK).as_posix(): path.read_bytes() for path in files}
+
+
+def packages(names: Iterable[str]) -> list[str]:
+    """As `requirements.txt` wants them; JupyterLab is in none, as the book itself needs none."""
+    lines = (BOOK / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    ranges = {re.split(r"[<>=]", line)[0]: line.partition("#")[0].strip() for line in lines}
+    return [ranges.get(name, name) for name in names]
+
+
+def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+
+
+def _write_zip(path: Path, folder: str, files: Files) -> None:
+    """The same files give the same bytes, whatever the day."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, raw in sorted(files.items()):
+            info = zipfile.ZipInfo(f"{folder}/{name}".lstrip("/"))
+            info.external_attr = (0o755 if raw.startswith(b"#!") else 0o644) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, raw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The notebooks of a homework: the sections of its exercises, cut out of the book's."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from lib.grade.assignment import Assignment, Question
+
+ASKED = "exercises"  # in a notebook's metadata: which of the chapter's it has, and their points
+_CHECK = re.compile(r'^check\("([^"]+)"', re.MULTILINE)
+_CALL = re.compile(r"^(check\(.*)\)$", re.MULTILINE)
+
+
+def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, NotebookNode]:
+    """A homework's notebooks by their names, in order of chapters; the last one also has its questions.
+
+    Args:
+        book: the book's folder.
+        kind: "exercises", or "solutions" with the answers that a teacher's platform takes out itself.
+        assignment: which exercises are in it.
+
+    Raises:
+        ValueError: an exercise that no notebook of the book has; a teacher's own comes in a notebook of theirs.
+    """
+    ids = [exercise.id for exercise in assignment.exercises]
+    found: dict[str, NotebookNode] = {}
+    for path in sorted((book / kind).glob("*.ipynb")):
+        whole = nbformat.read(path, as_version=4)
+        if here := [i for i in _CHECK.findall("\n".join(c.source for c in whole.cells)) if i in ids]:
+            found[path.name] = _cut(whole, path.name, here, assignment)
+    if lost := {*ids} - {i for notebook in found.values() for i in notebook.metadata[ASKED]}:
+        raise ValueError(f"no notebook in {book / kind} has exercise {min(lost)}")
+    if assignment.by_hand:
+        last = [*found.values()][-1]
+        progress = next(k for k, cell in enumerate(last.cells) if cell.source.startswith("## Your progress"))
+        last.cells[progress:progress] = _questions(assignment.by_hand, with_answers=kind == "solutions")
+    for notebook in found.values():
+        nbformat.validate(notebook)
+    return found
+
+
+def _cut(whole: NotebookNode, name: str, ids: list[str], assignment: Assignment) -> NotebookNode:
+    sections: list[list[NotebookNode]] = [[]]
+    for cell in whole.cells:
+        if "solution-only" in cell.metadata.get("tags", ()):
+            continue
+        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+            sections.append([])
+        sections[-1].append(copy.deepcopy(cell))
+    head, *rest, progress = sections
+    head[0].source = _title(name, head[0].source, ids, assignment)
+    for cell in head:
+        cell.source = cell.source.replace(f"solutions/{name}", f"exercises/{name}")
+    kept = [s for s in rest if {*_CHECK.findall("\n".join(c.source for c in s))} & {*ids}]
+    for cell in (cell for section in kept for cell in section):
+        marks = cell.metadata.get("nbgrader", {})
+        if marks.get("grade"):  # what it counts in this homework, not in the book
+            marks["points"] = assignment.points[_CHECK.findall(cell.source)[0]]
+            cell.source = _CALL.sub(rf"\1, points={marks['points']:g})", cell.source)
+    metadata = {key: whole.metadata[key] for key in ("kernelspec", "language_info") if key in whole.metadata}
+    cells = [*head, *(cell for section in kept for cell in section), *progress]
+    for cell in cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return nbformat.v4.new_notebook(cells=cells, metadata={**metadata, ASKED: {i: assignment.points[i] for i in ids}})
+
+
+def _title(name: str, old: str, ids: list[str], assignment: Assignment) -> str:
+    chapter = re.search(r"^# (.*?)(?:: (?:exercises|solutions))?$", old, re.MULTILINE)
+    subject = chapter[1] if chapter else name
+    points = sum(assignment.points[i] for i in ids)
+    due = f", due {assignment.due:%A, %d %B %Y, %H:%M %Z}" if assignment.due else ""
+    return (
+        f"# {assignment.title}\n\n{subject}: {len(ids)} exercise{'s' * (len(ids) > 1)}, {points:g} points{due}.\n\n"
+        f"What they need is in [chapter {int(name[:2])}](../chapters/{name}). Hand in this file, with its name."
+    )
+
+
+def _questions(asked: dict[str, Question], with_answers: bool) -> Iterable[NotebookNode]:
+    def cell(name: str, text: str) -> NotebookNode:
+        return nbformat.v4.new_markdown_cell(text, id=name)  # the same id each time: a handout can be compared
+
+    yield cell("questions", "## Questions\n\nAnswer in words and numbers, in the cell below each.")
+    for name, one in asked.items():
+        yield cell(f"{name}-question", f"**{name}** ({one.points:g} points). {one.question}")
+        answer = cell(name, one.answer if with_answers else "*Your answer.*")
+        marks = {"grade_id": name, "grade": True, "solution": True, "locked": False, "task": False}
+        answer.metadata["nbgrader"] = marks | {"schema_version": 3, "points": one.points}
+        yield answer

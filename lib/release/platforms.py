@@ -1,0 +1,144 @@
+"""What platforms want: the same homework for nbgrader, Gradescope, otter, GitHub Actions and Classroom 50."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+
+import nbformat
+from nbformat import NotebookNode
+
+from lib.grade.assignment import Assignment
+
+NBGRADER = """# nbgrader_config.py: {title}
+# Install the book's library where notebooks are graded: pip install /path/to/the/book
+c = get_config()
+c.CourseDirectory.course_id = "parallel-by-hand"
+c.ClearSolutions.code_stub = {{"python": "# YOUR CODE HERE\\nraise NotImplementedError"}}
+c.ClearSolutions.text_stub = "*Your answer.*"
+# The longest check takes seconds; a deadlock is found by itself.
+c.ExecutePreprocessor.timeout = 120
+"""
+
+# Gradescope unzips all that is handed in into submission/, runs this as root and reads results.json. A grader that
+# dies leaves the file that is written first.
+RUN_AUTOGRADER = """#!/usr/bin/env bash
+cd /autograder/source
+chmod 700 /autograder/results
+results=/autograder/results/results.json
+echo '{{"score": 0, "output": "The grader has ended early: please tell your teacher."}}' > $results
+rm -rf /tmp/given /tmp/grades && mkdir /tmp/given && cp -r /autograder/submission /tmp/given/student
+timeout {seconds} python3 -m lib.grade {id}.json /tmp/given --out /tmp/grades --gradescope $results
+"""
+SETUP_SH = """#!/usr/bin/env bash
+set -e
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{ echo "Choose an image with Python 3.11"; exit 1; }}
+pip install --index-url https://download.pytorch.org/whl/cpu {torch}
+pip install {others}
+"""
+
+ACTIONS = """# .github/workflows/check.yml: says at each push what passes. Students can edit it: it is no grade.
+name: check
+on: [push]
+jobs:
+  check:
+    runs-on: ubuntu-latest
+    timeout-minutes: 20
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {{python-version: "3.12"}}
+      - run: pip install --index-url https://download.pytorch.org/whl/cpu {torch}
+      - run: pip install {others}
+      - run: |
+          set -o pipefail
+          python -m lib.check {notebooks} | tee verdict.txt
+      - if: always()
+        run: |
+          {{ echo '```'; cat verdict.txt; echo '```'; }} >> "$GITHUB_STEP_SUMMARY"
+"""
+
+# Classroom 50 runs this once per submission, in the student's repository, and reads result.json. Whatever the points,
+# it ends with 0. Install the book's library in its runtime block.
+CLASSROOM50 = """#!/usr/bin/env python3
+import datetime, json, os, pathlib, shutil, subprocess, sys, tempfile
+
+here, given, grades = pathlib.Path(__file__).parent, pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
+shutil.copytree(".", given / os.environ["USERNAME"], ignore=shutil.ignore_patterns(".git"))
+command = [sys.executable, "-m", "lib.grade", str(here / "ASSIGNMENT.json"), str(given), "--out", grades, "--trust"]
+ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+print(ended.stdout)
+found = [json.loads(path.read_text()) for path in pathlib.Path(grades, "students").glob("*.json")]
+score, most = (found[0]["score"], found[0]["max_score"]) if found else (0, 0)
+ask = os.environ.get
+pathlib.Path("result.json").write_text(json.dumps({
+    "schema": "classroom50/result/v1",
+    "classroom": ask("CLASSROOM"), "assignment": ask("ASSIGNMENT"), "owner": ask("USERNAME"),
+    "submission": ask("SUBMISSION_TAG"), "commit": ask("COMMIT_URL"), "release": ask("RELEASE_URL"),
+    "review": ask("REVIEW_URL"), "datetime": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+    "score": score, "max-score": most, "tests": [],
+}))
+"""
+
+
+def for_gradescope(assignment: Assignment, packages: Iterable[str]) -> dict[str, str]:
+    """Files at the root of the zip, beside `lib/` and the assignment."""
+    torch, others = _split(packages)
+    seconds = 120 + 60 * len(assignment.exercises)
+    return {
+        "setup.sh": SETUP_SH.format(torch=torch, others=others),
+        "run_autograder": RUN_AUTOGRADER.format(id=assignment.id, seconds=seconds),
+    }
+
+
+def for_actions(notebooks: Iterable[str], packages: Iterable[str]) -> str:
+    """A workflow for the repository that students get."""
+    torch, others = _split(packages)
+    return ACTIONS.format(torch=torch, others=others, notebooks=" ".join(f"exercises/{name}" for name in notebooks))
+
+
+def _split(packages: Iterable[str]) -> tuple[str, str]:
+    quoted = [f"'{package}'" for package in packages]
+    return quoted[0], " ".join(quoted[1:])
+
+
+def for_otter(notebook: NotebookNode) -> NotebookNode:
+    """A notebook of solutions in the form that `otter assign` reads: questions between raw cells.
+
+    A check is the test of its question. It runs in the student's kernel, so what it finds can be forged.
+    """
+    new, cells = nbformat.v4, []
+    graded = [m for cell in notebook.cells if (m := cell.metadata.get("nbgrader", {})).get("grade")]
+    points = {marks["grade_id"]: marks["points"] for marks in graded}
+
+    def raw(text: str) -> None:
+        cells.append(new.new_raw_cell(text))
+
+    raw("# ASSIGNMENT CONFIG\ncheck_all_cell: false\nexport_cell: false")
+    for cell in notebook.cells:
+        marks = cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "markdown" and marks.get("solution"):
+            raw(f"# BEGIN QUESTION\nname: {marks['grade_id']}\npoints: {marks['points']:g}\nmanual: true")
+            raw("# BEGIN SOLUTION")
+            cells.append(new.new_markdown_cell(cell.source))
+            raw("# END SOLUTION")
+            raw("# END QUESTION")
+        elif marks.get("grade"):
+            exercise, answer = re.findall(r'check\("([^"]+)", (\w+)', cell.source)[0]
+            raw("# BEGIN TESTS")
+            cells.append(new.new_code_cell(f'from lib.check import verdict\nverdict("{exercise}", {answer})[1]'))
+            cells[-1].outputs = [new.new_output("execute_result", {"text/plain": "'PASS'"}, execution_count=1)]
+            raw("# END TESTS")
+            raw("# END QUESTION")
+        elif marks.get("solution"):
+            name = marks["grade_id"]
+            raw(f"# BEGIN QUESTION\nname: {name}\npoints: {points[f'check-{name}']:g}")
+            raw("# BEGIN SOLUTION")
+            cells.append(new.new_code_cell(cell.source.replace("### BEGIN", "# BEGIN").replace("### END", "# END")))
+            raw("# END SOLUTION")
+        else:
+            cells.append(copy.deepcopy(cell))
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"
+    return new.new_notebook(cells=cells, metadata=notebook.metadata)

@@ -1,0 +1,416 @@
+"""Submissions are graded as they should be, whatever is in them, and nothing of them is left."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from jail_here import needs_jail, needs_view
+
+from lib.grade import sight
+from lib.grade.__main__ import USER, main
+from lib.grade.assignment import Assignment, AssignmentError, Late, read_assignment
+from lib.grade.jail import JailError, User, processes_of
+from lib.grade.reports import fill_canvas, gradescope, write_table
+from lib.grade.submissions import Submission, find_submissions
+
+ROOT = Path(__file__).parent.parent
+alone = pytest.mark.alone("a second run would kill the processes of the user that both have")
+
+SETUP = "import os, sys, time, torch\nimport torch.distributed as dist\nfrom lib import comm"
+RIGHT = """def average_gradients(params, group):
+    for p in params:
+        if p.grad is not None:
+            p.grad = comm.all_reduce(p.grad, group, op="mean")"""
+OTHER = """def global_gradient(g, count, group):
+    return comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(float(count)), group)"""
+CASES = """from dataclasses import replace
+from lib.check import find
+EXERCISES = [replace(find("03.1"), ranks=(3,), timeout_s=1.5), replace(find("03.2"), ranks=(3,))]
+"""
+ASKED = {"id": "hw", "title": "Homework", "exercises": {"03.1": 3, "03.2": 2}}
+WITNESS = "/tmp/a-student-was-here"
+
+
+def first(body, head="def average_gradients(params, group):"):
+    """A notebook with this answer to the first exercise, and a right one to the second."""
+    return [SETUP, head + "\n    " + body.replace("\n", "\n    "), OTHER]
+
+
+# Name -> cells, points of the first exercise (of 3), points of the second (of 2).
+HOSTILE = {
+    "right": (first("") and [SETUP, RIGHT, OTHER], 3, 2),
+    "untouched": (first("raise NotImplementedError"), 0, 2),
+    "sleeps": (first("time.sleep(10**6)"), 0, 2),
+    "loops": (first("while True: pass"), 0, 2),
+    "waits for a message": (first("comm.recv(params[0].grad, group, (group.rank + 1) % 3).wait()"), 0, 2),
+    "calls on one rank": (first("if group.rank == 0: comm.all_reduce(params[0].grad, group)"), 0, 2),
+    "raises on one rank": (first("if group.rank == 0: raise ValueError('a\\nb\\n' * 9)"), 0, 2),
+    "segfault": (first("import ctypes; ctypes.string_at(0)"), 0, 2),
+    "leaves": (first("os._exit(0)"), 0, 2),
+    "sys.exit": (first("sys.exit(0)"), 0, 2),
+    "prints for ever": (first("while True: print('x' * 10**6)"), 0, 2),
+    "prints a verdict": (first("print('PASS  03.1 average_gradients   3/3 points')"), 0, 2),
+    "eats memory": (first("x = [bytearray(10**9) for _ in range(100)]"), 0, 2),
+    "fork bomb": (first("while True:\n    try: os.fork()\n    except OSError: pass"), 0, 2),
+    "patches torch": (first("torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *a, **k: True"), 0, 2),
+    "patches the judge": (
+        first("import lib.check.judge as j, lib.check as c\nj._agree = j.same = c.verdict = lambda *a: True"), 0, 2,
+    ),
+    "def check": ([SETUP, "def check(*a, **k): pass", *first("pass")[1:]], 0, 2),
+    "environment": (["import os\nos.environ['CHECK_STRICT'] = '0'", *first("os.environ['CHECK_STRICT'] = '0'")], 0, 2),
+    "writes elsewhere": (first(f"for f in ('{WITNESS}', '/etc/x', '{ROOT}/x'):\n    open(f, 'w').write('1')"), 0, 2),
+    "kills its parent": (first("os.kill(os.getppid(), 9); time.sleep(9)"), 0, 2),
+    "kills all": (first("os.kill(-1, 9); time.sleep(9)"), 0, 2),
+    "leaves a daemon": (
+        first("if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(999)\n    os._exit(0)"), 0, 2,
+    ),
+    "many who ignore": (
+        first("import signal\nfor _ in range(50):\n    if os.fork() == 0:\n"
+              "        os.setsid(); signal.signal(15, signal.SIG_IGN); time.sleep(999)"), 0, 2,
+    ),
+    "a class that runs code": (
+        [
+            SETUP,
+            f"class Odd:\n    def __reduce__(self): return os.system, ('touch {WITNESS}',)",
+            "def global_gradient(g, count, group):\n    return Odd()",
+            RIGHT,
+        ], 3, 0,
+    ),
+    "800 MB": ([SETUP, "def global_gradient(g, count, group):\n    return torch.zeros(10**8).double()", RIGHT], 3, 0),
+    "nan": ([SETUP, "def global_gradient(g, count, group):\n    return g * float('nan')", RIGHT], 3, 0),
+    "a lying tensor": (
+        [
+            SETUP,
+            "class Liar(torch.Tensor):\n    def __eq__(self, other): return True\n"
+            "    def allclose(self, *a, **k): return True\n"
+            "    @classmethod\n    def __torch_function__(cls, f, t, a=(), k=None): return True",
+            "def global_gradient(g, count, group):\n    return g.as_subclass(Liar)",
+            RIGHT,
+        ], 3, 0,
+    ),
+    "input": (first("input()"), 0, 2),
+    "asks the parent": (first("import socket\nsocket.create_connection(('192.0.2.1', 80), 1)"), 0, 2),
+    "numbers by heart": (first("for p in params:\n    if p.grad is not None: p.grad = torch.ones_like(p)"), 0, 2),
+    "a shell in a cell": ([SETUP, "!rm -rf /", "%%bash\nrm -rf /", "os.system('rm -rf /')", RIGHT, OTHER], 3, 2),
+    "a loop at top level": (["while True: pass", SETUP, RIGHT, OTHER], 3, 2),
+    "a cell that does not parse": ([SETUP, "def average_gradients(:", OTHER], 0, 2),
+    "a helper in another cell": (
+        [SETUP, RIGHT.replace("comm.all", "all"), "all_reduce = lambda *a, **k: comm.all_reduce(*a, **k)", OTHER], 3, 2,
+    ),
+    "code in a default": ([SETUP, "def helper(x=os._exit(0)): pass", RIGHT, OTHER], 0, 0),
+    "parentheses": ([SETUP, "x = " + "(" * 3000 + ")" * 3000, "y = " + "1+" * 30_000 + "1", RIGHT, OTHER], 3, 2),
+    "a class for a function": ([SETUP, "average_gradients = 3", OTHER], 0, 2),
+}  # fmt: skip
+
+
+def write_notebook(path, cells):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = [{"cell_type": "code", "metadata": {}, "source": source} for source in cells]
+    path.write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}))
+
+
+def broken_files(folder):
+    """Files that are no notebook; whoever handed them in has 0 points, and a note says why."""
+    for name, raw in {
+        "garbage": os.urandom(999),
+        "empty": b"",
+        "a list": b"[1, 2]",
+        "brackets": b"[" * 100_000,
+    }.items():
+        (folder / name).mkdir()
+        (folder / name / "a.ipynb").write_bytes(raw)
+    (folder / "odd cells").mkdir()
+    (folder / "odd cells" / "a.ipynb").write_text(
+        '{"cells": [null, 3, {"cell_type": "code", "source": [1, null]}, {}]}'
+    )
+    (folder / "no file").mkdir()
+    (folder / "link").mkdir()
+    (folder / "link" / "a.ipynb").symlink_to("/etc/passwd")
+    (folder / "fifo").mkdir()
+    os.mkfifo(folder / "fifo" / "a.ipynb")
+    (folder / "sparse").mkdir()
+    with open(folder / "sparse" / "a.ipynb", "wb") as file:
+        file.truncate(10 * 2**30)
+    os.mkdir(os.fsencode(folder) + b"/\xff\xfe")
+    return {
+        "garbage": "not JSON", "empty": "not JSON", "a list": "no list of cells", "brackets": "not JSON",
+        "odd cells": "",
+        "no file": "nothing was handed in", "link": "not a plain file", "fifo": "not a plain file",
+        "sparse": "too large", "\\udcff\\udcfe": "nothing was handed in",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """All of them in one run, two at a time; student -> JSON."""
+    folder = tmp_path_factory.mktemp("grading")
+    submissions = folder / "submissions"
+    for name, (cells, *_) in HOSTILE.items():
+        write_notebook(submissions / name / "03.ipynb", cells)
+    broken_files(submissions)
+    (folder / "cases.py").write_text(CASES)
+    (folder / "hw.json").write_text(json.dumps(ASKED))
+    args = [str(folder / "hw.json"), str(submissions), "--out", str(folder / "grades"), "--jobs", "2"]
+    assert main([*args, "--cases", str(folder / "cases.py")]) == 0
+    found = [json.loads(path.read_text()) for path in (folder / "grades" / "students").glob("*.json")]
+    return {given["student"]: given for given in found}
+
+
+def points(given):
+    return tuple(sum(r["points"] for r in given["results"] if r["exercise"] == i) for i in ("03.1", "03.2"))
+
+
+@needs_jail
+@alone
+@pytest.mark.slow("grades fifty submissions, some of which loop")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_points_are_as_they_should_be(graded, name):
+    assert points(graded[name]) == HOSTILE[name][1:], graded[name]
+
+
+@needs_jail
+@alone
+def test_what_is_no_notebook_costs_its_student_alone(graded, tmp_path):
+    for name, note in broken_files(tmp_path).items():
+        assert points(graded[name]) == (0, 0) and note in " ".join(graded[name]["notes"]), graded[name]
+        assert {r["status"] for r in graded[name]["results"]} == {"BLOCKED" if name == "odd cells" else "MISSING"}
+
+
+@needs_jail
+@alone
+def test_nothing_is_left(graded):
+    assert not processes_of(USER) and not processes_of(USER + 1)
+    assert not [path for path in (WITNESS, "/etc/x", ROOT / "x") if os.path.exists(path)]
+    assert not list(Path("/tmp").glob("jail-*"))
+
+
+@needs_jail
+@alone
+def test_what_went_wrong_is_told_apart(graded):
+    said = {name: graded[name]["results"][0] for name in HOSTILE}
+    assert said["untouched"]["status"] == "TODO"
+    assert said["a cell that does not parse"]["status"] == "BLOCKED"
+    assert "does not parse" in graded["a cell that does not parse"]["notes"][0]
+    assert "endless loop" in said["loops"]["hint"] and "did not call it" in said["calls on one rank"]["hint"]
+    assert "reaches" not in str(graded["right"]["notes"]) and graded["right"]["notes"] == []
+    assert "REVIEW: lib.check in 03.ipynb" in graded["patches the judge"]["notes"]
+    assert "REVIEW: ctypes in 03.ipynb" in graded["segfault"]["notes"]
+    hidden = {r["hidden"] for r in graded["right"]["results"]}
+    assert hidden == {False}
+
+
+@needs_view
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_home_that_is_closed_to_others(allowed, monkeypatch):
+    """Python in it can be read, nothing else; where the system allows no such view, the folder is named."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # closed to others, in a folder that is not
+        try_to_read(Path(home), allowed, monkeypatch)
+
+
+def try_to_read(home, allowed, monkeypatch):
+    below = home / "python" / "lib"
+    below.mkdir(parents=True)
+    for path in (below / "os.py", home / "secret"):
+        path.write_text("x")
+    monkeypatch.setattr(sight, "needed", lambda: [below])
+    if not allowed:
+        monkeypatch.setattr(sight, "_libc", SimpleNamespace(unshare=lambda flags: -1))
+    assert sight._child_can_read(below / "os.py", USER) is allowed
+    assert not sight._child_can_read(home / "secret", USER)
+    assert sight._closed_above(below / "os.py") == home and home.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(sight, "unreadable", lambda uid: None if allowed else home)
+    monkeypatch.setattr("lib.grade.jail.processes_of", lambda uid: [])
+    with nullcontext() if allowed else pytest.raises(JailError, match=f"cannot read {home}"):
+        User(USER).check()
+
+
+# ---- one run after another ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def course(tmp_path):
+    write_notebook(tmp_path / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT])
+    write_notebook(tmp_path / "submissions" / "=ben" / "03.ipynb", [SETUP, RIGHT.replace(', op="mean"', "")])
+    (tmp_path / "cases.py").write_text(CASES.replace("(3,)", "(3, 5)"))
+    by_hand = {"why": {"points": 5, "question": "Why?"}}
+    asked = ASKED | {"due": "2027-03-01T12:00:00+00:00", "late": {"percent_per_day": 10, "max_days": 2}}
+    (tmp_path / "hw.json").write_text(json.dumps(asked | {"by_hand": by_hand, "exercises": {"03.1": 4}}))
+    return tmp_path
+
+
+def grade_course(course, *more):
+    args = [str(course / "hw.json"), str(course / "submissions"), "--out", str(course / "grades"), "--trust", *more]
+    code = main([*args, "--cases", str(course / "cases.py")])
+    with open(course / "grades" / "grades.csv", newline="") as file:
+        return code, {row["student"]: row for row in csv.DictReader(file)}
+
+
+def test_a_course(course, capsys):
+    (course / "roster.txt").write_text("ann\n=ben\ncarl\ndora\n")
+    (course / "times.csv").write_text("student,time\nann,2027-03-02T13:00:00+00:00\n=ben,2027-03-01T11:00:00+00:00\n")
+    more = ["--roster", str(course / "roster.txt"), "--times", str(course / "times.csv")]
+    code, rows = grade_course(course, *more)
+    assert code == 0 and [*rows] == ["'=ben", "ann", "carl", "dora"]
+    assert (rows["ann"]["raw"], rows["ann"]["days_late"], float(rows["ann"]["score"])) == ("4.0", "2", 3.2)
+    assert rows["'=ben"]["score"] == rows["carl"]["score"] == "0.0"
+    assert "nothing was handed in" in rows["carl"]["look at it because"]
+    out = capsys.readouterr().out
+    assert "03.1 average_gradients: 1 all, 0 a part, 3 nothing" in out and "you summed and did not divide" in out
+
+    given = json.loads((course / "grades" / "students" / "ann.json").read_text())
+    assert [(r["case"], r["hidden"]) for r in given["results"]] == [("3 ranks", False), ("5 ranks", True)]
+    seen = gradescope(given)["tests"]
+    assert [t["visibility"] for t in seen] == ["visible", "after_published"]
+    assert sum(t["score"] for t in seen) == pytest.approx(3.2) == gradescope(given)["score"]
+
+    # Points for words are entered by a person, and stay; nobody is graded twice.
+    by_hand = course / "grades" / "by_hand.csv"
+    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
+    before = {path: path.stat().st_mtime_ns for path in (course / "grades" / "students").iterdir()}
+    code, rows = grade_course(course, *more)
+    assert (code, float(rows["ann"]["score"]), rows["ann"]["why"]) == (0, 3.2 + 5 * 0.8, "5")
+    assert before == {path: path.stat().st_mtime_ns for path in (course / "grades" / "students").iterdir()}
+
+    # Another submission is graded again.
+    write_notebook(course / "submissions" / "=ben" / "03.ipynb", [SETUP, RIGHT])
+    assert grade_course(course, *more)[1]["'=ben"]["score"] == "4.0"
+
+
+def test_an_exercise_in_parts_gives_points_for_each(tmp_path):
+    write_notebook(
+        tmp_path / "submissions" / "ann" / "10.ipynb", ["def missing_calls():\n    return '1SEND_F3', '0RECV_F0'"]
+    )
+    (tmp_path / "hw.json").write_text(json.dumps({"id": "hw", "title": "Homework", "exercises": {"10.3": 4}}))
+    args = [str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(tmp_path / "grades"), "--trust"]
+    assert main(args) == 0
+    given = json.loads((tmp_path / "grades" / "students" / "ann.json").read_text())
+    assert [(r["case"], r["status"], r["points"]) for r in given["results"]] == [
+        ("the first report", "PASS", 2),
+        ("the second report", "FAIL", 0),
+    ]
+
+
+def test_two_notebooks_with_one_exercise(course):
+    write_notebook(course / "submissions" / "ann" / "04.ipynb", [SETUP, "def average_gradients(params, group): pass"])
+    code, rows = grade_course(course)
+    assert code == 0 and rows["ann"]["raw"] == "0.0"
+    assert "defined in 2 notebooks; 04.ipynb counts" in rows["ann"]["look at it because"]
+
+
+def test_names_of_canvas(tmp_path):
+    for name in (
+        "doeann_LATE_12345_678_hw-1.ipynb",
+        "doeann_LATE_12345_679_other.ipynb",
+        "roeben_22_33_hw.ipynb",
+        "own.ipynb",
+    ):
+        write_notebook(tmp_path / name, [])
+    (tmp_path / "__MACOSX").mkdir()
+    found = {s.student: s for s in find_submissions(str(tmp_path))}
+    assert [*found] == ["doeann", "own", "roeben"]
+    assert (found["doeann"].canvas_id, found["doeann"].marked_late, len(found["doeann"].paths)) == ("12345", True, 2)
+    assert (found["roeben"].canvas_id, found["roeben"].marked_late) == ("22", False)
+
+
+def test_a_column_of_canvas(tmp_path):
+    asked = Assignment("hw", "Homework", (), {})
+    rows = [
+        ["Student", "ID", "SIS Login ID", "Homework (77)", "Final"],
+        ["    Points Possible", "", "", "5", "9"],
+        ["Doe, Ann", "12345", "ann@x", "", "8"],
+        ["Roe, Ben", "22", "roeben", "", ""],
+        ["Poe, Cid", "23", "cid", "", ""],
+    ]
+    write_table(tmp_path / "export.csv", rows)
+    grades = [
+        {"student": "doeann", "canvas_id": "12345", "score": 4.5},
+        {"student": "roeben", "canvas_id": "", "score": 3.0},
+    ]
+    assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades) == 2
+    filled = list(csv.reader(open(tmp_path / "new.csv", newline="")))
+    assert [row[3] for row in filled] == ["Homework (77)", "5", "4.5", "3", ""] and [r[4] for r in filled][2] == "8"
+    write_table(tmp_path / "other.csv", [["Student", "ID"]])
+    with pytest.raises(ValueError, match="0 columns called 'Homework'"):
+        fill_canvas(str(tmp_path / "other.csv"), tmp_path / "new.csv", asked, grades)
+
+
+@pytest.mark.parametrize(
+    ("late", "days", "factor"),
+    [(Late(), 0, 1), (Late(10, 3), 3, 0.7), (Late(10, 3), 4, 0), (Late(60, 3), 2, 0), (Late(), 1, 0)],
+)
+def test_what_a_day_costs(late, days, factor):
+    assert late.factor(days) == pytest.approx(factor)
+
+
+def test_a_day_late_is_a_day_begun():
+    due = datetime.fromisoformat("2027-03-01T12:00:00+00:00")
+    asked = Assignment("hw", "Homework", (), {}, due=due)
+    times = {"2027-03-01T12:00:00+00:00": 0, "2027-03-01T14:00:00+01:00": 1, "2027-03-02T12:00:01+00:00": 2}
+    assert {when: asked.days_late(datetime.fromisoformat(when)) for when in times} == times
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"exercises": {"03.77": 1}}, "there is no exercise '03.77'"),
+        ({"exercises": {"03.1": 0}}, "03.1 has 0 points"),
+        ({"points": 3}, "nothing is called 'points'"),
+        ({"due": "2027-03-01"}, "has no time zone"),
+        ({"due": "soon"}, "Invalid isoformat"),
+        ({"late": {"per_day": 1}}, "per_day"),
+    ],
+)
+def test_what_is_no_assignment(tmp_path, changes, words, capsys):
+    (tmp_path / "hw.json").write_text(json.dumps(ASKED | changes))
+    with pytest.raises(AssignmentError, match=words):
+        read_assignment(str(tmp_path / "hw.json"))
+    assert main([str(tmp_path / "hw.json"), str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_names_of_files_are_plain_and_differ():
+    names = {Submission(name).file_name for name in ("ann", "a/nn", "a_nn", "../x", "=cmd|calc", "é" * 300)}
+    assert len(names) == 6 and all(name.isascii() and "/" not in name and len(name) < 100 for name in names)
+
+
+@needs_jail
+def test_users_that_cannot_be():
+    with pytest.raises(JailError, match="is root"):
+        User(0).check()
+    sleeper = subprocess.Popen(["sleep", "60"], user=61234)
+    try:
+        with pytest.raises(JailError, match="61234 has processes"):
+            User(61234).check()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+@needs_jail
+def test_without_rights_there_must_be_trust():
+    """As somebody who is not root; what is imported before, this one need not be allowed to read."""
+    args = ["assignments/hw1.json", "solutions"]
+    code = "import lib.check.catalogue, os, sys\nfrom lib.grade.__main__ import main\nos.setuid(61234)\n"
+    importer = f"{code}sys.exit(main({args!r}))"
+    done = subprocess.run([sys.executable, "-c", importer], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "only root can become one" in done.stderr and "--trust" in done.stderr
+
+
+def test_the_solutions_have_all_points(tmp_path):
+    (tmp_path / "submissions" / "model").mkdir(parents=True)
+    shutil.copy(ROOT / "solutions" / "03_data_parallelism.ipynb", tmp_path / "submissions" / "model")
+    (tmp_path / "hw.json").write_text(json.dumps(ASKED))
+    assert (
+        main([str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(tmp_path / "g"), "--trust"]) == 0
+    )
+    assert json.loads((tmp_path / "g" / "students" / "model.json").read_text())["score"] == 5

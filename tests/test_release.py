@@ -1,0 +1,341 @@
+"""A homework comes with all that students, teachers and platforms need; its model answers are right."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from jail_here import needs_jail
+
+from lib import cost
+from lib.check.source import read_notebook
+from lib.cost.bubble import bubble, kept_by, microbatches_for, zero_bubble_wait_s
+from lib.cost.sizes import RECIPES
+from lib.grade.__main__ import main as grade
+from lib.grade.assignment import read_assignment
+from lib.release.__main__ import BOOK, main
+from lib.release.notebooks import homework
+from lib.train import main as train
+
+ROOT = Path(__file__).parents[1]
+ASSIGNMENTS = {path.stem: read_assignment(str(path)) for path in sorted(ROOT.glob("assignments/*.json"))}
+GB, MB = 1e9, 1e6
+STUB = "raise NotImplementedError"
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """Folders of all homeworks, the zips beside what is in them."""
+    out = tmp_path_factory.mktemp("release")
+    assert main([*(str(ROOT / "assignments" / f"{name}.json") for name in ASSIGNMENTS), "--out", str(out)]) == 0
+    for path in out.glob("*/*.zip"):
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(path.with_suffix(""))
+    return out
+
+
+def test_each_part_of_the_book_has_a_homework():
+    chapters = [chapter for one in ASSIGNMENTS.values() for chapter in one.chapters]
+    assert sorted(chapters) == [f"{k:02}" for k in range(1, 15)], "each chapter in one homework"
+    assert len(ASSIGNMENTS) >= 7 and "capstone" in ASSIGNMENTS
+    for one in ASSIGNMENTS.values():
+        assert one.hours and one.goals and one.text and one.due and one.by_hand and one.late.max_days
+        assert all(asked.question and asked.answer for asked in one.by_hand.values())
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_a_handout_has_the_tasks_and_no_answer(released, name):
+    asked, folder = ASSIGNMENTS[name], released / name / f"{name}-handout" / name
+    books = [read_notebook(str(path)) for path in sorted(folder.glob("exercises/*.ipynb"))]
+    assert [i for book in books for i, _ in book.checks] == [e.id for e in asked.exercises]
+    assert {i: points for book in books for i, points in book.asked.items()} == asked.points
+    assert {k for book in books for k in book.texts} == {*asked.by_hand}
+    text = "\n".join(path.read_text() for path in (*folder.glob("exercises/*"), *folder.glob("*.md")))
+    # A link to a solution, its explanation, a badge that opens the book's page instead of this one, a model answer.
+    assert "solutions/" not in text and "solution-only" not in text and "Open in Colab" not in text
+    assert text.count(STUB) >= len(asked.exercises) and "BEGIN SOLUTION" not in text
+    assert not [q for q in asked.by_hand.values() if json.dumps(q.answer)[1:60] in text]
+    readme, rubric = (folder / "README.md").read_text(), (folder / "rubric.md").read_text()
+    assert f"{asked.max_score + asked.points_by_hand:g} points" in readme and f"{asked.due:%d %B %Y}" in readme
+    hints = [mistake.hint for e in asked.exercises for mistake in e.mistakes]
+    assert not [hint for hint in hints if hint in rubric]
+    assert {e.title for e in asked.exercises} <= set(re.findall(r"`(\w+)`", rubric))
+    teacher = (released / name / "teacher" / "rubric.md").read_text()
+    assert all(" ".join(hint.split()) in teacher for hint in hints)
+    assert all(asked.answer in teacher for asked in asked.by_hand.values())
+    library = {path.relative_to(folder).as_posix() for path in (folder / "lib").rglob("*.py")}
+    assert library == {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "lib").rglob("*.py")
+        if path.relative_to(ROOT).parts[1] not in ("grade", "release")
+    }
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_links_of_a_handout_lead_somewhere(released, name):
+    folder = released / name / f"{name}-handout" / name
+    for path in folder.glob("exercises/*.ipynb"):
+        text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert (path.parent / target).exists(), (path.name, target)
+
+
+def test_a_handout_checks_itself(released):
+    """As a student who has done nothing yet: each task of the homework is to be done, and no other is missing."""
+    folder = released / "hw6" / "hw6-handout" / "hw6"
+    command = [sys.executable, "-m", "lib.check", "exercises/11_interleaving.ipynb"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    assert re.findall(r"^(\w+)  (\d\d\.\d).* 0/(\d) points", ended.stdout, re.MULTILINE) == [
+        ("TODO", i, f"{points:g}") for i, points in ASSIGNMENTS["hw6"].points.items() if i.startswith("11")
+    ], ended.stdout + ended.stderr
+
+
+def test_a_teachers_copy_gets_all_points_and_a_handout_none(released, tmp_path):
+    asked = ASSIGNMENTS["hw2"]
+    shutil.copytree(released / "hw2" / "nbgrader" / "source" / "hw2", tmp_path / "given" / "model")
+    shutil.copytree(released / "hw2" / "hw2-handout" / "hw2" / "exercises", tmp_path / "given" / "untouched")
+    path = str(ROOT / "assignments" / "hw2.json")
+    assert grade([path, str(tmp_path / "given"), "--out", str(tmp_path / "grades"), "--trust"]) == 0
+    model, untouched = (
+        json.loads((tmp_path / "grades" / "students" / f"{name}.json").read_text()) for name in ("model", "untouched")
+    )
+    assert (model["score"], untouched["score"]) == (asked.max_score, 0) and model["notes"] == []
+    assert {r["status"] for r in untouched["results"]} == {"TODO"}
+    assert model["by_hand"][0]["text"] == asked.by_hand["when-it-pays"].answer
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_a_teachers_copy_has_every_answer_and_marks_that_nbgrader_reads(released, name):
+    asked, folder = ASSIGNMENTS[name], released / name / "nbgrader" / "source" / name
+    books = [read_notebook(str(path)) for path in sorted(folder.glob("*.ipynb"))]
+    assert all(any(book.defines(e.title) for book in books) for e in asked.exercises)
+    cells = [c for path in folder.glob("*.ipynb") for c in nbformat.read(path, as_version=4).cells]
+    assert not [c for c in cells if "solution-only" in c.metadata.get("tags", ())]
+    marks = [c.metadata["nbgrader"] for c in cells if "nbgrader" in c.metadata]
+    assert len({m["grade_id"] for m in marks}) == len(marks)
+    assert sum(m.get("points", 0) for m in marks) == asked.max_score + asked.points_by_hand
+
+
+def test_the_same_homework_gives_the_same_bytes(released, tmp_path):
+    assert main([str(ROOT / "assignments" / "hw6.json"), "--out", str(tmp_path)]) == 0
+    one, other = ({p.relative_to(d): p.read_bytes() for p in d.rglob("*") if p.is_file()} for d in (
+        tmp_path / "hw6", released / "hw6"
+    ))  # fmt: skip
+    assert one == {p: raw for p, raw in other.items() if p in one} and len(one) > 8
+
+
+def test_what_cannot_be_released(tmp_path, capsys):
+    asked = json.loads((ROOT / "assignments" / "hw2.json").read_text())
+    (tmp_path / "hw.json").write_text(json.dumps(asked | {"exercises": {"03.9": 1}}))
+    assert main([str(tmp_path / "hw.json"), "--out", str(tmp_path / "out")]) == 2
+    assert "no exercise '03.9'" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    (tmp_path / "cases.py").write_text(
+        "from dataclasses import replace\nfrom lib.check import find\nEXERCISES = [replace(find('03.1'), id='03.9')]"
+    )
+    args = ["--cases", str(tmp_path / "cases.py"), "--out", str(tmp_path / "out")]
+    assert main([str(tmp_path / "hw.json"), *args]) == 2
+    assert "exercises has exercise 03.9" in capsys.readouterr().err
+
+
+# ---- platforms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.alone("grades as the user of students' code, who is one")
+@needs_jail
+@pytest.mark.slow("a container's autograder, for a good and an empty submission")
+def test_gradescope_finds_what_it_wants(released):
+    """The zip where Gradescope puts it, under another root; and its script, run as it runs it."""
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        root.chmod(0o755)
+        source = root / "autograder" / "source"
+        shutil.copytree(released / "hw2" / "gradescope", source)
+        assert {"setup.sh", "run_autograder", "hw2.json", "lib"} <= {p.name for p in source.iterdir()}
+        with zipfile.ZipFile(released / "hw2" / "gradescope.zip") as archive:
+            assert archive.getinfo("run_autograder").external_attr >> 16 == 0o755
+        subprocess.run(["bash", "-n", source / "setup.sh"], check=True)
+        script = (source / "run_autograder").read_text().replace("/tmp/", f"{root}/")
+        (root / "run").write_text(re.sub(r"(?<=[ =])/autograder", f"{root}/autograder", script))
+        scores = []
+        for submission in (released / "hw2" / "nbgrader" / "source" / "hw2", None):
+            shutil.rmtree(root / "autograder" / "submission", ignore_errors=True)
+            (root / "autograder" / "results").mkdir(exist_ok=True)
+            if submission:
+                shutil.copytree(submission, root / "autograder" / "submission")
+            else:
+                (root / "autograder" / "submission").mkdir()
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            subprocess.run(["bash", root / "run"], check=True, env=os.environ | {"PATH": path}, timeout=100)
+            results = json.loads((root / "autograder" / "results" / "results.json").read_text())
+            assert sum(t["score"] for t in results["tests"]) == pytest.approx(results["score"])
+            assert (root / "autograder" / "results").stat().st_mode & 0o777 == 0o700
+            scores.append(results["score"])
+        assert scores == [ASSIGNMENTS["hw2"].max_score, 0]
+    finally:
+        shutil.rmtree(root)
+
+
+def test_classroom_50_finds_what_it_wants(released, tmp_path):
+    """Its script in a student's repository: a result even for one who has handed in nothing."""
+    folder = released / "hw2" / "classroom50"
+    environment = {"USERNAME": "ann", "CLASSROOM": "c", "ASSIGNMENT": "hw2", "PYTHONPATH": str(BOOK)}
+    command = [sys.executable, str(folder / "autograder.py")]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | environment, check=True, timeout=100, capture_output=True)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["schema"], result["score"], result["max-score"]) == (
+        "classroom50/result/v1", 0, ASSIGNMENTS["hw2"].max_score,
+    )  # fmt: skip
+
+
+def test_the_workflow_is_yaml_and_checks_each_notebook(released):
+    import yaml
+
+    for name, asked in ASSIGNMENTS.items():
+        said = yaml.safe_load((released / name / "github" / ".github" / "workflows" / "check.yml").read_text())
+        runs = " ".join(step.get("run", "") for step in said["jobs"]["check"]["steps"])
+        assert {m[:2] for m in re.findall(r"exercises/(\d\d_\w+)\.ipynb", runs)} == {*asked.chapters}
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_otter_gets_a_question_for_each_task(released, name):
+    asked = ASSIGNMENTS[name]
+    raw = [
+        cell.source
+        for path in (released / name / "otter").glob("*.ipynb")
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "raw"
+    ]
+    count = {word: sum(text.startswith(f"# {word}") for text in raw) for word in ("BEGIN", "END")}
+    assert count["BEGIN"] == count["END"]
+    begun = [text for text in raw if text.startswith("# BEGIN QUESTION")]
+    assert len(begun) == len(asked.exercises) + len(asked.by_hand)
+    points = sum(float(re.search(r"points: (\S+)", text)[1]) for text in begun)
+    assert points == asked.max_score + asked.points_by_hand
+
+
+# ---- model answers --------------------------------------------------------------------------------------------------
+
+
+def percent(part):
+    return f"{part:.1%}".replace("%", " %")
+
+
+def states(zero):
+    kept = cost.state_bytes(13e9, RECIPES["mixed Adam"], zero=zero, dp=16)
+    return f"{sum(kept.values()) / GB:g} GB"
+
+
+BLOCKS = 32 * 8 * 2048 * 4096  # of one byte per token and unit of width
+IN_FLOAT32, IN_BFLOAT16 = (cost.wire_bytes("all_reduce", width * 350e6, 4) for width in (4, 2))
+SUM = cost.wire_bytes("all_reduce", 2 * 4096 * 8192, 8)
+SUMS = 4 * 64 * SUM
+
+# (homework, question) -> what its model answer must say, computed here.
+FACTS = {
+    ("hw1", "out-of-memory"): [
+        f"{sum(cost.state_bytes(7e9, RECIPES['mixed Adam']).values()) / GB:g} GB",
+        f"{141 - 16 * 7} GB are left",
+        f"{34 * BLOCKS / 32 / GB:.2f} GB, and",
+        f"per parameter, {4 * 7} GB",
+        f"where then {141 - 12 * 7} GB are free",
+        *(
+            f"{kept * BLOCKS / GB:{digits}} GB"
+            for kept, digits in ((34, ".1f"), (17, ".1f"), (2, ".2f"), (32, ".1f"))
+        ),
+    ],
+    ("hw2", "when-it-pays"): [
+        f"The gradients have {4 * 350e6 / GB:g} GB",
+        f"{60 + 120} ms. One rank needs {4 * (60 + 120)} ms",
+        f"{IN_FLOAT32 / GB:g} GB, in {IN_FLOAT32 / 12.5e9 * 1000:g} ms",
+        f"at least {IN_FLOAT32 / 12.5e9 * 1000 - 120:g} ms are exposed",
+        f"a step takes {IN_FLOAT32 / 12.5e9 * 1000 + 60:g} ms",
+        f"In bfloat16 the sum takes {IN_BFLOAT16 / 12.5e9 * 1000:g} ms",
+        f"{720 / 228:.2f} in float32 and {720 / 180:.2f} in bfloat16",
+    ],
+    ("hw3", "which-stage"): [
+        *map(states, range(4)),
+        *(f"{float(states(stage).split()[0]) + 20:g} GB" for stage in (1, 2)),
+        f"{2 * 13} GB = {cost.zero_wire_bytes(2, 26e9, 16) / GB:g} GB",
+        *(f"{cost.zero_wire_bytes(stage, 26e9, 16) / GB:g} GB" for stage in (2, 3)),
+    ],
+    ("hw4", "inside-a-node"): [
+        *(f"{number / MB:.1f} MB" for number in (2 * 4096 * 8192, SUM, 4 * SUM)),
+        f"{SUMS / GB:.2f} GB",
+        f"{SUMS / 450e9 * 1000:.1f} ms at 450 GB/s and {SUMS / 50e9 * 1000:.0f} ms at 50 GB/s",
+    ],
+    ("hw5", "how-many-microbatches"): [
+        f"needs m = {microbatches_for(8, 0.1)}",
+        f"1F1B at most {kept_by(0, 8, 63):g},",
+        f"7/39 = {percent(bubble(8, 32))}",
+        f"(7/2)/(32 + 7/2) = {percent(bubble(8, 32, 2))}",
+    ],
+    ("hw6", "choose-and-defend"): [
+        f"takes 3 ms on a rank, {3 * 16} ms in all",
+        f"{7 * 3} ms: {percent(bubble(8, 16))}",
+        f"{7 * 3 / 2} ms, {percent(bubble(8, 16, 2))}",
+        f"= {zero_bubble_wait_s(8, 1, 1, 1):g} ms, {percent(7 / (48 + 7))}",
+        f"(1 + {round(16 * (kept_by(0, 8, 16, 2) / 8 - 1))}/16) times",
+    ],
+    ("capstone", "kill"): [
+        f"M = {4 * 3600:,} s",
+        f"= {round((2 * 30 * 14_400) ** 0.5, -1):g} s, about every 93 steps",
+        f"half an interval, {930 / 2:g} s, another {percent(30 / 930)}",
+    ],
+    ("capstone", "defend"): [f"{70 * 16:,} GB", f"{70 * 16 / 64:g} GB on each of 64 GPUs"],
+}
+
+
+@pytest.mark.parametrize(("name", "question"), FACTS)
+def test_numbers_of_a_model_answer(name, question):
+    """Each fact is told, and no number with a unit that is neither computed here nor given."""
+    asked, facts = ASSIGNMENTS[name].by_hand[question], FACTS[name, question]
+    assert not [fact for fact in facts if fact not in asked.answer]
+    assert numbers(asked.answer) <= numbers(asked.question) | numbers(" ".join(facts))
+
+
+def numbers(text):
+    return {number.rstrip(".,") for number in re.findall(r"\d[\d.,]*(?= (?:GB|MB|ms|s)\b| %)", text)}
+
+
+def test_numbers_of_the_capstone_are_those_of_the_plan(capsys):
+    answer = ASSIGNMENTS["capstone"].by_hand["train"].answer
+    command = re.search(r"python -m lib\.train (.*--plan)", answer)[1]
+    train(command.split())
+    plan = " ".join(capsys.readouterr().out.split())
+    told = re.search(
+        r"all_reduce tp (\d+ to \d+) (\S+ to \S+) .*send pp (\d+) (\S+) .*bubble: (\S+)% .*?(\S+)%\)", plan
+    )
+    calls, tp, sends, pp, waits, equal = told.groups()
+    for fact in (
+        f"{calls} all-reduces over tp, {tp} MB",
+        f"{pp} MB in {sends} messages",
+        f"{waits} %",
+        f"({equal} %",
+    ):
+        assert fact in answer, fact
+
+
+def test_commands_of_the_capstone_are_commands(capsys):
+    """Each with `--plan`, which starts nothing."""
+    answers = "\n".join(asked.answer for asked in ASSIGNMENTS["capstone"].by_hand.values())
+    commands = re.findall(r"(torchrun --nproc-per-node 8 .*)?-m lib\.train (.*)", answers)
+    assert len(commands) >= 6
+    for under_torchrun, told in commands:
+        train([*told.replace("--resume auto", "").split(), "--plan"])
+        ranks = re.search(r"(\d+) rank", capsys.readouterr().out)[1]
+        assert not under_torchrun or ranks == "8"
+
+
+def test_a_homework_is_cut_from_the_book():
+    one = homework(BOOK, "exercises", ASSIGNMENTS["hw5"])
+    assert [*one] == ["08_pipelines.ipynb", "09_one_f_one_b.ipynb", "10_running.ipynb"]
+    titles = [c.source.partition("\n")[0] for c in one["10_running.ipynb"].cells if c.source.startswith("#")]
+    assert titles[0] == "# Homework 5: pipelines" and titles[-1] == "## Your progress"
+    assert "## 2. Shared weights, and one norm" not in titles  # 10.2 is in no homework

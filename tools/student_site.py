@@ -1,0 +1,40 @@
+"""Builds the book without its solutions, for students: python tools/student_site.py
+
+The folder _build/student/ gets a copy of the book without solutions/, and nothing in it links there.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from make_colab_zip import files
+from set_repository import ROOT
+
+TARGET = ROOT / "_build" / "student"
+LINK = re.compile(r" See also the \[solutions\]\(\.\./solutions/\w+\.ipynb\)\.")
+
+
+def copy(target: Path) -> None:
+    """The book without its solutions, in a new folder."""
+    shutil.rmtree(target, ignore_errors=True)
+    for name in files():
+        if not name.startswith(("solutions/", "tests/")):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target / name)
+    toc = target / "_toc.yml"
+    toc.write_text("".join(line for line in toc.open(encoding="utf-8") if "solutions/" not in line), encoding="utf-8")
+    for path in target.glob("exercises/*.ipynb"):
+        text, count = LINK.subn("", path.read_text(encoding="utf-8"))
+        if count != 1:
+            raise ValueError(f"{path.name} has {count} links to its solutions, and one is expected: mend LINK")
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    copy(TARGET)
+    built = subprocess.run([f"{sys.exec_prefix}/bin/jupyter-book", "build", ".", "-W", "--keep-going"], cwd=TARGET)
+    if not built.returncode:
+        print(f"The book without its solutions: {TARGET / '_build' / 'html' / 'index.html'}")
+    sys.exit(built.returncode)
