@@ -1,8 +1,8 @@
-"""Claims: what a chapter says, beside what was measured.
+"""Claims: a prediction of a chapter next to its measurement.
 
-The problem: books on this subject print formulas and numbers that nobody ran, and some of them are wrong by a factor.
-The idea: a claim is a line of the chapter's code. It has a prediction, from a formula, and a measurement, from a run.
-It prints both, and if they disagree the build of the book fails. Nothing here knows torch.
+The problem: books on this subject print formulas and numbers that were never run, and some are wrong by a factor.
+The idea: a claim is a line of code in the chapter, with a prediction from a formula and a measurement from a run. It
+prints both, and if they disagree, the build of the book fails. Nothing here knows torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from html import escape
 from importlib import metadata
 
-TRIES = 3  # a measurement of time is taken again so often before its claim fails
+TRIES = 3  # measurements of a time before its claim fails
 
 _RELATIONS = {
     "=": lambda predicted, measured, slack: abs(predicted - measured) <= slack,
@@ -27,7 +27,7 @@ _RELATIONS = {
 
 
 class ClaimError(AssertionError):
-    """The measurement does not bear out the prediction."""
+    """The measurement contradicts the prediction."""
 
 
 def claim(
@@ -39,19 +39,19 @@ def claim(
     unit: str = "",
     relation: str = "=",
 ) -> None:
-    """Show one row, predicted beside measured, and raise if they disagree.
+    """Show one row, predicted next to measured, and raise if they disagree.
 
     Args:
-        name: what is measured, as a reader would say it.
-        predicted: from `lib.cost` or a formula in the same cell; True or False of what is so or is not.
-        measured: from a run, a trace or a memory counter. A function is called, and called again up to three times
-            while the claim does not hold: for times, on a machine that does other things too.
-        rel, abs: how far apart the two may be: rel · |predicted| + abs. Both 0 means exactly.
-        unit: of both, such as `"bytes"`.
-        relation: `"="`, or `"<="` and `">="` where the prediction is a bound on the measurement.
+        name: the measured quantity, in the reader's words.
+        predicted: from `lib.cost` or a formula in the same cell; True or False for a statement.
+        measured: from a run, a trace or a memory counter. A function is called up to three times until the claim holds:
+            for times, on a machine that also runs other programs.
+        rel, abs: tolerance rel · |predicted| + abs. Both 0 means exact.
+        unit: unit of both values, such as `"bytes"`.
+        relation: `"="`, or `"<="` and `">="` if the prediction is a bound on the measurement.
 
     Raises:
-        ClaimError: it does not hold. Nothing that is infinite or not a number holds.
+        ClaimError: it does not hold. Infinite values and NaN never hold.
         ValueError: unknown relation, or a tolerance that is negative or not finite.
     """
     if relation not in _RELATIONS:
@@ -73,7 +73,9 @@ def claim(
 
 
 def _plain(x: float) -> float | int | bool:
-    """A Python number of one, or of a tensor or array of one; a whole one stays whole: a float rounds beyond 2⁵³."""
+    """A Python number from a number, or a tensor or array of one element; integers stay exact: a float rounds beyond
+    2⁵³.
+    """
     x = x.item() if hasattr(x, "item") else x
     return x if isinstance(x, bool) else int(x) if isinstance(x, int) else float(x)
 
@@ -83,7 +85,7 @@ class _Row:
         self.name, self.predicted, self.measured, self.unit = name, predicted, measured, unit
         self.relation, self.holds = relation, holds
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
-        # As many digits as it takes to see that they differ.
+        # Enough digits to show that they differ.
         shown = [(number(predicted, n), number(measured, n)) for n in range(4, 8 if holds else 18)]
         texts = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
         self.says_predicted, self.says_measured = f"{sign}{texts[0]} {unit}".rstrip(), f"{texts[1]} {unit}".rstrip()
@@ -102,7 +104,7 @@ class _Row:
 
 
 class _Table:
-    """The claims of one cell, as the notebook shows them."""
+    """The claims of one cell, as a table in the notebook."""
 
     def __init__(self) -> None:
         self.rows: list[_Row] = []
@@ -123,7 +125,7 @@ class _Table:
         return f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-_cell: tuple[int, _Table, object] | None = None  # execution count, its table, and the handle to show it again
+_cell: tuple[int, _Table, object] | None = None  # execution count, its table, and the handle to update it
 
 
 def _show(row: _Row) -> None:
@@ -144,7 +146,7 @@ def _show(row: _Row) -> None:
 
 
 def _file(row: _Row) -> None:
-    """Append the claim to the file named by `$BOOK_CLAIMS`, from which the book makes its appendix."""
+    """Append the claim to the file in `$BOOK_CLAIMS`, from which the appendix of the book is made."""
     path = os.environ.get("BOOK_CLAIMS")
     if not path:
         return
@@ -164,7 +166,7 @@ def _file(row: _Row) -> None:
 
 
 def number(x: float | bool, digits: int = 4) -> str:
-    """A number as the book writes it: in groups of three digits, four that count if it is not whole; yes or no."""
+    """Format a number as the book does: groups of three digits, four significant digits if not an integer; yes, no."""
     if isinstance(x, bool):
         return "yes" if x else "no"
     whole = math.isfinite(x) and x == int(x)

@@ -1,14 +1,14 @@
 """Collectives written from send and receive: broadcast and reduce by hand and over a tree; all-reduce in three ways.
 
-The problem: an all-reduce looks like one thing that the network does. It is a program, and the same result can cost
-each rank twice the array or n times the array. The idea: write it the way that comes to mind, then over a tree, then
-around a ring. Each is what *one* rank does, in terms of `comm.send`, `comm.recv` and `comm.exchange`; `lib.cost.steps`
-lists the same moves for all ranks.
+The problem: an all-reduce looks like one operation of the network. It is a program, and the same result can cost a rank
+twice the array or n times the array. The idea: write it in the obvious way, then over a tree, then around a ring. Each
+function is the program of *one* rank, with `comm.send`, `comm.recv` and `comm.exchange`; `lib.cost.steps` lists the
+same moves for all ranks.
 
-Nothing here changes its argument. The sums are added in the same order on all ranks, or on one of them and then copied,
-so all ranks end with the same bits.
+No function changes its argument. Sums are added in the same order on all ranks, or on one rank and then copied, so all
+ranks end with the same bits.
 
-Shapes: x[…] has S numbers. In capitals what is whole, n is the group's size; a part is flat.
+Shapes: x[…] has S elements, n is the size of the group; a chunk is flat.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Whole = Tensor | None
 
 
 def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
-    """Rank `src` sends the whole to each of the others: x[S] → [S].
+    """Rank `src` sends the full tensor to each other rank: x[S] → [S].
 
-    It alone sends, (n−1) · S.
+    Only `src` sends, (n−1) · S.
     """
     if group.rank != src:
         return comm.recv(x, group, src).wait()
@@ -39,7 +39,7 @@ def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 
 def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
-    """Every rank sends its whole tensor to `dst`, which adds: x[S] → [S].
+    """Every rank sends its full tensor to `dst`, which adds them: x[S] → [S].
 
     The other ranks get None.
     """
@@ -65,15 +65,15 @@ def naive_all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
-    """Half of the ranks give to the other half, down to `dst`: x[S] → [S].
+    """In each round half of the ranks send to the other half, until `dst` has the sum: x[S] → [S].
 
-    The other ranks get None. ⌈log₂ n⌉ messages follow one another, where the naive way has n−1.
+    The other ranks get None. ⌈log₂ n⌉ messages follow one another, instead of n−1.
     """
     n, me = group.size, group.rank
     place = (me - dst) % n  # places are counted from dst
     total, distance = x.detach().clone(), 1
     while distance < n:
-        if place % (2 * distance):  # of a pair the one behind gives, and ends
+        if place % (2 * distance):  # the higher rank of a pair sends, and is done
             return comm.send(total, group, (me - distance) % n).wait()
         if place + distance < n:
             total += comm.recv(x, group, (me + distance) % n).wait()
@@ -82,14 +82,14 @@ def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
 
 
 def tree_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
-    """Whoever has it passes it on, twice as many each round: x[S] → [S].
+    """In each round every rank that has x sends it, so their number doubles: x[S] → [S].
 
     `src` sends ⌈log₂ n⌉ · S.
     """
     n, me = group.size, group.rank
     place, distance = (me - src) % n, 1
     while distance < n and place % (2 * distance) == 0:
-        distance *= 2  # up to the distance from which I am told
+        distance *= 2  # up to the distance of the rank that sends to this one
     if place:
         x = comm.recv(x, group, (me - distance) % n).wait()
     else:
@@ -102,7 +102,7 @@ def tree_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 
 def tree_all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Up the tree to rank 0, and down again: x[S] → [S]. The busiest rank sends ⌈log₂ n⌉ · S.
+    """Reduce to rank 0 over the tree, then broadcast: x[S] → [S]. The busiest rank sends ⌈log₂ n⌉ · S.
 
     The α–β model: 2⌈log₂ n⌉ · (alpha + S/bandwidth).
 
@@ -116,12 +116,12 @@ def tree_all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def chunks_of(x: Tensor, n: int) -> Sequence[Tensor]:
-    """x[…] → n flat views, the first ones a number longer if n does not divide S."""
+    """x[…] → n flat views; the first are one element longer if n does not divide S."""
     return x.detach().reshape(-1).tensor_split(n)
 
 
 def pass_right(x: Tensor, into: Tensor, group: Group) -> Tensor:
-    """One step of a ring: `x` to the right, from the left `into` a tensor."""
+    """One step of a ring: send `x` to the right, receive `into` from the left."""
     left, right = (group.rank - 1) % group.size, (group.rank + 1) % group.size
     coming = comm.recv(into, group, left, out=into)
     comm.send(x, group, right).wait()
@@ -129,7 +129,7 @@ def pass_right(x: Tensor, into: Tensor, group: Group) -> Tensor:
 
 
 def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
-    """Each chunk's sum travels to its rank: x[S] → chunk r of it, [S/n].
+    """Sum each chunk on its way around the ring: x[S] → chunk r of the sum, [S/n].
 
     Each rank sends (n−1)/n · S, in n−1 steps.
     """
@@ -142,12 +142,12 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
 
 
 def ring_all_gather(part: Tensor, group: Group, out: Whole = None) -> Tensor:
-    """Each part travels around, and everyone keeps a copy: part[S/n] → [S].
+    """Pass each chunk around the ring, and keep a copy on every rank: part[S/n] → [S].
 
     Each rank sends (n−1)/n · S, in n−1 steps.
 
     Args:
-        out: flat tensor of S numbers that receives the parts as `chunks_of` cuts it; None if all give as many.
+        out: flat tensor of S elements that receives the chunks as `chunks_of` cuts it; None if all chunks are equal.
     """
     n = group.size
     out = part.new_empty(n * part.numel()) if out is None else out

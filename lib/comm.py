@@ -1,14 +1,13 @@
-"""What moves: every message of the library goes through this file.
+"""Communication: every message of the library goes through this file.
 
-The problem: `torch.distributed` overwrites its arguments, names the same thing differently for each collective, keeps
-no count, and on gloo hides mistakes: an int32 added to a float32 is silent garbage, and its reduce-scatter is really an
-all-reduce that moves twice the bytes it should.
+The problem: `torch.distributed` overwrites its arguments, has different argument names for each collective, counts
+nothing, and on gloo hides mistakes: an int32 added to a float32 is silent garbage, and its reduce-scatter is an
+all-reduce that sends twice the necessary bytes.
 
-The idea: a handful of functions that return new tensors, take any dim, count the bytes, and compare what each rank
-calls before a byte moves (`lib.runtime.call_table`). On a group of one rank they move nothing. Gradients do not flow
-through them.
+The idea: a few functions that return new tensors, take any dim, count bytes, and compare the calls of all ranks before
+a byte moves (`lib.runtime.call_table`). On a group of one rank they move nothing. Gradients do not flow through them.
 
-Shapes: `S` is this rank's tensor, n the group's size.
+Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lib.runtime.link import link
 from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, out_like, spec, split
 from lib.runtime.transfer import Pending, collective, message
 
-TOGETHER_BYTES = 16 * 2**20  # of tensors that `agree` sends in a message
+TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
 
 __all__ = [
     "Pending",
@@ -51,31 +50,31 @@ __all__ = [
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # gloo knows no mean: it is the sum, divided afterwards
+    "mean": dist.ReduceOp.SUM,  # gloo has no mean: the sum is divided afterwards
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
 _TWO = {"sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum}
 
-# Taken now, as lib.runtime.spy puts watched versions in their place for those who call torch.distributed themselves.
+# Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.
 _all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, dist.barrier, dist.reduce
 _all_to_all, _isend, _irecv = dist.all_to_all_single, dist.isend, dist.irecv
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed both
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _work_wait = dist.Work.wait
 
-_PIECE_BYTES = 2**20  # of a reduce: small enough that all links of the chain carry at once
+_PIECE_BYTES = 2**20  # of a reduce: small, so that all links of the chain are busy at the same time
 
 
 # ---- collectives ----------------------------------------------------------------------------------------------------
 
 
 def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Tensor:
-    """Reduce over the ranks; each gets the whole result: x[S] → [S]. Sends 2(n−1)/n · S bytes.
+    """Reduce over the ranks; each gets the full result: x[S] → [S]. Sends 2(n−1)/n · S bytes.
 
     Args:
         op: `sum`, `mean`, `max` or `min`.
-        out: tensor that receives the result, `x` itself to work in place.
+        out: tensor that receives the result; `x` itself to work in place.
 
     Raises:
         ValueError: unknown op, or an `out` of another shape, dtype or layout.
@@ -84,7 +83,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 
 
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
-    """`all_reduce` that goes on in the background until `wait()`; neither `x` nor `out` may be touched before."""
+    """Start an `all_reduce` in the background; do not use `x` or `out` before `wait()`."""
     reduce_op = _reduce_op(op, x)
     out = out_like(x, x.shape, out)
     body = out.detach()
@@ -102,14 +101,14 @@ def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | Non
 def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None) -> Tensor:
     """Reduce over the ranks; each gets its slice along `dim`: x[S] → [S/n]. Sends (n−1)/n · S bytes.
 
-    gloo's own reduce-scatter is an all-reduce that throws most of its result away. Here each rank sends every other
-    just the slice that it will keep, and adds up what it got.
+    The reduce-scatter of gloo is an all-reduce that discards most of its result. Here each rank sends every other rank
+    only the slice that this rank keeps, and adds up the slices that it received.
 
     Args:
         out: tensor that receives the result along dim 0; it may be this rank's own slice of `x`.
 
     Raises:
-        ValueError: unknown op, `dim` cannot be split over the group, or an `out` of another shape, dtype or layout.
+        ValueError: unknown op, `dim` cannot be split over the group, or an `out` of a different shape, dtype or layout.
     """
     return reduce_scatter_start(x, group, dim, op, out).wait()
 
@@ -117,7 +116,7 @@ def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: 
 def reduce_scatter_start(
     x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None
 ) -> Pending:
-    """`reduce_scatter` in the background; the sum itself is done in `wait()`, and `x` is free only then."""
+    """Start a `reduce_scatter` in the background; `wait()` computes the sum, and `x` must not change before."""
     reduce_op, n = _reduce_op(op, x), group.size
     parts = split(x, group, dim, "reduce_scatter")  # [n, S/n…]
     body = front(parts, parts.shape[1:], dim, out)
@@ -132,7 +131,7 @@ def reduce_scatter_start(
         return collective(what, x, group, finish, _reduce_scatter, body, parts, reduce_op)
     got = torch.empty_like(parts) if n > 1 else parts
 
-    def fold() -> Tensor:  # one after the other: twice as fast as got.sum(0)
+    def fold() -> Tensor:  # one at a time: twice as fast as got.sum(0)
         if n > 1:
             _TWO[op](got[0], got[1], out=body)
         else:
@@ -145,19 +144,19 @@ def reduce_scatter_start(
 
 
 def all_gather(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Tensor:
-    """Put the ranks' slices together along `dim`: x[S] → [n·S], equal on all ranks. Sends (n−1) · S bytes.
+    """Concatenate the slices of all ranks along `dim`: x[S] → [n·S], equal on all ranks. Sends (n−1) · S bytes.
 
     Args:
-        out: tensor that receives the result along dim 0; `x` may be this rank's own slice of it.
+        out: tensor that receives the result along dim 0; `x` may be this rank's slice of it.
 
     Raises:
-        ValueError: no such dim, or an `out` of another shape, dtype or layout.
+        ValueError: no such dim, or an `out` of a different shape, dtype or layout.
     """
     return all_gather_start(x, group, dim, out).wait()
 
 
 def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None = None) -> Pending:
-    """`all_gather` in the background; until `wait()` neither `x` nor `out` may be touched."""
+    """Start an `all_gather` in the background; do not use `x` or `out` before `wait()`."""
     part = x.detach().movedim(check_dim(x, dim), 0).contiguous()
     whole = front(part, (group.size * part.shape[0], *part.shape[1:]), dim, out)
     if group.size == 1:
@@ -174,7 +173,7 @@ def all_gather_start(x: Tensor, group: Group, dim: int = 0, out: Tensor | None =
 
 
 def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_op: bool) -> tuple[dist.Work, ...]:
-    """Each part straight to its place, on all ranks; gloo's own all-gather collects them elsewhere, and copies."""
+    """Broadcast each shard directly to its place; the all-gather of gloo needs a buffer and a copy."""
     places = whole.view(ranks.size, *part.shape)
     if places[ranks.rank].data_ptr() != part.data_ptr():
         places[ranks.rank].copy_(part)
@@ -183,7 +182,9 @@ def _broadcasts(whole: Tensor, part: Tensor, ranks: Group, group: object, async_
 
 
 def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0) -> Tensor:
-    """Send slice j along `split_dim` to rank j, put what comes together along `concat_dim`. Sends (n−1)/n · S bytes.
+    """Send slice j along `split_dim` to rank j, and concatenate the received slices along `concat_dim`.
+
+    Sends (n−1)/n · S bytes.
 
     Raises:
         ValueError: `split_dim` cannot be split over the group.
@@ -201,7 +202,7 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
 
 
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
-    """Everyone gets the tensor of group rank `src`: x[S] → [S]. `x` gives shape and dtype on the others."""
+    """Return the tensor of group rank `src` on all ranks: x[S] → [S]. On other ranks `x` gives shape and dtype."""
     _check_rank(src, group, "src")
     out = x.detach().clone(memory_format=torch.contiguous_format)
     return collective(
@@ -211,11 +212,11 @@ def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], group: Group) -> None:
-    """Overwrite tensors by those of the group's rank 0, those on the meta device excepted.
+    """Overwrite tensors by those of rank 0 of the group, except tensors on the meta device.
 
-    Small ones of one dtype and device go side by side in a message: each by itself would cost its latency.
+    Small tensors of one dtype and device share a message, because each message costs a latency.
     """
-    before = 0  # bytes of all that came before a tensor: neighbours share a message for every `TOGETHER_BYTES`
+    before = 0  # bytes before a tensor: neighbours share a message per `TOGETHER_BYTES`
 
     def message_of(x: Tensor) -> tuple:
         nonlocal before
@@ -230,9 +231,10 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
 
 
 def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | None:
-    """Reduce over the ranks; group rank `dst` gets the result, the others None: x[S] → [S]. Others send S bytes.
+    """Reduce over the ranks; group rank `dst` gets the result, other ranks None: x[S] → [S]. Other ranks send S bytes.
 
-    gloo's own is a reduce-scatter and a gather, which moves S more. Here the ranks stand in a chain that ends at `dst`.
+    The reduce of gloo is a reduce-scatter and a gather, which moves S bytes more. Here the ranks form a chain that ends
+    at `dst`.
     """
     reduce_op = _reduce_op(op, x)
     _check_rank(dst, group, "dst")
@@ -250,10 +252,10 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
 
 
 def _chain(x: Tensor, ranks: Group, dst: int, add: Callable, group: object, async_op: bool) -> None:
-    """Each rank adds to `x` what its neighbour passes on, and passes it on towards `dst`, piece by piece."""
+    """Receive a piece from the neighbour, add it to `x`, and send the sum on towards `dst`, piece by piece."""
     far, near = (ranks.ranks[(ranks.rank + step) % ranks.size] for step in (1, -1))
     place = (ranks.rank - dst) % ranks.size  # links between here and the end of the chain
-    # A tag of its own: no message of the caller's can slip in between.
+    # A separate tag, so that no message of the caller can come in between.
     pieces = x.view(-1).split(max(1, _PIECE_BYTES // x.element_size()))
     got = [torch.empty_like(piece) for piece in pieces] if place < ranks.size - 1 else []
     coming = [_irecv(piece, far, group=group, tag=1) for piece in got]
@@ -273,11 +275,11 @@ def barrier(group: Group) -> None:
     collective("barrier", None, group, lambda: None, _barrier).wait()
 
 
-# ---- from one rank to another ---------------------------------------------------------------------------------------
+# ---- point-to-point ------------------------------------------------------------------------------------------------
 
 
 def send(x: Tensor, group: Group, dst: int) -> Pending:
-    """Start to send `x` to group rank `dst`. It is sent when that rank receives it; until then, do not change it."""
+    """Start to send `x` to group rank `dst`; do not change `x` until that rank has received it."""
     _check_rank(dst, group, "dst", other=True)
     return message("send", x.detach().contiguous(), group, dst, _isend)
 
@@ -286,19 +288,19 @@ def recv(like: Tensor, group: Group, src: int, out: Tensor | None = None) -> Pen
     """Start to receive from group rank `src` a tensor of the shape and dtype of `like`; `wait()` returns it.
 
     Args:
-        out: tensor that receives it, `like` itself to overwrite that; not to be touched before `wait()`.
+        out: tensor that receives it, or `like` itself; do not use it before `wait()`.
 
     Raises:
-        ValueError: an `out` of another shape, dtype or layout.
+        ValueError: an `out` of a different shape, dtype or layout.
     """
     _check_rank(src, group, "src", other=True)
     return message("recv", out_like(like, like.shape, out).detach(), group, src, _irecv)
 
 
 def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Group) -> Pending:
-    """Start all sends `{dst: x}` and receives `{src: like}` at once, in whatever order the peers do theirs.
+    """Start all sends `{dst: x}` and receives `{src: like}` in one call; `wait()` returns `{src: tensor}`.
 
-    `wait()` returns `{src: tensor}`.
+    With gloo the order on the peers does not matter. NCCL may need `dist.batch_isend_irecv` where two ranks exchange.
     """
     coming = {src: recv(like, group, src) for src, like in recvs.items()}
     going = [send(x, group, dst) for dst, x in sends.items()]
@@ -312,26 +314,26 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
 
 
 def _is_native(group: Group) -> bool:
-    """Whether the backend's own collectives are what we want; gloo's move or copy more than they must."""
+    """Whether to use the collectives of the backend; those of gloo send or copy too much."""
     return group.size > 1 and dist.get_backend(group.pg) == "nccl"
 
 
-# ---- what is asked for ---------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------------------------
 
 
 def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
     if op not in _OPS:
         raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
-        raise ValueError(f"the mean of {spec(x)} is no whole number; use x.float()")
+        raise ValueError(f"the mean of {spec(x)} is not an integer; use x.float()")
     if x.dtype not in COUNTED:
         wider = "float" if x.is_floating_point() else "int"
         raise ValueError(f"no backend reduces {spec(x)}; use x.{wider}()")
-    return _OPS["max" if x.dtype == torch.bool and op == "sum" else op]  # as torch adds bools: any
+    return _OPS["max" if x.dtype == torch.bool and op == "sum" else op]  # torch adds bools as any()
 
 
 def _check_rank(rank: int, group: Group, name: str, other: bool = False) -> None:
     if not 0 <= rank < group.size:
         raise ValueError(f"{name}={rank} is not in this group of {group.size} ranks, counted from 0 inside the group")
     if other and rank == group.rank:
-        raise ValueError(f"{name}={rank} is this rank itself; a message goes to another rank of the group")
+        raise ValueError(f"{name}={rank} is this rank itself; a message goes to a different rank of the group")

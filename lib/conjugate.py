@@ -1,23 +1,23 @@
-"""Communication in a forward pass, and what it must do in the backward pass: six pairs.
+"""Collectives in a forward pass and their backward: six conjugate pairs.
 
-The problem: autograd sees one rank. If a tensor is used on n ranks, each computes a gradient for it, and the true one
-is the sum of all; nobody adds them up. The forward is right, the gradients of the last layer are right, the loss falls,
-and everything before that layer learns from a part of its gradient.
+The problem: autograd works within one rank. If a tensor is used on n ranks, each computes a partial gradient, and the
+correct gradient is the sum, which autograd does not compute. The forward is right, the gradients of the last layer are
+right, the loss falls, and every earlier layer is trained with a part of its gradient.
 
-The idea: each communication is a linear map of all ranks' tensors together, and its backward is the transposed map,
-which is a communication again. The names say both, what happens forward and what happens backward:
+The idea: each collective is a linear map of the tensors of all ranks together, and its backward is the transposed map,
+which is also a collective. Each name states the forward and the backward:
 
-    identity_all_reduce         whole on each rank           → whole, and each rank does something else with it
-    all_reduce_identity         a term of a sum on each      → whole on each rank
-    all_gather_reduce_scatter   a slice on each              → whole, and each rank does something else with it
-    reduce_scatter_all_gather   a term of a sum on each      → a slice on each
-    split_all_gather            whole on each rank           → a slice on each
-    all_gather_split            a slice on each              → whole on each rank
+    identity_all_reduce         replicated       → replicated, and each rank uses it differently
+    all_reduce_identity         partial sums     → replicated
+    all_gather_reduce_scatter   shards           → replicated, and each rank uses it differently
+    reduce_scatter_all_gather   partial sums     → shards
+    split_all_gather            replicated       → shards
+    all_gather_split            shards           → replicated
 
-The second is the first one backward, the fourth the third, the sixth the fifth.
+The second is the backward of the first, the fourth of the third, the sixth of the fifth.
 
-"Does something else with it" is what asks for a sum in backward. Where all ranks go on to do the same, each already has
-the true gradient, and a sum would make it n times too large.
+"Uses it differently" is the reason for a sum in backward. If all ranks continue with the same computation, each already
+has the full gradient, and a sum would make it n times too large.
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3 (the first pair is its f and g); Korthikanti et
 al., 2022, arXiv 2205.05198, section 4.2.2 (the second pair).
@@ -39,7 +39,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 class _Pair(torch.autograd.Function):
-    """`there` forward, `back` backward; backward of that is `there` again."""
+    """`there` in forward, `back` in backward; the backward of the backward is `there`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, there: Map, back: Map) -> Tensor:
@@ -52,7 +52,9 @@ class _Pair(torch.autograd.Function):
 
 
 def pair(x: Tensor, there: Map, back: Map) -> Tensor:
-    """there(x), and `back` of its gradient; the two must be each other's transpose (`verify.assert_adjoint`)."""
+    """Apply `there` to x, and `back` to its gradient; each must be the transpose of the other
+    (`verify.assert_adjoint`).
+    """
     return _Pair.apply(x, there, back)
 
 
@@ -67,27 +69,29 @@ def all_reduce_identity(x: Tensor, group: Group) -> Tensor:
 
 
 def all_gather_reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
-    """x[S/n] → [S], put together along `dim`. forward: all-gather, (n−1)/n · S. backward: reduce-scatter, as much."""
+    """x[S/n] → [S], concatenated along `dim`. forward: all-gather, (n−1)/n · S. backward: reduce-scatter, the same
+    bytes.
+    """
     return pair(x, _all_gather(group, dim), _reduce_scatter(group, dim))
 
 
 def reduce_scatter_all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
-    """x[S] → [S/n], cut along `dim`. forward: reduce-scatter, (n−1)/n · S. backward: all-gather, as much."""
+    """x[S] → [S/n], split along `dim`. forward: reduce-scatter, (n−1)/n · S. backward: all-gather, the same bytes."""
     return pair(x, _reduce_scatter(group, dim), _all_gather(group, dim))
 
 
 def split_all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
-    """x[S] → [S/n], cut along `dim`. forward: nothing to send. backward: all-gather, (n−1)/n · S."""
+    """x[S] → [S/n], split along `dim`. forward: nothing to send. backward: all-gather, (n−1)/n · S."""
     return pair(x, _split(group, dim), _all_gather(group, dim))
 
 
 def all_gather_split(x: Tensor, group: Group, dim: int) -> Tensor:
-    """x[S/n] → [S], put together along `dim`. forward: all-gather, (n−1)/n · S. backward: nothing to send."""
+    """x[S/n] → [S], concatenated along `dim`. forward: all-gather, (n−1)/n · S. backward: nothing to send."""
     return pair(x, _all_gather(group, dim), _split(group, dim))
 
 
 def identity(x: Tensor) -> Tensor:
-    """x, as another tensor with the same memory."""
+    """A new tensor that shares the memory of x."""
     return x.view_as(x)
 
 

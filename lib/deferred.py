@@ -1,18 +1,17 @@
-"""Weight gradients later: backward in two halves.
+"""Defer weight gradients: backward in two halves.
 
-The problem: backward of a linear layer computes two things. The gradient of its input, ∂x = ∂y · W, is what the layer
-before waits for, and through it the rank before. The gradient of its weight, ∂W = ∂yᵀ · x, is wanted by nobody until
-the optimizer steps. Autograd computes both before it goes on.
-The naive way asks autograd twice, once for the input's gradient and once for the weights'. Then it goes back through
-the whole stage twice.
-The idea: inside of `DeferWeightGradients` a linear layer's backward computes the first, and puts the second into a
-queue, with the two tensors that it needs. Whoever has the queue runs it when there is time. No layer has to know: the
-mode is asked by `torch.nn.functional.linear` itself, and a layer with its own backward can ask, too (`queue_here`).
+The problem: backward of a linear layer computes two gradients. The previous layer, and through it the previous rank,
+waits for the input gradient ∂x = ∂y · W. The weight gradient ∂W = ∂yᵀ · x is not needed before the optimizer step.
+Autograd computes both before it continues. The naive way calls autograd twice, for the input gradient and for the
+weight gradients. Then autograd traverses the stage twice.
+The idea: inside `DeferWeightGradients`, backward of a linear layer computes the input gradient, and puts the weight
+gradient into a queue, with its two input tensors. The owner of the queue runs it later. Layers do not change:
+`torch.nn.functional.linear` calls the mode, and a layer with its own backward can use `queue_here`.
 
-Deferred is what only the optimizer waits for, the gradient of an `nn.Parameter`. All else autograd does at once, as
-ever: weights that were made of others (an adapter's sum, a norm of weights, a network's output), as what they were made
-of may be asked for sooner; linear layers under `torch.autocast`; and norms and embeddings, which are cheap. Inside of
-forward, `torch.autograd.grad` is right for all but a deferred weight itself: it says that it was not used.
+Only gradients of an `nn.Parameter` are deferred, because only the optimizer needs them. Autograd computes all others
+immediately: of weights computed from other tensors (an adapter, a weight norm, the output of a network), whose
+gradients may be needed sooner; of linear layers under `torch.autocast`; and of norms and embeddings, which are cheap.
+Inside forward, `torch.autograd.grad` is right for all tensors except a deferred weight, which it reports as unused.
 Read before: `lib/pipeline/schedules/zero_bubble.py`. Chapter 12 · Qi et al. 2024, section 2.
 """
 
@@ -29,17 +28,17 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from torch.utils.checkpoint import CheckpointError
 
 _OTHER_TENSORS = (
-    "torch.utils.checkpoint has computed this layer again without deferring its weight gradient, and so has kept "
+    "torch.utils.checkpoint recomputed this layer without deferring its weight gradient, and so kept "
     "other tensors than the first time: give it context_fn=lambda: (nullcontext(), DeferWeightGradients(queue)) with "
-    "the same queue, or let the stage do it, Stage(module, recompute=True)"
+    "the same queue, or use Stage(module, recompute=True)"
 )
-_LEAF = torch.empty((), requires_grad=True)  # whatever autograd goes back to ends in a leaf
+_LEAF = torch.empty((), requires_grad=True)  # every graph of autograd ends in a leaf
 
 
 class Queue:
-    """Weight gradients that are deferred.
+    """A queue of deferred weight gradients.
 
-    `run()` computes them and adds them to `.grad`, once: in one backward, so that hooks see a weight's whole gradient.
+    `run()` computes them in one backward and adds them to `.grad`, so that hooks get the full gradient of a weight.
     """
 
     def __init__(self) -> None:
@@ -49,13 +48,13 @@ class Queue:
         return len(self._jobs)
 
     def put(self, job: Callable[[], Tensor]) -> None:
-        """A job gives a number, whose backward is the work."""
+        """Add a job: it returns a scalar whose backward computes the gradients."""
         self._jobs.append(job)
 
     def run(self) -> None:
         ends = []
         with torch.enable_grad():
-            while self._jobs:  # the first one last: autograd begins with what was made last
+            while self._jobs:  # in reverse: autograd begins with the last tensor that was made
                 ends.append(self._jobs.pop()())
         if ends:
             torch.autograd.backward(ends)
@@ -69,11 +68,11 @@ class DeferWeightGradients(TorchFunctionMode):
         queue = Queue()
         with DeferWeightGradients(queue):
             y = stage(x)
-        y.backward(gradient)  # x.grad is there, weights have none yet
-        queue.run()  # now they have
+        y.backward(gradient)  # x.grad exists, weights have no .grad yet
+        queue.run()  # now weights have .grad
 
     Args:
-        queue: where they are put.
+        queue: the queue that they are put into.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -95,20 +94,20 @@ class DeferWeightGradients(TorchFunctionMode):
 
 
 def queue_here() -> Queue | None:
-    """Where weight gradients are deferred to just now, if they are: a layer with its own backward asks in forward."""
+    """The current queue, or None; a layer with its own backward calls this in forward."""
     return handle_torch_function(queue_here, ()) if has_torch_function((None,)) else None
 
 
 def _linear(queue: Queue, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`, deferred where nothing but the optimizer waits for its weights' gradients."""
+    """`torch.nn.functional.linear`, with deferred weight gradients if only the optimizer needs them."""
     made = any(w is not None and w.requires_grad and not isinstance(w, nn.Parameter) for w in (weight, bias))
     return linear(input, weight, bias) if made else linear_later(queue, input, weight, bias)
 
 
 def linear_later(queue: Queue, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x · Wᵀ + b; weights that want a gradient get it later, and so does what they were made of, if they were.
+    """x · Wᵀ + b with deferred gradients of the weights, and of tensors that the weights were computed from.
 
-    That must be nothing whose gradient is needed before.
+    No gradient of these may be needed earlier.
     """
     trains = torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in (weight, bias))
     if not trains or weight.dim() < 2 or torch.is_autocast_enabled(x.device.type):
@@ -125,15 +124,14 @@ def as_rows(x: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     """x[…, D] · W[F, D]ᵀ + b[F] + 0 → y[…, F].
 
-    `weights` are W and b, hidden from autograd in a tuple. For it, `zero` is in
-    their place: it goes back there when it would go back to them, with ∂y.
+    `weights` are W and b, hidden from autograd in a tuple. `zero` takes their place in the graph: its backward gets ∂y.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, zero: Tensor, weights: tuple) -> Tensor:
         ctx.weights = weights
         ctx.save_for_backward(weights[0])
-        # Without a base, or nobody could work on it in place.
+        # Without a base, or it could not be changed in place.
         return linear(x, *weights).detach()
 
     @staticmethod
@@ -146,7 +144,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _saved(ctx) -> tuple[Tensor, ...]:
-    """What forward has kept, also where an activation checkpoint has computed it again."""
+    """The tensors saved by forward, also if an activation checkpoint recomputed them."""
     try:
         return ctx.saved_tensors
     except CheckpointError as error:
@@ -154,7 +152,7 @@ def _saved(ctx) -> tuple[Tensor, ...]:
 
 
 class _Later(torch.autograd.Function):
-    """A zero like y[…, F]; its backward puts the weights' gradients off."""
+    """A zero like y[…, F]; its backward defers the weight gradients."""
 
     @staticmethod
     def forward(
@@ -166,7 +164,7 @@ class _Later(torch.autograd.Function):
     ) -> Tensor:
         ctx.weights, ctx.queue = weights, queue
         ctx.save_for_backward(x)
-        # Nobody reads it, so it needs no memory.
+        # It is never read, so it needs no memory.
         return x.new_empty(()).expand(*x.shape[:-1], len(weights[0]))
 
     @staticmethod
@@ -177,9 +175,9 @@ class _Later(torch.autograd.Function):
 
 
 class _Products(torch.autograd.Function):
-    """A number whose backward is ∂W = ∂yᵀ · x and ∂b.
+    """A scalar whose backward computes ∂W = ∂yᵀ · x and ∂b.
 
-    Autograd goes on from there: hooks run, and what a weight was made of gets its part.
+    Autograd continues from there: hooks run, and tensors that a weight was computed from get their gradients.
     """
 
     @staticmethod

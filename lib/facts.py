@@ -1,17 +1,17 @@
-"""Two facts per parameter, and nothing else, are what techniques must know of each other.
+"""Two facts per parameter: the only data that the techniques share.
 
-The problem: each technique is right alone and wrong together. A clip that sums over the stages forgets the parts of the
-matrices; an average over the data-parallel ranks forgets that a norm's gradient is a sum over slices of the sequence,
-too. If every technique knew every other one, each new one would be written into all of them.
-The idea: a parameter carries what others must know.
+The problem: each technique is right alone and wrong in combination. A clip that sums over the stages ignores the shards
+of the matrices; an average over data-parallel ranks ignores that the gradient of a norm is also a sum over shards of
+the sequence. If every technique had to know all others, each new technique would change all of them.
+The idea: each parameter carries two facts.
 
-    how its value is cut             so that a norm counts each number once, and a checkpoint finds the whole
-    over which ranks its gradient    so that whoever sums gradients, whole or scattered, takes the right ranks,
+    how its value is sharded         so that a norm counts each element once, and a checkpoint has the full tensor
+    over which ranks its gradient    so that an all-reduce or reduce-scatter of gradients uses the right ranks,
       is a sum                       each once
 
-Who cuts a model says the first (`placements`, `partial_gradients` of a module); who knows the mesh derives the second
-(`lib/parallel.py`); who sums, shards, clips or saves reads them here. All gradients are terms of sums: a loss is
-divided by the global count before backward, never by a number of ranks after it.
+Code that shards a module sets the first (`placements`, `partial_gradients` of the module); `lib/parallel.py`, which has
+the mesh, derives the second; code that sums, shards, clips or saves reads them here. All gradients are terms of sums: a
+loss is divided by the global count before backward, never by a number of ranks after it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from lib.placement import Placement, Replicate, copies_of
 
 @dataclass(frozen=True, eq=False)
 class Fact:
-    """What there is to know of one parameter on this rank.
+    """The facts of one parameter on this rank.
 
     Args:
-        name: in the serial model.
-        parameter: this rank's part of it.
-        sum_over: the ranks whose gradients of it, added up, are the gradient.
-        placement: how its value lies on the ranks of `cut_over`.
+        name: its name in the serial model.
+        parameter: the shard on this rank.
+        sum_over: the ranks over which its gradient is a sum.
+        placement: placement of its value on the ranks of `cut_over`.
         cut_over: the tensor-parallel ranks.
-        copies: ranks that have the same part, among those over which a norm is summed and which do not cut it:
-            data-parallel ones, and the other stage of a tied weight.
-        stages: those of this rank that use it; its gradient is there when the last backward of each is through.
-        crosses: stages of other ranks use it, too: whoever waits for its sum while a pipeline is at work may wait for a
-            rank that waits for him.
+        copies: ranks with the same shard among those over which a norm is summed and which do not shard it:
+            data-parallel ranks, and the second stage of a tied weight.
+        stages: the stages on this rank that use it; its gradient is complete after the last backward of each.
+        crosses: whether stages of other ranks also use it: waiting for its sum inside a pipeline may then deadlock.
     """
 
     name: str
@@ -56,17 +55,17 @@ class Fact:
 
     @cached_property
     def held_by(self) -> int | Tensor:
-        """How many ranks have each number of this rank's part; a tensor where its sections differ."""
+        """Number of ranks that hold each element of this shard; a tensor if it differs between sections."""
         return copies_of(self.placement, self.parameter.shape, self.cut_over) * self.copies
 
     def square(self, gradient: Tensor, piece: slice | None = None, owners: int = 1) -> Tensor:
-        """This rank's share in the square of the gradient's norm, []: shares of all ranks add up to the square.
+        """This rank's share of the squared gradient norm, []: the shares of all ranks add up to the square.
 
         Squares are taken in float32 at least.
 
         Args:
-            gradient: whole, or the flat `piece` of it that this rank has.
-            owners: ranks that share out the pieces of each copy among them: `sum_over.size` if they do.
+            gradient: the full gradient, or the flat `piece` of it on this rank.
+            owners: number of ranks that shard each copy: `sum_over.size` if they do, else 1.
         """
         wide = torch.promote_types(gradient.dtype, torch.float32)
         if isinstance(self.held_by, int):
@@ -82,15 +81,15 @@ def clip(
     world: Group,
     max_norm: float,
 ) -> Tensor:
-    """Scale gradients to a norm of at most `max_norm`; return what it was.
+    """Scale gradients to a norm of at most `max_norm`; return the norm before.
 
-    The norm is that of the whole model's gradients, []. At most one all-reduce of one number, in every layout. Without
-    it each rank would have a norm of its own, and scale by another factor.
+    It is the norm of the gradients of the full model, []. It takes at most one all-reduce of one number in every
+    layout. Without it, each rank would compute its own norm, and scale by a different factor.
 
     Args:
-        gradients: all that this rank holds; scaled in place.
-        squares: this rank's share of each one's (`Fact.square`), at least one.
-        world: ranks that together hold all of the model.
+        gradients: all gradients on this rank; scaled in place.
+        squares: this rank's share of each square (`Fact.square`), at least one.
+        world: ranks that together hold the full model.
     """
     mine = torch.stack(list(squares)).sum()
     with comm.label("norm"):

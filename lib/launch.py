@@ -1,13 +1,13 @@
-"""Start ranks: `run(fn, 4)` calls `fn` in four processes that can talk to each other, and returns what they return.
+"""Start ranks: `run(fn, 4)` calls `fn` in four processes that can communicate, and returns their results.
 
-The problem: a fresh process needs seconds to import torch; eight of them on two cores need half a minute, in a notebook
-cell, each time. And when one of them dies or waits for ever, so does the cell.
+The problem: a new process needs seconds to import torch; eight of them on two cores need half a minute, for each
+notebook cell. If one of them dies or waits forever, the cell also hangs.
 
 The idea: one server process imports torch once, and forks a rank in a hundredth of a second. This process watches: it
-collects results and prints, names the rank that failed, and when nothing moves any more it ends the run with a table of
-who waits for whom. Whatever happens, no process and no file is left.
+collects results and output, names the rank that failed, and ends a run in which nothing moves with a table of the ranks
+that wait. No process and no file is left in any case.
 
-`init()` is for the other way in: the same code under `torchrun`, on many machines.
+`init()` is the start of the same code under `torchrun`, on many machines.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 MAX_RANKS = 64
-LEAST_DISK_BYTES = headroom.MB  # for a run, and for each of its ranks: less is as good as full
+LEAST_DISK_BYTES = headroom.MB  # for a run, and for each of its ranks: with less, the disk counts as full
 
 
 class Run(list):
-    """What each rank returned, in rank order.
+    """The results of the ranks, in rank order.
 
     Attributes:
         trace: all ranks' communication and spans (`lib.trace.Trace`), or None without `trace=True`.
@@ -65,30 +65,31 @@ class Run(list):
 
 
 def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace: bool = False) -> Run:
-    """Call `fn(world, *args)` on every rank, each in a process of its own.
+    """Call `fn(world, *args)` on every rank, each in a separate process.
 
-    `fn` may be defined in a notebook cell. What ranks print appears in rank order, rank 0's as it comes. What programs
-    print that they start does not: capture it (`subprocess.run(..., capture_output=True)`) and print it.
+    `fn` may be defined in a notebook cell. Output of the ranks appears in rank order, that of rank 0 immediately.
+    Output of programs that they start does not appear: capture it (`subprocess.run(..., capture_output=True)`) and
+    print it.
 
     Args:
         fn: function of a `Group` (all ranks) and `args`.
         world_size: number of ranks, 1 to 64.
-        args: the same for each rank; tensors arrive as copies, and those that share memory here share it there.
-        timeout_s: seconds after which ranks that still compute are ended.
+        args: the same for each rank; tensors arrive as copies, and tensors that share memory here also share it there.
+        timeout_s: seconds after which the run is ended.
         trace: whether to collect all communication in `Run.trace`.
 
     Raises:
-        ValueError, TypeError: a world size that makes no sense, or something that cannot be sent to another process.
-        RankError: a rank failed; the message holds its own traceback.
-        HangError: ranks wait for ever; the message says who, for what, and who has finished. While a thread of yours
-            lives in a rank and waits for no other, nobody knows whether it will send: then only `timeout_s` ends it.
-        MismatchError: ranks made different calls where they must make the same.
-        RunTimeout: `timeout_s` is over.
-        RunError: there is no room for it, in memory or on disk; or `lib` was edited and is no longer Python.
+        ValueError, TypeError: an invalid world size, or an argument that cannot be sent to a process.
+        RankError: a rank failed; the message holds its traceback.
+        HangError: ranks wait forever; the message lists each rank and the call it waits in. While a rank has a thread
+            of yours that does not wait, it might still send: then only `timeout_s` ends the run.
+        MismatchError: ranks made different calls where they must make the same call.
+        RunTimeout: `timeout_s` has passed.
+        RunError: memory or disk is too small; or a file of `lib` was edited and is not valid Python.
     """
     _check(fn, world_size, timeout_s)
     began_s = time.perf_counter()
-    # The server first: if torch is not imported here yet, the two imports go side by side.
+    # The server first: if torch is not imported here yet, both imports run at the same time.
     with _folder(world_size) as folder, server() as forks:
         table = _write_job(folder, fn, args, trace, world_size)
         ranks = Ranks(world_size, folder, table)
@@ -104,10 +105,10 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
 
 
 def init(device: str | None = None) -> Group:
-    """The world group under `torchrun` (NCCL with CUDA devices, else gloo), or a world of one without it.
+    """The group of all ranks under `torchrun` (NCCL with CUDA devices, else gloo), or a group of one without it.
 
     Args:
-        device: `"cpu"` to stay on gloo although there are CUDA devices.
+        device: `"cpu"` to use gloo even if there are CUDA devices.
     """
     import torch
     import torch.distributed as dist
@@ -122,8 +123,8 @@ def init(device: str | None = None) -> Group:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     store = None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # torchrun keeps one store when it starts ranks again, in which they would find the addresses of the dead
-        # (pytorch/pytorch#135712). Its restarts are counted alike on all ranks as long as there is one machine.
+        # torchrun keeps one store when it restarts ranks, which would find the addresses of ended ranks there
+        # (pytorch/pytorch#135712). All ranks count the same number of restarts as long as there is one machine.
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
         store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
@@ -140,7 +141,7 @@ def device() -> torch.device:
 
 
 def close(world: Group, report: object) -> list:
-    """The end under `torchrun`: every rank's report, in rank order, on every rank; then the groups are gone."""
+    """End a run under `torchrun`: all-gather the reports in rank order, then destroy the groups."""
     import torch.distributed as dist
 
     reports = [report] * world.size
@@ -155,13 +156,13 @@ def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
     if worker is not None and worker.in_rank:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script itself")
     if not callable(fn):
-        raise TypeError(f"run needs a function of the world group first, but got {fn!r}: run(fn, world_size, ...)")
+        raise TypeError(f"run needs a function as its first argument, but got {fn!r}: run(fn, world_size, ...)")
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size={world_size!r} must be a whole number of ranks")
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(
-            f"world_size={world_size} must be between 1 and {MAX_RANKS}: each rank is a process of this machine; "
-            "for more, start the same code with torchrun on several"
+            f"world_size={world_size} must be between 1 and {MAX_RANKS}: each rank is a process on this machine; "
+            "for more, start the same code with torchrun on several machines"
         )
     if not isinstance(timeout_s, (int, float)):
         raise TypeError(f"timeout_s={timeout_s!r} must be a number of seconds")
@@ -171,7 +172,7 @@ def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
 
 @contextlib.contextmanager
 def _folder(world_size: int):
-    """A folder of this run's own, gone after it."""
+    """A folder for this run, removed after it."""
     place, needs_bytes = tempfile.gettempdir(), (1 + world_size) * LEAST_DISK_BYTES
     if headroom.free_disk_bytes(place) < needs_bytes:
         raise RunError(
@@ -185,7 +186,7 @@ def _folder(world_size: int):
 
 
 def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> call_table.CallTable:
-    """What the ranks need, as files; the call table that they share."""
+    """Write the input of the ranks as files; return the call table that they share."""
     from lib.runtime.parcel import Parcel
     from lib.runtime.worker import Job
 
@@ -212,7 +213,7 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
 
 
 def _cwd() -> str | None:
-    """This process's folder; None if it is gone: then ranks stay in their server's."""
+    """The working folder; None if it was removed: then ranks stay in the folder of their server."""
     try:
         return os.getcwd()
     except OSError:
@@ -220,7 +221,7 @@ def _cwd() -> str | None:
 
 
 def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
-    """Name and text of each cell that was run, by the file name that Python knows it by."""
+    """Name and text of each notebook cell that was run, by its file name in Python."""
     ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if ipython is None:
         return {}, {}
@@ -238,16 +239,16 @@ def _collect(folder: str, world_size: int) -> Run:
     size_bytes, memory = sum(map(os.path.getsize, paths)), headroom.system_memory()
     if memory and size_bytes > memory.free_bytes - memory.floor_bytes():
         raise RunError(
-            f"the ranks returned {headroom.size_text(size_bytes)} in all, which do not fit here: {memory}. Return "
-            "less: a part, a sum, or let each rank save its own to a file"
+            f"the ranks returned {headroom.size_text(size_bytes)} in all, too much for this process: {memory}. Return "
+            "less: a shard or a sum, or let each rank save its result to a file"
         )
     results, problem = [], ""
     for rank, path in enumerate(paths):
         try:
             results.append(parcel.read(path, {}))
         except Exception as error:
-            problem = f"rank {rank} of {world_size} returned what cannot be read here: {error}"
-        if problem:  # outside of the except: one error, not two
+            problem = f"rank {rank} of {world_size} returned a value that cannot be read here: {error}"
+        if problem:  # outside the except: one error, not two
             raise RankError(problem, rank)
     out = Run(value for value, *_ in results)
     if results[0][1] is not None:
@@ -256,4 +257,4 @@ def _collect(folder: str, world_size: int) -> Run:
 
 
 if "ipykernel" in sys.modules and multiprocessing.parent_process() is None:
-    start_server()  # its four seconds pass while the notebook imports torch itself
+    start_server()  # it takes four seconds, while the notebook imports torch itself

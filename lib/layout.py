@@ -1,8 +1,8 @@
-"""How many ranks along each axis, and what each axis does: a training run's layout, before there is any process.
+"""The layout of a training run: ranks along each axis, and the options of each axis.
 
-The problem: a layout is a dozen numbers, and most combinations cannot be. Found out by eight processes, each says so in
-its own words, after a minute. The idea: a plain object that refuses at once what does not fit, in one sentence with a
-way out, and knows the nearest layout that does.
+The problem: a layout is a dozen numbers, and most combinations are impossible. Eight processes would report this after
+a minute, with eight different errors.
+The idea: a plain object that raises one clear error immediately, and a search for the nearest possible layout.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ AXES = ("dp", "pp", "tp")
 
 @dataclass(frozen=True)
 class Layout:
-    """A model on dp · pp · tp ranks.
+    """A layout on dp · pp · tp ranks.
 
     Args:
-        dp: data-parallel ranks: each takes some rows of the batch; under torchrun, all that are left.
-        pp: ranks of a pipeline: each has some of the layers.
-        tp: tensor-parallel ranks: each has a part of every matrix.
-        order: of the axes, the outermost first: neighbours on the last have consecutive ranks, so they share a node.
-        schedule: of a pipeline.
-        stages_per_rank: of a pipeline: 2 or more with interleaved, 2 with zb-v, otherwise 1.
-        microbatches: pieces of a rank's rows, gradients added up; zero=2 and zero=3 send those of each piece: more
-            bytes, less memory. In a pipeline, what passes through the layers one after the other.
-        sequence_parallel: tensor-parallel ranks have a slice of the sequence each between the parallel layers.
-        zero: what data-parallel ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 also
+        dp: data-parallel ranks: each takes some rows of the batch; under torchrun, all remaining ranks.
+        pp: pipeline ranks: each has some of the layers.
+        tp: tensor-parallel ranks: each has a shard of every matrix.
+        order: order of the axes, outermost first; neighbours on the last axis have consecutive ranks, so they share a
+            node.
+        schedule: schedule of the pipeline.
+        stages_per_rank: pipeline stages per rank: 2 or more with interleaved, 2 with zb-v, otherwise 1.
+        microbatches: number of microbatches per step on each data-parallel rank; their gradients are added up. zero=2
+            and zero=3 send gradients of each microbatch: more bytes, less memory.
+        sequence_parallel: shard the sequence over tensor-parallel ranks between the parallel layers.
+        zero: model states sharded over data-parallel ranks: 0 none, 1 optimizer state, 2 also gradients, 3 also
             parameters.
-        recompute: what backward computes again instead of keeping it.
+        recompute: activations that backward recomputes.
 
     Raises:
-        ValueError: techniques that do not fit together, or a number that makes no sense.
+        ValueError: techniques that cannot be combined, or an invalid number.
     """
 
     dp: int = 1

@@ -1,19 +1,18 @@
-"""Live and peak bytes of tensors, by what they are for.
+"""Live and peak bytes of tensors, by kind.
 
-The problem: every technique of this book promises memory: ZeRO shards the optimizer's state, tensor parallelism the
-activations. The process's size does not show it (the allocator keeps what was freed, Python and torch weigh hundreds
-of MB), and adding up `p.numel()` shows the parameters only, not the activations, which are the larger part and gone
-before anybody looks.
-The idea: memory belongs to *storages*, which tensors merely look at: a view and an in-place result share one with
-their source. A `TorchDispatchMode` sees each operation, forward and backward; every storage it meets is counted once,
-and a weak reference tells when it dies. What a storage is *for* is not written down but looked up: what the model's
-parameters, their `.grad` or an optimizer's state look at *now* is that; everything else is an activation. So
-gradients that are views of a bucket, parameters cut from a flat buffer, tied weights and state made in the first step
-need no special case.
+The problem: every technique of this book saves memory: ZeRO shards optimizer state, tensor parallelism shards
+activations. The size of the process does not show it (the allocator keeps freed memory, Python and torch take hundreds
+of MB). A sum of `p.numel()` shows only the parameters, not the activations, which are larger and soon freed.
+The idea: memory belongs to *storages*, which tensors only reference: a view and an in-place result share the storage of
+their source. A `TorchDispatchMode` intercepts each operation, forward and backward; every storage is counted once, and
+a weak reference reports when it is freed. The *kind* of a storage is looked up, not stored: storages that parameters,
+their `.grad` or optimizer state reference *now* have that kind; all others are activations. So gradients that are views
+of a bucket, parameters in a flat buffer, tied weights and state made in the first step need no special case.
 
-Counted: whole storages, in bytes, on all devices together; one without owner that was there before (the batch) from
-the first operation that touches it. Not counted: what a kernel allocates and frees inside one operation (workspaces),
-what a communication library buffers, the allocator's rounding and unused blocks, tensors on the meta device.
+Counted: full storages, in bytes, on all devices together; a storage without owner that existed before (the batch) from
+the first operation that uses it. Not counted: memory that a kernel allocates and frees inside one operation
+(workspaces), buffers of a communication library, rounding and unused blocks of the allocator, tensors on the meta
+device.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Usage = dict[str, int]  # bytes of each of KINDS, and "total"
 
 @dataclass
 class Phase:
-    """A named piece of time and the memory at its highest moment. Times in seconds, as in the timeline."""
+    """A named interval and its peak memory. Times in seconds, as in the timeline."""
 
     name: str
     start_s: float
@@ -45,7 +44,7 @@ class Phase:
 
 
 class _Counted(weakref.ref):
-    """A weak reference to a storage: its `id`, the bytes it was counted with, and its kind if that was told."""
+    """A weak reference to a storage: its `id`, its counted bytes, and its kind if that was given."""
 
     __slots__ = ("key", "bytes", "kind", "is_real")
 
@@ -62,19 +61,18 @@ class MemoryTracker(TorchDispatchMode):
 
     Kinds, the first that fits: "parameter" (a model's parameters and buffers), "gradient" (their `.grad`, and that of
     an optimizer's own parameters), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
-    master weights), "activation" (everything else: what is saved for backward, temporaries, the batch).
-    Nothing is kept alive by the tracker. It sees what the thread does that has entered it, and autograd's. It may be
-    entered again, and then goes on; outside, `live` still falls when
-    a tensor dies but does not rise. It looks at all owners after each operation, which makes a small model's step
-    dozens of times as long: track a step or two.
+    master weights), "activation" (everything else: tensors saved for backward, temporaries, the batch). The tracker
+    keeps no tensor alive. It sees operations of the thread that entered it, and of autograd. It may be entered again,
+    and then continues; outside, `live` falls when a tensor is freed but does not rise. It looks at all owners after
+    each operation, which slows down a step of a small model dozens of times: track a step or two.
 
     Args:
-        owners: models and optimizers (anything with `state` and `param_groups`), in any number. Of a model, what one of
-            its modules lists as `stored` is a parameter, too.
+        owners: any number of models and optimizers (objects with `state` and `param_groups`). Tensors that a module
+            lists as `stored` also count as parameters.
 
     Attributes:
-        peak: usage at the moment when the total was highest.
-        peak_by_kind: the highest of each kind, which need not be at the same moment.
+        peak: usage at the time of the highest total.
+        peak_by_kind: the highest of each kind, possibly at different times.
         timeline: (time_s, usage) whenever the usage changed, in seconds since `start_s`.
         phases: one `Phase` per finished `with memory.phase(name)`.
         start_s: `time.perf_counter()` when the tracker was made.
@@ -93,7 +91,7 @@ class MemoryTracker(TorchDispatchMode):
         self._storages: dict[int, _Counted] = {}
         self._dead: deque[_Counted] = deque()
         self._told: dict[int, _Counted] = {}
-        self._latest, self._marks_then = _nothing(), [-1]  # what all owners had at the last look, and where
+        self._latest, self._marks_then = _nothing(), [-1]  # usage and addresses of all owners at the last look
         self._open_phases: list[Phase] = []
         self._modules: list[weakref.ref[nn.Module]] = []
         self._parameters: list[weakref.ref[Tensor]] = []
@@ -101,7 +99,7 @@ class MemoryTracker(TorchDispatchMode):
         self.watch(*owners)
 
     def watch(self, *owners: Any) -> None:
-        """Look at more models (with the modules they have now) and optimizers, as those made inside the `with`."""
+        """Add models (with their current modules) and optimizers, such as those made inside the `with`."""
         for owner in owners:
             if isinstance(owner, nn.Module):
                 self._modules += [weakref.ref(module) for module in owner.modules()]
@@ -111,10 +109,10 @@ class MemoryTracker(TorchDispatchMode):
                 self._optimizers.append(weakref.ref(owner))
             else:
                 name = type(owner).__name__
-                raise TypeError(f"{name} is no model and no optimizer; for tensors use count_as(kind, tensor)")
+                raise TypeError(f"{name} is neither a model nor an optimizer; for tensors use count_as(kind, tensor)")
 
     def count_as(self, kind: str, *tensors: Tensor) -> None:
-        """Say what these tensors' storages are for, whoever holds them: shards that a technique keeps in a list.
+        """Set the kind of the storages of these tensors, such as shards that a technique keeps in a list.
 
         Raises:
             ValueError: no such kind.
@@ -127,13 +125,13 @@ class MemoryTracker(TorchDispatchMode):
 
     @property
     def live(self) -> Usage:
-        """Bytes that are alive now."""
+        """Bytes that are allocated now, by kind."""
         return self._quickly() or self._look_at_all()
 
     def _look_at_all(self) -> Usage:
         self._forget_the_dead()
         for storage in _alive(self._storages.values()):
-            self._count(storage)  # no operation tells of storage.resize_(0), which is how a gathered buffer is freed
+            self._count(storage)  # storage.resize_(0), which frees a gathered buffer, is not an operation
         usage = _nothing()
         for counted in self._told.values():
             usage[counted.kind] += counted.bytes
@@ -150,7 +148,7 @@ class MemoryTracker(TorchDispatchMode):
         return usage | {"activation": self._total - owned, "total": self._total}
 
     def _marks(self) -> list[int]:
-        """Where what has an owner lies, and how much that is: as long as they are the same, so is all but the total."""
+        """Addresses and sizes of all owned tensors: while they do not change, only the total does."""
         modules, optimizers = _alive(self._modules), _alive(self._optimizers)
         parameters = [p for module in modules for p in module._parameters.values() if p is not None]
         parameters += _alive(self._parameters)
@@ -164,7 +162,7 @@ class MemoryTracker(TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Name what happens inside, for pictures, and keep its own peak. Phases may be nested."""
+        """Name a phase, for figures, and record its peak. Phases may be nested."""
         self._sample()
         phase = Phase(name, self._now_s(), self._now_s(), self.live)
         self._open_phases.append(phase)
@@ -176,7 +174,7 @@ class MemoryTracker(TorchDispatchMode):
             self.phases.append(self._open_phases.pop())
 
     def reset_peak(self) -> None:
-        """Forget the peaks so far (the first step's, say); the timeline stays."""
+        """Clear the peaks so far (of the first step, for example); the timeline stays."""
         self.peak = self.peak_by_kind = self.live
 
     def __enter__(self) -> MemoryTracker:
@@ -190,7 +188,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(hasattr(cls, "__tensor_flatten__") for cls in types):
-            return NotImplemented  # a wrapper such as DTensor: it calls again, with the tensors inside it
+            return NotImplemented  # a wrapper such as DTensor calls again, with its inner tensors
         result = func(*args, **(kwargs or {}))
         tensors = _tensors((args, list((kwargs or {}).values()), result))
         for storage in (storage for tensor in tensors for storage in _storages(tensor)):
@@ -199,9 +197,9 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> _Counted:
-        """Add a storage to the total if it is new, or its difference if its size changed since it was last seen."""
+        """Add a storage to the total if it is new, or the difference if its size changed."""
         counted = self._storages.get(id(storage))
-        if counted is None or counted() is not storage:  # unknown, or another one that died and left its id behind
+        if counted is None or counted() is not storage:  # new, or its id belonged to a freed storage
             counted = self._storages[id(storage)] = _Counted(storage, self._dead.append)
             counted.key, counted.bytes, counted.kind = id(storage), 0, None
             counted.is_real = storage.device.type != "meta"
@@ -212,7 +210,7 @@ class MemoryTracker(TorchDispatchMode):
         return counted
 
     def _forget_the_dead(self) -> None:
-        """Subtract what died. Not done in the weak reference's callback, which runs at any moment, on any thread."""
+        """Subtract freed storages. The callback of a weakref cannot: it runs at any time, on any thread."""
         while self._dead:
             counted = self._dead.popleft()
             self._total -= counted.bytes
@@ -221,10 +219,10 @@ class MemoryTracker(TorchDispatchMode):
                     del known[counted.key]
 
     def _owned(self) -> Iterator[tuple[str, list[Tensor]]]:
-        """All tensors that have an owner, by kind; a storage takes the first kind that is given for it."""
+        """All owned tensors, by kind; a storage has the first kind yielded for it."""
         modules, optimizers = _alive(self._modules), _alive(self._optimizers)
         parameters = [p for module in modules for p in module._parameters.values() if p is not None]
-        parameters += _alive(self._parameters)  # the shards too, while gathered parameters stand in for them
+        parameters += _alive(self._parameters)  # also the shards, while gathered parameters replace them
         models = {id(p) for p in parameters}
         own = [p for o in optimizers for group in o.param_groups for p in group["params"] if id(p) not in models]
         yield "parameter", parameters
@@ -232,7 +230,7 @@ class MemoryTracker(TorchDispatchMode):
         yield "gradient", [grad for p in parameters + own if (grad := p.grad) is not None]
         yield "optimizer", own
         state = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
-        yield "optimizer", [x for value in state for x in _tensors(value)]  # LBFGS keeps lists of them
+        yield "optimizer", [x for value in state for x in _tensors(value)]  # LBFGS keeps lists of tensors
 
     def _sample(self) -> None:
         usage = self.live
@@ -243,7 +241,7 @@ class MemoryTracker(TorchDispatchMode):
                 one.peak = max(one.peak, usage, key=lambda usage: usage["total"])
 
     def _quickly(self) -> Usage | None:
-        """What is alive now if no owner has got or lost anything since all of them were looked at."""
+        """Current usage, if no owner gained or lost a tensor since the last full look; else None."""
         self._forget_the_dead()
         for counted in self._storages.values():
             storage = counted()
@@ -260,7 +258,7 @@ def _alive(refs: Iterable[weakref.ref]) -> list[Any]:
 
 
 def _place(tensor: Tensor) -> int:
-    """Something that changes with the storage that a tensor looks at."""
+    """A value that changes if the tensor references a different storage."""
     plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
     return tensor.data_ptr() if plain and tensor.layout is torch.strided else id(tensor)
 
@@ -279,8 +277,8 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """The memory that a tensor looks at; several pieces where it is a wrapper around others, none if it is sparse."""
-    plain = type(tensor) is Tensor or type(tensor) is nn.Parameter  # asked first: the other question is slow
+    """The storages of a tensor: several if it wraps other tensors, none if it is sparse."""
+    plain = type(tensor) is Tensor or type(tensor) is nn.Parameter  # checked first: the other check is slow
     if not plain and is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         parts = [part for name in names if isinstance(part := getattr(tensor, name), Tensor)]

@@ -1,14 +1,14 @@
-"""Who I am: ranks on a mesh, and the groups along its axes.
+"""Ranks on a mesh, and the groups along its axes.
 
-The problem: three kinds of parallelism at once need to know, at every line, *which* ranks a collective spans. Codebases
-that keep the answer in module globals end with dozens of them, and cannot hold two meshes.
-The idea: a rank is a point of a box whose sides have names, dp x pp x tp. A `Group` is the line through that point
-along one axis, or the plane along several. A layer gets the one `Group` it needs as an argument; a group of one rank
-*is* the serial case.
+The problem: with three kinds of parallelism, every collective needs to know *which* ranks it spans. Codebases that keep
+the answer in module globals have dozens of them, and cannot hold two meshes.
+The idea: a rank is a point in a box with named axes, dp x pp x tp. A `Group` is the line through this point along one
+axis, or the plane along several. A layer gets the one `Group` it needs as an argument; a group of one rank *is* the
+serial case.
 
-The axes are in the order in which they are named, the outermost first. Neighbours on the innermost have consecutive
-ranks, so they share a node and its fast links: that is the place of tp, which speaks in every layer. dp, which speaks
-once a step, is outermost.
+The axes are in the order in which they are given, outermost first. Neighbours on the innermost axis have consecutive
+ranks, so they share a node and its fast links. tp, which communicates in every layer, is innermost; dp, which
+communicates once per step, is outermost.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Group:
     """The ranks that one collective spans.
 
     Args:
-        axis: mesh axis, several joined by ×, or `"world"`.
+        axis: mesh axis, several axes joined by ×, or `"world"`.
         ranks: global ranks of the members, in group order.
-        rank: my own place in `ranks`.
-        pg: process group of torch.distributed; None is the default group, and a group of one needs none.
+        rank: this rank's index in `ranks`.
+        pg: process group of torch.distributed; None is the default group, or a group of one rank.
     """
 
     axis: str = "world"
@@ -48,25 +48,25 @@ class Group:
 
     @cached_property
     def channel(self) -> str:
-        """What torch calls its process group: the same on all of its ranks, and no other group's."""
+        """The name of its process group in torch: the same on all its ranks, and unique."""
         return name_of(self.pg)
 
 
 def name_of(pg: dist.ProcessGroup | None) -> str:
-    """Torch's name of a process group."""
+    """The name of a process group in torch."""
     return (pg or dist.group.WORLD).group_name
 
 
 class MeshShape:
-    """The arithmetic of a mesh, without any process: `MeshShape(dp=2, pp=2, tp=2)`.
+    """The arithmetic of a mesh, without processes: `MeshShape(dp=2, pp=2, tp=2)`.
 
-    A rank's number counts along the last axis first: rank = (dp · PP + pp) · TP + tp.
+    Rank numbers count along the last axis first: rank = (i_dp · p + i_pp) · t + i_tp.
 
     Args:
-        sizes: ranks along each axis, the outermost first.
+        sizes: ranks along each axis, outermost first.
 
     Raises:
-        ValueError: a size is not a whole number of at least 1.
+        ValueError: a size is not an integer of at least 1.
     """
 
     def __init__(self, **sizes: int) -> None:
@@ -87,7 +87,7 @@ class MeshShape:
         return " x ".join(f"{axis}={n}" for axis, n in self.sizes.items()) or "one rank"
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a global rank stands on each axis."""
+        """The coordinates of a global rank, by axis."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not on a mesh of {self.size} ranks ({self})")
         here = {}
@@ -96,7 +96,7 @@ class MeshShape:
         return {axis: here[axis] for axis in self.sizes}
 
     def rank(self, **coordinates: int) -> int:
-        """The global rank at these coordinates; 0 on the axes that are not named."""
+        """The global rank at these coordinates; 0 on axes that are not given."""
         self.check(coordinates)
         rank = 0
         for axis, n in self.sizes.items():
@@ -107,10 +107,10 @@ class MeshShape:
         return rank
 
     def groups(self, *axes: str, among: Mapping[str, Sequence[int]] | None = None) -> list[tuple[int, ...]]:
-        """All groups along these axes: ranks that agree in all other coordinates.
+        """All groups along these axes: ranks whose coordinates on all other axes are equal.
 
         Args:
-            among: axis → the coordinates on it that belong to a group. Default: each rank is in one.
+            among: axis → the coordinates on it that belong to a group. Default: every rank is in a group.
         """
         among = among or {}
         self.check([*axes, *among])
@@ -122,7 +122,7 @@ class MeshShape:
         return [tuple(group) for group in found.values()]
 
     def check(self, axes: Sequence[str] | Mapping[str, object]) -> None:
-        """ValueError for an axis that the mesh does not have."""
+        """Raise ValueError for an axis that the mesh does not have."""
         for axis in axes:
             if axis not in self.sizes:
                 raise ValueError(f"the mesh has no axis {axis!r}; it has {', '.join(self.sizes) or 'none'}")
@@ -131,14 +131,14 @@ class MeshShape:
 class Mesh:
     """A mesh shape over the ranks of a run.
 
-    Every rank must build it, as making a process group is itself a call that all ranks share.
+    Every rank must build it, because making a process group is a collective call.
 
     Args:
         shape: how many ranks each axis has.
-        world: the group of all ranks, as `run` and `init` hand it out.
+        world: the group of all ranks, from `run` or `init`.
 
     Raises:
-        ValueError: the shape needs another number of ranks than the world has.
+        ValueError: the number of ranks in the shape differs from that in the world.
     """
 
     def __init__(self, shape: MeshShape, world: Group) -> None:
@@ -149,19 +149,18 @@ class Mesh:
                 f"a mesh needs the group of all ranks, but got the ranks {world.ranks} along {world.axis}"
             )
         self.shape, self.world = shape, world
-        self._made: dict[tuple[tuple[int, ...], ...], Any] = {}  # all ranks' groups → my process group
+        self._made: dict[tuple[tuple[int, ...], ...], Any] = {}  # groups of all ranks → process group of this rank
         for axis in shape.axes:
             self.group(axis)
 
     def group(self, *axes: str, among: Mapping[str, Sequence[int]] | None = None) -> Group | None:
-        """My group along an axis, or along several together.
+        """The group of this rank along one axis, or along several together.
 
 
-        A group along several axes, or among some of the coordinates, is made when it is first asked for, and all
-        ranks must ask.
+        A group along several axes, or among some coordinates, is made at its first use, and all ranks must call this.
 
         Args:
-            among: as for `MeshShape.groups`. A rank elsewhere gets None.
+            among: as for `MeshShape.groups`. A rank with other coordinates gets None.
 
         Raises:
             ValueError: the mesh has no such axis.
@@ -176,7 +175,7 @@ class Mesh:
         return None
 
     def _process_group(self, groups: tuple[tuple[int, ...], ...], name: str) -> Any:
-        """My process group of these; the same ranks share one under all names."""
+        """The process group of this rank among `groups`; equal sets of groups share it under all names."""
         if groups not in self._made:
             mine = self.world.pg
             for ranks in groups:
@@ -188,9 +187,9 @@ class Mesh:
 
 
 def second_lane(group: Group) -> Group:
-    """The same ranks with a process group of their own: calls on one lane need no order among those on the other.
+    """The same ranks with a second process group: calls on the two lanes need no common order.
 
-    All members must call it, and no other rank has to.
+    Only the members call it, all of them.
     """
     alone = group.size == 1
     pg = None if alone else dist.new_group(list(group.ranks), use_local_synchronization=True, group_desc=group.axis)

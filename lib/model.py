@@ -1,25 +1,25 @@
 """A small GPT on one device: the serial twin.
 
-The problem: a parallel layer can be wrong and still train. The loss falls, a little less than it should, and nobody
-knows what it should have been. Comparing a parallel layer with itself on a group of one proves nothing: the mistake
-may be in both.
-The idea: a witness. This is the whole model in plain `torch.nn`, which knows nothing of ranks or groups. Every
-parallel version in this book starts from its weights and must give its loss, its gradients and its weights after the
-step.
+The problem: a parallel layer can be wrong and still train. The loss falls, a little less than it should, and the right
+value is unknown. Comparing a parallel layer with itself on a group of one proves nothing: the mistake may be in both.
+The idea: a single-process reference. This is the full model in plain `torch.nn`, without ranks or groups. Every
+parallel version in this book starts from its weights and must reproduce its loss, its gradients and its weights after
+the step.
 
-The model is a list on purpose, `embed`, then each of `blocks`, then `head`: a pipeline stage is a slice of it, and
-tensor parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name. It is of one of two
-families, with the same names:
+The model is a list: `embed`, then each of `blocks`, then `head`. A pipeline stage is a slice of it, and tensor
+parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name. It has two families, with the
+same names:
 
-                  GPT-2                                Llama, and most that are trained today
+                  GPT-2                                Llama, and most models today
     norm          mean 0, deviation 1: LayerNorm       root mean square 1: RMSNorm
     MLP           up, GELU, down                       gate and up, silu(gate) · up, down: SwiGLU
-    positions     learned, added to the tokens         queries and keys turned: RoPE
-    biases        everywhere but in the head           none
-    head          the embedding's weight               a weight of its own
+    positions     learned, added to the tokens         queries and keys rotated: RoPE
+    biases        everywhere except the head           none
+    head          the embedding weight                 a separate weight
 
-Shapes, as suffixes: B sequences in the batch, T tokens of a sequence, D model width, H heads, K heads of keys and
-values (K = H unless grouped), E width of a head (D = H·E), F width inside the MLP, V vocabulary.
+Shapes, as suffixes: B sequences in the batch, T tokens per sequence, D model width, H heads, K heads of keys and values
+(K = H unless grouped), E width of a head (D = H·E), F width inside the MLP, V vocabulary. In formulas B, T, D and H are
+b, s, h and a.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ class GPTConfig:
         vocab_size: number of different tokens, V (256: a token is a byte).
         context: longest sequence, in tokens.
         d_model: width of the residual stream, D.
-        num_layers: number of blocks, L.
+        num_layers: number of blocks, l.
         num_heads: attention heads, H; each is `d_head` = D/H wide.
-        tied: the head uses the token embedding's weight, so one parameter has two uses; None: as its family does.
+        tied: the head uses the weight of the token embedding, so one parameter has two uses; None: the default of the
+            family.
         dropout: probability of dropping an element, after the embedding, in attention and after each sub-layer.
         num_kv_heads: heads of keys and values, K; None means H. Fewer is grouped-query attention: each serves H/K
             query heads.
         d_mlp: width inside the MLP, F; None means 4·D.
-        llama: of Llama's family: RMSNorm, SwiGLU, RoPE, no biases, an untied head. False: of GPT-2's.
+        llama: the Llama family: RMSNorm, SwiGLU, RoPE, no biases, an untied head. False: the GPT-2 family.
 
     Raises:
         ValueError: a size is not a positive integer, or one does not divide another.
@@ -104,12 +105,12 @@ class GPTConfig:
 
     @property
     def num_block_parameters(self) -> int:
-        """Parameters of one block, counted: 12·D² + 13·D for GPT-2's, when keys and values have as many heads."""
+        """Parameters of one block, counted: 12·D² + 13·D for GPT-2, without grouped queries."""
         return _count(Block, self)
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, counted; a tied weight once."""
+        """Parameters of the model, counted; a tied weight once."""
         ends = _count(Embed, self) + _count(Head, self) - (self.vocab_size * self.d_model if self.tied else 0)
         return ends + self.num_layers * self.num_block_parameters
 
@@ -124,7 +125,7 @@ def _norm(config: GPTConfig) -> nn.Module:
 
 
 class Embed(nn.Module):
-    """Token embedding, and GPT-2's of positions. tokens[B, T] → x[B, T, D]."""
+    """Token embedding, and for GPT-2 position embedding. tokens[B, T] → x[B, T, D]."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ class Embed(nn.Module):
             raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}; the model takes [B, T]: use tokens[None]")
         length = tokens_BT.shape[1]
         if length > self.context:
-            raise ValueError(f"{length} tokens do not fit context={self.context}; cut them, or use context={length}")
+            raise ValueError(f"{length} tokens do not fit context={self.context}; use fewer, or context={length}")
         x_BTD = self.token(tokens_BT)
         if self.position is not None:
             x_BTD = x_BTD + self.position(torch.arange(length, device=tokens_BT.device))
@@ -146,13 +147,13 @@ class Embed(nn.Module):
 
 
 class Heads(nn.Module):
-    """Causal attention of each head by itself. [B, T, queries, keys and values side by side] → y[B, T, H·E].
+    """Causal attention of all heads. [B, T, queries, keys and values side by side] → y[B, T, H·E].
 
     Args:
-        widths: of the queries, the keys and the values of all heads here: [H·E, K·E, K·E].
-        d_head: E.
+        widths: widths of queries, keys and values of all heads on this rank: [H·E, K·E, K·E].
+        d_head: width of a head, E.
         dropout: probability of dropping a score.
-        turns: queries and keys by their positions (`turned`).
+        turns: rotate queries and keys by their positions (`turned`).
     """
 
     def __init__(self, widths: Sequence[int], d_head: int, dropout: float = 0.0, turns: bool = False) -> None:
@@ -164,7 +165,7 @@ class Heads(nn.Module):
         return _keeping_input(self._attend, qkv) if self.recompute else self._attend(qkv)
 
     def _attend(self, qkv: Tensor) -> Tensor:
-        if self.turns:  # into a new qkv, so that nothing of this one is kept for backward
+        if self.turns:  # into a new qkv, so that the old one is not kept for backward
             qk, v = qkv.split([self.widths[0] + self.widths[1], self.widths[2]], dim=-1)
             positions_T = torch.arange(qkv.shape[1], device=qkv.device)
             qkv = torch.cat([turned(qk.unflatten(-1, (-1, self.d_head)), positions_T).flatten(2), v], dim=-1)
@@ -173,7 +174,7 @@ class Heads(nn.Module):
         return self.attention(q_BHTE, k_BKTE, v_BKTE).transpose(1, 2).flatten(2)
 
     def attention(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
-        """Each token's values, weighted by how well its query fits the keys before. → y[B, H, T, E]."""
+        """Softmax(q · kᵀ/√E) · v with a causal mask. → y[B, H, T, E]."""
         drop, grouped = self.p if self.training else 0.0, self.widths[0] != self.widths[1]
         return scaled_dot_product_attention(
             q_BHTE, k_BKTE, v_BKTE, dropout_p=drop, is_causal=True, enable_gqa=grouped
@@ -181,9 +182,9 @@ class Heads(nn.Module):
 
 
 def turned(x_BTHE: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:
-    """RoPE: the numbers 2i and 2i + 1 of a head, as a point in a plane, are turned by position · base^(−2i/E).
+    """RoPE: rotate elements 2i and 2i + 1 of a head, as a point in a plane, by position · base^(−2i/E).
 
-    The product of a query and a key then depends on how far apart they are, not on where. x[B, T, H, E] → the same.
+    The product of a query and a key then depends only on their distance. x[B, T, H, E] → x[B, T, H, E].
 
     Source: Su et al. 2021 (RoFormer), section 3.4.2.
     """
@@ -197,7 +198,7 @@ def turned(x_BTHE: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tenso
 class Attention(nn.Module):
     """Causal self-attention with one fused projection. x[B, T, D] → y[B, T, D].
 
-    `qkv` gives queries, keys and values side by side, [q: H·E | k: K·E | v: K·E]; `out` mixes the heads again.
+    `qkv` computes queries, keys and values side by side, [q: H·E | k: K·E | v: K·E]; `out` mixes the heads.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -213,7 +214,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """x[B, T, D] · up[D, F] → GELU → · down[F, D] → y[B, T, D]. Of a Llama, `up` is [gate: F | up: F], and SwiGLU."""
+    """x[B, T, D] · up[D, F] → GELU → · down[F, D] → y[B, T, D]. For Llama, `up` is [gate: F | up: F] with SwiGLU."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -227,7 +228,7 @@ class MLP(nn.Module):
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """[gate: F | up: F] → silu(gate) · up, F wide: one half says how much of the other passes (Shazeer 2020)."""
+    """[gate: F | up: F] → silu(gate) · up, F wide: one half scales the other (Shazeer 2020)."""
     gate, up = x.chunk(2, dim=-1)
     return silu(gate) * up
 
@@ -252,7 +253,7 @@ class Block(nn.Module):
 
 
 def _keeping_input(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """compute(x), of which only x is kept for backward: what is between is computed there again."""
+    """compute(x), keeping only x for backward, which recomputes the rest."""
     return checkpoint(compute, x, use_reentrant=False) if torch.is_grad_enabled() else compute(x)
 
 
@@ -271,12 +272,12 @@ class Head(nn.Module):
 class GPT(nn.Module):
     """The serial model. tokens[B, T] → logits[B, T, V].
 
-    The seed of its weights is drawn from torch's global generator, so `torch.manual_seed(s); GPT(config)` is the same
-    model each time: normal(0, 0.02), the two projections that write to the residual stream divided by √(2·L), biases 0.
-    dtype and device are those of the parameters: `GPT(config).to(torch.float64)`.
+    The seed of its weights is drawn from the global generator of torch, so `torch.manual_seed(s); GPT(config)` is the
+    same model each time: normal(0, 0.02), the two projections that write to the residual stream divided by √(2·l),
+    biases 0. dtype and device are those of the parameters: `GPT(config).to(torch.float64)`.
     """
 
-    sequence_slices = 1  # of the activations between the layers; tensor-parallel ranks may have one of several each
+    sequence_slices = 1  # shards of the activations between the layers, over tensor-parallel ranks
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -286,14 +287,14 @@ class GPT(nn.Module):
         self.head = Head(config)
         if config.tied:
             self.head.linear.weight = self.embed.token.weight
-        for name, parameter in self.named_parameters():  # a tied weight comes once
+        for name, parameter in self.named_parameters():  # a tied weight once
             self.initialise(name, parameter)
 
     @torch.no_grad()
     def initialise(self, name: str, parameter: Tensor) -> None:
-        """Draw the first values of one parameter, whole.
+        """Draw the initial values of one full parameter.
 
-        They follow from the model's seed and the name, whoever draws them, in which order, and on which device.
+        They depend only on the seed of the model and the name, not on the rank, the order or the device.
         """
         if parameter.is_meta:
             return
@@ -305,7 +306,7 @@ class GPT(nn.Module):
         elif name.endswith(".bias"):
             nn.init.zeros_(parameter)
         else:
-            nn.init.ones_(parameter)  # of a norm
+            nn.init.ones_(parameter)  # the weight of a norm
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embed(tokens_BT)
@@ -315,14 +316,14 @@ class GPT(nn.Module):
 
 
 def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
-    """Sum of the tokens' cross-entropies in nats, and how many tokens were counted.
+    """Sum of the cross-entropies in nats over tokens, and the number of counted tokens.
 
-    A mean of means is wrong when ranks hold different numbers of tokens. Sums and counts are what can be added up:
-    loss = Σ_ranks sum / Σ_ranks count.
+    A mean of means is wrong if ranks hold different numbers of tokens. Sums and counts can be added up: loss = Σ_ranks
+    sum / Σ_ranks count.
 
     Args:
         logits_BTV: half precision is widened to float32 first.
-        targets_BT: the next tokens; `ignore_index` marks those that do not count.
+        targets_BT: the next tokens; `ignore_index` marks tokens that do not count.
     """
     if logits_BTV.shape[:-1] != targets_BT.shape:
         raise ValueError(
@@ -336,10 +337,9 @@ def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int
 
 
 def loss_term(logits_BTV: Tensor, targets_BT: Tensor, count: int | Tensor, ignore_index: int = -100) -> Tensor:
-    """What these tokens add to the mean loss over `count` tokens: Σ of their cross-entropies / count, shape [].
+    """The term of these tokens in the mean loss over `count` tokens: Σ of their cross-entropies / count, shape [].
 
-    0 where none is counted, here or at all. Terms add up, and so do their gradients, whether the rest of the tokens is
-    in another microbatch or on another rank.
+    0 if no token counts, here or at all. Terms add up, and so do their gradients, over microbatches and over ranks.
     """
     return loss_sum_and_count(logits_BTV, targets_BT, ignore_index)[0] / torch.as_tensor(count).clamp(min=1)
 

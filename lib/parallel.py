@@ -1,18 +1,18 @@
-"""The one place that knows all axes: a mesh and a model in, parts that fit together out.
+"""Combine all axes: turn a model and a mesh into shards, gradients and an optimizer that fit together.
 
-The problem: matrices are cut over tp, layers over pp, rows over dp, and optimizer state over dp as well. Which
-ranks a gradient must be summed over depends on all of these cuts: a norm between two pairs of matrices sees a slice
-of the sequence, an embedding may have a second use on another stage.
-The idea: no technique has to know the others. The model is cut by one technique after the other, and each leaves the
-serial names. Then every parameter's two facts follow from the mesh (`facts_of`), and the rest is parts put together:
+The problem: matrices are split over tp, layers over pp, rows over dp, and optimizer state also over dp. The ranks over
+which a gradient must be summed depend on all of them: a norm between two pairs of matrices may work on a shard of the
+sequence, an embedding may have a second use on a different stage.
+The idea: the techniques stay independent. Each is applied to the model in turn, and keeps the serial names. Then the
+two facts of every parameter follow from the mesh (`facts_of`), and the rest is composition:
 
-    tensor_parallel(model, mesh.group("tp"))                    each rank has parts of the matrices
+    tensor_parallel(model, mesh.group("tp"))                    each rank has shards of the matrices
     stages = stages_of(model, schedule, mesh.group("pp").rank)  … of some of the layers
     facts = facts_of(stages, mesh, schedule.rank_of)
     sums = Gradients(facts)                                     … whose gradients are sums over these ranks
     optimizer = ShardedOptimizer(sums, adamw)
 
-Any part that is missing is an axis of one rank. `parallelize` is this, and what it returns can step.
+An unused technique is an axis with one rank. `parallelize` does all of this, and returns an object that can step.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def facts_of(
 ) -> list[Fact]:
     """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
 
-    A gradient is a sum over the data-parallel ranks; over the tensor-parallel ones, too, where a module says that its
-    gradients are partial; and for a weight that the first and the last stage share, over the ranks of both.
+    A gradient is a sum over the data-parallel ranks; also over the tensor-parallel ranks, if a module marks its
+    gradients as partial; and over the ranks of both stages, if the first and the last stage share the weight.
 
     Args:
-        stages: this rank's, by number, or a model that is not cut into stages.
-        mesh: with any of the axes dp, pp and tp.
-        rank_of: the pipeline's rank of each stage.
-        norm_over: the ranks over which a gradient's norm will be summed. Default: all. Where sums end whole on every
-            data-parallel rank, those of one replica are enough: `mesh.group("pp", "tp")`.
+        stages: the stages on this rank, by number, or a model without pipeline stages.
+        mesh: mesh with any of the axes dp, pp and tp.
+        rank_of: function from a stage to its rank in the pipeline.
+        norm_over: the ranks over which the gradient norm will be summed. Default: all. If every data-parallel rank
+            holds full sums, one replica is enough: `mesh.group("pp", "tp")`.
     """
     counted = (norm_over or mesh.world).ranks
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
@@ -72,7 +72,7 @@ def facts_of(
     cut = ["tp"] if "tp" in mesh.shape.axes else []
     tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
     shared = next((piece.shared for piece in pieces.values() if isinstance(piece, GPTStage)), {})
-    over_users = {  # of parameters that several stages use
+    over_users = {  # ranks that use a parameter shared by several stages
         key: _group(mesh, [*rows, "pp"], {"pp": ranks})
         for key, (_, users) in shared.items()
         if len(ranks := sorted({rank_of[s] for s in users})) > 1
@@ -82,7 +82,7 @@ def facts_of(
         placements = {name: placement for name, (_, placement) in parts(piece).items()}
         slices = {id(getattr(m, name)) for m in piece.modules() for name in getattr(m, "partial_gradients", ())}
         for name, p in piece.named_parameters():
-            if id(p) in found:  # by another stage of this rank
+            if id(p) in found:  # by a different stage on this rank
                 found[id(p)] = replace(found[id(p)], stages=(*found[id(p)].stages, number))
                 continue
             sums = over_users.get(id(p)) or (over_slices if id(p) in slices else over)
@@ -93,7 +93,7 @@ def facts_of(
 
 
 def _group(mesh: Mesh, axes: list[str], among: dict | None = None) -> Group:
-    """Along these axes; of this rank alone where there are none."""
+    """The group along these axes; of only this rank if there are none."""
     return mesh.group(*axes, among=among) if axes else Group(ranks=(mesh.world.global_rank,))
 
 
@@ -107,18 +107,18 @@ def parallelize(
     bucket_bytes: int = BUCKET_BYTES,
     dtype: torch.dtype | None = None,
 ) -> ParallelGPT:
-    """This rank's part of a GPT, with what a training loop needs; the same call on all ranks.
+    """Parallelize a GPT: return this rank's shards, ready for a training loop; the same call on all ranks.
 
     Args:
-        model: whole; all take the values of rank 0, and what this rank does not need of it is freed.
+        model: full model; all ranks take the values of rank 0, and parameters not needed on this rank are freed.
         mesh: `Mesh(MeshShape(**layout.sizes), world)`.
-        optimizer: called with pairs of name and piece.
-        seed: of dropout. Which elements are dropped does not depend on the layout.
-        bucket_bytes: of gradients, up to `zero=2`.
-        dtype: to compute and communicate in; needs `zero`, which keeps master weights.
+        optimizer: function called with pairs of name and piece.
+        seed: seed of dropout. The dropped elements do not depend on the layout.
+        bucket_bytes: size of gradient buckets, up to `zero=2`.
+        dtype: dtype of computation and communication; needs `zero`, which keeps master weights.
 
     Raises:
-        ValueError: a mesh that is not the layout's, or something that cannot be cut evenly.
+        ValueError: a mesh that does not match the layout, or a size that cannot be split evenly.
     """
     if dict(mesh.shape.sizes) != layout.sizes or [*mesh.shape.axes] != [*layout.sizes]:
         raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
@@ -152,12 +152,12 @@ def parallelize(
 
 
 class Piece(NamedTuple):
-    """What a rank has of a parameter, in full precision.
+    """The part of a parameter that this rank owns, in full precision.
 
     Args:
-        fact: of the parameter.
-        held: these elements of this rank's part of it; the key of their state in the optimizer, if that steps them.
-        span: of the flattened part; all of it where nothing is sharded.
+        fact: the fact of the parameter.
+        held: the owned elements of this rank's shard; the key of their optimizer state, if the optimizer steps them.
+        span: range in the flattened shard; all of it without ZeRO.
     """
 
     fact: Fact
@@ -166,15 +166,15 @@ class Piece(NamedTuple):
 
 
 class ParallelGPT:
-    """What `parallelize` returns: a rank's part of a GPT, which steps, evaluates and loads together with the others.
+    """The GPT on one rank, returned by `parallelize`; it steps, evaluates and loads together with all ranks.
 
     Attributes:
-        schedule: what the ranks of a pipeline do, with all messages and sums.
-        stages: this rank's, by number.
-        facts: of each of their parameters.
-        gradients: which sums their gradients.
-        owner: steps what this rank owns of them.
-        optimizer: of torch, on the pieces that it owns.
+        schedule: the schedule of the pipeline, with all messages and reductions.
+        stages: the stages on this rank, by number.
+        facts: facts of their parameters.
+        gradients: sums their gradients.
+        owner: steps the parameters that this rank owns.
+        optimizer: the torch optimizer on the owned pieces.
     """
 
     def __init__(
@@ -194,18 +194,18 @@ class ParallelGPT:
         self.sharded = owner.flats
         self._flat_of = {name: flat for flat in self.sharded for name in flat.names}
         self._norm_over, self._serial, self._seed = norm_over, serial, seed
-        self._seeds: list[int] = []  # of the microbatches of this step
+        self._seeds: list[int] = []  # of dropout, per microbatch of this step
         for stage in stages.values():
             stage.before = self._before
 
     def step(self, inputs_BT: Tensor, targets_BT: Tensor, max_norm: float, number: int = 0) -> Tensor:
-        """One step on the global batch, of which each data-parallel rank takes its rows; the same call on all ranks.
+        """One step on the global batch, from which each data-parallel rank takes its rows; the same call on all ranks.
 
         Args:
-            number: of the step: dropout drops other elements in each.
+            number: number of the step; dropout differs between steps.
 
         Returns:
-            The mean loss over all tokens that count, before the step; float64[], equal on all ranks.
+            The mean loss over all counted tokens, before the step; float64[], equal on all ranks.
         """
         term = self.backward(inputs_BT, targets_BT, number)
         with trace.span("optimizer"):
@@ -214,7 +214,7 @@ class ParallelGPT:
         return comm.all_reduce(term, self.dp)
 
     def backward(self, inputs_BT: Tensor, targets_BT: Tensor, number: int = 0) -> Tensor:
-        """Forward and back, and the gradients summed; the loss of this rank's rows, as a term of the mean over all."""
+        """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
         mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self._term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
         if self._seed is not None:
@@ -226,20 +226,20 @@ class ParallelGPT:
         return term
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm, the whole model's, is at most this; the norm it was, []."""
+        """Scale all gradients so that the norm over the full model is at most `max_norm`; return the old norm, []."""
         return self.gradients.clip(self._norm_over, max_norm)
 
     def _before(self, microbatch: int) -> None:
-        """Dropout in what comes now is that of this microbatch's rows."""
+        """Seed dropout for the rows of this microbatch."""
         if self._seeds and torch.is_grad_enabled():  # not in evaluation
             torch.default_generator.manual_seed(self._seeds[microbatch])
 
     @torch.no_grad()
     def evaluate(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """The mean loss of rows that all ranks are given, in evaluation mode; float64[], equal on all ranks."""
+        """The mean loss of rows in evaluation mode; all ranks get the same rows; float64[], equal on all ranks."""
         mine = slice(self.dp.rank, None, self.dp.size)
         x, y = inputs_BT[mine], targets_BT[mine]
-        if not len(x):  # a forward may be a collective: take part, with a row that does not count
+        if not len(x):  # a forward may contain collectives: take part, with a row that does not count
             x, y = inputs_BT[:1], torch.full_like(targets_BT[:1], -100)
         loss = self._term_of(targets_BT)
         schedule = self.schedule.forward_only(min(len(x), self.schedule.num_microbatches))
@@ -248,13 +248,13 @@ class ParallelGPT:
         return comm.all_reduce(term, self.dp)
 
     def _term_of(self, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of some rows, as a term of the mean over all of these targets: each rank has been given all."""
+        """A function for the loss of some rows, as a term of the mean over these targets, which all ranks hold."""
         count = (targets_BT != -100).sum().to(device())
         return partial(vocab_parallel_loss, group=self.tp, count=count)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Inside, no dropout; afterwards each module is in the mode in which it was."""
+        """Inside, no dropout; afterwards each module has its earlier mode."""
         modules = [module for stage in self.stages.values() for module in stage.module.modules()]
         before = [module.training for module in modules]
         try:
@@ -267,7 +267,7 @@ class ParallelGPT:
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The serial model's `state_dict`, in full precision, of any layout; without the optimizer's state.
+        """The `state_dict` of the serial model, in full precision, from any layout; without optimizer state.
 
         All ranks must call it; rank 0 gets it, the others an empty dict.
         """
@@ -283,11 +283,11 @@ class ParallelGPT:
 
     @torch.no_grad()
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's parts of a serial model's `state_dict`, which each rank is given.
+        """Load this rank's shards from a `state_dict` of the serial model; each rank needs the dict.
 
         Raises:
             KeyError: a parameter is not in it.
-            ValueError: one has another shape.
+            ValueError: one has a different shape.
         """
         whole = {name: of_shape(shape, key, state[key]) for key, (name, shape) in self._serial.items()}
         for fact in self.facts:
@@ -299,7 +299,7 @@ class ParallelGPT:
         self.owner.publish()
 
     def pieces(self) -> Iterator[Piece]:
-        """What this rank has of each parameter, for who saves or fills it; `publish` afterwards."""
+        """The owned piece of each parameter, to save or fill it; call `publish` after filling."""
         for fact in self.facts:
             flat = self._flat_of.get(fact.name)
             if flat is None:
@@ -308,20 +308,20 @@ class ParallelGPT:
                 yield Piece(fact, flat.pieces[fact.name], flat.where[fact.name][0])
 
     def publish(self) -> None:
-        """Pieces were filled: every rank sees the new parameters. All ranks must call it."""
+        """Send filled pieces to all ranks that use them. All ranks must call it."""
         for flat in self.sharded:
             flat.after_step()
         self.owner.publish()
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """Serial name → shape, of all parameters of the whole model."""
+        """Serial name → shape, of all parameters of the full model."""
         return dict(self._serial.values())
 
     def memory(self) -> MemoryTracker:
-        """A tracker that knows what is a parameter, a gradient, the optimizer's."""
+        """A memory tracker with the kinds of all tensors of this rank."""
         self._tracked = nn.ParameterList(x for flat in self.sharded for x in (flat.whole, flat.shard))
         tracker = MemoryTracker(*(stage.module for stage in self.stages.values()), self._tracked, self.optimizer)
         flats = [bucket.flat for bucket in self.gradients.buckets if not isinstance(bucket, Flat)]
-        tracker.count_as("gradient", *flats)  # they live on when no p.grad shows them
+        tracker.count_as("gradient", *flats)  # they stay allocated without a p.grad
         return tracker

@@ -1,16 +1,15 @@
-"""Where a tensor is when several ranks have it: whole on each, in parts, or as the terms of a sum.
+"""Placement of a tensor on several ranks: replicated, sharded, or as partial sums.
 
-The problem: "the activation" is no longer one thing. It may lie whole on every rank, a slice of it on each, or a term
-of a sum on each, and all three are just tensors: nothing stops you from adding a slice to a whole.
-The idea: three words for it, those of PyTorch's DTensor, and two functions. `shard` takes this rank's part of a whole
-tensor, `unshard` puts the parts together again.
+The problem: "the activation" becomes ambiguous. Every rank may hold all of it, a shard, or a partial sum, and all three
+are plain tensors: no error is raised if you add a shard to a full tensor.
+The idea: three placements, with the names of PyTorch's DTensor, and two functions. `shard` takes this rank's shard of a
+full tensor, `unshard` recovers the full tensor.
 
-    Replicate()   whole, and equal on all ranks
-    Shard(dim)    cut along `dim`, part r on rank r
-    Partial()     a term on each rank, and the tensor is their sum
+    Replicate()   the full tensor on every rank
+    Shard(dim)    split along `dim`, shard r on rank r
+    Partial()     a partial sum on each rank; the tensor is their sum
 
-A weight that several layers share, such as the fused projection of queries, keys and values, is cut section by section:
-`Fused`.
+A fused weight, such as the projection of queries, keys and values, is split section by section: `Fused`.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from lib.mesh import Group
 
 @dataclass(frozen=True)
 class Replicate:
-    """Whole, and equal on all ranks."""
+    """The full tensor on every rank."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Cut evenly along `dim`, in rank order.
+    """Split evenly along `dim`, in rank order.
 
     Args:
-        dim: of the tensor.
-        copies: so many neighbouring ranks have the same part: more than 1 where there are fewer parts than ranks.
+        dim: dimension of the tensor.
+        copies: number of neighbouring ranks with the same shard; more than 1 if there are fewer shards than ranks.
     """
 
     dim: int
@@ -44,17 +43,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class Partial:
-    """A term on each rank; the tensor is their sum."""
+    """A partial sum on each rank; the tensor is their sum."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Sections side by side along `dim`, each cut by itself, so that a rank has its part of every one of them.
+    """Sections side by side along `dim`, each split separately, so that a rank has a shard of every section.
 
     Args:
-        dim: of the tensor.
-        sizes: of the sections, whole.
-        copies: of each section, see `Shard`.
+        dim: dimension of the tensor.
+        sizes: full sizes of the sections.
+        copies: for each section, as in `Shard`.
     """
 
     dim: int
@@ -62,7 +61,7 @@ class Fused:
     copies: tuple[int, ...]
 
     def sections(self, group: Group) -> list[tuple[int, Shard]]:
-        """(size on this rank, placement) of each."""
+        """(size on this rank, placement) of each section."""
         each = zip(self.sizes, self.copies, strict=True)
         return [(size * copies // group.size, Shard(self.dim, copies)) for size, copies in each]
 
@@ -71,10 +70,10 @@ Placement = Replicate | Shard | Partial | Fused
 
 
 def shard(whole: Tensor, placement: Placement, group: Group) -> Tensor:
-    """This rank's part of a tensor that all ranks have; a copy, and no communication.
+    """This rank's shard of a replicated tensor; a copy, without communication.
 
     Raises:
-        ValueError: the dim cannot be cut evenly, or the tensor is to be a sum.
+        ValueError: the dim cannot be split evenly, or the placement is `Partial`.
     """
     match placement:
         case Replicate():
@@ -86,11 +85,11 @@ def shard(whole: Tensor, placement: Placement, group: Group) -> Tensor:
         case Fused(dim, sizes):
             pieces = zip(whole.split(sizes, dim), placement.sections(group), strict=True)
             return torch.cat([shard(piece, part, group) for piece, (_, part) in pieces], dim)
-    raise ValueError(f"there is no one way to make a tensor the sum of parts ({placement})")
+    raise ValueError(f"a tensor cannot be split into partial sums in a unique way ({placement})")
 
 
 def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
-    """The whole tensor, on all ranks, from what each has. Shard: sends (n−1) · part bytes; Partial: an all-reduce."""
+    """The full tensor on all ranks. Shard: an all-gather, sends (n−1) · shard bytes; Partial: an all-reduce."""
     match placement:
         case Replicate():
             return part.detach().clone()
@@ -107,14 +106,14 @@ def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
 
 
 def sections(placement: Placement, shape: torch.Size, group: Group) -> list[tuple[int, int, int, int]]:
-    """Where this rank's part lies in the whole tensor: (dim, start in the part, start in the whole, size) of each
-    stretch of it that is one stretch there, too; none where the part is the whole.
+    """The stretches of this rank's shard in the full tensor: (dim, start in the shard, start in the full tensor, size)
+    of each; none if the shard is the full tensor.
 
     Args:
-        shape: of the part.
+        shape: shape of the shard.
 
     Raises:
-        ValueError: the parts are terms of a sum.
+        ValueError: the placement is `Partial`.
     """
     match placement:
         case Replicate():
@@ -127,14 +126,14 @@ def sections(placement: Placement, shape: torch.Size, group: Group) -> list[tupl
                 found.append((dim, in_part, in_whole + group.rank // one.copies * size, size))
                 in_part, in_whole = in_part + size, in_whole + whole_size
             return found
-    raise ValueError(f"a term of a sum lies nowhere in the whole tensor ({placement})")
+    raise ValueError(f"a partial sum has no position in the full tensor ({placement})")
 
 
 def copies_of(placement: Placement, shape: torch.Size, group: Group) -> int | Tensor:
-    """How many ranks of the group have each number of a part: one number, or where sections differ a tensor of them.
+    """Number of ranks of the group that hold each element of a shard; a tensor if sections differ.
 
     Args:
-        shape: of the part; the tensor can be expanded to it.
+        shape: shape of the shard; the tensor can be expanded to it.
     """
     match placement:
         case Replicate():
@@ -153,12 +152,12 @@ def copies_of(placement: Placement, shape: torch.Size, group: Group) -> int | Te
 def distribute(
     whole: nn.Parameter | None, placement: Placement, group: Group, agreed: bool = False
 ) -> nn.Parameter | None:
-    """This rank's part, as a parameter, of what the group's rank 0 has; the others give the shape only.
+    """This rank's shard, as a parameter, of a tensor on rank 0 of the group; on other ranks only its shape counts.
 
-    With `agreed` all have the same already, and nothing is sent.
+    With `agreed`, all ranks already hold the same tensor, and nothing is sent.
 
-    Whatever was drawn on each rank: from here on all have parts of one tensor. A parameter on the meta device, or None,
-    stays that.
+    So all ranks hold shards of one tensor, even if each drew different values. A parameter on the meta device, or None,
+    stays as it is.
     """
     if whole is None:
         return None
@@ -167,9 +166,9 @@ def distribute(
 
 
 def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
-    """Name → (this rank's part, how it lies on the ranks), of all parameters; a tied one under each of its names.
+    """Name → (this rank's shard, its placement), of all parameters; a tied parameter under each of its names.
 
-    A module says in `placements` how its own parameters lie; those it does not name are whole on every rank.
+    A module lists placements of its own parameters in `placements`; all others are replicated.
     """
     return {
         f"{where}.{name}".lstrip("."): (p, getattr(one, "placements", {}).get(name, Replicate()))
@@ -180,7 +179,7 @@ def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
 
 
 def split_size(size: int, group: Group, what: str, copies: int = 1) -> int:
-    """How much of `size` each rank gets.
+    """Size of each rank's shard.
 
     Raises:
         ValueError: it cannot be split evenly.

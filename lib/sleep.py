@@ -1,8 +1,8 @@
-"""A layer that takes as long as you like, and needs no processor for it.
+"""A layer that sleeps for a chosen time instead of computing.
 
-The problem: what a cluster does in time cannot be shown on two cores, where eight ranks compute in turns. The idea:
-eight ranks can sleep at once. A `SleepLayer` sleeps where a real layer would compute. Its parameters, activations and
-gradients are real tensors, so that all hooks, schedules and messages around it are the real ones too.
+The problem: the timing of a cluster cannot be shown on two cores, on which eight ranks compute in turn. The idea: eight
+ranks can sleep at once. A `SleepLayer` sleeps where a real layer would compute. Its parameters, activations and
+gradients are real tensors, so all hooks, schedules and messages around it are real as well.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class SleepLayer(nn.Module):
     """x → x + weight[0], and the gradient of each weight is 1.
 
     Args:
-        num_parameters: of its only weight, [num_parameters].
-        forward_s, backward_s: how long it sleeps.
-        weight_s: how much longer for the gradient of its weight, which can be deferred (`lib.deferred`).
+        num_parameters: size of its only weight, [num_parameters].
+        forward_s, backward_s: seconds that it sleeps.
+        weight_s: additional seconds for the weight gradient, which can be deferred (`lib.deferred`).
     """
 
     def __init__(self, num_parameters: int, forward_s: float, backward_s: float, weight_s: float = 0.0) -> None:
@@ -44,9 +44,9 @@ class SleepLayer(nn.Module):
 
 
 class SleepFunction(torch.autograd.Function):
-    """x + weight[0], after a while; backward takes its time, too.
+    """x + weight[0], after a sleep; backward sleeps as well.
 
-    Then it calls `done`, if that is given.
+    Backward then calls `done`, if given.
     """
 
     @staticmethod

@@ -1,11 +1,11 @@
-"""What was sent, how many bytes, and when.
+"""Record communication: which calls, how many bytes, and when.
 
-The problem: "data parallelism moves 2(n-1)/n times the gradients" is a sentence until somebody counts.
-The idea: every communication of a rank becomes one `CommEvent`, every piece of compute that we care about one
-`Span`, and both are plain data. So one object is counted by a claim, drawn by `lib.figures` and compared with a
-simulation. This file knows nothing of torch or of processes.
+The problem: "data parallelism moves 2(n-1)/n times the gradients" is a claim that must be measured.
+The idea: every communication of a rank is recorded as one `CommEvent`, every interesting computation as one `Span`, and
+both are plain data. Claims count them, `lib.figures` draws them, and simulations are compared with them. Nothing here
+knows torch or processes.
 
-Times are seconds of `time.perf_counter`, which all processes of one machine share, counted from the start of the run.
+Times are seconds of `time.perf_counter`, shared by all processes of one machine, counted from the start of the run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class CommEvent:
 
     Args:
         rank: global rank that made the call.
-        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`, `recv` or `barrier`; and
-            of `torch.distributed` called directly, also `gather` and `scatter`.
-        axis: mesh axis of the group (`"dp"`, `"pp"`, `"tp"` or `"world"`); of one made by `new_group`, its
-            description or its ranks.
+        kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`, `recv` or `barrier`; for
+            direct calls of `torch.distributed` also `gather` and `scatter`.
+        axis: mesh axis of the group (`"dp"`, `"pp"`, `"tp"` or `"world"`); for a group of `new_group`, its description
+            or its ranks.
         peers: global ranks of the group, or the one peer of a send or recv.
-        payload_bytes: bytes of the whole tensor that the call speaks about.
-        wire_bytes: bytes that this rank sends if the collective is an ideal ring (`lib.cost.wire_bytes`).
-        label: what it was for, from `comm.label(...)`.
-        start_s, end_s: when it was started and when its result was there.
+        payload_bytes: bytes of the full tensor of the call.
+        wire_bytes: bytes that this rank sends with an ideal ring (`lib.cost.wire_bytes`).
+        label: its purpose, from `comm.label(...)`.
+        start_s, end_s: times of its start and of its result.
     """
 
     rank: int
@@ -49,13 +49,13 @@ class CommEvent:
 
 @dataclass(frozen=True)
 class Span:
-    """Something else that a rank did, or should have.
+    """One computation of a rank, measured or predicted.
 
     Args:
-        rank: global rank that did it.
+        rank: global rank.
         kind: `forward`, `backward`, `weight`, `optimizer` or `compute`.
-        label: what it was, for people.
-        start_s, end_s: when.
+        label: description for readers.
+        start_s, end_s: times of start and end.
         lane: the row of the rank in which Perfetto shows it: `compute`, or `predicted`.
     """
 
@@ -76,7 +76,7 @@ class Trace:
 
     @classmethod
     def merge(cls, traces: Iterable[Trace], start_s: float = 0.0) -> Trace:
-        """All traces in one, sorted by time, with `start_s` as the new zero."""
+        """Merge traces, sorted by time, with `start_s` as the new zero."""
 
         def moved(items: list) -> list:
             shifted = (replace(x, start_s=x.start_s - start_s, end_s=x.end_s - start_s) for x in items)
@@ -86,7 +86,7 @@ class Trace:
         return cls(moved([e for t in traces for e in t.events]), moved([s for t in traces for s in t.spans]))
 
     def select(self, **wanted: object) -> Trace:
-        """The part whose fields equal `wanted`: `trace.select(rank=0, kind="all_reduce")`.
+        """Select events and spans by their fields: `trace.select(rank=0, kind="all_reduce")`.
 
         A field that only events have (`axis`) leaves no spans.
         """
@@ -98,16 +98,16 @@ class Trace:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes sent by all events together, each as an ideal ring sends it."""
+        """Bytes sent by all events together, with ideal rings."""
         return sum(e.wire_bytes for e in self.events)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the tensors that the events speak about."""
+        """Bytes of the full tensors of all events."""
         return sum(e.payload_bytes for e in self.events)
 
     def traffic(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """Calls and wire bytes by (kind, axis), the table that layouts are compared with."""
+        """(kind, axis) → calls and wire bytes, the table that layouts are compared with."""
         table: dict[tuple[str, str], tuple[int, float]] = {}
         for event in self.events:
             calls, sent = table.get((event.kind, event.axis), (0, 0.0))
@@ -115,12 +115,12 @@ class Trace:
         return table
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a file for ui.perfetto.dev or chrome://tracing: a process for each rank, with its lanes as threads."""
+        """Write a file for ui.perfetto.dev or chrome://tracing: one process per rank, with its lanes as threads."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": self.chrome(), "displayTimeUnit": "ms"}, file)
 
     def chrome(self) -> list[dict]:
-        """What `save` writes, in Chrome's trace event format: times in µs; a send has an arrow to its receive."""
+        """The content of `save` in Chrome's trace event format: times in µs; an arrow from each send to its receive."""
         out: list[dict] = []
         for rank in sorted({item.rank for item in [*self.spans, *self.events]}):
             out += [
@@ -133,7 +133,7 @@ class Trace:
         threads: dict[tuple[int, str], int] = {}
         place: dict[int, int] = {}  # id of an item -> its thread
         for (rank, lane), items in sorted(lanes.items()):
-            # Slices of a thread may hold each other but not overlap: calls that do get threads side by side.
+            # Slices of a thread may be nested but not overlap: overlapping calls are put on separate threads.
             nested = isinstance(items[0], Span)
             rows = [0] * len(items) if nested else stack([(x.start_s, x.end_s) for x in items])
             for item, row in zip(items, rows, strict=True):
@@ -145,7 +145,7 @@ class Trace:
         return out + self._arrows(place)
 
     def _arrows(self, place: dict[int, int]) -> list[dict]:
-        """From each send to its receive: messages between two ranks keep their order."""
+        """Arrows from each send to its receive: messages between two ranks keep their order."""
         ends: dict[str, dict[tuple, list[CommEvent]]] = {"send": defaultdict(list), "recv": defaultdict(list)}
         for e in sorted(self.events, key=lambda e: e.start_s):
             if e.kind in ends:
@@ -187,12 +187,12 @@ def _slice(item: Span | CommEvent, tid: int) -> dict:
 
 
 _active: list[tuple[Trace, int]] = []
-_under_way: dict[object, CommEvent] = {}  # messages that nobody has waited for so far
+_under_way: dict[object, CommEvent] = {}  # messages before their wait
 
 
 @contextmanager
 def record(rank: int = 0) -> Iterator[Trace]:
-    """Collect what this process does while the body runs, as `rank`."""
+    """Collect the events and spans of this process, as `rank`, while the body runs."""
     trace, before = Trace(), set(_under_way)
     _active.append((trace, rank))
     try:
@@ -206,24 +206,24 @@ def record(rank: int = 0) -> Iterator[Trace]:
 
 
 def recording() -> bool:
-    """Whether anybody collects."""
+    """Whether a recording is active."""
     return bool(_active)
 
 
 def begin(key: object, event: CommEvent) -> None:
-    """A message has left. If nobody waits for it, it counts all the same, and ends with the recording."""
+    """Note that a message was started; without a wait it also counts, and ends with the recording."""
     _under_way[key] = event
 
 
 def add(event: CommEvent, key: object = None) -> None:
-    """Give an event to all who collect; it has begun as `key`, if that was said."""
+    """Add an event to all recordings; `key` is that of its `begin`."""
     _under_way.pop(key, None)
     for trace, _ in _active:
         trace.events.append(event)
 
 
-class span:  # noqa: N801 it is used as a function; a generator would take three times as long
-    """Record how long the body takes, if anybody collects: `with span("forward"): ...`."""
+class span:  # noqa: N801 used as a function; a generator would take three times as long
+    """Record the duration of the body, if a recording is active: `with span("forward"): ...`."""
 
     __slots__ = ("_kind", "_label", "_start_s")
 
@@ -240,7 +240,7 @@ class span:  # noqa: N801 it is used as a function; a generator would take three
 
 
 def stack(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """For each (start, end) the lowest row in which it overlaps no other."""
+    """For each (start, end), the lowest row in which it overlaps no other span."""
     ends: list[float] = []
     rows = [0] * len(spans)
     for i in sorted(range(len(spans)), key=lambda i: spans[i]):

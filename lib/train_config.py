@@ -1,4 +1,4 @@
-"""What there is to say about a training run, before it starts: sizes, layout, numbers; and what makes no sense."""
+"""Settings of a training run: model, layout and numbers, checked before it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lib.layout import Layout, whole_number
 from lib.model import GPTConfig
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need its loss scaled
+COMPUTE_DTYPES = {"bfloat16": torch.bfloat16}  # float16 would need loss scaling
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class TrainConfig:
 
     Args:
         model: sizes of the GPT.
-        layout: how it is spread over ranks.
-        steps: of the optimizer.
-        global_batch: sequences a step, over all ranks.
-        lr: of AdamW.
-        max_norm: of all gradients together, to which they are clipped.
-        seed: of the weights, the data and dropout, the same in every layout.
-        dtype: of the weights that the optimizer works on.
-        compute_dtype: to compute and communicate in, with master weights in dtype; needs zero=1, 2 or 3.
-        validate_every: steps between two measurements of the validation loss; 0 is never.
-        bucket_bytes: of gradients that travel together; zero=3 sends a block at a time.
+        layout: parallelism over ranks.
+        steps: optimizer steps.
+        global_batch: sequences per step, over all ranks.
+        lr: learning rate of AdamW.
+        max_norm: norm to which all gradients together are clipped.
+        seed: seed of weights, data and dropout, equal in every layout.
+        dtype: dtype of the weights that the optimizer steps.
+        compute_dtype: dtype of computation and communication, with master weights in dtype; needs zero=1, 2 or 3.
+        validate_every: steps between measurements of the validation loss; 0 is never.
+        bucket_bytes: size of a gradient bucket; zero=3 sends one block at a time.
 
     Raises:
-        ValueError: a number that makes no sense, or a model and a batch that cannot be split so.
+        ValueError: an invalid number, or a model and a batch that cannot be split.
     """
 
     model: GPTConfig = field(default_factory=GPTConfig)

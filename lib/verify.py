@@ -1,8 +1,8 @@
-"""Equality: gradients, weights and layers, beside those of the serial twin.
+"""Compare gradients, weights and layers with a single-process reference.
 
-The problem: a parallel layer that sums once too often trains, and nobody notices. The idea: its twin on one process,
-with the same weights and the same inputs, in float64. They must agree to the last digits, tensor by tensor; and what
-goes forward and what comes back must be each other's transpose, whatever the numbers are.
+The problem: a parallel layer that sums once too often still trains, without an error. The idea: the same model on one
+process, with the same weights and inputs, in float64. All tensors must agree to rounding; and backward must be the
+transpose of forward, for any input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHOLE = Replicate()
 def largest_difference(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """max over tensors of ‖got − wanted‖ / ‖wanted‖: 0 where all are equal, about 1e-16 where float64 rounds.
 
-    Where a wanted tensor is zero, its difference is counted as it is. NaN where any element is NaN.
+    If a wanted tensor is zero, the absolute difference counts. NaN if any element is NaN.
 
     Raises:
         ValueError: the two do not have the same names and shapes, or are empty.
@@ -33,7 +33,7 @@ def largest_difference(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) 
         raise ValueError("there is no tensor to compare; was backward() run?")
     if got.keys() != wanted.keys():
         odd = sorted(got.keys() ^ wanted.keys())
-        raise ValueError(f"these tensors are in one of the two only: {', '.join(odd)}")
+        raise ValueError(f"these tensors are only in one of the two: {', '.join(odd)}")
     largest = 0.0
     for name, want in wanted.items():
         if got[name].shape != want.shape:
@@ -57,7 +57,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def replicas_equal(model: nn.Module, group: Group) -> bool:
-    """Whether all ranks of the group hold the same weights, bit by bit. All must call it, and all get the answer."""
+    """Whether all ranks of the group hold the same weights, bit by bit; all must call it."""
     digest = hashlib.sha256()
     for p in model.parameters():
         digest.update(p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -72,17 +72,17 @@ def replicas_equal(model: nn.Module, group: Group) -> bool:
 def assert_adjoint(
     op: Callable[[Tensor], Tensor], x: Tensor, group: Group, of: Placement, to: Placement, rel: float = 1e-12
 ) -> None:
-    """⟨op(x), y⟩ = ⟨x, op*(y)⟩ over all ranks together, where op* is what backward computes: the two are a pair.
+    """Check ⟨op(x), y⟩ = ⟨x, op*(y)⟩ over all ranks together, where op* is the backward of op.
 
     Args:
-        op: linear, on all ranks at once.
-        x: what this rank has, for its shape and dtype; the numbers are drawn here.
-        of: how x lies on the ranks. What is whole on all of them counts once.
-        to: how the output lies: `Replicate()` if all ranks go on to do the same with it, `Partial()` if each does
-            something else with it.
+        op: a linear map of the tensors of all ranks.
+        x: a tensor with shape and dtype of this rank's input; the values are drawn here.
+        of: placement of x. A replicated tensor counts once.
+        to: placement of the output: `Replicate()` if all ranks use it in the same way, `Partial()` if each uses it
+            differently.
 
     Raises:
-        AssertionError: they are not each other's transpose.
+        AssertionError: backward is not the transpose of forward.
     """
     x = _drawn(x, of, group, 1).requires_grad_()
     out = op(x)
@@ -92,19 +92,19 @@ def assert_adjoint(
     scale = math.sqrt(_inner(out, out, to, group) * _inner(y, y, to, group))
     if not abs(forth - back_too) <= rel * scale:
         raise AssertionError(
-            f"forward and backward are no pair: ⟨op(x), y⟩ = {forth:.6g}, ⟨x, op*(y)⟩ = {back_too:.6g}"
+            f"forward and backward are not transposes: ⟨op(x), y⟩ = {forth:.6g}, ⟨x, op*(y)⟩ = {back_too:.6g}"
         )
 
 
 def _drawn(like: Tensor, placement: Placement, group: Group, seed: int) -> Tensor:
-    """Random numbers, the same on all ranks if the tensor is whole on all."""
+    """Random values, equal on all ranks if the tensor is replicated."""
     place = 0 if placement == _WHOLE else group.rank
     generator = torch.Generator().manual_seed(100 * seed + place)
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def _inner(a: Tensor, b: Tensor, placement: Placement, group: Group) -> float:
-    """⟨a, b⟩ of the tensors that all ranks have together."""
+    """⟨a, b⟩ of the full tensors over all ranks."""
     total = comm.all_reduce((a.detach() * b.detach()).sum(), group).item()
     return total / group.size if placement == _WHOLE else total
 
@@ -118,15 +118,15 @@ def assert_matches_serial(
     of: Placement = _WHOLE,
     to: Placement = _WHOLE,
 ) -> None:
-    """Output, gradient of the input and of every parameter of a parallel module are those of its serial twin.
+    """Check output, input gradient and weight gradients of a parallel module against its serial version.
 
     Args:
-        inputs: whole, the same on all ranks.
-        rel: how far each tensor may be from the serial one, measured by its norm.
-        of, to: how the parallel module's input and its output lie on the ranks.
+        inputs: full inputs, equal on all ranks.
+        rel: tolerance for each tensor, relative to the norm of the serial tensor.
+        of, to: placement of input and output of the parallel module.
 
     Raises:
-        AssertionError: they are not, or the two have other parameters; it names the tensor that is farthest away.
+        AssertionError: they differ, or have different parameters; it names the tensor with the largest difference.
     """
     x, part = inputs.clone(), shard(inputs, of, group)
     if inputs.is_floating_point() or inputs.is_complex():
@@ -149,7 +149,7 @@ def assert_matches_serial(
         name: largest_difference({name: got[name]}, {name: want}) for name, want in wanted.items() if name in got
     }
     if got.keys() != wanted.keys():
-        raise AssertionError(f"in one of the two only: {', '.join(sorted(got.keys() ^ wanted.keys()))}")
+        raise AssertionError(f"only in one of the two: {', '.join(sorted(got.keys() ^ wanted.keys()))}")
     worst = max(apart, key=apart.__getitem__)
     if not apart[worst] <= rel:
-        raise AssertionError(f"{worst} is {apart[worst]:.2g} of its norm away from the serial one")
+        raise AssertionError(f"{worst} is {apart[worst]:.2g} of its norm away from the serial tensor")

@@ -90,8 +90,7 @@ def _step_s(training: Training, mesh: Mesh, layout: Layout4D, ours: Layout) -> f
     schedule = with_reduce(ours.make_schedule())
     stages = {
         s: Stage(VirtualStage(training, layout, tp, last=s == schedule.num_stages - 1), dtype=torch.bfloat16)
-        for s, rank in enumerate(schedule.rank_of)
-        if rank == pp.rank
+        for s in schedule.stages_on(pp.rank)
     }
     facts = facts_of(stages, mesh, schedule.rank_of)
     gradients = Gradients(facts, bucket_bytes=1)  # each weight's by itself

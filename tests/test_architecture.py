@@ -20,7 +20,7 @@ BUDGET_LINES = {
     "lib.plan": 600,
     "lib.planner": 720,
 }  # of code
-APART = ("lib.check", "lib.figures")
+APART = ("lib.check", "lib.figures", "lib.grade", "lib.release")
 
 # The root keeps what a page names. A file may import those before it, and the rooms that stand there. What a room may
 # import says its own __init__.py: the words in backticks behind "May import".
@@ -68,6 +68,7 @@ PURE += ["lib.figures.explorer", "lib.figures.show"]
 PURE += ["lib.launch"]  # its server starts before torch is there
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime"}
 SPEAKS_DISTRIBUTED |= {"lib.check.listen"}  # it listens to what a learner calls
+SPEAKS_DISTRIBUTED |= {"lib.check.exercises"}  # learners may answer with it
 SAME_NAMES = {
     "main",  # what `python -m` starts: lib.train, lib.check
     "train",  # the loop of lib.train_loop; lib.train is its command line
@@ -194,7 +195,7 @@ def test_the_picture_in_contributing_is_this_house():
         ("lib.data_parallel.ddp", "lib.pipeline.simulate", False),
         ("lib.data_parallel.ddp", "lib.figures.timeline", False),
         ("lib.cost.comm", "lib.comm", False),
-        ("lib.check.zero.shards", "lib.data_parallel.flat", True),
+        ("lib.check.exercises.e04_1_shard", "lib.data_parallel.flat", True),
     ],
 )
 def test_the_rule_itself(source, target, may):
@@ -240,6 +241,8 @@ def test_no_two_public_things_share_a_name():
     """A function or class has its name for itself, in the whole library; a module may be called as what it holds."""
     homes = {}
     for module, path in MODULES.items():
+        if module.startswith("lib.check.exercises."):
+            continue  # each is read alone
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)

@@ -23,7 +23,7 @@ def test_it_is_the_source_and_its_place():
 
 def test_docstrings_keep_their_first_line():
     text = repr(show(ddp.global_mean))
-    assert '"""This rank\'s part of the mean over all tokens: Σ losses / Σ count."""' in text
+    assert '"""This rank\'s term of the mean over all tokens: its losses / Σ count."""' in text
     assert "Raises" not in text and "return loss_sum / total" in text
     whole = repr(show(ddp.BucketedDDP))
     assert whole.count('"""') % 2 == 0 and "Args:" not in whole

@@ -763,11 +763,11 @@ def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
     nn.init.constant_(model.module.head.norm.bias, 0.5)
     assert other.module.head.norm.bias.isnan().all(), "each model has a NaN of its own"
     inputs, _ = rows(0, 2)
-    assert "head.norm.bias was written outside of its unit's forward" in said(lambda: model(inputs))
+    assert "head.norm.bias was written outside the forward and backward of its unit" in said(lambda: model(inputs))
     for call in (other.state_dict, lambda: other.load_state_dict(gpt(0).state_dict())):
-        assert "no rank has this model's parameters as a whole" in said(call)
+        assert "no rank holds the full parameters of this model" in said(call)
     for call in (lambda: copy.deepcopy(other), lambda: copy.deepcopy(other.module)):
-        assert "cannot be copied here: full_state_dict() collects them" in said(call, TypeError)
+        assert "cannot be copied here: full_state_dict() gathers them" in said(call, TypeError)
     other(inputs)
 
 
@@ -784,7 +784,7 @@ def test_layers_that_cannot_be_a_unit_or_compute_in_a_dtype():
         wrap(copy.deepcopy(averages), ALONE, adamw)
     lists = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2)])})
     text = said(lambda: FSDP(lists, ALONE, adamw, units=[lists["a"]]), ValueError)
-    assert "unit 'a' is a ModuleList, which is never called: name what is in it" in text
+    assert "unit 'a' is a ModuleList, which is never called: list its children" in text
 
 
 def test_wrong_units():
@@ -792,12 +792,12 @@ def test_wrong_units():
         return lambda: FSDP(module or gpt(0), ALONE, adamw, units=units)
 
     model = gpt(0)
-    lies_inside = "is given twice, or lies inside another unit"
+    lies_inside = "is listed twice, or is inside another unit"
     assert f"unit 'blocks.0' {lies_inside}" in said(make([model.blocks[0]] * 2, model), ValueError)
     both = [model.blocks[1], model.blocks[1].mlp]
     assert f"unit 'blocks.1.mlp' {lies_inside}" in said(make(both, model), ValueError)
-    assert "must be a submodule of the model, but Linear is none" in said(make([nn.Linear(2, 2)]), ValueError)
-    assert "but GPT is none" in said(make([model], model), ValueError)
+    assert "must be a submodule of the model, but Linear is not" in said(make([nn.Linear(2, 2)]), ValueError)
+    assert "but GPT is not" in said(make([model], model), ValueError)
     model.blocks[2].mlp.down.double()
     assert "float64 on cpu (blocks.2.mlp.down.weight, 2 in all)" in said(make(None, model), ValueError)
     adafactor = partial(torch.optim.Adafactor, lr=1)
@@ -843,7 +843,7 @@ def test_saving_and_loading():
     for n in (1, 2, 4):
         for rank, (same, count, apart, text) in enumerate(run(load, n)):
             assert same and count == (len(state) if rank == 0 else 0) and apart < 1e-15
-            assert f"rank 1 of 3, but here is rank {rank} of {n}" in text
+            assert f"rank 1 of 3, but this is rank {rank} of {n}" in text
     (exact, _), *_ = run(partial(save_and_go_on, wrap=FSDP, dtype=torch.bfloat16), 2)
     assert exact["blocks.0.up.weight"].dtype == torch.float32
     assert not torch.equal(exact["blocks.0.up.weight"], exact["blocks.0.up.weight"].bfloat16().float())

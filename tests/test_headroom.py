@@ -198,7 +198,7 @@ def test_a_rank_that_eats_memory_is_ended_and_named(capfd):
     said = str(caught.value)
     assert caught.value.rank == 1 and caught.value.error == "MemoryError"
     first, *rows = said.splitlines()
-    assert first.startswith("rank 1 of 3 was ended before it took the last memory: ")
+    assert first.startswith("rank 1 of 3 was ended before memory ran out: ")
     assert first.endswith(" MB of 8 GB of memory are free.")
     assert [row.split(" held ")[0] for row in rows[:3]] == ["  rank 0", "  rank 1", "  rank 2"]
     held = float(rows[1].split(" held ")[1].split()[0])
@@ -281,7 +281,7 @@ def test_results_that_do_not_fit_in_memory_are_refused(monkeypatch):
     monkeypatch.setattr(headroom, "system_memory", memory)
     monkeypatch.setattr(lib.launch, "_collect", late)
     with pytest.raises(
-        RunError, match=r"the ranks returned 60 MB in all, which do not fit here: 60 MB of 8 GB of"
+        RunError, match=r"the ranks returned 60 MB in all, too much for this process: 60 MB of 8 GB of"
     ) as e:
         run(lambda world: returns(world) if world.rank < 3 else None, 3)
     assert "Return less" in str(e.value)
@@ -302,9 +302,7 @@ def tiny_disk(tmp_path, monkeypatch, private_temp_folder):
     subprocess.run(["umount", "-l", tmp_path], check=True)  # lazily: a test that failed may hold a file there
 
 
-SAYS = (
-    r"the folder for temporary files, {}, has ([\d.]+ [kM]?B|\d+ bytes) free, and {}. Free some there, or set TMPDIR"
-)
+SAYS = r"the folder for temporary files, {}, has ([\d.]+ [kM]?B|\d+ bytes) free, and {}. Delete files there, or set"
 
 
 def returns_bytes(world, n_bytes):
@@ -397,7 +395,7 @@ def test_a_hang_on_a_full_disk(tiny_disk):
             fill(folder)
             comm.recv(torch.ones(2), world, 1).wait()
 
-    with pytest.raises(HangError, match=SAYS.format(tiny_disk, "what each rank waits for cannot be read")):
+    with pytest.raises(HangError, match=SAYS.format(tiny_disk, "the table of waiting ranks cannot be read")):
         run(fills_and_waits, 2, str(tiny_disk))
 
 

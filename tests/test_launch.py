@@ -213,7 +213,7 @@ def test_functions_of_a_script_find_their_globals_where_torch_compile_looks(monk
         ((nothing, True), 60, TypeError, "world_size=True must be a whole number"),
         ((nothing, "2"), 60, TypeError, "world_size='2' must be a whole number"),
         ((2, nothing), 60, TypeError, r"run needs a function .*: run\(fn, world_size, ...\)"),
-        ((None, 2), 60, TypeError, "run needs a function of the world group first, but got None"),
+        ((None, 2), 60, TypeError, "run needs a function as its first argument, but got None"),
         ((nothing, 2), 0, ValueError, "timeout_s=0 must be above 0"),
         ((nothing, 2), -3, ValueError, "timeout_s=-3 must be above 0"),
         ((nothing, 2), float("nan"), ValueError, "timeout_s=nan must be above 0"),
@@ -394,7 +394,8 @@ def test_a_notebook(start_notebook, tmp_path):
     """
     name, report, *_ = notebook(text)
     assert name == "HangError"
-    assert "rank 0  waits in send to 1, float32[2]  Cell In[4], line 3, in sends: dist.send(torch.ones(2)" in report
+    assert "rank 0  waits in send to 1, float32[2]  for " in report
+    assert " s  Cell In[4], line 3, in sends: dist.send(torch.ones(2)" in report
     name, report, *_ = notebook("def fails(world):\n    1 / world.rank\nrun(fails, 2)")
     assert name == "RankError"
     assert report.startswith(

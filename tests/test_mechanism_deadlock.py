@@ -27,7 +27,7 @@ def test_the_circle_is_what_real_ranks_report():
     player = play_deadlock(3)
     with pytest.raises(HangError) as caught:
         run(send_first, 3)
-    circle = str(caught.value).split("the circle: ")[1].splitlines()[0]
+    circle = str(caught.value).split("the cycle: ")[1].splitlines()[0]
     assert circle == "0 waits for 1, 1 waits for 2, 2 waits for 0"
     assert circle in player.sentences[3] and player.still == 3
     assert not any(circle in sentence for k, sentence in enumerate(player.sentences) if k != 3)

@@ -393,7 +393,7 @@ def test_models_made_inside():
         assert memory.live == usage(activation=72)
         memory.watch(model, torch.optim.SGD(model.parameters()))
         assert memory.live == usage(parameter=72)
-    with pytest.raises(TypeError, match="Tensor is no model and no optimizer; for tensors use count_as"):
+    with pytest.raises(TypeError, match="Tensor is neither a model nor an optimizer; for tensors use count_as"):
         memory.watch(torch.zeros(1))
 
 

@@ -294,7 +294,7 @@ def test_wrong_sizes_say_the_numbers_and_the_way_out(wrong, message):
 
 def test_wrong_inputs_say_the_numbers_and_the_way_out():
     model = GPT(GPTConfig())
-    with pytest.raises(ValueError, match=r"65 tokens do not fit context=64; cut them, or use context=65"):
+    with pytest.raises(ValueError, match=r"65 tokens do not fit context=64; use fewer, or context=65"):
         model(torch.zeros(1, 65, dtype=torch.long))
     with pytest.raises(ValueError, match=r"shape \(5,\); the model takes \[B, T\]"):
         model(torch.zeros(5, dtype=torch.long))

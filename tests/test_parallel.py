@@ -289,9 +289,9 @@ def test_a_schedule_without_reduce_is_refused_where_there_are_replicas():
     def forgets(world):
         stages = stages_of(serial(CONFIG), gpipe(1, 2), 0)
         sums = Gradients(facts_of(stages, Mesh(MeshShape(dp=2), world)))
-        with pytest.raises(ScheduleError, match="GPipe has no REDUCE, so gradients would stay each rank's own"):
+        with pytest.raises(ScheduleError, match="GPipe has no REDUCE, so gradients would not be summed"):
             execute(gpipe(1, 2), stages, Group(), *batch(0, CONFIG), mean_loss, sums)
-        with pytest.raises(ScheduleError, match="GPipe has a REDUCE and nobody to do it: give reduce="):
+        with pytest.raises(ScheduleError, match="GPipe has a REDUCE but no object to do it: give reduce="):
             execute(with_reduce(gpipe(1, 2)), stages, Group(), *batch(0, CONFIG), mean_loss)
 
     run(forgets, 2)
@@ -300,7 +300,7 @@ def test_a_schedule_without_reduce_is_refused_where_there_are_replicas():
 def test_what_is_cut_already_is_refused():
     def twice(world):
         model = tensor_parallel(serial(CONFIG), world)
-        with pytest.raises(ValueError, match="this model is in parts already"):
+        with pytest.raises(ValueError, match="this model is already sharded"):
             tensor_parallel(model, world)
 
     run(twice, 2)

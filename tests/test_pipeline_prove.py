@@ -11,6 +11,7 @@ from lib.pipeline.schedules.fault import Fault, ScheduleError
 from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.v_shape import dualpipe_v, v_half, v_min
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
 
@@ -19,7 +20,7 @@ UNEQUAL = Costs(F=1.7, I=0.9, W=1.3, latency=0.4, transfer=0.2)
 
 def all_schedules(n, m):
     yield from (naive(n, m), gpipe(n, m), gpipe(n, m, last_first=True), one_f_one_b(n, m))
-    yield from (zb_h1(n, m), zb_h2(n, m), zb_v(n, m))
+    yield from (zb_h1(n, m), zb_h2(n, m), zb_v(n, m), v_min(n, m), v_half(n, m), dualpipe_v(n, m))
     yield from (interleaved(n, m, v) for v in (2, 3) if m % n == 0)
 
 

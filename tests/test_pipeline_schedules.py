@@ -11,6 +11,7 @@ from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved, warmup
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.v_shape import dualpipe_v, v_half, v_min
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs, simulate
 
@@ -35,6 +36,9 @@ GOLDENS = [  # schedule, times, makespan, bubble of all, most microbatches alive
     (zb_h1(4, 8), Costs(2, 3, 2), 65, 9 / 65, [4, 4, 4, 4]),
     (zb_h2(4, 8), TWICE, 27, 3 / 27, [7, 7, 7, 7]),
     (zb_v(4, 8), thirds(2), 25.5, 1.5 / 25.5, [8, 8, 8, 8]),
+    (v_min(4, 8), thirds(2), 29.5, 5.5 / 29.5, [4, 4, 4, 4]),
+    (v_half(4, 8), thirds(2), 28.5, 4.5 / 28.5, [6, 6, 6, 6]),
+    (dualpipe_v(4, 8), thirds(2), 25.5, 1.5 / 25.5, [9, 9, 9, 9]),
 ]
 
 
@@ -118,6 +122,26 @@ def test_zb_v_has_none_either_in_the_memory_of_1f1b():
                 assert timeline.peak(rank) == 2 * n
 
 
+def test_a_shorter_block_keeps_less_and_waits_longer():
+    """Kept: as the authors have it, at 1F1B's p. Waits: of the order of their 2/3 and 1/2 of 1F1B's 3(p-1)."""
+    for n in range(2, 13):
+        for m in (n, 2 * n + 1, 24):
+            least, half = (simulate(make(n, m), thirds(2)) for make in (v_min, v_half))
+            if m >= 2 * n:  # so many that all blocks overlap
+                assert max(least.peak(r) for r in range(n)) == 2 * ((n + 4) // 3)
+                assert max(half.peak(r) for r in range(n)) == 2 * ((n + 2) // 2)
+            assert least.idle(0) == 2 * n - (2.5 if n % 3 else 1.5)
+            assert half.idle(0) == 1.5 * (n - 1) - (0.5 if n % 2 else 0)
+
+
+def test_dualpipe_v_waits_as_zb_v_and_keeps_half_a_microbatch_more():
+    for n in range(1, 9):
+        for m in (2 * n, 2 * n + 1, 24):
+            seen = simulate(dualpipe_v(n, m), thirds(2))
+            assert seen.idle(0) == (n - 1) / 2
+            assert [seen.peak(r) for r in range(n)] == [2 * n + 1] * n
+
+
 def test_stages_of_unequal_length():
     """The slowest sets the pace: its own work, and the way of the first microbatch there and of the last one back."""
     costs = Costs(F=[1, 3, 1], I=[1, 2, 1], W=[0.5, 2, 0.5])
@@ -131,10 +155,12 @@ def test_stages_of_unequal_length():
 
 def order_of(rows):
     """Stage, op and microbatch of PyTorch's actions, without its holes and its sums of gradients."""
+    # PyTorch may have a forward and a backward in one action.
+    single = [one for a in rows if a is not None for one in getattr(a, "sub_actions", None) or [a]]
     return [
         (a.stage_index, a.computation_type.value, a.microbatch_index)
-        for a in rows
-        if a is not None and a.computation_type.value in tuple(Op)
+        for a in single
+        if a.computation_type.value in tuple(Op)
     ]
 
 
@@ -164,16 +190,21 @@ def test_the_orders_are_pytorchs():
                     assert order == [list(row) for row in interleaved(n, m, v).actions]
 
 
-def test_zb_v_is_pytorchs():
+@pytest.mark.parametrize(
+    ("name", "make", "fewest"),
+    [("ScheduleZBVZeroBubble", zb_v, lambda n: 1), ("ScheduleDualPipeV", dualpipe_v, lambda n: 2 * n)],
+)
+def test_vs_are_pytorchs(name, make, fewest):
     theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
-    order = getattr(getattr(theirs, "ScheduleZBVZeroBubble", None), "_calculate_single_rank_operations", None)
+    order = getattr(getattr(theirs, name, None), "_calculate_single_rank_operations", None)
     if order is None:
-        pytest.skip("PyTorch has renamed its schedules")
+        pytest.skip("this PyTorch does not have it, or has renamed it")
     for n in (1, 2, 3, 4, 8):
-        for m in (1, 2, n, 2 * n, 24):
-            fake = SimpleNamespace(pp_group_size=n, _n_microbatches=m, _num_stages=2 * n, num_stages=2 * n)
-            rows = [order_of(order(fake, rank)) for rank in range(n)]
-            assert rows == [list(row) for row in zb_v(n, m).actions]
+        for m in sorted({1, 2, n, 2 * n, 2 * n + 1, 24}):
+            if m >= fewest(n):
+                fake = SimpleNamespace(pp_group_size=n, _n_microbatches=m, _num_stages=2 * n, num_stages=2 * n)
+                rows = [order_of(order(fake, rank)) for rank in range(n)]
+                assert rows == [list(row) for row in make(n, m).actions]
 
 
 def test_megatrons_warm_up():

@@ -103,11 +103,14 @@ def check_shapes(pieces, inputs, width=None):
     [
         (
             WIDE,
-            "stage 1 gives float32[2, 5, 8], but what travels from stage to stage is float32[2, 5, 6]; cut the model",
+            "stage 1 gives float32[2, 5, 8], but messages between stages are float32[2, 5, 6]; cut the model",
         ),
-        ([*WIDE[:1], nn.Flatten(), nn.Linear(30, 6)], "stage 1 gives float32[2, 30], but what travels"),
-        ([nn.Sequential(WIDE[0], To(torch.float64)), WIDE[1]], "stage 0 gives float64[2, 5, 6], but what travels"),
-        ([WIDE[0], nn.Linear(6, 6).double()], "but what travels from stage to stage is float64[2, 5, 6]"),
+        ([*WIDE[:1], nn.Flatten(), nn.Linear(30, 6)], "stage 1 gives float32[2, 30], but messages between stages"),
+        (
+            [nn.Sequential(WIDE[0], To(torch.float64)), WIDE[1]],
+            "stage 0 gives float64[2, 5, 6], but messages between stages",
+        ),
+        ([WIDE[0], nn.Linear(6, 6).double()], "but messages between stages are float64[2, 5, 6]"),
     ],
 )
 def test_a_stage_that_changes_the_shape_is_named(pieces, says):
@@ -117,6 +120,6 @@ def test_a_stage_that_changes_the_shape_is_named(pieces, says):
 
 
 def test_inputs_that_are_not_like_what_travels():
-    with pytest.raises(ScheduleError, match=r"gives float32\[2, 5, 6\], but .* is int64\[2, 5\]; .* width=None"):
+    with pytest.raises(ScheduleError, match=r"gives float32\[2, 5, 6\], but .* are int64\[2, 5\]; .* width=None"):
         check_shapes([WIDE[0], nn.Linear(6, 9)], torch.zeros(2, 5, dtype=torch.long))
     check_shapes([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1)], torch.zeros(2, 5, 6))  # the loss takes the last

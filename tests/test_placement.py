@@ -94,7 +94,7 @@ def test_parts_names_every_parameter():
     ("placement", "message"),
     [
         (Shard(0), "dim 0 of a tensor [5, 4]=5 cannot be split over world=2; use a multiple of 2, such as 6"),
-        (Partial(), "there is no one way"),
+        (Partial(), "cannot be split into partial sums in a unique way"),
     ],
 )
 def test_wrong_use_is_named(placement, message):

@@ -65,7 +65,7 @@ SCRIPT = """
     print("no longer Python")
     (HERE / "trace.py").write_text(source + "not Python at all\\n")
     number = len(source.splitlines()) + 1
-    start = f"lib/trace.py, line {number}, is not Python since it was edited: invalid syntax. Mend"
+    start = f"lib/trace.py, line {number}, is not valid Python since it was edited: invalid syntax. Fix"
     for _ in range(2):
         assert refused().startswith(start)
 

@@ -679,3 +679,27 @@ def test_the_zip_holds_the_whole_site_and_opens_from_the_disk(browser, tmp_path)
         visit.page.wait_for_url("**/chapters/00_start.html")
         visit.page.wait_for_load_state("load")
         quiet(visit)
+
+
+@browsing
+def test_progress_is_remembered_and_a_record_is_read(browser, bases, tmp_path):
+    (tmp_path / "record.json").write_text(
+        '{"01.1": {"points": 2, "max": 2}, "01.2": {"points": 1, "max": 2}, "99.9": {"points": 1, "max": 1}}'
+    )
+    (tmp_path / "other.json").write_text("[")
+    with Visit(browser, bases["server"], "book/progress.html") as visit:
+        page, said = visit.page, visit.page.locator("#progress [role=status]")
+        most = sum(map(float, page.locator("#progress input[type=checkbox]").evaluate_all(POINTS)))
+        assert said.inner_text() == f"0 of {most:g} points. Next to do: 01.1 state_bytes."
+        page.get_by_label("02.1 shift").check()
+        page.reload()
+        assert page.get_by_label("02.1 shift").is_checked() and said.inner_text().startswith(f"2 of {most:g} points.")
+        page.get_by_label("Load a record:").set_input_files(tmp_path / "record.json")
+        page.get_by_label("01.1 state_bytes").and_(page.locator(":checked")).wait_for()
+        assert said.inner_text() == f"4 of {most:g} points. Next to do: 01.2 lowest_stage."
+        page.get_by_label("Load a record:").set_input_files(tmp_path / "other.json")
+        page.get_by_text("other.json is no record of lib.check.").wait_for()
+        assert page.get_by_label("01.1 state_bytes").is_checked() and visit.errors == []
+
+
+POINTS = "all => all.map((box) => box.dataset.points)"

@@ -329,7 +329,7 @@ WRONG = {
     "in_features": (lambda g: RowParallelLinear(10, 4, g), "in_features=10 cannot be split over world=4"),
     "a part for a whole": (
         lambda g: ColumnParallelLinear(8, 4, g)(torch.ones(1, 2)),
-        "x has 2 features, one of 4 parts of 8, but is needed whole here",
+        "x has 2 features, a shard of 8 on 4 ranks, but this layer needs all",
     ),
     "a whole for a part": (
         lambda g: RowParallelLinear(8, 4, g)(torch.ones(1, 8)),

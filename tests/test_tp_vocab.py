@@ -152,24 +152,27 @@ WRONG = {
     ),
     "max_norm": (
         lambda g: VocabParallelEmbedding.from_serial(nn.Embedding(V, 4, max_norm=1.0), g),
-        "this embedding has max_norm=1.0, which its parts cannot have",
+        "this embedding has max_norm=1.0, which shards cannot have",
     ),
     "padding word": (
         lambda g: VocabParallelEmbedding.from_serial(nn.Embedding(V, 4, padding_idx=0), g),
-        "this embedding has padding_idx=0, which its parts cannot have",
+        "this embedding has padding_idx=0, which shards cannot have",
     ),
     "word": (
         lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([3, V])),
-        "token 24 is no word of a vocabulary of 24",
+        "token 24 is not in a vocabulary of 24",
     ),
-    "negative word": (lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([-1])), "token -1 is no word"),
+    "negative word": (
+        lambda g: VocabParallelEmbedding(V, 4, g)(torch.tensor([-1])),
+        "token -1 is not in a vocabulary",
+    ),
     "shapes": (
         lambda g: vocab_parallel_cross_entropy(torch.ones(2, 6), torch.zeros(3).long(), g),
         "logits [2, 6] and targets [3] must be",
     ),
     "target": (
         lambda g: vocab_parallel_cross_entropy(torch.ones(2, 6), torch.tensor([0, V]), g),
-        "target 24 is no word of a vocabulary of 24",
+        "target 24 is not in a vocabulary of 24",
     ),
 }
 

@@ -35,7 +35,7 @@ def test_largest_difference_does_not_overlook_nan():
 
 def test_largest_difference_of_other_things():
     one = {"a": torch.ones(2)}
-    with pytest.raises(ValueError, match="in one of the two only: b"):
+    with pytest.raises(ValueError, match="only in one of the two: b"):
         largest_difference(one, one | {"b": torch.ones(1)})
     with pytest.raises(ValueError, match=r"a has shape \[1\] instead of \[2\]"):  # it would broadcast
         largest_difference({"a": torch.ones(1)}, one)

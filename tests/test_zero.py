@@ -580,8 +580,8 @@ def test_states_of_other_ranks_and_shapes():
         model = ZeRO1(toy(0), world, adamw)
         return said(lambda: model.load_sharded_state_dict(saved[(world.rank + 1) % 2]), ValueError)
 
-    assert "rank 1 of 2, but here is rank 0 of 3" in run(load, 3)[0]
-    assert "rank 0 of 2, but here is rank 1 of 2" in run(load, 2)[1]
+    assert "rank 1 of 2, but this is rank 0 of 3" in run(load, 3)[0]
+    assert "rank 0 of 2, but this is rank 1 of 2" in run(load, 2)[1]
     assert "load_full_state_dict" in run(load, 2)[1]
     model = ZeRO1(toy(0), ALONE, adamw)
     state = model.full_state_dict()

@@ -1,6 +1,6 @@
-"""A training run on disk: saved under one layout, loaded under any other, and complete or not there at all.
+"""Checkpoints of a training run: saved under one layout, loaded under any layout, and complete or absent.
 
 May import `lib.model`, `lib.mesh`, `lib.comm`, `lib.launch`, `lib.placement`, `lib.layout`, `lib.parallel` and
-`lib.train_config`.
-Must never know how a step is made: it sees pieces of parameters, by their serial names, and a number of steps.
+`lib.train_config`. Must never know how a step is computed: it handles pieces of parameters, by serial name, and a
+number of steps.
 """

@@ -1,6 +1,6 @@
 """A checkpoint as a plain `state_dict`: `python -m lib.checkpoint runs/step-00000120 --out weights.pt`.
 
-What it writes knows nothing of ranks: `GPT(config).load_state_dict(torch.load("weights.pt"))`, with the sizes that
+The file does not depend on ranks: `GPT(config).load_state_dict(torch.load("weights.pt"))`, with the sizes that
 `run.json` names. It has the precision of the optimizer's weights.
 """
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def whole_weights(path: str) -> dict[str, Tensor]:
-    """The `state_dict` of the whole model in a checkpoint.
+    """The `state_dict` of the full model in a checkpoint.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -50,7 +50,7 @@ def whole_weights(path: str) -> dict[str, Tensor]:
     boxes = {WEIGHT + name: Stored(x.shape, {Box((0,) * x.dim(), tuple(x.shape)): x}) for name, x in whole.items()}
     try:
         read_boxes(boxes, metadata, path)
-    except Exception as error:  # torch.load of what is damaged may say anything
+    except Exception as error:  # torch.load of a damaged file may raise any error
         raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
     names = {id(p): name for name, p in model.named_parameters()}
     return {key: whole[names[id(p)]] for key, p in model.state_dict(keep_vars=True).items()}

@@ -1,16 +1,16 @@
-"""A folder of checkpoints, in which whatever has its name is complete.
+"""A folder of checkpoints: a checkpoint with its final name is complete.
 
-The problem: a process may die in the middle of a save, and a folder with half of a checkpoint looks like one. A save
-over the last good one is worse: then there is none.
-The idea: *write aside and rename*. A checkpoint is written into a hidden folder beside the others. When every rank has
-written its file, and all of it is on the disk, it is renamed, which a file system does at once or not at all:
+The problem: a process may die in the middle of a save, and a folder with half of a checkpoint looks like a checkpoint.
+Overwriting the last good checkpoint is worse: then none is left.
+The idea: *write aside and rename*. A checkpoint is written into a hidden folder. When every rank has written its file,
+and all files are on the disk, the folder is renamed, which a file system does completely or not at all:
 
-    runs/.step-00000120        on its way, or left by a process that died: removed by the next run
+    runs/.step-00000120        unfinished, or left by a process that died: removed by the next run
     runs/step-00000120         complete
-    runs/step-00000110.broken  was complete, and was damaged since: set aside by --resume auto, which went on from 100
+    runs/step-00000110.broken  damaged later: renamed by --resume auto, which continued from 100
 
-In it are DCP's files, and `run.json`: what is not a tensor, such as the number of steps that are done. That number is
-the position in the data, as a batch is a function of the seed and the step.
+It holds the files of DCP, and `run.json` with data that is not a tensor, such as the number of finished steps. This
+number is the position in the data, because a batch is a function of seed and step.
 """
 
 from __future__ import annotations
@@ -30,22 +30,28 @@ from lib.checkpoint.storage import check_shapes, read_metadata, reason
 from lib.model import GPT, GPTConfig
 from lib.train_config import TrainConfig
 
-VERSION = 1  # of what is in a checkpoint; a larger one is of a newer lib
+VERSION = 1  # of the format of a checkpoint; a newer lib has a larger version
 RUN = "run.json"
-DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype")  # what losses follow from, beside the model
+DECISIVE = (
+    "global_batch",
+    "lr",
+    "max_norm",
+    "seed",
+    "dtype",
+)  # settings that determine the losses, besides the model
 
 
 class BrokenCheckpoint(CheckpointError):
-    """A checkpoint that was complete, and is no longer."""
+    """A checkpoint that was complete and is damaged."""
 
 
 def path_of(folder: str, step: int) -> str:
-    """Where the checkpoint after so many steps is, once it is complete."""
+    """The path of the complete checkpoint after `step` steps."""
     return os.path.join(folder, f"step-{step:08d}")
 
 
 def hidden(path: str) -> str:
-    """Where it is before, and when it is removed."""
+    """The hidden path of a checkpoint while it is written or removed."""
     return os.path.join(os.path.dirname(path), "." + os.path.basename(path))
 
 
@@ -60,7 +66,7 @@ def step_of(path: str) -> int:
 
 
 def publish(path: str, run: dict, keep: int) -> None:
-    """Rank 0, when all ranks have written: from here on the checkpoint exists; of the older ones, the last are kept."""
+    """Publish a written checkpoint, on rank 0: rename it, and remove all but the newest `keep`."""
     with open(os.path.join(hidden(path), RUN), "w", encoding="utf-8") as file:
         json.dump({"version": VERSION} | run, file)
         file.flush()
@@ -74,7 +80,7 @@ def publish(path: str, run: dict, keep: int) -> None:
 
 
 def _sync(folder: str) -> None:
-    """Names in a folder are on the disk only when the folder is."""
+    """Write a folder to the disk, and so the names in it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -83,7 +89,7 @@ def _sync(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Of a run that died; the folder is there afterwards."""
+    """Remove hidden folders of a run that died; make the folder if needed."""
     os.makedirs(folder, exist_ok=True)
     for name in os.listdir(folder):
         if re.fullmatch(r"\.step-\d{8,}", name):
@@ -96,7 +102,7 @@ def remove_leftovers(folder: str) -> None:
 
 
 def check_can_write(folder: str) -> None:
-    """Make the folder if it is not there; fail now rather than after hours of training.
+    """Make the folder if needed, and check that it is writable, before hours of training.
 
     Raises:
         ValueError: nothing can be written there.
@@ -112,21 +118,21 @@ def check_can_write(folder: str) -> None:
 
 
 def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
-    """The checkpoint that a run goes on from; None if it begins afresh. Reads no tensor, and starts nothing.
+    """The checkpoint that a run continues from; None for a new run. Reads no tensor.
 
     Args:
-        resume: a checkpoint, or "auto" for the newest in `folder`, if there is one. Where that is damaged, the one
-            before it is taken, as a run that restarts at night should go on; the damaged one is set aside, and named.
+        resume: a checkpoint, or "auto" for the newest in `folder`, if any. A damaged checkpoint is renamed and
+            reported, and "auto" takes the previous one, so that a run that restarts at night continues.
 
     Raises:
-        ValueError: it cannot go on from there, or would write among checkpoints of another run.
+        ValueError: the run cannot continue from it, or would write into a folder of a different run.
     """
     found = complete(folder)
     if resume is None:
         if found:
             raise ValueError(
-                f"{folder} has checkpoints up to step {step_of(found[-1])}: go on from there with --resume auto, or "
-                "give another folder to --checkpoint"
+                f"{folder} has checkpoints up to step {step_of(found[-1])}: continue from there with --resume auto, or "
+                "give a different folder to --checkpoint"
             )
         return None
     if resume != "auto":
@@ -134,8 +140,8 @@ def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
         newer = [path for path in found if step_of(path) > run_of(resume)["step"]]
         if newer:
             raise ValueError(
-                f"--resume {resume}: {newer[-1]} is newer, and would be what --resume auto goes on from later; move it "
-                "away, or give another folder to --checkpoint"
+                f"--resume {resume}: {newer[-1]} is newer, so a later --resume auto would continue from it; move it "
+                "away, or give a different folder to --checkpoint"
             )
         return resume
     broken: list[tuple[str, str]] = []
@@ -147,35 +153,35 @@ def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
             continue
         for damaged, why in broken:
             os.rename(damaged, damaged + ".broken")
-            print(f"{why}; it is set aside as {damaged}.broken, going on from {path}", file=sys.stderr)
+            print(f"{why}; renamed to {damaged}.broken; continuing from {path}", file=sys.stderr)
         return path
     if broken:
-        raise ValueError(f"none of the {len(broken)} checkpoints in {folder} is whole: {broken[0][1]}")
+        raise ValueError(f"none of the {len(broken)} checkpoints in {folder} is complete: {broken[0][1]}")
     return None
 
 
 def run_of(path: str) -> dict:
-    """What a checkpoint says of its run.
+    """Read the data about the run of a checkpoint.
 
     Raises:
-        CheckpointError: it is no checkpoint, or one of a newer version.
-        BrokenCheckpoint: what it says cannot be read.
+        CheckpointError: it is not a checkpoint, or has a newer version.
+        BrokenCheckpoint: this data cannot be read.
     """
     try:
         with open(os.path.join(path, RUN), encoding="utf-8") as file:
             run = json.load(file)
         version = run["version"]
     except OSError as error:
-        raise CheckpointError(f"{path} is no checkpoint: {RUN} in it cannot be read: {reason(error)}") from None
+        raise CheckpointError(f"{path} is not a checkpoint: its {RUN} cannot be read: {reason(error)}") from None
     except (ValueError, KeyError, TypeError):
-        raise BrokenCheckpoint(f"{path} is damaged: its {RUN} is cut short") from None
+        raise BrokenCheckpoint(f"{path} is damaged: its {RUN} is truncated") from None
     if version > VERSION:
-        raise CheckpointError(f"{path} is of version {version}, and this lib reads up to {VERSION}; use a newer lib")
+        raise CheckpointError(f"{path} has version {version}, and this lib reads up to {VERSION}; use a newer lib")
     return run
 
 
 def _check(path: str, config: TrainConfig) -> None:
-    """Whether this run can go on from a checkpoint: whole, and of the same model and optimizer."""
+    """Check that this run can continue from a checkpoint: complete, with the same model and optimizer."""
     run = run_of(path)
     try:
         metadata = read_metadata(path)
@@ -195,10 +201,12 @@ def _check(path: str, config: TrainConfig) -> None:
     for field in fields(GPTConfig):
         here, there = asdict(config.model)[field.name], run["config"]["model"].get(field.name, field.default)
         if here != there and field.name != "dropout":
-            raise CheckpointError(f"{path} is of another model: {field.name}={there} there, and {here} here")
+            raise CheckpointError(f"{path} is of a different model: {field.name}={there} there, and {here} here")
     if run["step"] > config.steps:
-        raise CheckpointError(f"{path} has {run['step']} steps behind it, more than steps={config.steps}; use more")
+        raise CheckpointError(f"{path} has {run['step']} finished steps, more than steps={config.steps}; use more")
     ours, theirs = asdict(config), run["config"]
     other = [f"{name}={ours[name]} (was {theirs[name]})" for name in DECISIVE if ours[name] != theirs.get(name)]
     if other:
-        print(f"{path}: goes on with {', '.join(other)}, so its losses are not those of one run", file=sys.stderr)
+        print(
+            f"{path}: continues with {', '.join(other)}, so its losses differ from those of one run", file=sys.stderr
+        )

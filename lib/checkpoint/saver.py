@@ -1,13 +1,12 @@
-"""When a run saves: every N steps while it goes on, and at its end; and how it goes on later.
+"""When a run saves: every few steps and at its end; and how it resumes.
 
-The problem: to save takes as long as many steps, and if every rank waits for the disk, so does the cluster.
-The idea: a copy is taken, which takes as long as memory does, and a thread writes it while training goes on. Threads
-that communicate beside training are a way to deadlocks, so this one never does. Who has finished writing is told with
-what ranks tell each other after each step anyway: two numbers, the largest of all ranks'. When nobody writes any more,
-rank 0 gives the checkpoint its name.
+The problem: a save takes as long as many steps, and if every rank waits for the disk, the cluster is idle.
+The idea: copy the state in memory, and let a thread write it while training continues. Threads that communicate during
+training can deadlock, so this thread never does. The ranks learn whether all have finished from one all-reduce (max) of
+two numbers after each step. When no rank is writing, rank 0 gives the checkpoint its name.
 
-A run that stops early, as it was asked to, saves first. One that is killed loses what came after the last complete
-checkpoint: at most `checkpoint_every` steps and those during which it was written.
+A run that is asked to stop saves first. A run that is killed loses the steps since the last complete checkpoint: at
+most `checkpoint_every` and those during which it was written.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from lib.parallel import ParallelGPT
 
 
 class Saver:
-    """Saves a run, on every rank of it. A context: in it, Ctrl-C and SIGTERM are a wish to stop.
+    """Saves a run, on all its ranks. A context: inside it, Ctrl-C and SIGTERM are requests to stop.
 
     after a step: one all-reduce of two numbers, 8 bytes. A save: one all-gather of plans, and two of outcomes.
 
     Args:
-        model: with all ranks' pieces.
-        settings: rank 0's count.
-        config: of the run, to be read by people.
+        model: the model, with the pieces of this rank.
+        settings: where and how often; those of rank 0 count.
+        config: settings of the run, for readers.
 
     Attributes:
         stopped_by: number of the signal that all ranks stopped for; 0 otherwise.
@@ -59,13 +58,13 @@ class Saver:
         self._signals.__exit__()
 
     def resume(self, report: dict) -> int:
-        """Go on from the chosen checkpoint: fill the model, and the report with what it had by then.
+        """Continue from the chosen checkpoint: fill the model and the report.
 
         Returns:
-            How many steps are done.
+            The number of finished steps.
 
         Raises:
-            CheckpointError: the checkpoint cannot be read, or has another kind of optimizer.
+            CheckpointError: the checkpoint cannot be read, or has a different kind of optimizer.
         """
         if self.world.rank == 0:
             folder.remove_leftovers(self.settings.checkpoint)
@@ -83,11 +82,11 @@ class Saver:
         return run["step"]
 
     def after(self, step: int, report: dict, is_last: bool) -> bool:
-        """Between two steps: save if it is time; whether to stop, the same on all ranks.
+        """Save between two steps if it is time; return whether to stop, equal on all ranks.
 
         Args:
-            step: how many are done.
-            report: what the run has measured so far, on rank 0.
+            step: number of finished steps.
+            report: the measurements so far, on rank 0.
         """
         wish = self._signals.number
         if self.world.rank == 0:
@@ -105,7 +104,7 @@ class Saver:
         return bool(self.stopped_by)
 
     def _warn(self, problem: str) -> None:
-        """Training goes on without a checkpoint: the next one may find room."""
+        """Print a warning and continue: the next checkpoint may succeed."""
         if problem and self.world.rank == 0:
             print(f"\n{problem}", file=sys.stderr)
 
@@ -122,7 +121,7 @@ class Saver:
         self._save = Save(self.model, folder.hidden(self._path))
 
     def _finish(self) -> str:
-        """Wait for the save that is under way, if any, and give it its name; why that failed, or ""."""
+        """Wait for the save in progress, if any, and give it its name; return why it failed, or ""."""
         if self._save is None:
             return ""
         problem, self._save = self._save.finish(), None

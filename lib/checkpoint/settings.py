@@ -1,4 +1,4 @@
-"""What there is to say about checkpoints before there is any; nothing here loads what writes them."""
+"""Settings of checkpoints; this file does not load the code that writes them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from lib.layout import whole_number
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, or that is of something else."""
+    """A checkpoint that cannot be read, or that is of a different run or model."""
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where, and how often.
+    """Where and how often to save.
 
     Args:
-        checkpoint: folder for checkpoints of this run, and of no other; Ctrl-C and SIGTERM then save before they end
-            it.
-        checkpoint_every: steps between two; the last step is saved in any case.
-        keep: so many of the newest checkpoints.
-        resume: the checkpoint to go on from, under any layout; auto is the newest, or to begin afresh if there is none.
+        checkpoint: folder for checkpoints of this run only; Ctrl-C and SIGTERM then save before they end the run.
+        checkpoint_every: steps between two checkpoints; the last step is always saved.
+        keep: number of newest checkpoints to keep.
+        resume: the checkpoint to continue from, under any layout; auto is the newest, or a new run if there is none.
 
     Raises:
-        ValueError: a number that makes no sense.
+        ValueError: an invalid number.
     """
 
     checkpoint: str

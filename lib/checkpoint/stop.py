@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM as a wish: a run stops after the step that it is in, and saves.
+"""Ctrl-C and SIGTERM as requests: a run stops after the current step, and saves.
 
-The problem: a signal ends a process wherever it is, on one rank earlier than on another. Ranks that stop after
-different steps wait for each other for ever, or save what never was together.
-The idea: a signal only leaves a number, at which the rank looks between two steps. Ranks then take the largest that any
-of them has, so all stop after the same one. Ranks that `lib.launch.run` started get no signal of the terminal; the
-process that started them passes it on as a file in the folder of checkpoints, which rank 0 looks for.
+The problem: a signal ends each process at a different place. Ranks that stop after different steps wait for each other
+forever, or save an inconsistent state.
+The idea: a signal only stores a number, which the rank checks between two steps. The ranks take the maximum over all
+ranks, so all stop after the same step. Ranks that `lib.launch.run` started get no signal of the terminal; the process
+that started them passes it on as a file in the folder of checkpoints, which rank 0 looks for.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ STOP = "stop"  # name of the file
 
 
 class Signals:
-    """A context: in it the first Ctrl-C, and each SIGTERM, is a wish to stop; a second Ctrl-C is what it was before.
+    """A context: inside it the first Ctrl-C, and each SIGTERM, is a request to stop; a second Ctrl-C acts as usual.
 
     Args:
-        wish: what is to be done with the signal's number, besides keeping it.
+        wish: function called with the number of the signal.
 
     Attributes:
-        number: of the signal that came; 0 before.
+        number: number of the received signal; 0 before.
     """
 
     def __init__(self, wish: Callable[[int], None] = lambda number: None) -> None:
@@ -34,7 +34,7 @@ class Signals:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # no other thread may
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             for number in SIGNALS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._came)
@@ -52,13 +52,13 @@ class Signals:
 
 
 def pass_on(folder: str) -> Signals:
-    """A context for the process that has started ranks: a signal becomes a file that they look for."""
+    """A context for the process that started the ranks: it writes a signal to a file, which rank 0 checks."""
 
     def write(number: int) -> None:
         path = os.path.join(folder, STOP)
         with open(path + ".new", "w") as file:
             file.write(str(number))
-        os.replace(path + ".new", path)  # nobody reads it before the number is in it
+        os.replace(path + ".new", path)  # it is not read before it is complete
 
     return Signals(write)
 

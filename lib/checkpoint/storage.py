@@ -1,4 +1,4 @@
-"""What a checkpoint holds, written and read by `torch.distributed.checkpoint` (DCP).
+"""The content of a checkpoint, written and read by `torch.distributed.checkpoint` (DCP).
 
 DCP stores tensors by name, each as any boxes of it, and reads any boxes back: its *planner* says which boxes a rank
 has, its *storage* where they are in which file. Both are used as they are; what this file adds is the boxes of *our*
@@ -8,10 +8,10 @@ parameters and of their optimizer state, by serial name:
     optimizer.blocks.0.attention.qkv.weight.exp_avg       state of its shape, cut as the parameter is
     optimizer.blocks.0.attention.qkv.weight.step          state that is one number, stored once
 
-A box that several ranks have is written by one of them. So a checkpoint is as large as the model with its optimizer,
-12 bytes a parameter for Adam in float32, whatever the layout; and 1 to 2 kB for each box.
+A box on several ranks is written by one of them. So a checkpoint has the size of the model and its optimizer state, 12
+bytes per parameter for Adam in float32, in any layout, plus 1 to 2 kB per box.
 
-DCP keeps its list of boxes as a pickle, which may run any code when it is read: read only what you trust.
+DCP stores its list of boxes as a pickle, which may run any code when it is read: read only files that you trust.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ WEIGHT, STATE = "model.", "optimizer."
 
 @dataclass
 class Stored:
-    """A tensor of a checkpoint: its whole shape, and the boxes of it that this rank has."""
+    """A tensor of a checkpoint: its full shape, and its boxes on this rank."""
 
     shape: torch.Size
     boxes: dict[Box, Tensor]
 
 
 def contents(model: ParallelGPT) -> dict[str, Stored]:
-    """What this rank has to save, by name; the tensors are views of what the model and its optimizer hold."""
+    """The tensors to save on this rank, by name; they are views of model and optimizer state."""
     found: dict[str, Stored] = {}
     for piece in model.pieces():
         name, shape = piece.fact.name, model.shapes[piece.fact.name]
@@ -65,7 +65,7 @@ def contents(model: ParallelGPT) -> dict[str, Stored]:
 
 
 def _cut(piece: Piece, values: Tensor, shape: torch.Size) -> Stored:
-    """Values side by side with the piece's own, as boxes of the whole parameter."""
+    """Values in the layout of a piece, as boxes of the full parameter."""
     fact = piece.fact
     return Stored(shape, dict(boxes_of_part(values, piece.span, fact.parameter.shape, fact.placement, fact.cut_over)))
 
@@ -75,7 +75,7 @@ def _whole(x: Tensor) -> Stored:
 
 
 def gather(mine: object, world: Group) -> list:
-    """What each rank says, on every rank."""
+    """All-gather an object of each rank."""
     said = [mine]
     if world.size > 1:
         said = [None] * world.size
@@ -87,9 +87,10 @@ def gather(mine: object, world: Group) -> list:
 
 
 class Save:
-    """One checkpoint on its way to a folder. All ranks make it, and all call `finish`.
+    """One save of a checkpoint to a folder. All ranks make it, and all call `finish`.
 
-    A copy is taken here, so training may go on at once. A thread writes this rank's file; it never communicates.
+    The state is copied first, so training can continue immediately. A thread writes the file of this rank, without
+    communication.
     """
 
     def __init__(self, model: ParallelGPT, folder: str) -> None:
@@ -98,10 +99,10 @@ class Save:
         self._planner.set_up_planner(contents(model))
         plans, self._metadata = self._planner.create_global_plan(
             gather(self._planner.create_local_plan(), self.world)
-        )  # each rank works out the same
+        )  # each rank computes the same
         plan = self._planner.finish_plan(self._writer.prepare_global_plan(plans)[self.world.rank])
         self._planner.take_copies(plan)
-        self._said: object = None  # what was written, or why not
+        self._said: object = None  # the result of writing, or the error
         self._thread = threading.Thread(target=self._write, args=(plan,), daemon=True)
         self._thread.start()
 
@@ -109,19 +110,19 @@ class Save:
         try:
             self._writer.prepare_local_plan(plan)  # makes the folder
             self._said = self._writer.write_data(plan, self._planner).value()
-        except Exception as error:  # of a disk, or of DCP: every rank must hear of it
+        except Exception as error:  # of a disk, or of DCP: every rank must get it
             self._said = reason(error)
 
     @property
     def writes(self) -> bool:
-        """Whether this rank's file is on its way still."""
+        """Whether the thread is still writing the file of this rank."""
         return self._thread.is_alive()
 
     def finish(self) -> str:
         """Wait until all ranks have written; then rank 0 writes the list of all boxes.
 
         Returns:
-            Why there is no checkpoint; "" if there is one. The same on all ranks.
+            Why there is no checkpoint, or ""; equal on all ranks.
         """
         self._thread.join()
         said = gather(self._said, self.world)
@@ -135,12 +136,12 @@ class Save:
 
 
 def reason(error: Exception) -> str:
-    """What an error says; of the system's own, without its number."""
+    """The message of an error; for an OSError without its number."""
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Write items are the boxes; what is written are copies of them."""
+    """Plans to write copies of the boxes."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -160,7 +161,7 @@ class _SavePlanner(DefaultSavePlanner):
         return self.plan
 
     def take_copies(self, plan: SavePlan) -> None:
-        """Of what this rank writes; from here on the model may change."""
+        """Copy all tensors that this rank writes, so that the model may change."""
         here = {
             MetadataIndex(name, box.offset): x
             for name, stored in self.state_dict.items()
@@ -181,14 +182,14 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 
 def read_metadata(folder: str) -> Metadata:
-    """Which boxes a checkpoint has, and where.
+    """Read the list of boxes of a checkpoint.
 
     Raises:
-        CheckpointError: its list of them cannot be read.
+        CheckpointError: the list cannot be read.
     """
     try:
         return FileSystemReader(folder).read_metadata()
-    except Exception as error:  # unpickling what is cut short may say anything
+    except Exception as error:  # unpickling a truncated file may raise any error
         raise CheckpointError(f"{folder}/.metadata cannot be read: {reason(error)}") from None
 
 
@@ -199,10 +200,10 @@ def shapes_in(metadata: Metadata) -> dict[str, torch.Size]:
 
 
 def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: str) -> None:
-    """Whether a checkpoint is of a model with these parameters.
+    """Check that a checkpoint is of a model with these parameters.
 
     Raises:
-        CheckpointError: it is not; names the first that differs.
+        CheckpointError: it is not; the message names the first difference.
     """
     stored = shapes_in(metadata)
     for name in (*shapes, *stored):
@@ -210,26 +211,26 @@ def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: s
         if here != there:
             of_ours, of_its = ("no such parameter" if size is None else f"shape {size}" for size in (here, there))
             raise CheckpointError(
-                f"{folder} is of another model: {name} has {of_its} there, and {of_ours} here; use the sizes that it "
-                "was made with"
+                f"{folder} is of a different model: {name} has {of_its} there, and {of_ours} here; use the sizes "
+                "of the checkpoint"
             )
 
 
 @torch.no_grad()
 def restore(model: ParallelGPT, folder: str) -> None:
-    """Fill the model and its optimizer with this rank's boxes of a checkpoint, whatever layout it was saved under.
+    """Fill model and optimizer state with this rank's boxes of a checkpoint from any layout.
 
     All ranks must call it.
 
     Raises:
-        CheckpointError: it is of another model, or a file cannot be read; on every rank.
+        CheckpointError: it is of a different model, or a file cannot be read; raised on every rank.
     """
     problem = ""
     try:
         _read(model, folder)
     except CheckpointError as error:
         problem = str(error)
-    except Exception as error:  # torch.load of what is damaged may say anything
+    except Exception as error:  # torch.load of a damaged file may raise any error
         problem = f"{folder} cannot be read: {reason(error)}"
     if first := next(filter(None, gather(problem, model.mesh.world)), ""):
         raise CheckpointError(first)
@@ -268,7 +269,7 @@ def read_boxes(wanted: dict[str, Stored], metadata: Metadata, folder: str) -> No
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Read items are the stored boxes' overlaps with ours."""
+    """Plans to read the overlaps of stored boxes with the boxes of this rank."""
 
     def set_up_planner(
         self, state_dict: dict[str, Stored], metadata: Metadata | None = None, is_coordinator: bool = False

@@ -61,9 +61,8 @@ class LiveGPT:
         self.copied = rows > 1  # dim 1 of one row is in front already, so a gather along it needs no copy
         self.x = self.tokens * shape.d_model * itemsize  # whole
         self.between = self.x // tp if sequence_parallel else self.x  # between the parallel layers
-        self.stats = (
-            (1 if shape.llama else 2) * self.between // shape.d_model
-        )  # a norm's means and deviations, or roots
+        # The means and deviations of a norm, or its roots.
+        self.stats = (1 if shape.llama else 2) * self.between // shape.d_model
         self.mlp = self.tokens * shape.mlp_width // tp * itemsize
         self.up = 2 * self.mlp if shape.llama else self.mlp  # with the gate
         self.qkv = self.tokens * qkv_width(shape, tp) * itemsize

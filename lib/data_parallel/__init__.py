@@ -1,5 +1,6 @@
-"""Every rank takes a part of the batch, and all agree on the mean gradient: whole, or each its shard (ZeRO, FSDP).
+"""Data parallelism: every rank trains on its rows of the batch, and gradients are averaged, in full or in shards
+(ZeRO).
 
-May import `lib.mesh`, `lib.launch`, `lib.comm`, `lib.trace`, `lib.placement`, `lib.facts` and `lib.cost`.
-Must never know the other techniques: what a module holds is just parameters here.
+May import `lib.mesh`, `lib.launch`, `lib.comm`, `lib.trace`, `lib.placement`, `lib.facts` and `lib.cost`. Must never
+know the other techniques: here a module is a set of parameters.
 """

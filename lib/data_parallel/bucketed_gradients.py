@@ -1,14 +1,14 @@
-"""Gradients on their way to being sums: when each is sent, and in which order.
+"""Gradient buckets: when each bucket is sent during backward, and in which order.
 
-The problem: g = (1/N) Σ gᵢ is one line of mathematics. Done in one line of code after backward, every rank sits idle
-while all gradients travel, and a model of sixty tensors pays the latency of sixty messages.
+The problem: g = (1/n) Σ gᵢ is one line of mathematics. As one line of code after backward, every rank is idle while all
+gradients travel, and a model of sixty tensors pays the latency of sixty messages.
 
-The idea, in two steps. *Buckets*: copy gradients side by side into a few flat buffers and sum a buffer at once.
+The idea, in two steps. *Buckets*: copy gradients side by side into a few flat buffers, and sum each buffer in one call.
 *Overlap*: backward makes the last layer's gradients first, so the first bucket can travel while the rest is computed.
 
-What a bucket is, and whether its sum comes whole or scattered, is not known here: `Bucket` is all-reduced, a `Flat`
-(`flat.py`) is reduce-scattered. Nor are layers: a parameter is known by its `Fact`, which names the ranks to sum over.
-Parameters of other ranks to sum over, or of other pipeline stages, are in other buckets.
+This file does not depend on the kind of bucket: a `Bucket` is all-reduced, a `Flat` (`flat.py`) is reduce-scattered.
+Nor does it depend on layers: the `Fact` of a parameter names the ranks to sum over. Parameters with different ranks, or
+of different pipeline stages, are in separate buckets.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.2 and 4.2.
 """
@@ -30,28 +30,28 @@ from lib.mesh import Group
 
 BUCKET_BYTES = 4 * 2**20
 _SECOND = (
-    "a second gradient came for a parameter whose first may be under way: between two finish() only the last backward "
+    "a parameter got a second gradient while its first may be in flight: between two finish() only the last backward "
     "may run outside no_sync()"
 )
 
 
 class Gradients(GradientSums):
-    """Sums of whole buckets, started inside backward.
+    """Sum gradients in buckets, started inside backward.
 
     forward: no communication. backward: one sum per bucket, as soon as its gradients exist. finish: waits.
 
-    Buckets go from the last parameters to the first, which is about the order in which backward makes their
-    gradients, and are sent in the same order on all ranks even where gradients come in another.
+    Buckets go from the last parameters to the first, about the order in which backward computes gradients. All ranks
+    send them in this order, even if their gradients come in a different order.
 
-    Where a pipeline adds up gradients over many backwards, its schedule says which is a stage's last one, and when its
-    sums leave: `last_backward`, `start`.
+    If a pipeline adds up gradients over many backward passes, its schedule marks the last one of each stage and the
+    start of its sums: `last_backward`, `start`.
 
     Args:
         facts, op: as for `GradientSums`.
-        bucket_bytes: about how much a bucket holds, see `fill_buckets`.
-        make: from neighbouring parameters' facts to their bucket. Default: all-reduced (`Bucket`).
-        each: send the gradients of each backward, not of the last one only: a bucket then adds up what comes back.
-        one_at_a_time: let a sum arrive before the next one leaves: memory for one bucket on its way.
+        bucket_bytes: approximate size of a bucket, see `fill_buckets`.
+        make: function from the facts of neighbouring parameters to their bucket. Default: all-reduced (`Bucket`).
+        each: send the gradients of each backward instead of only the last; a bucket then adds up the sums.
+        one_at_a_time: wait for each sum before the next is started: memory for one bucket in flight.
     """
 
     def __init__(
@@ -67,9 +67,7 @@ class Gradients(GradientSums):
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
         self._lines: list[_Line] = []
-        self._went_back = (
-            False  # a backward that others may send has begun here, and has not been finished or given up
-        )
+        self._went_back = False  # the last backward of a step has begun, and was not finished or given up
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
         self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))
@@ -99,7 +97,7 @@ class Gradients(GradientSums):
 
     @property
     def syncs(self) -> bool:
-        """Whether what backward makes is sent as soon as a bucket is full."""
+        """Whether backward sends a bucket as soon as it is full."""
         return self._syncs
 
     @syncs.setter
@@ -114,7 +112,7 @@ class Gradients(GradientSums):
 
     @property
     def pending(self) -> list[comm.Pending]:
-        """Sums that are not waited for yet."""
+        """Sums in flight."""
         return [pending for line in self._lines for pending in line.pending]
 
     def _gradient_is_there(
@@ -151,7 +149,7 @@ class Gradients(GradientSums):
             line.sent = line.left = True
 
     def _send_the_rest(self, line: _Line) -> None:
-        """All buckets that backward has not filled, with what they have."""
+        """Send all buckets that backward did not fill, with the gradients that they hold."""
         for bucket in line.buckets[line.next :]:
             self._fill(line, bucket)
         self._send_full_buckets(line)
@@ -160,7 +158,7 @@ class Gradients(GradientSums):
         for i in bucket.missing:
             p = bucket.params[i]
             if p.grad is None:
-                p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
+                p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
             bucket.take(i, line.scale)
             if not p.requires_grad:
                 p.grad = None  # frozen since
@@ -168,14 +166,14 @@ class Gradients(GradientSums):
 
     @torch.no_grad()
     def no_more(self, bucket: Bucket) -> None:
-        """Backward is past this bucket's parameters: what has no gradient by now has no part in it."""
+        """Note that backward has passed this bucket: a parameter without a gradient will not get one."""
         line = self._line_of(self.facts[id(bucket.params[0])])
         if line.syncs:
             self._fill(line, bucket)
             self._send_full_buckets(line)
 
     def before_forward(self) -> None:
-        if self.each and self._through:  # of a microbatch that did not use all parameters, or none
+        if self.each and self._through:  # the last microbatch may not have used all parameters
             for line in self._lines:
                 if line.begun or self._went_back and not line.sent:
                     self._send_the_rest(line)
@@ -193,19 +191,19 @@ class Gradients(GradientSums):
         self._went_back = self._went_back or self._syncs
 
     def last_backward(self, stage: int) -> None:
-        """The next backward of this stage is its last before `start`: its buckets leave as they fill."""
+        """Note that the next backward of this stage is its last before `start`: send its buckets as they fill."""
         for line in self._lines:
             line.closed.add(stage)
             line.syncs = line.syncs or line.stages <= line.closed and not (self.each and line.crosses)
 
     @torch.no_grad()
     def start(self, stage: int) -> list[comm.Pending]:
-        """The stage's last backward is through: what it has left leaves now; the sums that are under way."""
+        """Send the rest of the stage's buckets after its last backward; return the sums in flight."""
         under_way: list[comm.Pending] = []
         for line in self._lines:
             line.started.add(stage)
-            if line.stages <= line.started and not (self.each and line.crosses):  # those once, with finish
-                if not line.left or line.begun:  # not all has left inside backward
+            if line.stages <= line.started and not (self.each and line.crosses):  # these are sent once, in finish
+                if not line.left or line.begun:  # some buckets were not sent inside backward
                     self._send_the_rest(line)
                 line.syncs, line.left = self._syncs, False
                 line.closed.clear()
@@ -235,12 +233,12 @@ class Gradients(GradientSums):
             line.begin_again()
             line.syncs = self._syncs
             line.sent = line.left = False
-            line.closed.clear()  # of two stages that share a weight one may be ahead when the step ends
+            line.closed.clear()  # of two stages that share a weight, one may be ahead when the step ends
             line.started.clear()
 
     def give_up(self) -> None:
         for line in self._lines:
-            # Others may wait for sums of what this rank has not come to, or had no part in at all.
+            # Other ranks may wait for sums of parameters that this rank did not reach or does not use.
             if line.begun or self._went_back and not line.sent:
                 self._send_the_rest(line)
         self._end_lines()
@@ -254,19 +252,19 @@ class Gradients(GradientSums):
 
 
 class _Line:
-    """Buckets of one group and the same stages, sent one behind the other."""
+    """Buckets with the same group and stages, sent one after the other."""
 
     def __init__(self, group: Group, stages: frozenset[int], scale: Tensor, crosses: bool) -> None:
         self.group, self.stages, self.scale, self.crosses = group, stages, scale, crosses
         self.buckets: list[Bucket] = []
         self.labels: list[str] = []
         self.pending: list[comm.Pending] = []
-        self.next = 0  # the bucket that must be sent next
+        self.next = 0  # the bucket to send next
         self.syncs = True
-        # All that there was has left, in this step, and since the last `start`; only where each backward is sent.
+        # Whether all buckets were sent, in this step and since the last `start`; only if each backward is sent.
         self.sent = self.left = False
-        self.closed: set[int] = set()  # stages whose last backward has begun
-        self.started: set[int] = set()  # ... and is through
+        self.closed: set[int] = set()  # stages whose last backward began
+        self.started: set[int] = set()  # ... and ended
 
     @property
     def begun(self) -> bool:

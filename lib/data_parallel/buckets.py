@@ -1,6 +1,6 @@
-"""Gradients side by side: one message for many tensors, as large as one likes.
+"""Gradients side by side in a bucket: one message for many tensors.
 
-A bucket is what `Gradients` sends at once. This one is all-reduced; of a `Flat` (`flat.py`) each rank gets its shard.
+`Gradients` sends a bucket in one call. This bucket is all-reduced; a `Flat` (`flat.py`) is reduce-scattered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lib.cost.tensors import bucket_shares
 from lib.facts import Fact
 from lib.mesh import Group
 
-ONE = torch.ones([], dtype=torch.float64)  # scales are tensors, as torch would make each number into one, each time
+ONE = torch.ones([], dtype=torch.float64)  # a tensor: torch would convert a number at each use
 
 
 class Bucket:
@@ -24,7 +24,7 @@ class Bucket:
 
     def __init__(self, facts: Sequence[Fact]) -> None:
         self.params = [fact.parameter for fact in facts]
-        self.pieces = {fact.name: fact.parameter for fact in facts}  # what an optimizer steps
+        self.pieces = {fact.name: fact.parameter for fact in facts}  # the optimizer steps these
         sizes = [p.numel() for p in self.params]
         self.flat = self.params[0].new_zeros(sum(sizes))
         pieces = self.flat.split(sizes)
@@ -32,15 +32,15 @@ class Bucket:
         self.missing = set(range(len(self.params)))  # no gradient yet
 
     def check_in_place(self) -> None:
-        """Whether each parameter is still where the optimizer's step will reach it; here they lie anywhere."""
+        """Nothing to check here: parameters keep their own memory."""
 
     def take(self, i: int, scale: Tensor) -> None:
-        """Copy gradient i to its place in the bucket, scaled on the way."""
+        """Copy gradient i to its place in the bucket, multiplied by `scale`."""
         torch.mul(self.params[i].grad, scale, out=self.views[i])
         self.params[i].grad = self.views[i]
 
     def keep(self, i: int) -> None:
-        """Let gradient i grow further, as more microbatches come."""
+        """Keep gradient i, to which later microbatches add."""
         if self.params[i].grad is not self.views[i]:
             self.take(i, ONE)
 
@@ -48,36 +48,36 @@ class Bucket:
         return comm.all_reduce_start(self.flat, group, "sum", out=self.flat)
 
     def summed(self) -> None:
-        """The sum is there."""
+        """Note that the sum has arrived."""
 
     def has_sum(self) -> bool:
-        """After `summed`: whether the sum is there still, and no optimizer has cleared it."""
+        """Whether the sum has arrived, and no optimizer has cleared it since."""
         return any_gradient(self.params)
 
     def drop(self) -> None:
-        """The step is given up."""
+        """Drop the gradients of a step that was given up."""
 
     def held(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
         """Each gradient, and how its square is counted."""
         for p in self.params:
             yield p.grad, lambda p=p: facts[id(p)].square(p.grad)
 
-    # What `ShardedOptimizer` asks of every bucket; here each rank has all, and steps it.
+    # The interface for `ShardedOptimizer`; here each rank holds and steps all parameters.
 
     def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What the optimizer gets of each parameter."""
+        """Names and tensors for the optimizer."""
         yield from self.pieces.items()
 
     def gradients_to_pieces(self) -> None:
-        """Before the step: each piece gets its gradient."""
+        """Give each tensor its gradient, before the step."""
 
     def after_step(self) -> None:
-        """The gradients are used up."""
+        """Note that the step used the gradients."""
         for p in self.params:
             p.grad = None
 
     def publish(self) -> comm.Pending | None:
-        """Let every rank see the new parameters."""
+        """Send new parameters to all ranks; nothing to send here."""
 
 
 def any_gradient(params: Iterable[nn.Parameter]) -> bool:
@@ -86,9 +86,9 @@ def any_gradient(params: Iterable[nn.Parameter]) -> bool:
 
 
 def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Neighbours of one dtype and device, in the order of `params`, in equal shares of about `bucket_bytes`.
+    """Split parameters into buckets: neighbours of one dtype and device, in equal shares of about `bucket_bytes`.
 
-    So no small bucket is left over at the end, to pay for a message of its own.
+    So no small bucket remains at the end that would need a separate message.
     """
     buckets: list[list[nn.Parameter]] = []
     for _, neighbours in groupby(params, key=lambda p: (p.dtype, p.device)):

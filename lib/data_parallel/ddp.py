@@ -1,10 +1,10 @@
-"""Data parallelism: the same model on every rank, other rows of the batch, one averaged gradient.
+"""Data parallelism: the same model on every rank, different rows of the batch, one averaged gradient.
 
-Every rank starts with rank 0's weights, computes the gradient of its own rows, and steps with the mean over all ranks:
-so replicas stay equal, and the whole is one step on all rows. `NaiveDDP` sends each gradient after backward,
-`BucketedDDP` sends buckets inside backward (`bucketed_gradients.py`). Both are used the same way:
+Every rank starts with the weights of rank 0, computes the gradient of its own rows, and steps with the mean over all
+ranks. So replicas stay equal, and together they take one step on all rows. `NaiveDDP` sends each gradient after
+backward, `BucketedDDP` sends buckets inside backward (`bucketed_gradients.py`). Both are used the same way:
 
-    model = BucketedDDP(GPT(config), group)   # all ranks now have rank 0's weights
+    model = BucketedDDP(GPT(config), group)   # all ranks now hold the weights of rank 0
     loss_of(model(inputs)).backward()         # communication starts in here
     model.finish()                            # from here on p.grad is the average, equal on all ranks
     optimizer.step()
@@ -29,13 +29,13 @@ from lib.mesh import Group
 
 
 class DataParallel(nn.Module):
-    """A module on its data-parallel ranks, around whatever sums its gradients.
+    """A module on its data-parallel ranks, with an object that sums its gradients.
 
     Args:
-        module: this rank's copy.
+        module: the module on this rank.
         group: the data-parallel ranks.
-        gradients: of that module, summed over them.
-        counts_over: the ranks that a gradient's norm is spread over. Default: each has all of it.
+        gradients: sums the gradients of the module over the group.
+        counts_over: ranks over which the norm of the gradients is summed. Default: each rank holds all of them.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class DataParallel(nn.Module):
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that get a gradient; a tied one comes once."""
+        """The parameters that get a gradient; a tied parameter once."""
         return self.gradients.trained
 
     @property
     def buckets(self) -> list:
-        """Of the gradients, in the order in which they are sent."""
+        """The gradient buckets, in the order in which they are sent."""
         return self.gradients.buckets
 
     @property
     def syncs(self) -> bool:
-        """Whether the next backward is the last before finish(); no_sync() says that it is not."""
+        """Whether the next backward is the last before finish(); False inside no_sync()."""
         return self.gradients.syncs
 
     @syncs.setter
@@ -89,20 +89,20 @@ class DataParallel(nn.Module):
     def finish(self) -> None:
         """Return when p.grad is the averaged gradient on every rank; after it, replicas agree bit by bit.
 
-        Call it before any other communication of this group, as ranks may differ in what they have sent so far. A
-        parameter that took no part in this rank's loss counts as zero, and so it does if that holds on every rank.
+        Call it before any communication of this group, because ranks may have sent different buckets so far. A
+        parameter that this rank's loss does not use counts as zero, also if no rank uses it.
 
         Raises:
-            RuntimeError: a parameter got a gradient that nobody averages.
+            RuntimeError: a parameter got a gradient that is not averaged.
         """
         self.gradients.check_all_known(self.module)
         self.gradients.finish()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
+        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm before scaling.
 
-        The norm is that of the averaged gradient: clipping before the average would be another algorithm. Where every
-        rank has all of it, it is the same on each, so no communication is needed.
+        It is the norm of the averaged gradient; clipping before the average is a different algorithm. If every rank
+        holds all gradients, no communication is needed.
 
         Raises:
             RuntimeError: the gradients are not averaged yet.
@@ -110,7 +110,7 @@ class DataParallel(nn.Module):
         return self.gradients.clip(self._counts_over, max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the step's gradients, also those that are under way."""
+        """Clear the gradients, including buckets in flight."""
         self.gradients.give_up()
         super().zero_grad(set_to_none)
 
@@ -119,14 +119,14 @@ class NaiveDDP(DataParallel):
     """One all-reduce per parameter, all of them after backward: `NaiveGradients`.
 
     Args:
-        module: this rank's copy; its parameters and buffers are overwritten by those of the group's rank 0.
+        module: the module on this rank; its parameters and buffers are overwritten by those of rank 0 of the group.
         group: the data-parallel ranks.
-        op: `"mean"` where each rank's loss is a mean over its own rows, as many on each rank; `"sum"` where it has
-            already been divided by the global count (`global_mean`). What `p.grad` held before is summed with it:
-            start each step with `zero_grad()`.
+        op: `"mean"` if the loss of each rank is a mean over its own rows, equally many on each rank; `"sum"` if it is
+            already divided by the global count (`global_mean`). Gradients in `p.grad` from before are summed too: start
+            each step with `zero_grad()`.
 
     Raises:
-        ValueError: unknown op, nothing to train, or a parameter that another wrapper averages already.
+        ValueError: unknown op, nothing to train, or a parameter that a different wrapper already averages.
     """
 
     def __init__(self, module: nn.Module, group: Group, op: str = "mean") -> None:
@@ -136,7 +136,7 @@ class NaiveDDP(DataParallel):
 
 
 class BucketedDDP(DataParallel):
-    """All-reduces of whole buckets, started inside backward: `Gradients`.
+    """One all-reduce per bucket, started inside backward: `Gradients`.
 
     Together 2(n−1)/n · Ψ elements per rank, as in `NaiveDDP`, in about Ψ/bucket messages instead of one per tensor.
 
@@ -152,20 +152,20 @@ class BucketedDDP(DataParallel):
 
 
 def replicas(module: nn.Module, group: Group, copies: int = 1) -> Iterator[Fact]:
-    """The facts of a module that is whole on every rank of a group: gradients are sums over it.
+    """The facts of a module that is replicated on every rank of a group: its gradients are sums over the group.
 
     Args:
-        copies: of each number, among the ranks over which a norm is summed.
+        copies: ranks with the same parameter among those over which a norm is summed.
     """
     return (Fact(name, p, group, copies=copies) for name, p in module.named_parameters())
 
 
 @torch.no_grad()
 def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) -> None:
-    """Overwrite parameters and buffers by those of the group's rank 0.
+    """Overwrite parameters and buffers by those of rank 0 of the group.
 
     Averaged gradients keep replicas equal only if they start equal. Later changes of buffers (the running means of a
-    batch norm) stay each rank's own.
+    batch norm) stay local to a rank.
 
     Args:
         parameters: False: buffers only.
@@ -174,14 +174,14 @@ def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) 
 
 
 def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:
-    """This rank's part of the mean over all tokens: Σ losses / Σ count.
+    """This rank's term of the mean over all tokens: its losses / Σ count.
 
-    The parts add up to the global mean, and so do their gradients: use `op="sum"`. With other numbers of tokens on
-    each rank, a mean of means is another number.
+    The terms add up to the global mean, and so do their gradients: use `op="sum"`. If ranks hold different numbers of
+    tokens, a mean of means is wrong.
 
     Args:
         loss_sum: sum of this rank's token losses, [].
-        count: how many those are.
+        count: the number of these tokens.
 
     Raises:
         ValueError: no rank has any token.

@@ -1,15 +1,15 @@
-"""Parameters side by side, in one tensor that n ranks share out evenly.
+"""Parameters side by side in one flat tensor, of which each of n ranks owns an equal shard.
 
-The problem: to share a model's state out over n ranks, somebody must own each number. Whole parameters cannot be shared
+The problem: to shard model states over n ranks, each element needs an owner. Full parameters cannot be distributed
 evenly: one rank gets the embedding, another a bias.
-The idea: forget where parameters begin. Lay them side by side in one flat tensor, add zeros until n divides its length,
-and cut it into n equal pieces, wherever the cuts may fall:
+The idea: ignore the boundaries of parameters. Put them side by side in one flat tensor, add zeros until n divides its
+length, and cut it into n equal shards:
 
-    whole    [ p0     | p1 | p2           | p3  | 0 0 ]     S numbers, a multiple of n
-    shards   [ rank 0     | rank 1      | rank 2      ]     S/n numbers each
+    whole    [ p0     | p1 | p2           | p3  | 0 0 ]     S elements, a multiple of n
+    shards   [ rank 0     | rank 1      | rank 2      ]     S/n elements each
 
-What a rank owns of parameter i is the overlap of p_i with its shard: all of it, some of it, or nothing. That suits
-every optimizer that treats each number by itself, as SGD and Adam do.
+A rank owns the overlap of parameter i with its shard: all of it, some of it, or nothing. This suits every elementwise
+optimizer, such as SGD and Adam.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
 class Flat:
     """Some parameters, and this rank's shard of them.
 
-    To `Gradients` it is a bucket: `take` lays a gradient into its place, `missing` says which have not come, `send`
-    starts a reduce-scatter.
+    For `Gradients` it is a bucket: `take` copies a gradient to its place, `missing` holds the indices of the others,
+    `send` starts a reduce-scatter.
 
     Args:
         named: the parameters, by name; of one dtype and device.
-        group: the ranks that share them.
-        dtype: of `whole`, to compute in. Where it is not the parameters' own, the optimizer works on `master`, sharded,
-            in their own precision: master weights.
-        gradients_stay: so that `shard.grad` may be a view into `whole.grad`. Otherwise p.grad ends with `take`, and
-            sums are added to `shard.grad` as they come.
-        whole_stays: so that `shard` is a view into `whole`. Otherwise a rank has no more than its shard, until
-            somebody gives `whole` its memory (`lib/data_parallel/fsdp.py`).
+        group: the ranks that shard them.
+        dtype: dtype of `whole`, for computing. If it differs from the parameters' dtype, the optimizer steps `master`,
+            a shard in the original precision: master weights.
+        gradients_stay: keep all gradients, with `shard.grad` a view into `whole.grad`. Otherwise `take` frees p.grad,
+            and sums are added to `shard.grad`.
+        whole_stays: keep all parameters, with `shard` a view into `whole`. Otherwise a rank holds only its shard until
+            `whole` is unsharded (`lib/data_parallel/fsdp.py`).
 
     Attributes:
-        whole: [S], parameters side by side; `whole.grad` all their gradients, while they are there.
-        shard: [S/n], this rank's, in `dtype`; `shard.grad` its gradient, summed over the ranks.
-        master: [S/n], the same in the parameters' own dtype; the same tensor if that is `dtype`.
-        pieces: name → what `master` holds of that parameter, flat: what the optimizer gets.
+        whole: [S], parameters side by side; `whole.grad` their gradients, while they are allocated.
+        shard: [S/n], this rank's shard in `dtype`; `shard.grad` its gradient, summed over the ranks.
+        master: [S/n], the shard in the parameters' original dtype; the same tensor as `shard` if that is `dtype`.
+        pieces: name → the part of that parameter in `master`, flat, for the optimizer.
         where: name → (slice of the flattened parameter, slice of the shard) of that piece.
-        padding: numbers at the end that belong to nobody; always 0.
+        padding: elements at the end that belong to no parameter; always 0.
 
     Raises:
         ValueError: parameters on different devices or of different dtypes.
@@ -96,7 +96,7 @@ class Flat:
     @classmethod
     @torch.no_grad()
     def around(cls, facts: Sequence[Fact], dtype: torch.dtype | None, gradients_stay: bool) -> Flat:
-        """Parameters that stay where they are used, as views into one flat tensor."""
+        """A flat whose parameters stay in the module, as views into one flat tensor."""
         named = {fact.name: fact.parameter for fact in facts}
         flat = cls(named, facts[0].sum_over, dtype, gradients_stay)
         for name, p, view in zip(flat.names, flat.params, flat.views, strict=True):
@@ -105,18 +105,18 @@ class Flat:
         return flat
 
     def check_in_place(self) -> None:
-        """Raises RuntimeError where a parameter is no longer the one that lies here."""
+        """Raise RuntimeError if a parameter was replaced and is no longer a view of this flat."""
         for name, p, view in zip(self.names, self.params, self.views, strict=True):
             if p.dtype != view.dtype or self.whole_stays and p.data_ptr() != view.data_ptr():
                 raise RuntimeError(CONVERTED.format(f"{name} was"))
 
     def cut(self, flat: Tensor) -> list[Tensor]:
-        """Views into flat[S], one of each parameter's shape."""
+        """Views into flat[S], one per parameter, in its shape."""
         pieces = flat[: sum(self._sizes)].split(self._sizes)
         return [x.view(p.shape) for p, x in zip(self.params, pieces, strict=True)]
 
     def _overlaps(self) -> dict[str, tuple[slice, slice]]:
-        """Name → what is mine of the parameter, and where in my shard that is."""
+        """Name → this rank's slice of the flattened parameter, and its slice of the shard."""
         overlaps, start = {}, 0
         for name, size in zip(self.names, self._sizes, strict=True):
             low = max(start, self.mine.start)
@@ -131,20 +131,20 @@ class Flat:
 
     @torch.no_grad()
     def load(self, name: str, values: Tensor) -> None:
-        """Take what is mine of a whole parameter."""
+        """Copy this rank's slice of a full parameter into the shard."""
         if name in self.pieces:
             there, here = self.where[name]
             self.master[here] = values.reshape(-1)[there]
             self.shard[here] = self.master[here]
 
     def collect(self) -> dict[str, Tensor]:
-        """The parameters, whole and in full precision; all ranks of the group must call it."""
+        """All-gather the parameters in full precision; all ranks of the group must call it."""
         return dict(zip(self.names, self.cut(comm.all_gather(self.master, self.group)), strict=True))
 
     # ---- gradients --------------------------------------------------------------------------------------------------
 
     def take(self, i: int, scale: Tensor) -> None:
-        """Lay gradient i into its place, scaled on the way."""
+        """Copy gradient i to its place, multiplied by `scale`."""
         if self.whole.grad is None:
             self.whole.grad = torch.empty_like(self.whole)
             self.whole.grad[len(self.whole) - self.padding :] = 0
@@ -154,14 +154,14 @@ class Flat:
         p.grad = view if self.gradients_stay else None
 
     def keep(self, i: int) -> None:
-        """Let gradient i grow further, as more microbatches come."""
+        """Keep gradient i, to which later microbatches add."""
         if self.gradients_stay and (not self._grad_views or self.params[i].grad is not self._grad_views[i]):
             self.take(i, ONE)
 
     def send(self, group: Group) -> comm.Pending:
-        """Start the sum: this rank's part of it.
+        """Start the reduce-scatter of the gradients.
 
-        Where gradients stay, it ends in its own place.
+        If gradients stay, the result is a slice of them.
         """
         if self.gradients_stay:
             gradients, mine = self.whole.grad, self.whole.grad[self.mine]
@@ -177,29 +177,29 @@ class Flat:
         return comm.Pending(add, reduced.record)
 
     def release_gradients(self) -> Tensor:
-        """All gradients, [S], for whoever sums them over the ranks; nothing here holds them any longer."""
+        """Return all gradients, [S], and drop the reference to them."""
         gradients, self.whole.grad, self._grad_views = self.whole.grad, None, []
         return gradients
 
     def summed(self) -> None:
-        """The sum is there: `shard.grad`."""
+        """Note that the sum has arrived in `shard.grad`."""
         if self.gradients_stay:
             self.shard.grad = self.whole.grad[self.mine]
             for p in self.params:
                 p.grad = None
 
     def has_sum(self) -> bool:
-        """After `summed`: whether the sum is there still; a step, or giving up, ends that state."""
+        """Whether the sum has arrived, and no step used it since."""
         return True
 
     def drop(self) -> None:
-        """The step is given up."""
+        """Drop the gradients of a step that was given up."""
         self.shard.grad = None
         if not self.gradients_stay:
             self.release_gradients()
 
     def held(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
-        """This rank's part of the gradients, and how its square is counted."""
+        """This rank's shard of the gradients, and a function for its share of the squared norm."""
         own, owners = [facts[id(p)] for p in self.params], self.group.size
         if all(isinstance(fact.held_by, int) and fact.held_by == own[0].held_by for fact in own):
             yield self.shard.grad, lambda: own[0].square(self.shard.grad, owners=owners)
@@ -213,42 +213,42 @@ class Flat:
     # ---- the optimizer's step ---------------------------------------------------------------------------------------
 
     def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What the optimizer gets of each parameter: an empty piece where nothing is mine.
+        """Name and piece of each parameter, for the optimizer; a piece is empty if this rank owns nothing of it.
 
-        So groups of parameters are the same on all ranks, and none is empty because of where the cuts fell.
+        So parameter groups are the same on all ranks, and none is empty.
         """
         for name in self.names:
             yield name, self.pieces[name] if name in self.pieces else nn.Parameter(self.master[:0])
 
     def gradients_to_pieces(self) -> None:
-        """Before the step: each piece gets its gradient, in the optimizer's precision."""
+        """Give each piece its gradient, in the precision of the optimizer, before the step."""
         if self.master.dtype != self.shard.dtype:
             self._take_over_what_was_written()
         gradient = self.shard.grad.to(self.master.dtype)
         trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}
-        for name, (_, here) in self.where.items():  # one that was frozen since stays where it is
+        for name, (_, here) in self.where.items():  # a parameter that was frozen since keeps its value
             self.pieces[name].grad = gradient[here] if name in trained else None
 
     @torch.no_grad()
     def _take_over_what_was_written(self) -> None:
-        """Whoever has loaded or clamped parameters since the last step means the master copy, too."""
+        """Copy parameters that were loaded or clamped since the last step to the master weights."""
         written = self.shard != self.master.to(self.shard.dtype)
         self.master[written] = self.shard[written].to(self.master.dtype)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """The gradients are used up, and the shard follows its master copy."""
+        """Free the used gradients, and copy the master weights to the shard."""
         for p in (*self.params, *self.pieces.values(), self.shard):
             p.grad = None
         if self.master.dtype != self.shard.dtype:
             self.shard.copy_(self.master)
 
     def gather(self) -> comm.Pending:
-        """Start to fill `whole` with everybody's shards."""
+        """Start to all-gather the shards into `whole`."""
         return comm.all_gather_start(self.shard, self.group, out=self.whole)
 
     def publish(self) -> comm.Pending | None:
-        """Let every rank see the new parameters; where no rank keeps them, whoever needs them gathers them."""
+        """All-gather the new parameters, unless `whole` is freed: then they are gathered before their next use."""
         return self.gather() if self.whole_stays else None
 
 
@@ -259,5 +259,5 @@ def _check_alike(named: dict[str, nn.Parameter]) -> None:
     if len(kinds) > 1:
         found = "; ".join(f"{kind} ({names[0]}, {len(names)} in all)" for kind, names in kinds.items())
         raise ValueError(
-            f"parameters that are sharded together must be of one dtype and on one device, but these are {found}"
+            f"parameters that are sharded together must have one dtype and one device, but these are {found}"
         )

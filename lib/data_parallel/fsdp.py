@@ -1,19 +1,19 @@
-"""ZeRO-3: each rank keeps one n-th of everything, and collects a layer only to compute with it.
+"""ZeRO-3: each rank keeps 1/n of all model states, and all-gathers a layer only while it computes.
 
-The problem: ZeRO-2 still keeps all parameters on every rank, 2 of 16 bytes a parameter, so that a model cannot be
-larger than one device.
-The idea: a layer's parameters are needed twice in a step, for its forward and for its backward. Between those moments
-n−1 of n parts can live elsewhere. A *unit*, such as a block, is one flat tensor of which a rank keeps its shard; an
-all-gather makes it whole (unshard), and its memory is given back when the layer is done (reshard). While a unit
-computes, the next one is already on its way.
+The problem: ZeRO-2 still keeps all parameters on every rank, 2 of 16 bytes per parameter, so a model cannot be larger
+than one device.
+The idea: the parameters of a layer are needed twice per step, in its forward and in its backward. Between the two, a
+rank needs only its shard. A *unit*, such as a block, is one flat tensor, sharded over the ranks. An all-gather unshards
+it before the layer computes, and its memory is freed afterwards (reshard). While one unit computes, the next is
+prefetched.
 
     forward    for each unit: unshard, compute, reshard
     backward   for each unit, from the last: unshard, compute, reduce-scatter its gradients, reshard
     step       on the shard. Nothing to send.
 
-That is 3(n−1)/n · Ψ: all parameters twice, all gradients once.
+Each rank sends 3(n−1)/n · Ψ elements: all parameters twice, all gradients once.
 
-PyTorch calls it FSDP; it is used like the other stages:
+PyTorch calls it FSDP. Use it like the other stages:
 
     model = FSDP(GPT(config), group, partial(torch.optim.AdamW, lr=3e-4))
 
@@ -46,32 +46,35 @@ Initialise = Callable[[str, Tensor], None]
 class FSDP(Sharded):
     """Parameters, gradients and optimizer state sharded.
 
-    forward: one all-gather per unit. backward: one all-gather and one reduce-scatter per unit. step: nothing.
-    Together 3(n−1)/n · Ψ elements per rank (and padding, less than n a unit); 2(n−1)/n · Ψ if units stay whole from
+    forward: one all-gather per unit. backward: one all-gather and one reduce-scatter per unit. step: nothing. Together
+    3(n−1)/n · Ψ elements per rank (and padding, less than n per unit); 2(n−1)/n · Ψ if units stay unsharded from
     forward to backward.
 
-    A rank keeps Ψ/n of everything: in float32 with Adam 16Ψ/n bytes, and in bfloat16 with master weights just as
-    many. While it computes, the root, the unit at work and the next one are whole, with one unit's gradients.
+    A rank keeps 1/n of all model states: 16Ψ/n bytes in float32 with Adam, and the same in bfloat16 with master
+    weights. While it computes, it also holds three unsharded units (the root, the current unit and the next) and the
+    gradients of one.
 
-    Outside of its forward and backward a parameter reads NaN: it is elsewhere. `full_state_dict()` collects it.
+    Outside its forward and backward a parameter reads NaN, because only its shard is stored. `full_state_dict()`
+    gathers it.
 
-    All ranks go forward and back equally often, as gathers are calls of all. What a rank's loss does not use counts as
-    zero; if it uses nothing that is trained, let it have a gradient all the same (`loss + 0 * inputs.sum()`).
+    All ranks must run forward and backward equally often, because gathers are collective calls. A parameter that this
+    rank's loss does not use counts as zero. A loss that uses no trained parameter still needs a gradient (`loss + 0 *
+    inputs.sum()`).
 
     Args:
-        module: the rank's copy, or on the meta device.
+        module: the module on this rank, or on the meta device.
         group, optimizer, op, dtype: as for `ZeRO1`.
-        units: submodules that are made whole one at a time, in the order in which forward uses them. None takes the
-            children of each `nn.ModuleList`. The parameters of none of them, and those that are used outside, too
-            (tied weights), form the *root*, which is whole from the beginning of forward, and of backward, to its end.
-        reshard_after_forward: False keeps units whole until their backward: fewer bytes on the wire, more in memory.
-        prefetch: ask for the next unit before this one computes.
-        init: called as init(name, tensor) for each parameter in the order of `named_parameters()`, to fill a whole
-            one at a time; all ranks get what rank 0 has drawn.
+        units: submodules that are unsharded one at a time, in the order in which forward uses them. None takes the
+            children of each `nn.ModuleList`. Parameters in no unit, and parameters that are also used outside their
+            unit (tied weights), form the *root*, which stays unsharded during all of forward and of backward.
+        reshard_after_forward: False keeps units unsharded until their backward: fewer bytes sent, more memory.
+        prefetch: start the all-gather of the next unit before the current unit computes.
+        init: called as init(name, tensor) for each parameter in the order of `named_parameters()`, to fill one full
+            parameter at a time; all ranks get the values of rank 0.
 
     Raises:
-        ValueError: units that hold one another, or that mix dtypes or devices; a model on the meta device without
-            `init`, or with buffers.
+        ValueError: nested units, or units that mix dtypes or devices; a model on the meta device without `init`, or
+            with buffers.
     """
 
     def __init__(
@@ -89,12 +92,12 @@ class FSDP(Sharded):
         check_can_be_sharded(module, optimizer, dtype)
         if any(p.is_meta for p in module.parameters()):
             leave_meta(module, init)
-        broadcast_weights(module, group, parameters=init is None)  # otherwise they get what is drawn
+        broadcast_weights(module, group, parameters=init is None)  # otherwise `init` fills them
         made = make_units(module, default_units(module) if units is None else list(units), group, dtype)
         fill(module, made, group, init)
         root, *others = made
         buckets = [unit.flats[0] for unit in (*others[::-1], root) if unit.trained]
-        # Sums have a lane of their own: they leave when gradients are there, wherever the next unit's gather stands.
+        # Sums have a separate lane: they start when gradients exist, independent of the gather of the next unit.
         facts = list(replicas(module, second_lane(group), group.size))
         gradients = Gradients(facts, op, each=True, one_at_a_time=True, buckets=buckets)
         super().__init__(module, group, gradients, optimizer, [flat for unit in made for flat in unit.flats])
@@ -120,7 +123,7 @@ class FSDP(Sharded):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._schedule.end_backward()  # each under the rule under which it began
+        self._schedule.end_backward()  # each backward ends with the settings it began with
         with super().no_sync():
             yield
             self._schedule.end_backward()
@@ -130,8 +133,8 @@ class FSDP(Sharded):
         super().finish()
 
     def publish(self) -> None:
-        """Nobody is told of new parameters: whoever needs them collects them."""
-        for unit in self.units:  # an exception may have left one whole
+        """Send nothing: units gather the new parameters before they compute."""
+        for unit in self.units:  # an exception may have left one unsharded
             unit.reshard()
 
     def step(self) -> None:
@@ -145,7 +148,7 @@ class FSDP(Sharded):
 
 @torch.no_grad()
 def fill(module: nn.Module, units: Sequence[Unit], group: Group, init: Initialise | None) -> None:
-    """Take this rank's part of each parameter, whole one at a time; from here on they are elsewhere."""
+    """Keep this rank's shard of each parameter, with one full parameter in memory at a time."""
     where = {name: flat for unit in units for flat in unit.flats for name in flat.names}
     for name, p in module.named_parameters():
         values = p
@@ -159,7 +162,7 @@ def fill(module: nn.Module, units: Sequence[Unit], group: Group, init: Initialis
 
 
 def leave_meta(module: nn.Module, init: Initialise | None) -> None:
-    """Put stand-ins on this rank's device in the place of parameters on the meta device."""
+    """Replace parameters on the meta device by stand-ins on this rank's device."""
     if init is None:
         raise ValueError(
             "this model is on the meta device, so its parameters have no values: give init=, a function of name and "
@@ -168,7 +171,7 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
     buffers = [name for name, x in module.named_buffers() if x.is_meta]
     if buffers:
         raise ValueError(
-            f"buffer {buffers[0]} is on the meta device; make buffers on a real one, as init= fills parameters"
+            f"buffer {buffers[0]} is on the meta device; make buffers on a real device, because init= fills parameters"
         )
     made: dict[int, nn.Parameter] = {}
     stand_ins = StandIns()

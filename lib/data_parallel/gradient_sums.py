@@ -1,8 +1,8 @@
-"""Gradients that become sums over ranks: which, and where a step stands; and the naive way to sum them.
+"""Gradients that are summed over ranks: the parameters, the state of a step, and the naive sum.
 
-g = (1/N) Σ gᵢ is one line of mathematics, and `NaiveGradients` does it in one line of code after backward. What it
-shares with the real form (`bucketed_gradients.py`) is everything that can be done wrong: to step before the sums are
-there, to send twice, to forget who adds up what.
+g = (1/n) Σ gᵢ is one line of mathematics, and `NaiveGradients` computes it in one line of code after backward. It
+shares with the bucketed form (`bucketed_gradients.py`) all checks against wrong use: a step before the sums have
+arrived, a second sum, a parameter that no sum covers.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _FORGOTTEN = (
     "a backward was not followed by finish(): p.grad still holds this rank's own gradients. "
     "Call finish() before optimizer.step(), or wrap all but the last microbatch in no_sync()"
 )
-_summed = weakref.WeakValueDictionary()  # the parameters whose gradients somebody sums, by id
+_summed = weakref.WeakValueDictionary()  # the parameters whose gradients are summed, by id
 
 
 class State(Enum):
-    """What has become of the gradients since they were used up."""
+    """State of the gradients since the last step."""
 
     IDLE = "nothing is new"
-    ADDED = "this rank has added to its own, and said that more will come"
-    SUMMED = "the sums are there"
+    ADDED = "this rank added its own, and more will follow"
+    SUMMED = "the sums have arrived"
 
 
 class GradientSums:
-    """What the naive and the real form share: which parameters, and where a step stands.
+    """Base of the naive and the bucketed form: the parameters, and the state of a step.
 
     Args:
-        facts: of the parameters on this rank. Those that need no gradient are left alone.
-        op: `"sum"` where losses have been divided by the global count; `"mean"` where each rank's loss is a mean over
-            its own rows, as many on each rank.
+        facts: facts of the parameters on this rank. Parameters that need no gradient are ignored.
+        op: `"sum"` if losses are divided by the global count; `"mean"` if the loss of each rank is a mean over its own
+            rows, equally many on each rank.
 
     Raises:
-        ValueError: unknown op, nothing to train, or a parameter whose gradient somebody else sums already.
+        ValueError: unknown op, nothing to train, or a parameter whose gradient a different object already sums.
     """
 
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
@@ -58,12 +58,12 @@ class GradientSums:
             raise ValueError("no parameter of this module requires a gradient, so there is nothing to average")
         if any(id(p) in _summed for p in self.trained):
             raise ValueError(
-                "another wrapper averages the gradients of this module already, and twice would be wrong; "
+                "a different wrapper already averages the gradients of this module, and twice would be wrong; "
                 "wrap a copy of it (copy.deepcopy)"
             )
         _summed.update((id(p), p) for p in self.trained)
         self.state = State.IDLE
-        self._through = True  # the last backward has come to its end; an exception may have ended it before
+        self._through = True  # the last backward ended; an exception may have ended it early
         self.syncs = True
 
     @property
@@ -83,10 +83,10 @@ class GradientSums:
             self.syncs = before
 
     def before_forward(self) -> None:
-        """A forward that wants gradients begins.
+        """Note that a forward with gradients begins.
 
         Raises:
-            RuntimeError: sums are under way, and nobody has waited for them.
+            RuntimeError: sums are in flight, and finish() was not called.
         """
         if not self._through:
             self.give_up()
@@ -96,40 +96,40 @@ class GradientSums:
             self.state = State.IDLE
 
     def after_forward(self, output: object) -> None:
-        """A forward that wants gradients has given this."""
+        """Note the output of a forward with gradients."""
 
     def give_up(self) -> None:
-        """Forget the step: no gradient, no sum. On all ranks."""
+        """Drop the gradients and sums of this step; all ranks must call it."""
         for p in self.trained:
             p.grad = None
         self.state, self._through = State.IDLE, True
 
     def finish(self) -> None:
-        """Return when the sums are there; at once if they are already.
+        """Return when the sums have arrived; immediately if they already have.
 
-        Call it before any other communication of the same ranks, as they may differ in what they have sent so far. A
-        parameter that took no part in this rank's loss counts as zero, and so it does if that holds on every rank.
+        Call it before any communication of the same ranks, because they may have sent different buckets so far. A
+        parameter that this rank's loss does not use counts as zero, also if no rank uses it.
         """
         raise NotImplementedError
 
     def has_sums(self) -> bool:
-        """Whether the sums are there, and neither a backward nor an optimizer's zero_grad() has come since."""
+        """Whether the sums have arrived, with no backward and no zero_grad() since."""
         return self.state is State.SUMMED and not self.begun and any_gradient(self.trained)
 
     def check_all_known(self, module: nn.Module) -> None:
-        """Raises RuntimeError where a parameter of the module has a gradient that nobody sums."""
+        """Raise RuntimeError if a parameter of the module has a gradient that is not summed."""
         strangers = [p for p in module.parameters() if p.requires_grad and id(p) not in _summed]
         if any(p.grad is not None for p in strangers):
             raise RuntimeError(
-                "a parameter was added or unfrozen after the module was wrapped, so nobody averages its gradient; "
+                "a parameter was added or unfrozen after the module was wrapped, so its gradient is not averaged; "
                 "wrap a copy of the module as it is now (copy.deepcopy)"
             )
 
     def clip(self, world: Group, max_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
+        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm before scaling.
 
         Args:
-            world: all ranks that have parts of the model. Where all have the same, a group of one: no message.
+            world: all ranks that hold shards of the model; a group of one if each rank holds all of it: no message.
 
         Raises:
             RuntimeError: the gradients are not summed yet.
@@ -139,17 +139,17 @@ class GradientSums:
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
         held = [(g, square) for g, square in self._held() if g is not None]
-        # Who holds nothing, or only some of the dtypes, must add a number of the same dtype as the others.
+        # A rank that holds nothing, or only some dtypes, must add a number of the same dtype as the others.
         nothing = sum(p.new_zeros((), dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.trained)
         return clip([g for g, _ in held], [nothing, *(square() for _, square in held)], world, max_norm)
 
     def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
-        """Each gradient that this rank holds, and how its square is counted."""
+        """Each gradient on this rank, and a function for its share of the squared norm."""
         for p in self.trained:
             yield p.grad, lambda p=p: self.facts[id(p)].square(p.grad)
 
     def _gradient_came(self, p: nn.Parameter) -> None:
-        """Called from a hook: sums are of dense tensors. And know whether this backward comes to its end."""
+        """Make the gradient of a hook dense, and register a callback for the end of this backward."""
         if p.grad.requires_grad:
             raise RuntimeError(
                 "backward(create_graph=True) gives gradients with a graph, which a sum over ranks would cut off: use "
@@ -173,7 +173,7 @@ class NaiveGradients(GradientSums):
 
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
         super().__init__(facts, op)
-        self._own = False  # p.grad is what the last backward has left on this rank
+        self._own = False  # p.grad is this rank's own gradient, not yet summed
         for p in self.trained:
             p.register_post_accumulate_grad_hook(self._note)
 
@@ -197,19 +197,19 @@ class NaiveGradients(GradientSums):
             if not p.requires_grad:
                 continue  # frozen since
             if p.grad is None:
-                p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
+                p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
             group = self.facts[id(p)].sum_over
             with comm.label("gradient"):
                 p.grad = comm.all_reduce(p.grad, group, self.op)
         self.is_summed()
 
     def is_summed(self) -> None:
-        """p.grad is no longer this rank's own."""
+        """Note that p.grad is now the sum."""
         self._own, self.state = False, State.SUMMED
 
 
 def with_gradient(values: object) -> list[Tensor]:
-    """The tensors that backward goes through, in lists, dicts and objects of any class."""
+    """All tensors with gradients in a nested output: lists, dicts and objects of any class."""
     found: list[Tensor] = []
     leaves, seen = tree_leaves(values), set()
     while leaves:

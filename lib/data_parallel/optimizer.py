@@ -1,8 +1,8 @@
-"""The optimizer's step on what a rank owns, and the way back to everybody.
+"""The optimizer step on the parameters that a rank owns, and the all-gather after it.
 
-An optimizer steps pieces. Where gradients are all-reduced, the pieces are the parameters, and nothing is to be sent:
-that is the plain optimizer. Where they are reduce-scattered, a piece is what this rank owns of a parameter, flat; then
-each rank steps its own, and an all-gather tells the others.
+An optimizer steps pieces. If gradients are all-reduced, the pieces are the parameters, and nothing is sent: this is the
+plain optimizer. If they are reduce-scattered, a piece is the part of a parameter that this rank owns, flat. Each rank
+steps its own pieces, and an all-gather distributes the result.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 5.1.
 """
@@ -23,16 +23,16 @@ from lib.data_parallel.gradient_sums import GradientSums, State
 
 
 class ShardedOptimizer:
-    """Steps the pieces of some gradients' buckets.
+    """An optimizer that steps the pieces in gradient buckets.
 
-    step: one all-gather per bucket of which each rank owns a part, (n−1)/n · Ψ elements per rank.
+    step: one all-gather per sharded bucket, (n−1)/n · Ψ elements per rank.
 
     Args:
-        gradients: whose buckets have the pieces.
+        gradients: the gradients whose buckets hold the pieces.
         optimizer: called with pairs of name and piece, such as `partial(torch.optim.AdamW, lr=3e-4)`.
 
     Raises:
-        ValueError: pieces are parts of parameters, and this optimizer needs whole ones.
+        ValueError: pieces are parts of parameters, and this optimizer needs full parameters.
     """
 
     def __init__(self, gradients: Gradients, optimizer: MakeOptimizer) -> None:
@@ -43,16 +43,16 @@ class ShardedOptimizer:
 
     @property
     def flats(self) -> list[Flat]:
-        """Buckets of which each rank owns a part."""
+        """The sharded buckets."""
         return [bucket for bucket in self.gradients.buckets if isinstance(bucket, Flat)]
 
     def finish(self) -> None:
-        """Return when the sums are there."""
+        """Return when the sums have arrived."""
         self.gradients.finish()
 
     @torch.no_grad()
     def step(self) -> None:
-        """Step what this rank owns, then let all have all.
+        """Step the pieces of this rank, then all-gather the parameters.
 
         Raises:
             RuntimeError: there is no new gradient.
@@ -67,7 +67,7 @@ class ShardedOptimizer:
         self.publish()
 
     def publish(self) -> None:
-        """Let every rank see the new parameters."""
+        """Send the new parameters to all ranks."""
         with comm.label("parameters"):
             pending = [bucket.publish() for bucket in self.gradients.buckets]
         for one in pending:
@@ -76,7 +76,7 @@ class ShardedOptimizer:
 
 
 def check_summed(gradients: GradientSums, what: str) -> None:
-    """Raises RuntimeError where sums are not there, or are used up."""
+    """Raise RuntimeError if the sums have not arrived, or a step already used them."""
     if gradients.state is not State.SUMMED or gradients.begun:
         raise RuntimeError(
             f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
@@ -84,17 +84,17 @@ def check_summed(gradients: GradientSums, what: str) -> None:
 
 
 def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Try the optimizer on small parameters, and on their two halves, flat: the updates must be the same.
+    """Check that an optimizer is elementwise: on small parameters, and on their two flat halves, updates must be equal.
 
-    They have the names of the real ones and as many dims, one for each kind of name (`blocks.0.up.weight` and
-    `blocks.7.up.weight` are of one kind). They are of float64, and the rate is 0.1: at a small one no difference would
-    be seen.
+    They have the names and number of dims of the real parameters, one for each kind of name (`blocks.0.up.weight` and
+    `blocks.7.up.weight` are one kind). They are float64, and the learning rate is 0.1: a small rate would hide
+    differences.
 
     Args:
-        named: the parameters that it is to step.
+        named: the parameters that it will step.
 
     Raises:
-        ValueError: they are not, or it refuses: it needs whole parameters.
+        ValueError: updates differ, or the optimizer raises an error: it needs full parameters.
     """
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, dtype=torch.float64, generator=generator)
@@ -102,7 +102,7 @@ def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, Tenso
     start = [(name, draw((2, 2, *[1] * (dim - 2))[:dim])) for (_, dim), name in kinds.items()]
     if not start:
         return
-    ways = (torch.clone, partial(_half, 0), partial(_half, 1))  # halves are on different ranks
+    ways = (torch.clone, partial(_half, 0), partial(_half, 1))  # the halves are on different ranks
     sides = [[(name, nn.Parameter(way(x))) for name, x in start] for way in ways]
     places = [p.data_ptr() for side in sides for _, p in side]
     why = ""
@@ -120,15 +120,15 @@ def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, Tenso
             update = (whole.detach() - before).flatten()
             of_halves = torch.cat([first.detach(), second.detach()]) - before.flatten()
             if not (update - of_halves).norm() <= 1e-5 * update.norm():  # some optimizers compute in float32
-                why = f"its steps on two halves of {name} are not its step on the whole"
+                why = f"its steps on two halves of {name} differ from its step on the full tensor"
         if places != [p.data_ptr() for side in sides for _, p in side]:
-            why = "it puts other tensors in the place of p.data, and does not write into it"
-    except Exception as error:  # any error of another library's optimizer
-        why = f"it says: {error}"
+            why = "it replaces p.data by a new tensor instead of writing into it"
+    except Exception as error:  # any error of an optimizer from a different library
+        why = f"it raised: {error}"
     if why:
         raise ValueError(
-            f"this optimizer cannot work on pieces of parameters ({why}); use one that treats each number by itself, "
-            "such as SGD, Adam or AdamW; make groups by name, as all pieces are flat"
+            f"this optimizer cannot work on pieces of parameters ({why}); use an elementwise optimizer, "
+            "such as SGD, Adam or AdamW; make groups by name, because all pieces are flat"
         )
 
 

@@ -1,9 +1,9 @@
-"""What a sharded model saves and loads: whole, by the plain model's names, or each rank its shards.
+"""Save and load a sharded model: full parameters with the names of the plain model, or each rank its shards.
 
-The problem: no rank has the state that is to be saved, and where the cuts fall depends on the number of ranks.
-The idea: two forms. *Full*: one flat at a time is collected, and rank 0 keeps the plain model's tensors; any number of
-ranks can load them, but the optimizer's state is not in it. *Sharded*: each rank saves what it has, optimizer and all,
-without a message; only the same rank of as many ranks can load it.
+The problem: no rank holds the full state, and the shard boundaries depend on the number of ranks.
+The idea: two forms. *Full*: gather one flat at a time, and keep the tensors of the plain model on rank 0; any number of
+ranks can load them, but optimizer state is not included. *Sharded*: each rank saves its shards and optimizer state,
+without communication; only the same rank of the same number of ranks can load them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lib.mesh import Group
 
 
 class SavedState:
-    """Saves and loads a module that has its state in flats.
+    """Saves and loads a module whose state is in flats.
 
     Args:
-        module: whose names and buffers are saved.
-        group: the ranks that share the flats.
-        flats: all that is sharded.
-        optimizer: of the flats' pieces.
-        publish: lets every rank see new parameters, after they were loaded.
+        module: the module whose names and buffers are saved.
+        group: the ranks that shard the flats.
+        flats: all sharded parameters.
+        optimizer: the optimizer of the pieces.
+        publish: sends new parameters to all ranks, after loading.
     """
 
     def __init__(
@@ -43,9 +43,11 @@ class SavedState:
 
     @torch.no_grad()
     def full(self) -> dict[str, Tensor]:
-        """Whole parameters and buffers by name, as the plain module's `load_state_dict` takes them, in full precision.
+        """Full parameters and buffers by name, in full precision, as `load_state_dict` of the plain module expects
+        them.
 
-        All ranks must call it; the group's rank 0 gets them, the others an empty dict. One flat at a time is whole.
+        All ranks must call it; rank 0 of the group gets them, the others an empty dict. One flat at a time is
+        unsharded.
         """
         whole = {}
         for flat in self.flats:
@@ -55,17 +57,17 @@ class SavedState:
         if self.group.rank > 0:
             return {}
         names = {id(p): name for name, p in self.module.named_parameters()}
-        state = self.module.state_dict(keep_vars=True)  # a tied parameter is in it under each of its names
+        state = self.module.state_dict(keep_vars=True)  # a tied parameter has an entry for each of its names
         here = ((key, names.get(id(x), ""), x) for key, x in state.items())
         return {key: whole[name] if name in whole else x.detach().clone() for key, name, x in here}
 
     @torch.no_grad()
     def load_full(self, state: dict[str, Tensor]) -> None:
-        """Take what is mine of whole parameters; each rank needs the dict, on the CPU, or mapped from a file.
+        """Load this rank's shards from full parameters; each rank needs the dict, on the CPU, or mapped from a file.
 
         Raises:
             KeyError: a parameter or buffer is not in it.
-            ValueError: one has another shape.
+            ValueError: one has a different shape.
         """
         for name, x in self._replicated().items():
             x.copy_(of_shape(x.shape, name, state[name]))
@@ -75,7 +77,7 @@ class SavedState:
         self._publish()
 
     def sharded(self) -> dict[str, Any]:
-        """This rank's shards, its optimizer's state, and what is not sharded; no communication."""
+        """This rank's shards, optimizer state, and unsharded tensors; no communication."""
         return {
             "rank": self.group.rank,
             "ranks": self.group.size,
@@ -87,24 +89,24 @@ class SavedState:
 
     @torch.no_grad()
     def load_sharded(self, state: dict[str, Any]) -> None:
-        """Go on from what this very rank of as many ranks has saved.
+        """Load the shards that the same rank of the same number of ranks saved.
 
         Raises:
-            ValueError: it comes from another rank, from another number of ranks, or is of other parameters.
+            ValueError: the shards are of a different rank, number of ranks, or set of parameters.
         """
         saved, here = (state["rank"], state["ranks"]), (self.group.rank, self.group.size)
         if saved != here:
             raise ValueError(
-                f"this is the shard of rank {saved[0]} of {saved[1]}, but here is rank {here[0]} of {here[1]}: other "
-                "ranks cut the parameters in other places; go through full_state_dict() and load_full_state_dict()"
+                f"this is the shard of rank {saved[0]} of {saved[1]}, but this is rank {here[0]} of {here[1]}: its "
+                "shards have different boundaries; use full_state_dict() and load_full_state_dict()"
             )
         if state["names"] != (names := [flat.names for flat in self.flats]):
             theirs, ours = ({name for some in each for name in some} for each in (state["names"], names))
             other = sorted(theirs ^ ours)
             raise ValueError(
-                f"these shards are of other parameters ({', '.join(other[:3])}{', …' if len(other) > 3 else ''})"
+                f"these shards are of different parameters ({', '.join(other[:3])}{', …' if len(other) > 3 else ''})"
                 if other
-                else "these shards were cut from buckets of another size: wrap with the same bucket_bytes"
+                else "these shards were cut from buckets of a different size: wrap with the same bucket_bytes"
             )
         for key, x in self._replicated().items():
             x.copy_(state["replicated"][key])
@@ -115,13 +117,13 @@ class SavedState:
         self._publish()
 
     def _replicated(self) -> dict[str, Tensor]:
-        """Of the module's state, what each rank has whole: buffers, and parameters that are not trained."""
+        """The part of the state that every rank holds in full: buffers, and parameters that are not trained."""
         sharded = {id(p) for flat in self.flats for p in flat.params}
         return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
 
 
 def of_shape(shape: torch.Size, name: str, x: Tensor) -> Tensor:
-    """The tensor, or a ValueError if it has another shape."""
+    """The tensor, or a ValueError if its shape differs."""
     if x.shape != shape:
         raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(shape)}")
     return x

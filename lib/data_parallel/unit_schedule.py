@@ -1,8 +1,8 @@
-"""When units become whole, and when they give their memory back.
+"""When units are unsharded, and when they are resharded.
 
-The problem: a layer's parameters must be there before it computes, in forward and again in backward; and a rank that
-skips a layer must take part in its gathers all the same, as the others wait for it.
-The idea: hooks around each unit's forward and backward, and one order of units that all ranks keep to.
+The problem: the parameters of a layer must be gathered before it computes, in forward and again in backward. A rank
+that skips a layer must still take part in its gathers, because the other ranks wait for it.
+The idea: hooks around forward and backward of each unit, and one order of units for all ranks.
 
 Read before: `lib/data_parallel/units.py`. Chapter 5.
 
@@ -25,15 +25,15 @@ from lib.data_parallel.units import ELSEWHERE, Unit
 
 
 class UnitSchedule:
-    """When units become whole, and when they give their memory back: hooks around each unit's forward and backward.
+    """Unshards and reshards units, in hooks around the forward and backward of each.
 
-    All ranks gather the same units in the same order, also those that one of them does not use.
+    All ranks gather the same units in the same order, including units that a rank does not use.
 
     Args:
-        units: the root, then the others in the order in which forward uses them.
+        units: the root, then the other units in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
-        passed: called with each unit once in a backward, when no more gradients come for it: its sum can leave even if
-            this rank did not use all of it. Other ranks wait for that sum before they go on to the next unit.
+        passed: called with each unit once per backward, when it will get no more gradients: its sum can start even if
+            this rank did not use all of it. Other ranks wait for that sum before the next unit.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class UnitSchedule:
         root, *others = units
         self._order = {"forward": list(units), "backward": [root, *others[::-1]]}
         self._next = {direction: dict(pairwise(order)) for direction, order in self._order.items()}
-        self._seen: set[Unit] = set()  # those that this pass has made whole
-        self._passed: set[Unit] = set()  # those that backward is through with
-        self._trains = False  # the last forward of the root was one that wants gradients
+        self._seen: set[Unit] = set()  # units that this pass unsharded
+        self._passed: set[Unit] = set()  # units that backward has passed
+        self._trains = False  # whether the last forward of the root had gradients
         self._backward = False  # between the first gradient of an output and finish()
-        self._has_graph = False  # create_graph: another backward may go through this one, so all that is whole stays
+        self._has_graph = False  # create_graph: a second backward may go through this one, so units stay unsharded
         for unit in units:
-            for p in unit.trained:  # behind the hook of whoever sums the gradient
+            for p in unit.trained:  # after the hook that sums the gradient
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
             unit.module.register_forward_hook(lambda _, args, output, unit=unit: self._after_forward(unit, output))
@@ -59,26 +59,26 @@ class UnitSchedule:
         raise TypeError(ELSEWHERE.format("copied"))
 
     def check_not_compiled(self) -> None:
-        """Raises RuntimeError for a unit that was compiled in place, as its hooks would be compiled with it."""
+        """Raise RuntimeError for a unit that was compiled in place, because its hooks would be compiled too."""
         for unit in self.units:
             if unit.module._compiled_call_impl is not None:
                 raise RuntimeError(
                     f"a {type(unit.module).__name__}, which is gathered as a unit, was compiled in place, and "
-                    "what gathers it with it: put torch.compile(unit) in its place before the model is wrapped"
+                    "its gather was compiled too: replace it by torch.compile(unit) before the model is wrapped"
                 )
 
     def end_backward(self) -> None:
-        """A backward is through, or given up."""
+        """Note that a backward has ended, or was given up."""
         if self._backward:
             self._has_graph = False
             self._catch_up("backward", may_pass=True)
             self._backward = False
-            for unit in self.units:  # what backward did not go through
+            for unit in self.units:  # units that backward did not reach
                 unit.inputs_open = 0
                 unit.reshard()
 
     def end_step(self) -> None:
-        """No backward of what forward has computed so far comes any more."""
+        """Note that the outputs of forward so far will get no backward."""
         self.end_backward()
         for unit in self.units:
             unit.calls_open = 0
@@ -86,8 +86,8 @@ class UnitSchedule:
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if unit is self.units[0]:
-            self.end_backward()  # of the microbatch before
-        if self._backward:  # an activation checkpoint computes forward again
+            self.end_backward()  # of the previous microbatch
+        if self._backward:  # an activation checkpoint recomputes forward
             self._seen.add(unit)  # in its own order
             self._before_backward(unit)
         else:
@@ -95,7 +95,7 @@ class UnitSchedule:
                 self._seen.clear()
                 self._trains = torch.is_grad_enabled()
             self._make_whole(unit, "forward")
-        waits = self._backward and unit.inputs_open  # already, on what was given the first time
+        waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
         inputs = with_gradient((args, kwargs)) if unit.has_frozen and torch.is_grad_enabled() and not waits else []
         if inputs:
             unit.inputs_open += 1
@@ -115,7 +115,7 @@ class UnitSchedule:
             self._let_go(unit)
 
     def _let_go(self, unit: Unit) -> None:
-        """The root takes along what was asked for and not used."""
+        """Reshard a unit; the root also reshards units that were prefetched and not used."""
         for one in self.units if unit is self.units[0] else [unit]:
             one.reshard()
 
@@ -129,7 +129,7 @@ class UnitSchedule:
             self._backward = True
             self._seen.clear()
             self._passed.clear()
-            if unit is not self.units[0]:  # its output is the root's, too
+            if unit is not self.units[0]:  # its output is also the output of the root
                 self._before_backward(self.units[0])
         self._make_whole(unit, "backward", may_pass)
         unit.gradients_open = {id(p) for p in unit.trained}
@@ -149,12 +149,12 @@ class UnitSchedule:
             following.start()
 
     def _catch_up(self, direction: str, until: Unit | None = None, may_pass: bool = False) -> None:
-        """Take part in gathers of units that this rank has skipped, and others may not have.
+        """Take part in gathers of units that this rank skipped, and other ranks may use.
 
         Args:
-            may_pass: backward has come to `until`, or to its end. Units before it get no more gradients if no call of
-                theirs is open, as autograd goes from what was computed last to what was computed first. (An activation
-                checkpoint that computes forward again is no such sign.)
+            may_pass: backward has reached `until`, or its end. Units before it get no more gradients if none of their
+                calls is open, because autograd runs from the last computation to the first. (A recomputed forward of an
+                activation checkpoint does not show this.)
         """
         for unit in takewhile(lambda one: one is not until, self._order[direction]):
             if unit not in self._seen:
@@ -182,6 +182,6 @@ class UnitSchedule:
         self._reshard_if_done(unit)
 
     def _reshard_if_done(self, unit: Unit) -> None:
-        """When backward has passed: all gradients of parameters are there, and of inputs where that matters."""
+        """Reshard after backward: when all parameter gradients exist, and input gradients if they are needed."""
         if unit.is_whole and not unit.gradients_open and not unit.inputs_open and not self._has_graph:
             unit.reshard()

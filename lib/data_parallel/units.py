@@ -1,7 +1,7 @@
-"""Units: layers whose parameters are whole only while they compute.
+"""Units: layers whose parameters are unsharded only while they compute.
 
-A *unit* is a submodule with its parameters in flats. `unshard` collects them, `reshard` gives the memory back. When,
-says `unit_schedule.py`.
+A *unit* is a submodule with its parameters in flats. `unshard` gathers them, `reshard` frees their memory.
+`unit_schedule.py` decides when.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 7.2.2; Zhao et al., PyTorch FSDP, VLDB 2023,
 arXiv 2304.11277, section 3.
@@ -19,17 +19,17 @@ from lib.data_parallel.flat import Flat
 from lib.mesh import Group
 
 ELSEWHERE = (
-    "no rank has this model's parameters as a whole, so they cannot be {} here: full_state_dict() collects them, and "
-    "load_full_state_dict() spreads them out"
+    "no rank holds the full parameters of this model, so they cannot be {} here: full_state_dict() gathers them, and "
+    "load_full_state_dict() shards them"
 )
 
 
 class Unit:
-    """Parameters that become whole together: one flat of those that are trained, one of those that are frozen.
+    """Parameters that are unsharded together: one flat for trained parameters, one for frozen.
 
     Args:
-        module: whose they are.
-        stand_ins: what its parameters read meanwhile.
+        module: the submodule that uses them.
+        stand_ins: values of its parameters while they are sharded.
     """
 
     def __init__(self, module: nn.Module, flats: list[Flat], stand_ins: StandIns) -> None:
@@ -39,13 +39,13 @@ class Unit:
         self.trained = [p for flat in flats for p in flat.params if p.requires_grad]
         self.has_frozen = any(not p.requires_grad for flat in flats for p in flat.params)
         self.is_whole = False
-        self.gradients_open: set[int] = set()  # parameters whose gradient backward still owes
+        self.gradients_open: set[int] = set()  # parameters that still wait for their gradient
         self.calls_open = 0  # calls whose outputs still wait for their gradient
-        self.inputs_open = 0  # calls whose inputs still wait for their gradient, as frozen layers show no other end
+        self.inputs_open = 0  # calls whose inputs still wait for their gradient: the only end of a frozen layer
         self._coming: list[comm.Pending] = []
 
     def start(self) -> None:
-        """Ask for the shards of the others."""
+        """Start to all-gather the shards."""
         if self.is_whole or self._coming:
             return
         self.check_untouched()
@@ -55,7 +55,7 @@ class Unit:
                 self._coming.append(flat.gather())
 
     def unshard(self) -> None:
-        """Return when all parameters are there."""
+        """Return when all parameters are gathered."""
         self.start()
         self._arrive()
         if not self.is_whole:
@@ -65,9 +65,9 @@ class Unit:
                     p.data = view
 
     def reshard(self) -> None:
-        """Give the memory back.
+        """Free the memory of the full parameters.
 
-        What autograd has saved of it looks at the same storage, and in backward finds it filled again.
+        Tensors that autograd saved use the same storage, which is filled again in backward.
         """
         self._arrive()
         self.is_whole = False
@@ -78,13 +78,13 @@ class Unit:
         self._versions = [p._version for flat in self.flats for p in flat.params]
 
     def check_untouched(self) -> None:
-        """Raises RuntimeError where a parameter was written while it was elsewhere."""
+        """Raise RuntimeError if a parameter was written while it was sharded."""
         params = [(name, p) for flat in self.flats for name, p in zip(flat.names, flat.params, strict=True)]
         for (name, p), version in zip(params, self._versions, strict=True):
             if p._version != version:
                 raise RuntimeError(
-                    f"{name} was written outside of its unit's forward and backward, where it is on no rank as a "
-                    "whole, so that this is lost: write it before the model is wrapped, or use load_full_state_dict()"
+                    f"{name} was written outside the forward and backward of its unit, where no rank holds the full "
+                    "parameter, so the values are lost: write it before wrapping, or use load_full_state_dict()"
                 )
 
     def _arrive(self) -> None:
@@ -94,16 +94,16 @@ class Unit:
 
 
 class StandIns:
-    """A model's NaN, one of each dtype and device.
+    """NaN tensors in the place of sharded parameters, one per dtype and device.
 
-    Expanded to any shape it takes no memory, and whoever looks at a parameter that is elsewhere sees it.
+    Expanded to any shape, a stand-in takes no memory; reading a sharded parameter gives NaN.
     """
 
     def __init__(self) -> None:
         self._nans: dict[tuple, Tensor] = {}
 
     def of(self, like: Tensor) -> Tensor:
-        """[]; of the dtype and device of `like`."""
+        """The NaN tensor, shape [], with dtype and device of `like`."""
         key = like.dtype, like.device
         if key not in self._nans:
             self._nans[key] = torch.full((), torch.nan, dtype=like.dtype, device=like.device)
@@ -111,7 +111,7 @@ class StandIns:
 
 
 def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: torch.dtype | None) -> list[Unit]:
-    """The root, then the units, each with flats for what is trained and what is frozen."""
+    """Make the root, then the units, each with one flat for trained and one for frozen parameters."""
     made, stand_ins = [], StandIns()
     for one, named in split_units(module, units):
         trained = {name: p for name, p in named.items() if p.requires_grad}
@@ -124,7 +124,7 @@ def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: t
 
 
 def default_units(module: nn.Module) -> list[nn.Module]:
-    """The children of each `nn.ModuleList` that is not inside another unit; of lists of lists, the innermost."""
+    """The children of each `nn.ModuleList` outside all units; of nested lists, those of the innermost."""
     units: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for one in module.modules():  # outer ones first
@@ -136,30 +136,29 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Containers have none, so no hook would ever say that they are used."""
+    """Whether a module has a forward; containers have none, so their hooks would never run."""
     return type(module).forward is not nn.Module.forward
 
 
 def split_units(module: nn.Module, units: list[nn.Module]) -> list[tuple[nn.Module, dict[str, nn.Parameter]]]:
-    """The root, then the units, each with its parameters by name; what is used outside of its unit, too, is the root's.
+    """The root, then the units, each with its parameters by name; a parameter also used outside its unit is in the
+    root.
 
     Raises:
-        ValueError: a unit holds another one, or is no part of the module.
+        ValueError: a unit contains a second unit, or is not in the module.
     """
     names = {id(p): name for name, p in module.named_parameters()}
     parts = {id(one): name for name, one in module.named_modules()}
     inside = Counter(below for unit in units for below in unit.modules())
     for unit in units:
         if id(unit) not in parts or unit is module:
-            raise ValueError(f"a unit must be a submodule of the model, but {type(unit).__name__} is none")
+            raise ValueError(f"a unit must be a submodule of the model, but {type(unit).__name__} is not")
         if not _has_forward(unit):
             raise ValueError(
-                f"unit {parts[id(unit)]!r} is a {type(unit).__name__}, which is never called: name what is in it"
+                f"unit {parts[id(unit)]!r} is a {type(unit).__name__}, which is never called: list its children"
             )
         if inside[unit] > 1:
-            raise ValueError(
-                f"unit {parts[id(unit)]!r} is given twice, or lies inside another unit; name one of them"
-            )
+            raise ValueError(f"unit {parts[id(unit)]!r} is listed twice, or is inside another unit; list only one")
     everywhere, within = _uses(module), [_uses(unit) for unit in units]
     own = [
         {names[id(p)]: p for p in unit.parameters() if uses[id(p)] == everywhere[id(p)]}

@@ -1,21 +1,21 @@
-"""ZeRO-1 and ZeRO-2: each rank keeps the optimizer's state of one n-th of the model, and steps only that.
+"""ZeRO-1 and ZeRO-2: each rank keeps the optimizer state of 1/n of the parameters, and steps only those.
 
-The problem: n data-parallel ranks hold the same optimizer state n times, and it is most of what they hold: 12 of 16
-bytes a parameter. All of them work out the same step.
-The idea: an all-reduce is a reduce-scatter and an all-gather. Between the two, each rank holds the finished sum of one
-n-th of the gradients. That is where the step belongs: each rank steps its n-th, and the all-gather then carries
-parameters instead of gradients. The same bytes travel, and the state is kept once.
+The problem: n data-parallel ranks hold n copies of the optimizer state, which is most of their memory: 12 of 16 bytes
+per parameter. All of them compute the same step.
+The idea: an all-reduce is a reduce-scatter and an all-gather. Between the two, each rank holds the final sum of 1/n of
+the gradients. So each rank steps its shard at that point, and the all-gather then sends parameters instead of
+gradients: the same bytes, with one copy of the state.
 
     ZeRO-1   backward makes all gradients; reduce-scatter; step; all-gather
     ZeRO-2   the same, but a bucket of gradients is freed as soon as it has been reduced
 
     model = ZeRO2(GPT(config), group, partial(torch.optim.AdamW, lr=3e-4))
     loss_of(model(inputs)).backward()         # reduce-scatters start in here
-    model.finish()                            # from here on this rank has its n-th of the averaged gradient
-    model.step()                              # the optimizer's step on the shard, then the all-gather
+    model.finish()                            # now this rank holds its shard of the averaged gradient
+    model.step()                              # the optimizer step on the shard, then the all-gather
 
-`NaiveZeRO1` comes first: it shares out whole parameters. The real ones are parts put together: `Gradients` over flats
-(`flat.py`), stepped by a `ShardedOptimizer`.
+`NaiveZeRO1` comes first: it distributes full parameters. `ZeRO1` and `ZeRO2` combine `Gradients` over flats (`flat.py`)
+with a `ShardedOptimizer`.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 and 7.
 """
@@ -39,18 +39,18 @@ from lib.data_parallel.saving import SavedState
 from lib.facts import Fact
 from lib.mesh import Group
 
-# ---- whole parameters -----------------------------------------------------------------------------------------------
+# ---- full parameters ------------------------------------------------------------------------------------------------
 
 
 class NaiveZeRO1(DataParallel):
-    """ZeRO-1 by whole parameters: each has one owner, which alone keeps its optimizer state and steps it.
+    """ZeRO-1 with full parameters: only the owner of a parameter keeps its optimizer state and steps it.
 
     finish: each gradient is reduced to its owner. step: the owner steps, and broadcasts the parameter. Together
     2(n−1)/n · Ψ elements per rank, the mean over the ranks; but a rank that owns a large parameter keeps and sends
     more than the others, and two messages are sent for each parameter.
 
     Args:
-        optimizer: called with this rank's parameters, as pairs of name and parameter.
+        optimizer: called with pairs of name and parameter, for the parameters of this rank.
     """
 
     def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str = "mean") -> None:
@@ -84,7 +84,7 @@ class NaiveZeRO1(DataParallel):
 
     @torch.no_grad()
     def step(self) -> None:
-        """The owners step, and everyone gets their parameters.
+        """Step the parameters of this rank, then broadcast them.
 
         Raises:
             RuntimeError: there is no new gradient.
@@ -100,7 +100,7 @@ class NaiveZeRO1(DataParallel):
 
 
 def share_out(sizes: Sequence[int], n: int) -> list[int]:
-    """An owner for each size: the largest first, to whoever has least."""
+    """Owner of each size: the largest first, to the smallest total."""
     owners, held = [0] * len(sizes), [0] * n
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owners[i] = held.index(min(held))
@@ -112,13 +112,13 @@ def share_out(sizes: Sequence[int], n: int) -> list[int]:
 
 
 class Sharded(DataParallel):
-    """A module whose gradients and optimizer are sharded; how, its parts know.
+    """A module with sharded gradients and optimizer.
 
     Args:
         module, group: as for `DataParallel`.
-        gradients: over flats.
+        gradients: the gradients, in flats.
         optimizer: called with pairs of name and piece.
-        flats: all that is sharded; more than the gradients' where some is frozen.
+        flats: all sharded parameters, including frozen ones.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class Sharded(DataParallel):
         self._state = SavedState(module, group, self.flats, self.optimizer, self.publish)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> NoReturn:
-        """What .to(), .double() and their kind call."""
+        """Refuse .to(), .double() and similar calls."""
         raise RuntimeError(CONVERTED.format("parameters would be"))
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm it was.
+        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm before scaling.
 
         Raises:
             RuntimeError: the gradients are not averaged yet.
@@ -150,7 +150,7 @@ class Sharded(DataParallel):
         return super().clip_gradients(max_norm)
 
     def step(self) -> None:
-        """Step this rank's shard, then collect those of the others.
+        """Step the shard of this rank, then all-gather the parameters.
 
         Raises:
             RuntimeError: there is no new gradient.
@@ -158,7 +158,7 @@ class Sharded(DataParallel):
         self._sharded.step()
 
     def publish(self) -> None:
-        """Let every rank see the new parameters."""
+        """Send the new parameters to all ranks."""
         self._sharded.publish()
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -179,10 +179,10 @@ class Sharded(DataParallel):
 
 
 def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:
-    """Before anything is changed.
+    """Raise an error before anything is changed, if a module cannot be sharded.
 
     Raises:
-        ValueError: an optimizer that needs whole parameters, or a layer that cannot compute with weights of `dtype`.
+        ValueError: an optimizer that needs full parameters, or a layer that cannot compute with weights of `dtype`.
     """
     check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
     for name, one in module.named_modules():
@@ -190,8 +190,8 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
         if dtype is not None and isinstance(averages, Tensor) and averages.dtype != dtype:
             kept, wanted = str(averages.dtype)[6:], str(dtype)[6:]
             raise ValueError(
-                f"{name or 'the module'} is a {type(one).__name__}, whose averages stay {kept} and do not go with "
-                f"{wanted} weights: use a norm without averages (LayerNorm, GroupNorm), or leave dtype away"
+                f"{name or 'the module'} is a {type(one).__name__}, whose averages stay {kept} and do not match "
+                f"{wanted} weights: use a norm without averages (LayerNorm, GroupNorm), or omit dtype"
             )
 
 
@@ -199,23 +199,22 @@ class ZeRO1(Sharded):
     """Optimizer state sharded: half an all-reduce before the step, the other half after it.
 
     forward: no communication. backward: one reduce-scatter per bucket, as soon as its gradients exist. finish: waits.
-    step: one all-gather per bucket. Together 2(n−1)/n · Ψ elements per rank (and padding, less than n a bucket).
+    step: one all-gather per bucket. Together 2(n−1)/n · Ψ elements per rank (and padding, less than n per bucket).
 
-    A rank keeps Ψ parameters and Ψ gradients, and Ψ/n of the optimizer's state. In float32 with Adam that is
-    4Ψ + 4Ψ + 8Ψ/n bytes, with `dtype=torch.bfloat16` 2Ψ + 2Ψ + 12Ψ/n: the 12 has master weights in it.
+    A rank keeps Ψ parameters and Ψ gradients, and 1/n of the optimizer state: in float32 with Adam 4Ψ + 4Ψ + 8Ψ/n
+    bytes, with `dtype=torch.bfloat16` 2Ψ + 2Ψ + 12Ψ/n, including master weights.
 
-    After finish() p.grad holds nothing of use: each rank has another part of the average, in `shard.grad` of each of
-    `buckets`.
+    After finish() p.grad is not valid: each rank holds its shard of the average, in `shard.grad` of each of `buckets`.
 
     Args:
         module, group, op, bucket_bytes: as for `BucketedDDP`.
-        optimizer: called with pairs of name and piece, such as `partial(torch.optim.AdamW, lr=3e-4)`. A piece is what
-            this rank owns of a parameter, flat: an optimizer that wants to see whole matrices cannot be used.
-        dtype: to compute, to keep gradients and to communicate in; the optimizer works on master weights in the
-            parameters' own precision. None computes in that, too. Buffers stay as they are.
+        optimizer: called with pairs of name and piece, such as `partial(torch.optim.AdamW, lr=3e-4)`. A piece is the
+            part of a parameter that this rank owns, flat: an optimizer that needs full matrices cannot be used.
+        dtype: dtype of computation, gradients and communication; the optimizer steps master weights in the parameters'
+            original precision. None keeps that precision for all. Buffers do not change.
 
     Raises:
-        ValueError: an optimizer that needs whole parameters; a layer that cannot compute in `dtype`.
+        ValueError: an optimizer that needs full parameters; a layer that cannot compute in `dtype`.
     """
 
     stage = 1
@@ -234,19 +233,19 @@ class ZeRO1(Sharded):
         gradients = sharded_gradients(replicas(module, group, group.size), self.stage, op, bucket_bytes, dtype)
         if dtype is not None:
             for p in module.parameters():
-                p.data = p.data.to(dtype)  # those that are not trained
+                p.data = p.data.to(dtype)  # of parameters that are not trained
         super().__init__(module, group, gradients, optimizer)
 
 
 class ZeRO2(ZeRO1):
-    """Gradients sharded, too: a bucket is freed as soon as it has been reduced.
+    """Optimizer state and gradients sharded: a bucket is freed as soon as it is reduced.
 
-    The same messages as in ZeRO-1. A rank keeps Ψ parameters and Ψ/n of gradients and optimizer state: in float32 with
-    Adam 4Ψ + 12Ψ/n bytes, in bfloat16 with master weights 2Ψ + 14Ψ/n; and for a moment the buckets on their way.
+    It sends the same messages as ZeRO-1. A rank keeps Ψ parameters and 1/n of gradients and optimizer state: in float32
+    with Adam 4Ψ + 12Ψ/n bytes, in bfloat16 with master weights 2Ψ + 14Ψ/n, and temporarily the buckets in flight.
 
-    Several microbatches: each backward reduces its gradients, and the shard adds them up: (n−1)/n · Ψ for each
-    microbatch, and never all gradients in memory. Inside `no_sync()` nothing travels and nothing is freed: the traffic
-    of one backward, and the memory of ZeRO-1. Choose.
+    With several microbatches, each backward reduces its gradients, and the shard adds them up: (n−1)/n · Ψ per
+    microbatch, and never all gradients in memory. Inside `no_sync()` nothing is sent or freed: the traffic of one
+    backward, with the memory of ZeRO-1.
     """
 
     stage = 2
@@ -259,6 +258,8 @@ def sharded_gradients(
     bucket_bytes: int = BUCKET_BYTES,
     dtype: torch.dtype | None = None,
 ) -> Gradients:
-    """Gradients of which each rank gets its shard: all are kept until the last (stage 1), or none (stage 2)."""
+    """Reduce-scattered gradients: kept in full until the end of backward (stage 1), or freed as they are reduced (stage
+    2).
+    """
     make = partial(Flat.around, dtype=dtype, gradients_stay=stage == 1)
     return Gradients(facts, op, bucket_bytes, make, each=stage == 2, one_at_a_time=True)

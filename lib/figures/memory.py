@@ -15,7 +15,7 @@ from lib.figures.svg import INK, NARROW, SMALLEST_PX, Figure, drawn_twice, text_
 from lib.figures.timeline import KINDS as STYLES
 from lib.memory import KINDS, MemoryTracker
 
-_UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 @drawn_twice
@@ -39,13 +39,13 @@ def draw_memory(
         predicted: name to a number of bytes, drawn as a dashed line ("predicted peak": 3_500_000).
         width, height: of the drawing in pixels.
     """
-    if unit not in _UNITS:
-        raise ValueError(f"unit={unit!r} must be one of {', '.join(_UNITS)}")
+    if unit not in UNITS:
+        raise ValueError(f"unit={unit!r} must be one of {', '.join(UNITS)}")
     if not memory.timeline:
         raise ValueError("the tracker has seen nothing: run the step inside `with MemoryTracker(model) as memory`")
     predicted = predicted or {}
     times, samples = zip(*memory.timeline, strict=True)
-    high = 1.12 * max([usage["total"] for usage in samples] + list(predicted.values())) / _UNITS[unit] or 1.0
+    high = 1.12 * max([usage["total"] for usage in samples] + list(predicted.values())) / UNITS[unit] or 1.0
     if not math.isfinite(high):
         raise ValueError(f"predicted={predicted} is not finite")
     from lib.figures.plot import Plot  # loads matplotlib
@@ -53,13 +53,13 @@ def draw_memory(
     names = ("changes of memory", unit)
     kinds = {kind: STYLES[_style(kind)] for kind in KINDS if any(usage[kind] for usage in samples)}
     labels = [words for _, words in kinds.values()]
-    levels = {name: n_bytes / _UNITS[unit] for name, n_bytes in predicted.items()}
+    levels = {name: n_bytes / UNITS[unit] for name, n_bytes in predicted.items()}
     limits = {f"{name} {level:.4g} {unit}": level for name, level in levels.items()}
     in_legend = list(limits) if width <= NARROW else []
     scales = (0, len(samples)), (0, high)
     plot = Plot(title, alt, (width, height), *scales, names, right=width - 10, legend=labels + in_legend)
     if kinds:
-        alive = [[usage[kind] / _UNITS[unit] for usage in [*samples, samples[-1]]] for kind in kinds]
+        alive = [[usage[kind] / UNITS[unit] for usage in [*samples, samples[-1]]] for kind in kinds]
         colors = [INK[ink] for ink, _ in kinds.values()]
         plot.axes.stackplot(range(len(samples) + 1), *alive, colors=colors, labels=labels, step="post", linewidth=0)
     for phase in memory.phases:
@@ -85,7 +85,7 @@ def memory_totals(memory: MemoryTracker, unit: str = "MB") -> tuple[list[float],
     for k, phase in enumerate(memory.phases):
         inside = [usage["total"] for time_s, usage in memory.timeline if phase.start_s <= time_s <= phase.end_s]
         xs += [k + (i + 0.5) / len(inside) for i in range(len(inside))]
-        ys += [total / _UNITS[unit] for total in inside]
+        ys += [total / UNITS[unit] for total in inside]
     return xs, ys
 
 

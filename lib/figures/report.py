@@ -18,11 +18,10 @@ from statistics import mean, median
 from types import SimpleNamespace
 
 from lib.figures.curves import draw_bars, draw_curves
-from lib.figures.memory import draw_memory
+from lib.figures.memory import UNITS, draw_memory
 from lib.figures.svg import FONT, PAPER, Figure, variables
 
 MOST_POINTS, MOST_RANKS = 400, 16  # of a curve, and bars of a figure
-UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
 KINDS = {"parameter": "parameter", "gradient": "gradient", "optimizer": "optimizer state", "activation": "activation"}
 
 
@@ -172,7 +171,7 @@ def _traffic(ranks: Sequence[Mapping]) -> Figure:
 
 
 def _unit(n_bytes: float) -> str:
-    return next((unit for unit, size in UNITS.items() if n_bytes >= size), "kB")
+    return next((unit for unit in ("GB", "MB") if n_bytes >= UNITS[unit]), "kB")
 
 
 def _thinned(values: Sequence[float], first: int = 0, most: int = MOST_POINTS) -> tuple[list[float], list[float]]:

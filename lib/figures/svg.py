@@ -164,8 +164,8 @@ def tag(name: str, content: str = "", **attributes: object) -> str:
 
 
 def text_width(words: str, size: float = 13) -> float:
-    """About how wide `words` are, a little more rather than less: 0.6 em a character."""
-    return 0.6 * size * len(words)
+    """About how wide `words` are, a little more rather than less: 0.6 em a character, 0.72 a capital."""
+    return size * (0.6 * len(words) + 0.12 * sum(map(str.isupper, words)))
 
 
 def lines_of(words: str, width: float, size: float = 13) -> list[str]:

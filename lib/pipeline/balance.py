@@ -1,13 +1,13 @@
-"""Which layers each stage gets: neighbours, so that the most expensive stage is as cheap as can be.
+"""Split layers into stages of neighbours, with the smallest maximum cost.
 
-The problem: equal numbers of blocks are no equal work, as the head alone may cost as much as several blocks. The idea:
-count multiplications, and cut the row of counts where the largest sum is smallest.
+The problem: equal numbers of blocks are not equal work, because the head alone may cost as much as several blocks. The
+idea: count multiplications, and split the list of counts so that the largest sum is as small as possible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from lib.cost.sizes import ModelShape
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
-    """Neighbours in parts, the most expensive as cheap as can be.
+    """Split a list of costs into parts of neighbours, with the smallest maximum cost.
 
     Raises:
         ValueError: more parts than there are costs.
@@ -26,9 +26,7 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
     if not 1 <= num_parts <= count:
         problem = f"{count} layers cannot be cut into {num_parts} stages"
         raise ValueError(f"{problem}; use {count} stages or fewer")
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
+    sums = [0.0, *accumulate(costs)]
     best: list[tuple[float, list[int]]] = [
         (total, [0, i]) for i, total in enumerate(sums)
     ]  # of the first i, in 1 part
@@ -46,13 +44,13 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
 
 
 def layer_costs(config: GPTConfig) -> list[float]:
-    """Multiplications for one token, of each block and, the last, of the head; to look a word up is free."""
+    """Multiplications per token for each block and, last, for the head; the embedding is free."""
     block = ModelShape.of(config).num_block_weights + 2 * config.context * config.d_model
     return [float(block)] * config.num_layers + [float(config.d_model * config.vocab_size)]
 
 
 def layers_of_stages(config: GPTConfig, num_stages: int) -> list[range]:
-    """Which of a GPT's layers each stage gets, by their costs; the head is the layer behind the last block.
+    """The layers of a GPT in each stage, by cost; the head is the layer after the last block.
 
     Raises:
         ValueError: more stages than layers.

@@ -1,10 +1,9 @@
-"""Run a schedule: real tensors, real messages, the very actions that were simulated and proved.
+"""Execute a schedule with real tensors and messages: the same actions that are simulated and proved.
 
-The problem: a loop for each schedule, with sends and receives between its lines, is where pipelines hang. The idea: an
-interpreter. It takes the rank's actions one by one and knows nothing of 1F1B. Each message starts when its action
-comes, and nobody waits for it there: a compute action waits for what it needs. A send that blocks would cost the
-overlap that the schedule was made for. What a send carries is kept until a message from its receiver tells that it has
-been used.
+The problem: pipelines hang in hand-written loops for each schedule, with sends and receives between the lines. The
+idea: an interpreter. It executes the actions of a rank one by one, for any schedule. Each message starts at its action,
+without waiting: a compute action waits for its input. A blocking send would lose the overlap of the schedule. The
+tensor of a send is kept until a message from its receiver shows that it was used.
 
 Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 10.
 """
@@ -33,27 +32,27 @@ from lib.pipeline.stage import Stage
 
 
 class Reduce(Protocol):
-    """Whoever sums gradients over the replicas of a pipeline: `Gradients`, of any kind."""
+    """The interface to sum gradients over the replicas of a pipeline: any kind of `Gradients`."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, nothing leaves but at a REDUCE."""
+        """Inside, sums start only at a REDUCE."""
 
     def last_backward(self, stage: int) -> None:
-        """The next backward of the stage is the last before its REDUCE."""
+        """Note that the next backward of the stage is the last before its REDUCE."""
 
     def start(self, stage: int) -> list[Pending]:
-        """REDUCE: what the stage's backwards have left leaves now; the sums that are under way."""
+        """REDUCE: start the remaining sums of the stage; return the sums in flight."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step came to on a rank.
+    """The result of a step on a rank.
 
     Args:
-        loss: of the batch, a number on all ranks: the sum of the microbatches' terms.
-        losses: the term of each microbatch, shape [M], on all ranks.
-        slots: when this rank's actions ran, in seconds of `time.perf_counter`; `timeline` puts all ranks' together. A
-            REDUCE runs until its sums are there.
+        loss: loss of the batch, on all ranks: the sum of the terms of the microbatches.
+        losses: the term of each microbatch, shape [m], on all ranks.
+        slots: times of this rank's actions, in seconds of `time.perf_counter`; `timeline` combines all ranks. A REDUCE
+            ends when its sums have arrived.
     """
 
     loss: Tensor
@@ -62,7 +61,7 @@ class StepResult:
 
 
 def timeline(schedule: Schedule, results: Iterable[StepResult]) -> Timeline:
-    """What was measured, in the form in which `simulate` predicts it; times count from the first action's begin."""
+    """The measured timeline, in the form of `simulate`; times count from the start of the first action."""
     slots = [slot for result in results for slot in result.slots]
     zero = min(slot.start for slot in slots)
     moved = (slot._replace(start=slot.start - zero, end=slot.end - zero) for slot in slots)
@@ -78,30 +77,30 @@ def execute(
     loss: Callable[[Tensor, Tensor], Tensor],
     reduce: Reduce | None = None,
 ) -> StepResult:
-    """One step on this rank: all of the batch forward, and back unless the schedule is of an evaluation.
+    """Run one step on this rank: forward of the full batch, and backward unless the schedule is for evaluation.
 
-    Gradients are added to `.grad`: those of the sum of the microbatches' terms. Microbatches may differ by a row.
+    Gradients of the sum of all terms are added to `.grad`. Microbatches may differ by one row.
 
     Args:
         schedule: compute only, or with its messages.
-        stages: this rank's, by their number.
-        inputs: [B, …], the whole batch; the first stage takes it in `num_microbatches` pieces.
-        targets: [B, …], which the last stage compares with.
-        loss: (output, targets) of a microbatch to its term: what it adds to the batch's loss, such as
-            `partial(loss_term, count=...)`. A mean over the microbatch, such as `cross_entropy` gives by itself, would
-            be num_microbatches times too large, and NaN for all of the batch where one has no target that counts.
+        stages: the stages on this rank, by number.
+        inputs: [B, …], the full batch; the first stage splits it into `num_microbatches` microbatches.
+        targets: [B, …], for the loss in the last stage.
+        loss: function from (output, targets) of a microbatch to its term in the loss of the batch, such as
+            `partial(loss_term, count=...)`. A mean over the microbatch, the default of `cross_entropy`, would be
+            num_microbatches times too large, and NaN for the batch if one microbatch has no counted target.
         reduce: sums gradients over the replicas of this pipeline, at each REDUCE of the schedule.
 
     Raises:
-        ScheduleError: stages, ranks or rows that do not fit to the schedule; a stage whose output is not what travels.
+        ScheduleError: stages, ranks or rows that do not match the schedule; a stage whose output has the wrong form.
     """
     _check_fits(schedule, stages, group, inputs)
     sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])
     if sums != (reduce is not None) and not schedule.is_forward_only:
         raise ScheduleError(
-            f"{schedule.name} has a REDUCE and nobody to do it: give reduce="
+            f"{schedule.name} has a REDUCE but no object to do it: give reduce="
             if sums
-            else f"{schedule.name} has no REDUCE, so gradients would stay each rank's own: use with_reduce(schedule)"
+            else f"{schedule.name} has no REDUCE, so gradients would not be summed: use with_reduce(schedule)"
         )
     return _Step(lower(schedule), stages, group, inputs, targets, loss, reduce).run()
 
@@ -112,29 +111,28 @@ def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, i
             f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for "
             f"{group.size}"
         )
-    mine = [stage for stage, rank in enumerate(schedule.rank_of) if rank == group.rank]
-    if sorted(stages) != mine:
+    if sorted(stages) != (mine := schedule.stages_on(group.rank)):
         raise ScheduleError(f"rank {group.rank} has the stages {sorted(stages)}; {schedule.name} gives it {mine}")
     if len(inputs) < schedule.num_microbatches:
         raise ScheduleError(
-            f"{len(inputs)} rows cannot be cut into {schedule.num_microbatches} microbatches; use as many rows at least"
+            f"{len(inputs)} rows cannot be split into {schedule.num_microbatches} microbatches; use as many or more"
         )
 
 
 class _Step:
     def __init__(self, schedule, stages, group, inputs, targets, loss, reduce) -> None:
         self.schedule, self.stages, self.group, self.loss, self.reduce = schedule, stages, group, loss, reduce
-        # With .data each microbatch is a tensor by itself, so that what one does in place is no change of the others.
+        # With .data each microbatch is a separate tensor: a change of one in place does not affect the others.
         self.inputs = [x.data for x in inputs.tensor_split(schedule.num_microbatches)]
         self.targets = targets.tensor_split(schedule.num_microbatches)
         row = schedule.actions[group.rank]
         back = [action for action in row if action.op in (*COMPUTE, Op.REDUCE) and action.op not in (Op.F, Op.I)]
         # The last backwards before a sum, during which buckets may leave.
         self.closing = {a for a, b in pairwise(back) if b.op == Op.REDUCE and a[0] == b.stage}
-        # What there is to compute with, by the receive that would bring it, and to send, by its send.
+        # Tensors to compute with, by their receive, and to send, by their send.
         self.here: dict[Action, Tensor | Pending] = {}
-        self.going: dict[Action, Pending] = {}  # sends that may still be on their way
-        self.sums: dict[Action, list[Pending]] = {}  # sums of gradients, by the REDUCE that has seen them off
+        self.going: dict[Action, Pending] = {}  # sends that may be in flight
+        self.sums: dict[Action, list[Pending]] = {}  # sums of gradients, by the REDUCE that started them
         self.through = proves(schedule, group.rank)
         self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64, device=inputs.device)
         self.split = {action[::2] for row in schedule.actions for action in row if action.op == Op.I}
@@ -158,7 +156,7 @@ class _Step:
         return StepResult(losses.sum(), losses, tuple(slots))
 
     def _do(self, action: Action) -> float:
-        """Do it; return when it began, having waited for what it needs."""
+        """Wait for the input of an action and execute it; return its start."""
         stage, op, m = action
         start_s = time.perf_counter()
         if op in RECVS:
@@ -186,7 +184,7 @@ class _Step:
         return start_s
 
     def _arrivals(self, action: Action) -> Iterator[float]:
-        """When the sums of a REDUCE were there; none of any other action."""
+        """Times at which the sums of a REDUCE arrived; empty for every other action."""
         for pending in self.sums.get(action, ()):
             pending.wait()
             yield pending.ended_s
@@ -195,7 +193,7 @@ class _Step:
         return self.schedule.rank_of[other_end(action).stage]
 
     def _what_came(self, action: Action) -> Tensor | None:
-        """Input, or gradient of the output; None where the loss begins."""
+        """The received input, or output gradient; None where backward begins at the loss."""
         stage, op, m = action
         if op == Op.F and stage == 0:
             return self.inputs[m]
@@ -229,7 +227,7 @@ class _Step:
             self._hand_on(Action(stage, Op.SEND_B, m), of_x)
 
     def _hand_on(self, send: Action, x: Tensor) -> None:
-        """To another stage here, or to be sent."""
+        """Pass a tensor to the next stage on this rank, or to its send."""
         receive = other_end(send)
         is_here = self.schedule.rank_of[receive.stage] == self.group.rank
         self.here[receive if is_here else send] = x

@@ -27,20 +27,17 @@ def gantt(timeline: Timeline, unit: float | None = None) -> str:
     wide = max(map(len, names.values())) + 1
     lines = []
     for rank in range(timeline.schedule.num_ranks):
-        line = ""
-        for slot in sorted((s for s in compute if s.rank == rank), key=lambda s: s.start):
+        line = sums = ""
+        for slot in (slot for slot in timeline.slots if slot.rank == rank):
             begin, end = (wide * round((time - zero) / unit) for time in (slot.start, slot.end))
-            while len(line) < begin:
-                line += IDLE.ljust(wide)
-            name = names[slot.action]
-            line += f"{name}{GOES_ON * (max(end - len(line), wide) - len(name) - 1)} "
+            if name := names.get(slot.action):
+                while len(line) < begin:
+                    line += IDLE.ljust(wide)
+                line += f"{name}{GOES_ON * (max(end - len(line), wide) - len(name) - 1)} "
+            elif slot.action.op == Op.REDUCE and slot.end > slot.start:
+                sums = sums.ljust(begin) + SUM * (max(end - begin, 2) - 1) + " "
         lines.append(f"rank {rank}  {line.rstrip()}")
-        if sums := [s for s in timeline.slots if s.rank == rank and s.action.op == Op.REDUCE and s.end > s.start]:
-            line = ""
-            for slot in sums:
-                begin, end = (wide * round((time - zero) / unit) for time in (slot.start, slot.end))
-                line = line.ljust(begin) + SUM * (max(end - begin, 2) - 1) + " "
-            lines.append(f"   sums  {line.rstrip()}")
+        lines += [f"   sums  {sums.rstrip()}"] if sums else []
     return "\n".join(lines)
 
 

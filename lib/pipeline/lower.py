@@ -1,15 +1,16 @@
-"""Put the messages into a schedule.
+"""Insert the messages between ranks into a schedule.
 
-The problem: a receive in front of what needs it and a send behind what made it look right on each rank, and hang. Rank
-0 sends forward while rank 1 sends back; where a send ends only when it is received, as on NCCL, neither ever does. gloo
-may get away with it, so a test on a laptop would not tell.
-The idea: one order for all. Simulate the schedule and go through its actions as they end. Behind each, at the same
-moment, goes the send on this rank and the receive on the other. So of all messages that are not through, the first in
-this order is the next one on both its ranks: somebody can always go on.
+The problem: a receive right before its use and a send right after its action look right on each rank, and hang. Rank 0
+sends an activation while rank 1 sends a gradient; if a send ends only when it is received, as on NCCL, neither ends.
+gloo may not hang, so a test on a laptop does not show it.
+The idea: one global order. Simulate the schedule and go through its actions in the order of their ends. After each
+action, insert the send on its rank and the receive on the peer at the same position. So the first message in this order
+that is not done is the next message on both its ranks: some rank can always continue.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 from lib.pipeline.schedules.action import SENDS, Action, Op, Schedule
@@ -19,10 +20,10 @@ from lib.pipeline.simulate import Costs, simulate
 def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     """The same schedule with SEND and RECV between ranks.
 
-    One that has them already is returned as it is.
+    A schedule that already has messages is returned unchanged.
 
     Args:
-        costs: the times by which actions are put in order; any will do, the true ones are best.
+        costs: times for the order of actions; any times are valid, real times are best.
 
     Raises:
         ScheduleError: it cannot run.
@@ -36,7 +37,7 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     slots.sort(key=lambda slot: slot.end)
     for _, together in groupby(slots, key=lambda slot: slot.end):
         ending = list(together)
-        for slot in ending:  # before any message, which could mean to wait
+        for slot in ending:  # before any message, which may have to wait
             action = slot.action
             while action is not None:
                 rows[slot.rank].append(action)
@@ -46,70 +47,60 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
                 peer, send, receive = message
                 rows[slot.rank].append(send)
                 rows[peer].append(receive)
-    return Schedule(
-        schedule.name,
-        schedule.num_stages,
-        schedule.num_microbatches,
-        schedule.rank_of,
-        tuple(map(tuple, rows)),
-    )
+    return replace(schedule, actions=tuple(map(tuple, rows)))
 
 
 def _sums_behind(schedule: Schedule) -> dict[Action, Action]:
-    """Action → the REDUCE that stands right behind it."""
+    """Action → the REDUCE directly after it."""
     pairs = (pair for row in schedule.actions for pair in pairwise(row))
     return {action: behind for action, behind in pairs if behind.op == Op.REDUCE}
 
 
 def message_behind(action: Action, schedule: Schedule) -> tuple[int, Action, Action] | None:
-    """(the other rank, send, receive) of what an action makes for a stage on another rank; None if there is nothing."""
-    stage, op, m = action
-    if op in (Op.W, Op.REDUCE):
-        return None
-    send = Action(stage, Op.SEND_F if op == Op.F else Op.SEND_B, m)
-    receive = other_end(send)
-    if not 0 <= receive.stage < schedule.num_stages:
-        return None
-    peer = schedule.rank_of[receive.stage]
-    return None if peer == schedule.rank_of[stage] else (peer, send, receive)
+    """(peer, send, receive) of the result of an action for a stage on a different rank; None if there is none."""
+    return _message(action, {Op.F: Op.SEND_F, Op.B: Op.SEND_B, Op.I: Op.SEND_B}, schedule)
 
 
 def message_before(action: Action, schedule: Schedule) -> tuple[int, Action] | None:
-    """(the other rank, its send) of what an action needs from another rank; None if there is nothing."""
-    stage, op, m = action
-    if op not in (Op.F, Op.B, Op.I):
+    """(peer, its send) of the input of an action from a different rank; None if there is none."""
+    message = _message(action, {Op.F: Op.RECV_F, Op.B: Op.RECV_B, Op.I: Op.RECV_B}, schedule)
+    return message and (message[0], message[2])
+
+
+def _message(action: Action, ops: dict[Op, Op], schedule: Schedule) -> tuple[int, Action, Action] | None:
+    """(peer, this end, its end) of the message that goes with an action, whose op here is in `ops`."""
+    if action.op not in ops:
         return None
-    send = other_end(Action(stage, Op.RECV_F if op == Op.F else Op.RECV_B, m))
-    if not 0 <= send.stage < schedule.num_stages:
+    here = action._replace(op=ops[action.op])
+    there = other_end(here)
+    if not 0 <= there.stage < schedule.num_stages:
         return None
-    peer = schedule.rank_of[send.stage]
-    return None if peer == schedule.rank_of[stage] else (peer, send)
+    peer = schedule.rank_of[there.stage]
+    return None if peer == schedule.rank_of[here.stage] else (peer, here, there)
 
 
 def proves(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
-    """What a receive tells of this rank's sends: which the peer had used.
+    """Find which sends of this rank are known to be used after each receive.
 
-    A send may end long after it was begun, and what it carries must be kept until then. To ask takes time, and gloo
-    does not know before it is waited for. But a peer that answers has had the question.
+    A send may end long after its start, and its tensor must be kept until then. Polling takes time, and gloo reports
+    the end only to a wait. But a message that the peer made from this tensor proves that it arrived.
 
     Args:
-        schedule: with its messages.
+        schedule: a schedule with messages.
 
     Returns:
-        Receive → sends to the same peer that are through when it is. The last messages of a step nobody answers.
+        Receive → sends to the same peer that have ended when it has. The last messages of a step have no such receive.
     """
     through: dict[Action, list[Action]] = {}
-    pairs = pairwise(schedule.rank_of)  # of neighbouring stages
+    pairs = pairwise(schedule.rank_of)  # ranks of neighbouring stages
     for peer in {b if a == rank else a for a, b in pairs if rank in (a, b)} - {rank}:
         used: list[Action] = []
         for action in schedule.actions[peer]:
             receive = other_end(action) if action.op in SENDS else None
             if receive and schedule.rank_of[receive.stage] == rank:
                 through[receive], used = used, []
-            elif message := message_before(action, schedule):
-                src, send = message
-                if src == rank:
-                    used.append(send)
+            elif (message := message_before(action, schedule)) and message[0] == rank:
+                used.append(message[1])
     return through
 
 

@@ -1,12 +1,12 @@
 """Prove that a schedule is right before any process starts.
 
-A schedule that is wrong does not crash. It hangs, or it trains on half of the gradients. What has to hold:
+A wrong schedule does not crash. It hangs, or it trains with half of the gradients. It must satisfy:
 
-1. In each stage each microbatch goes forward once, and backward once: B, or I and then W.
-2. Nobody waits for what cannot come: F before B, stage before stage, and no circle of ranks that wait for each other.
-3. Each message between ranks is sent once, behind what it carries, and received once, in front of what needs it.
-4. Between two ranks messages are received in the order in which they are sent: they carry no names.
-5. No circle of waiting either where a send ends only when it is received (`lib.pipeline.rendezvous`).
+1. In each stage each microbatch runs forward once, and backward once: B, or I and then W.
+2. No rank waits forever: F before B, stage before stage, and no cycle of ranks that wait for each other.
+3. Each message between ranks is sent once, after the action that makes it, and received once, before its use.
+4. Between two ranks messages are received in the order in which they are sent, because they have no tags.
+5. There is no cycle of waits even if a send ends only when it is received (`lib.pipeline.rendezvous`).
 
 3 to 5 are about schedules with messages in them, as `lower` writes them. An error shows the schedule, with the guilty
 action between > and <.
@@ -15,7 +15,6 @@ action between > and <.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 from lib.pipeline.lower import message_behind, other_end
 from lib.pipeline.rendezvous import rendezvous
@@ -25,7 +24,7 @@ from lib.pipeline.simulate import Slot, Timeline, simulate
 
 
 def prove(schedule: Schedule) -> Schedule:
-    """The schedule itself, if it is right.
+    """Return the schedule if it is right.
 
     Raises:
         ScheduleError: it is not; the message shows where.
@@ -80,14 +79,12 @@ def _belongs(schedule: Schedule) -> None:
     for rank, row in enumerate(schedule.actions):
         for action in row:
             if not 0 <= action.stage < schedule.num_stages:
-                last = schedule.num_stages - 1
-                _fail(schedule, Fault.NO_SUCH, (action,), f"{action}: the stages are 0 to {last}")
+                _fail(schedule, Fault.NO_SUCH, (action,), f"{action}: the stages are 0 to {schedule.num_stages - 1}")
             of_all = action.op == Op.REDUCE and action.microbatch == ALL
             if not of_all and not 0 <= action.microbatch < schedule.num_microbatches:
-                last = schedule.num_microbatches - 1
-                _fail(schedule, Fault.NO_SUCH, (action,), f"{action}: the microbatches are 0 to {last}")
-            if schedule.rank_of[action.stage] != rank:
-                owner = schedule.rank_of[action.stage]
+                what = f"{action}: the microbatches are 0 to {schedule.num_microbatches - 1}"
+                _fail(schedule, Fault.NO_SUCH, (action,), what)
+            if (owner := schedule.rank_of[action.stage]) != rank:
                 what = f"{action} is on rank {rank}, but rank {owner} has stage {action.stage}"
                 _fail(schedule, Fault.WRONG_RANK, (action,), what)
 
@@ -115,7 +112,7 @@ def _once(schedule: Schedule) -> None:
 
 
 def _in_order(schedule: Schedule) -> None:
-    """On a rank: forward, then backward; the gradient of the input, then those of the weights."""
+    """On a rank: forward before backward, and the input gradient before the weight gradients."""
     for row in schedule.actions:
         place = {action: i for i, action in enumerate(row)}
         for action, i in place.items():
@@ -126,7 +123,7 @@ def _in_order(schedule: Schedule) -> None:
 
 
 def _sums(schedule: Schedule) -> None:
-    """If gradients are summed: those of every stage and microbatch, once, behind the backward that makes them."""
+    """If gradients are summed: those of every stage and microbatch once, after the backward that makes them."""
     if not any(action.op == Op.REDUCE for row in schedule.actions for action in row):
         return
     for stage, rank in enumerate(schedule.rank_of):
@@ -144,7 +141,7 @@ def _sums(schedule: Schedule) -> None:
 
 
 def _messages(schedule: Schedule) -> None:
-    """What goes from rank to rank is sent behind what makes it, and received in front of what needs it."""
+    """Each message between ranks is sent after the action that makes it, and received before its use."""
     places = [{action: i for i, action in enumerate(row)} for row in schedule.actions]
     wanted = set()
     for rank, row in enumerate(schedule.actions):
@@ -163,7 +160,8 @@ def _messages(schedule: Schedule) -> None:
             if places[rank][send] < places[rank][action]:
                 what = f"{send} comes before {action}, which makes what it sends"
                 _fail(schedule, Fault.TOO_EARLY, (send, action), what)
-            user = next(a for a in _users(receive) if a in places[peer])
+            ops = (Op.F,) if receive.op == Op.RECV_F else (Op.B, Op.I)
+            user = next(user for op in ops if (user := receive._replace(op=op)) in places[peer])
             if places[peer][user] < places[peer][receive]:
                 what = f"{receive} comes after {user}, which needs what it receives"
                 _fail(schedule, Fault.TOO_LATE, (receive, user), what)
@@ -173,13 +171,8 @@ def _messages(schedule: Schedule) -> None:
                 _fail(schedule, Fault.NEEDLESS, (action,), f"{action} carries nothing that another rank needs")
 
 
-def _users(receive: Action) -> Iterable[Action]:
-    ops = (Op.F,) if receive.op == Op.RECV_F else (Op.B, Op.I)
-    return (Action(receive.stage, op, receive.microbatch) for op in ops)
-
-
 def _channels(schedule: Schedule) -> None:
-    """From one rank to another, messages are received in the order in which they are sent."""
+    """Between two ranks, messages are received in the order in which they are sent."""
     sent, received = defaultdict(list), defaultdict(list)
     for rank, row in enumerate(schedule.actions):
         for action in row:

@@ -1,7 +1,7 @@
-"""A schedule on real processes, with stages that sleep: what the simulator says, put to the test.
+"""Run a schedule on real processes with stages that sleep, to test the simulator.
 
-Two cores cannot compute in eight processes at once, but eight processes can sleep at once. A sleeping stage takes as
-long as its costs say; messages, queues and waiting are the real ones.
+Two cores cannot compute for eight processes at the same time, but eight processes can sleep. A sleeping stage takes the
+time of its costs; messages, queues and waits are real.
 
 Read before: `lib/pipeline/execute.py`, `lib/sleep.py`. Chapter 8.
 """
@@ -21,17 +21,17 @@ from lib.pipeline.simulate import Costs, Timeline
 from lib.pipeline.stage import Stage
 from lib.sleep import SleepLayer
 
-OPENING_S = 0.001  # the longest action of the step before, which opens the connections
-FAST_BPS = 1e15  # a link that only has latency
+OPENING_S = 0.001  # the longest action of the first step, which opens the connections
+FAST_BPS = 1e15  # a link with latency only
 
 
 def rehearse(schedule: Schedule, costs: Costs | None = None, unit_s: float = 0.03) -> Timeline:
-    """Run it, a process for each rank; return what was measured, in the unit of `costs`.
+    """Run a schedule with one process per rank; return the measured timeline, in the unit of `costs`.
 
     Args:
-        costs: as for `simulate`; with a latency or transfer, links are emulated that are so slow.
-        unit_s: seconds of a unit. The shortest action should sleep some ten milliseconds, so that waking up counts for
-            little.
+        costs: as for `simulate`; with a latency or transfer, slow links are emulated.
+        unit_s: seconds per unit. The shortest action should sleep at least ten milliseconds, so that the time to wake
+            up is small.
     """
     costs = costs or Costs()
     seen = timeline(schedule, run(_step, schedule.num_ranks, schedule, costs, unit_s))
@@ -47,8 +47,7 @@ def _step(world: Group, schedule: Schedule, costs: Costs, unit_s: float) -> Step
     for one_s, slow in ((OPENING_S / max(map(max, takes.values())), nullcontext()), (unit_s, link)):
         stages = {
             s: Stage(SleepLayer(1, *(one_s * takes[op][s] for op in (Op.F, Op.I, Op.W))))
-            for s, rank in enumerate(schedule.rank_of)
-            if rank == world.rank
+            for s in schedule.stages_on(world.rank)
         }
         comm.barrier(world)
         with slow:

@@ -1,9 +1,9 @@
-"""The schedule in time where a send ends only when it is received, and nobody does anything else meanwhile.
+"""Simulate a schedule with blocking messages: a send ends only when it is received.
 
-That is how NCCL's messages meet, and a pipeline that sends and receives with blocking calls. It is a bad way to run a
-schedule: forwards and backwards that could overlap have to wait for each other's messages. It is the right way to test
-one. What gets through here hangs nowhere: also not where messages go through a stream of their own, in the order of the
-schedule, beside the computing, as that only takes waits away.
+Messages of NCCL behave like this, and so does a pipeline with blocking calls. It is a slow way to run a schedule,
+because forwards and backwards that could overlap wait for messages. It is the right way to test a schedule. If this
+simulation ends, the schedule never hangs, also if messages use a separate stream in the order of the schedule, because
+that only removes waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lib.pipeline.simulate import Costs, Slot, Timeline, Wait, stuck
 
 
 def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """The schedule in time, with messages that block both sides from the moment when both are there.
+    """Simulate a schedule with messages that block both ranks until both have reached it.
 
     Raises:
         ScheduleError: two or more ranks wait for each other's messages.
@@ -24,7 +24,7 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     clock, place = [0.0] * schedule.num_ranks, [0] * schedule.num_ranks
     slots: list[Slot] = []
     awake = list(range(schedule.num_ranks))
-    at: dict[Action, int] = {}  # a message that has come first -> its rank, which waits
+    at: dict[Action, int] = {}  # a message that one rank has reached -> this rank, which waits
     while awake:
         rank = awake.pop()
         row = schedule.actions[rank]
@@ -47,9 +47,6 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
                 slots.append(Slot(one, its, start, end))
                 clock[one], place[one] = end, place[one] + 1
     if at:
-        waits = {}
-        for action, rank in at.items():
-            stage, op, m = other_end(action)
-            waits[rank] = Wait(place[rank], stage, (op,), m)
-        raise stuck(schedule, waits)
+        ends = ((rank, other_end(action)) for action, rank in at.items())
+        raise stuck(schedule, {rank: Wait(place[rank], stage, (op,), m) for rank, (stage, op, m) in ends})
     return Timeline.of(schedule, slots)

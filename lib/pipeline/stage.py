@@ -1,9 +1,8 @@
-"""A piece of the model on its rank, and what microbatches leave behind in it until they come back.
+"""A pipeline stage: some layers of the model, and the activations of microbatches until their backward.
 
-The problem: autograd goes back through one graph, in one process. Here a microbatch's graph is in pieces, one in each
-stage, and several microbatches are under way at once. The idea: each stage cuts the graph at its own ends. Its input is
-a leaf, whose gradient is what the stage before wants; its backward begins with the gradient that the stage behind has
-sent.
+The problem: autograd runs backward through one graph in one process. In a pipeline the graph of a microbatch is split
+over the stages, and several microbatches are in flight. The idea: each stage cuts the graph at its ends. Its input is a
+leaf, whose gradient is sent to the previous stage; its backward begins with the gradient from the next stage.
 
 Read before: `lib/pipeline/schedules/action.py`. Chapter 8.
 """
@@ -26,17 +25,17 @@ from lib.pipeline.schedules.action import Schedule, ScheduleError
 
 
 class Stage:
-    """A module that works on microbatches one by one, forward and back.
+    """A module that runs microbatches one by one, forward and backward.
 
     Args:
-        module: from the output of the stage before to this one's, x[b, …, D] → y[b, …, D]. The first one's gets the
-            inputs, the last one's gives what `loss` takes.
-        width: D of what travels between stages: for inputs of shape [b, …] it is [b, …, D]. None: what travels is like
+        module: computes x[b, …, D] → y[b, …, D]. In the first stage x are the inputs, in the last stage y is the input
+            of `loss`.
+        width: D of tensors between stages: for inputs of shape [b, …] they are [b, …, D]. None: they have the shape of
             the inputs.
-        recompute: keep only the input of each microbatch, and compute forward again in backward.
-        slices: of what travels, one of so many parts along the inputs' last dim.
-        dtype: of what travels. None: like the inputs without `width`; with it, that of the module's parameters, and
-            torch's default where it has none. All stages must come to the same.
+        recompute: keep only the input of each microbatch, and recompute forward in backward.
+        slices: number of shards of these tensors along the last dim of the inputs; one is sent.
+        dtype: dtype of tensors between stages, equal for all stages. None: that of the inputs; with `width`, that of
+            the parameters, or the default of torch.
     """
 
     def __init__(
@@ -49,38 +48,38 @@ class Stage:
     ) -> None:
         self.module, self.width, self.recompute = module, width, recompute
         self.slices, self.dtype = slices, dtype
-        self.before: Callable[[int], None] = lambda m: None  # called with each microbatch that is to go forward
-        # By microbatch: input and output, with the graph between them; weight gradients that were put off.
+        self.before: Callable[[int], None] = lambda m: None  # called before the forward of each microbatch
+        # By microbatch: input and output, with the graph between them; deferred weight gradients.
         self._ends: dict[int, tuple[Tensor, Tensor]] = {}
         self._queues: dict[int, Queue] = {}
 
     def travels(self, inputs: Tensor) -> Tensor:
-        """An empty tensor like what goes to the next stage for these inputs of the first one, and back again."""
+        """An empty tensor with the form of messages between stages, for these inputs of the first stage."""
         shape, dtype = self._form(inputs)
         return torch.empty(shape, dtype=dtype, device=next(self.module.parameters(), inputs).device)
 
     def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> None:
-        """Whether y, made by a stage of that number from these inputs of the first one, is what travels.
+        """Check that y, the output of a stage, has the form of messages between stages, for these inputs of the first
+        stage.
 
         Raises:
-            ScheduleError: it has another shape or dtype, so that whoever receives it would wait for something else; or
-                no gradient can come back for it.
+            ScheduleError: its shape or dtype is not the one that the next stage receives; or it can have no gradient.
         """
         shape, dtype = self._form(inputs)
         if y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
             raise ScheduleError(
-                f"stage {stage} gives {comm.spec(y)}, but what travels from stage to stage is {right}; cut the model "
-                f"where it gives that, or change the stages' width={self.width} or dtype"
+                f"stage {stage} gives {comm.spec(y)}, but messages between stages are {right}; cut the model "
+                f"where it gives that, or change width={self.width} or dtype of the stages"
             )
         if torch.is_grad_enabled() and not _has_gradient(y):
             raise ScheduleError(
-                f"stage {stage} gives {comm.spec(y)}, and no gradient comes back through whole numbers: cut the model "
-                "where it gives floating-point ones"
+                f"stage {stage} gives {comm.spec(y)}, and integers have no gradient: cut the model "
+                "where it gives floating-point numbers"
             )
 
     def _form(self, inputs: Tensor) -> tuple[Sequence[int], torch.dtype]:
-        """Shape and dtype of what travels for these inputs."""
+        """Shape and dtype of messages between stages for these inputs."""
         if self.width is None:
             return inputs.shape, self.dtype or inputs.dtype
         dtypes = (p.dtype for p in self.module.parameters())
@@ -96,12 +95,12 @@ class Stage:
     ) -> Tensor:
         """y of microbatch m, or its loss.
 
-        What backward needs is kept if gradients are on.
+        Tensors for backward are kept if gradients are on.
 
         Args:
-            x: what came from the stage before; its gradient is what `backward` returns.
-            loss: of the last stage: from its output to a number.
-            split: backward will come in halves.
+            x: the input from the previous stage; `backward` returns its gradient.
+            loss: in the last stage: function from its output to a number.
+            split: whether backward will be `backward_input` and `backward_weight`.
         """
         self.before(m)
         wants_gradient = torch.is_grad_enabled() and _has_gradient(x)
@@ -116,21 +115,21 @@ class Stage:
         return y.detach()
 
     def _compute(self, x: Tensor, off: DeferWeightGradients | nullcontext) -> Tensor:
-        x = pair(x, torch.detach, torch.detach)  # the same memory, but no leaf: a module may begin in place
+        x = pair(
+            x, torch.detach, torch.detach
+        )  # the same memory, but not a leaf, so the module may change it in place
         if not self.recompute:
             return self.module(x)
         before = x._version
         y = checkpoint(self.module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), off))
         if x._version != before:
-            raise ScheduleError(
-                "a stage that changes its input in place cannot be computed again: use recompute=False"
-            )
+            raise ScheduleError("a stage that changes its input in place cannot be recomputed: use recompute=False")
         return y
 
     def backward(self, m: int, gradient: Tensor | None = None) -> Tensor | None:
-        """Both halves for microbatch m; the gradient of its input, None where that were whole numbers.
+        """Run the full backward of microbatch m; return the gradient of its input, None for integers.
 
-        Zeros where it had no part in the output: the stage before waits for something.
+        It is zero if the output does not depend on the input, because the previous stage waits for a message.
         """
         of_x = self.backward_input(m, gradient)
         self.backward_weight(m)
@@ -141,24 +140,24 @@ class Stage:
         m: int,
         gradient: Tensor | None = None,
     ) -> Tensor | None:
-        """From the gradient of y, or from the loss, to that of x.
+        """Run the first half: from the gradient of y, or the loss, to the gradient of x.
 
-        What was split off for the weights is put off.
+        Weight gradients are deferred.
         """
         x, y = self._ends.pop(m)
-        if y.requires_grad or gradient is None:  # else nothing here is trained
+        if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)
         if x.requires_grad and x.grad is None:
             return torch.zeros_like(x)
         return x.grad
 
     def backward_weight(self, m: int) -> None:
-        """What was put off."""
+        """Run the second half: the deferred weight gradients."""
         self._queues.pop(m).run()
 
     @property
     def microbatches(self) -> int:
-        """How many are under way here: forward has been, and backward, or its second half, has not."""
+        """Number of microbatches in flight here, after forward and before the end of backward."""
         return len(self._queues)
 
 
@@ -167,16 +166,15 @@ def _has_gradient(x: Tensor) -> bool:
 
 
 class GPTStage(nn.Module):
-    """Neighbouring layers of a GPT, under their names in it: `blocks.3.mlp.up.weight`.
+    """Neighbouring layers of a GPT, with their names in the GPT: `blocks.3.mlp.up.weight`.
 
     Args:
-        model: whose layers they are; it keeps them.
-        layers: which of its blocks; one more is the head.
-        first: the embedding is in it.
+        model: the model that owns the layers.
+        layers: numbers of its blocks; the number after the last block is the head.
+        first: whether the embedding is in this stage.
 
     Attributes:
-        shared: id of a parameter that several stages use → (its name in the model, those stages); on every stage of
-            the model alike, also where it is none of its own.
+        shared: id of a parameter that several stages use → (its name in the model, these stages); equal on all stages.
     """
 
     def __init__(self, model: GPT, layers: range, first: bool) -> None:
@@ -193,14 +191,15 @@ class GPTStage(nn.Module):
 
 
 def cut(model: GPT, num_stages: int) -> list[GPTStage]:
-    """A GPT in stages of about equal cost.
+    """Split a GPT into stages of about equal cost.
 
-    The embedding is with the first blocks. The head is with the last, or alone, if it is as expensive as several.
+    The embedding is in the first stage. The head is with the last blocks, or alone if it costs as much as several
+    blocks.
 
-    The stages' parameters are those of `model`, by the same names. A tied weight is on two of them.
+    The stages share the parameters of `model`, with the same names. A tied weight is in two stages.
 
     Raises:
-        ValueError: more stages than blocks and a head.
+        ValueError: more stages than blocks plus head.
     """
     parts = layers_of_stages(model.config, num_stages)
     pieces = [GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)]
@@ -214,22 +213,19 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
 
 
 def stages_of(model: GPT, schedule: Schedule, rank: int) -> dict[int, Stage]:
-    """A rank's stages of a GPT, by number.
+    """The stages of a GPT on one rank, by number.
 
-    What leaves them is [b, T, D], or [b, T/n, D] where tensor-parallel ranks have slices of the sequence.
+    Messages between stages are [b, T, D], or [b, T/n, D] with sequence parallelism.
 
     Raises:
         ValueError: as `cut`.
     """
-    return {
-        s: Stage(piece, model.config.d_model, slices=model.sequence_slices)
-        for s, piece in enumerate(cut(model, schedule.num_stages))
-        if schedule.rank_of[s] == rank
-    }
+    pieces, width = cut(model, schedule.num_stages), model.config.d_model
+    return {s: Stage(pieces[s], width, slices=model.sequence_slices) for s in schedule.stages_on(rank)}
 
 
 def parameters_of(stages: Mapping[int, Stage]) -> dict[str, nn.Parameter]:
-    """All parameters of a rank's stages, by their names in the model; one that two stages share comes once."""
+    """All parameters of these stages, by their names in the model; a shared parameter once."""
     found: dict[str, nn.Parameter] = {}
     for stage in stages.values():
         known = {id(p) for p in found.values()}

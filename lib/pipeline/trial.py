@@ -1,13 +1,13 @@
-"""A schedule tried on a real model: a few steps in stages, and the same steps in one process.
+"""Try a schedule on a real model: a few steps in stages, and the same steps in one process.
 
-The problem: a schedule that runs may still train something else. The idea: the same model, the same batches, the same
-optimizer, once in stages and once in one process that has never heard of them. Losses, gradients and weights must be
-the same to rounding.
+The problem: a schedule that runs may still compute wrong gradients. The idea: the same model, the same batches, the
+same optimizer, once in stages and once in one process without stages. Losses, gradients and weights must be the same to
+rounding.
 
     ranks = run(in_stages, 4, one_f_one_b(4, 8), model, batch)
     largest_difference(merged(ranks).gradients, in_one(model, batch).gradients)
 
-`rehearse` says how long a schedule takes, this what it computes, and how much memory that needs.
+`rehearse` measures the time of a schedule; this file checks its results and measures its memory.
 Read before: `lib/pipeline/execute.py`. Chapter 8.
 """
 
@@ -29,11 +29,11 @@ from lib.pipeline.execute import execute
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.stage import Stage, parameters_of, stages_of
 
-RATE = 1e-2  # of AdamW
+RATE = 1e-2  # learning rate of AdamW
 
 
 class Trained(NamedTuple):
-    """What some steps came to: the loss of each, the gradients of the last one by name, and the weights after it."""
+    """Result of some steps: the loss of each, and gradients and weights after the last, by name."""
 
     losses: list[float]
     gradients: Mapping[str, Tensor]
@@ -47,47 +47,44 @@ def in_stages(
     batch: Callable[[int], tuple[Tensor, Tensor]],
     steps: int = 3,
 ) -> Trained:
-    """Some steps of AdamW in stages; this rank's gradients and weights.
+    """Run some steps of AdamW in stages; return the gradients and weights of this rank.
 
     Args:
-        model: makes the whole model, the same one on every rank.
-        batch: from a step's number to its inputs and targets, int[B, T] each.
+        model: function that makes the full model, equal on every rank.
+        batch: function from the number of a step to its inputs and targets, int[B, T] each.
     """
     stages = stages_of(model(), schedule, world.rank)
-    mine = parameters_of(stages)
-    optimizer = torch.optim.AdamW(mine.values(), lr=RATE)
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = batch(step)
+
+    def forward_and_back(inputs: Tensor, targets: Tensor) -> Tensor:
         share = partial(loss_term, count=(targets != -100).sum())
-        result = execute(schedule, stages, world, inputs, targets, share)
-        losses.append(result.loss.item())
-        optimizer.step()
-    return _trained(losses, mine)
+        return execute(schedule, stages, world, inputs, targets, share).loss
+
+    return _trained(parameters_of(stages), forward_and_back, batch, steps)
 
 
 def in_one(model: Callable[[], GPT], batch: Callable[[int], tuple[Tensor, Tensor]], steps: int = 3) -> Trained:
-    """The same steps in one process."""
+    """Run the same steps in one process."""
     serial = model()
-    optimizer = torch.optim.AdamW(serial.parameters(), lr=RATE)
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = batch(step)
+
+    def forward_and_back(inputs: Tensor, targets: Tensor) -> Tensor:
         loss = mean_loss(serial(inputs), targets)
         loss.backward()
-        losses.append(loss.item())
+        return loss
+
+    return _trained(dict(serial.named_parameters()), forward_and_back, batch, steps)
+
+
+def _trained(named: Mapping[str, nn.Parameter], forward_and_back: Callable, batch: Callable, steps: int) -> Trained:
+    optimizer, losses = torch.optim.AdamW(named.values(), lr=RATE), []
+    for step in range(steps):
+        optimizer.zero_grad()
+        losses.append(forward_and_back(*batch(step)).item())
         optimizer.step()
-    return _trained(losses, dict(serial.named_parameters()))
-
-
-def _trained(losses: list[float], named: Mapping[str, nn.Parameter]) -> Trained:
     return Trained(losses, {n: p.grad for n, p in named.items()}, {n: p.detach() for n, p in named.items()})
 
 
 def merged(ranks: Iterable[Trained]) -> Trained:
-    """What all ranks have, in one. Each knows the losses; a tied weight is given as the first of its ranks has it."""
+    """Merge the results of all ranks; a tied weight is taken from the first of its ranks."""
     losses, gradients, weights = zip(*ranks, strict=True)
     return Trained(losses[0], ChainMap(*gradients), ChainMap(*weights))
 
@@ -95,20 +92,20 @@ def merged(ranks: Iterable[Trained]) -> Trained:
 def peak_bytes(
     world: Group, schedule: Schedule, piece: Callable[[], nn.Module], x: Tensor, recompute: bool = False
 ) -> int:
-    """The most that activations and messages take on this rank in a step, in bytes; its batch is not counted.
+    """Peak bytes of activations and messages on this rank in a step, without its batch.
 
     Args:
-        piece: makes the module of a stage, from x[b, T, D] to y[b, T, D].
-        x: [B, T, D], the batch and what the last stage compares with.
+        piece: function that makes the module of a stage, x[b, T, D] → y[b, T, D].
+        x: [B, T, D], the batch and the targets of the last stage.
         recompute: as in `Stage`.
     """
-    stages = {s: Stage(piece(), recompute=recompute) for s, r in enumerate(schedule.rank_of) if r == world.rank}
+    stages = {s: Stage(piece(), recompute=recompute) for s in schedule.stages_on(world.rank)}
 
     def step() -> None:
         share = lambda y, target: nn.functional.mse_loss(y, target) * (len(target) / len(x))  # noqa: E731
         execute(schedule, stages, world, x, x, share)
 
-    step()  # gradients are there from now on
+    step()  # gradients are allocated from now on
     comm.barrier(world)
     with MemoryTracker(*(stage.module for stage in stages.values())) as memory:
         memory.count_as("activation", x)  # there before and after

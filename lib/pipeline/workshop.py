@@ -204,12 +204,12 @@ class Verdict:
             parts.append(_letters(self.problem))
         else:
             names = ("schedule", "time", "bubble", "kept by each rank", "limit")
-            head = "".join(f'<th scope="col">{name}</th>' for name in names)
-            body = ""
+            head, body = "".join(f'<th scope="col">{name}</th>' for name in names), ""
             for score in self.rows():
                 tag = "strong" if score is self.score else "span"
-                cells = "".join(f"<td><{tag}>{escape(word)}</{tag}></td>" for word in score.words())
-                body += f"<tr>{cells}</tr>"
+                body += (
+                    "<tr>" + "".join(f"<td><{tag}>{escape(word)}</{tag}></td>" for word in score.words()) + "</tr>"
+                )
             parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
             parts.append(_letters(gantt(self.timeline)))
         return f'<div class="pbh-workshop">{"".join(parts)}<p>{escape(self.advice)}</p></div>'

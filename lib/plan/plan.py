@@ -89,7 +89,7 @@ class Plan:
 
     def stages(self, place: int) -> list[int]:
         """Of a rank at this place in the pipeline."""
-        return [stage for stage, rank in enumerate(self.schedule.rank_of) if rank == place]
+        return self.schedule.stages_on(place)
 
     def weights(self, stage: int) -> list[Weight]:
         """Parameters of a stage, in the order of `named_parameters()`; a tied weight once."""

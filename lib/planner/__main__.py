@@ -30,17 +30,19 @@ def main(argv: list[str] | None = None) -> None:
     for name in (*SIZES, *MORE_SIZES):
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N")
     parser.add_argument("--gated", action="store_true", help="three MLP matrices, no biases, as Llama has it")
-    parser.add_argument("--seq", type=int, metavar="TOKENS", help="of a sequence; default: the model's own")
+    parser.add_argument("--seq", type=int, metavar="TOKENS", help="sequence length; default: that of the model")
     parser.add_argument("--gpus", type=int, metavar="N")
     parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)}")
     parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs that share the fast link")
-    parser.add_argument("--network", metavar="SPEED", help="of each GPU, one direction: 50GB or 400Gb, per second")
-    parser.add_argument("--memory", metavar="SIZE", help="of each GPU: 80GB")
-    parser.add_argument("--batch", type=int, metavar="N", help=f"sequences of a step; default: {TOKENS:,} tokens")
+    parser.add_argument(
+        "--network", metavar="SPEED", help="bandwidth per GPU, one direction: 50GB or 400Gb, per second"
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="memory per GPU: 80GB")
+    parser.add_argument("--batch", type=int, metavar="N", help=f"sequences per step; default: {TOKENS:,} tokens")
     parser.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
-    parser.add_argument("--context-parallel", action="store_true", help="a sequence may be cut, too")
-    parser.add_argument("--zero-bubble", action="store_true", help="ZB-H1 and ZB-V, too")
-    parser.add_argument("--best", type=int, default=3, metavar="N", help="how many layouts")
+    parser.add_argument("--context-parallel", action="store_true", help="also split sequences")
+    parser.add_argument("--zero-bubble", action="store_true", help="also try ZB-H1 and ZB-V")
+    parser.add_argument("--best", type=int, default=3, metavar="N", help="number of layouts to print")
     parser.add_argument("--rows", metavar="FILE.json", help="predict the published runs of a file")
     parser.add_argument("--json", action="store_true", help="plain data instead of a table")
     args = parser.parse_args(argv)
@@ -69,7 +71,7 @@ def _training(args: argparse.Namespace) -> Training:
     if args.memory:
         device = replace(device, memory_bytes=_bytes(args.memory, "--memory", bits=False))
     if device.network_Bps is None:
-        raise ValueError(f"nobody says how fast the network of {gpu} is: give --network, such as --network 25GB")
+        raise ValueError(f"the network bandwidth of {gpu} is not published: give --network, such as --network 25GB")
     batch = _positive(args, "batch") if args.batch is not None else max(1, TOKENS // model.context)
     cluster = Cluster(device, _positive(args, "gpus"), _positive(args, "per_node"))
     return Training(model, cluster, stack_for(args.stack, gpu), batch)

@@ -1,5 +1,5 @@
-"""How ranks live and die: processes, what they say, what they wait for, and what ends them.
+"""The processes of a run: how ranks are started, watched, compared and ended.
 
-May import `lib.cost`, `lib.trace`, `lib.mesh` and `lib.comm`; only what runs inside a rank imports torch.
-Must never know a layer, a schedule or a chapter.
+May import `lib.cost`, `lib.trace`, `lib.mesh` and `lib.comm`; only the code that runs inside a rank imports torch. Must
+never know a layer, a schedule or a chapter.
 """

@@ -1,12 +1,12 @@
-"""The call table: what each rank waits for, seen by all.
+"""The call table: the latest calls of every rank, in shared memory.
 
-The problem: a collective is a promise that every rank makes the same call. Break it, and gloo hangs for thirty minutes,
-aborts a process, or adds an int32 to a float32 and says nothing. The process that hangs cannot tell you why: the cause
-is what *another* process did not do.
+The problem: in a collective every rank must make the same call. If one does not, gloo hangs for thirty minutes, aborts
+a process, or adds an int32 to a float32 without an error. The process that hangs cannot report why: the cause is a call
+that a *different* process did not make.
 
-The idea: the ranks of one machine share a file in memory. Each writes there what it is about to call. Whoever comes
-later to the same call compares; a difference is an error on the spot, with both sides named. And the process that
-started the ranks reads the table when nothing moves, and draws who waits for whom.
+The idea: the ranks of one machine share a file in memory. Each rank writes its next call there before it makes it. The
+rank that comes later to the same call compares; a difference raises an error that shows both calls. When nothing moves,
+the process that started the ranks reads the table and reports which rank waits for which.
 
 Nothing here knows torch. A call costs a few microseconds (`make bench`).
 """
@@ -23,59 +23,61 @@ from typing import NamedTuple
 
 STARTING, RUNNING, WAITING, FINISHED, FAILED = range(5)
 
-# Native layouts: a number of eight bytes is written in one piece, so nobody reads half of it.
-_HEAD = struct.Struct("QQI")  # state, moves, length of what follows
-_NOTE, _HEAD_BYTES = 1024, 2048  # where the text of a refused call begins, and where it ends
+# Native layouts: eight bytes are written in one piece, so no process reads half a number.
+_HEAD = struct.Struct("QQId")  # state, moves, length of the text, time of the state
+_NOTE, _HEAD_BYTES = 1024, 2048  # where the text of a refused call begins and ends
 _CHANNELS, _RING, _TEXT = 160, 64, 184
 _CHANNEL = struct.Struct("QQ")  # key + 1, calls so far
-_ENTRY = struct.Struct(f"Q{_TEXT}s{_TEXT}sd")  # number of the call + 1, what, where, due_s
+_ENTRY = struct.Struct(f"Q{_TEXT}s{_TEXT}sd")  # number of the call + 1, call, place, due_s
 _NUMBER = struct.Struct("Q")
 _CHANNEL_BYTES = _CHANNEL.size + _RING * _ENTRY.size
 _ROW_BYTES = _HEAD_BYTES + _CHANNELS * _CHANNEL_BYTES
 
 
 class MismatchError(RuntimeError):
-    """Two ranks of a group made different calls where they must make the same one."""
+    """Two ranks of a group made different calls where they must make the same call."""
 
 
 class AwaitedCall(NamedTuple):
-    """What a rank waits for.
+    """The call that a rank waits in.
 
     Args:
-        what: the call, as a report says it; its first word is its kind.
-        where: the line that made it.
-        peers: whose part it needs.
-        late: those of the peers that have not done theirs.
+        what: the call as the report shows it; its first word is its kind.
+        where: the source line that made it.
+        peers: the ranks that must make their call.
+        late: the peers that have not.
+        for_s: seconds since the wait began.
     """
 
     what: str = ""
     where: str = ""
     peers: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
+    for_s: float = 0.0
 
     @property
     def kind(self) -> str:
-        """Such as `send` or `all_reduce`."""
+        """The kind of call, such as `send` or `all_reduce`."""
         return self.what.partition(" ")[0]
 
 
 class CallTable:
-    """One row a rank: its state, what it waits for, and its last calls on each channel.
+    """One row per rank: its state, the call it waits in, and its latest calls on each channel.
 
-    A channel is a process group, or the direction `src > dst` of two of its ranks. Calls on a channel are numbered on
-    each rank alone; call k of one rank must be call k of all.
+    A channel is a process group, or the direction `src > dst` of two of its ranks. Each rank numbers its calls on a
+    channel; call k must be the same on all its ranks.
 
     Args:
-        path: file to map; all ranks of a run map the same one.
+        path: file to map, the same for all ranks of a run.
         world_size: number of rows.
-        rank: my row, or None for the process that only reads.
+        rank: the row to write, or None for the process that only reads.
     """
 
     def __init__(self, path: str, world_size: int, rank: int | None = None) -> None:
         if rank is None:
             with open(path, "wb") as file:
-                file.truncate(world_size * _ROW_BYTES)  # sparse: only what is written takes memory
-                for row in range(world_size):  # now, as reading what finds no room on the disk would end this process
+                file.truncate(world_size * _ROW_BYTES)  # sparse: only written pages take memory
+                for row in range(world_size):  # now: on a full disk, reading a page later would end this process
                     file.seek(row * _ROW_BYTES)
                     file.write(bytes(_HEAD_BYTES))
         with open(path, "r+b") as file:
@@ -83,20 +85,20 @@ class CallTable:
         self.world_size, self.rank = world_size, rank
         self._row = (rank or 0) * _ROW_BYTES
         self._moves = 0
-        self._mine: dict[int, int] = {}  # channel key -> offset inside a row, for my row
-        self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> where it begins
+        self._mine: dict[int, int] = {}  # channel key -> offset in my row
+        self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> offset in the map
         self._keys: dict[str, int] = {}
         self._calls: dict[int, int] = {}
-        self._waits: list[_Waiting] = []  # what my threads wait for
-        self._said = b""  # what was written last
+        self._waits: list[_Waiting] = []  # calls that my threads wait in
+        self._said = b""  # the text written last
 
     def close(self) -> None:
         self._map.close()
 
-    # ---- what a rank writes ----
+    # ---- written by a rank ----
 
     def state(self, state: int, what: object = None) -> None:
-        """Say what I am doing; every call counts as a move."""
+        """Write this rank's state; each call counts as a move."""
         self._say(state, b"" if what is None else _dumped(what))
 
     def _say(self, state: int, body: bytes = b"") -> None:
@@ -105,16 +107,17 @@ class CallTable:
             self._map[start : start + len(body)] = body
             self._said = body
         self._moves += 1
-        _HEAD.pack_into(self._map, self._row, state, self._moves, len(body))
+        _HEAD.pack_into(self._map, self._row, state, self._moves, len(body), time.monotonic())
 
     def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
-        """Enter my next call on `channel`, compare it with those of the `members` that came before, give its number.
+        """Enter this rank's next call on `channel`, compare it with the `members` that already made theirs, return its
+        number.
 
-        A call that is refused has not been made: whoever catches the error may make the right one. `due_s` is when my
-        emulated link is through with it (`lib.runtime.link`).
+        A refused call does not count: code that catches the error may then make the right call. `due_s` is when this
+        rank's emulated link finishes the call (`lib.runtime.link`).
 
         Raises:
-            MismatchError: a member's call of the same number is another one.
+            MismatchError: a member made a different call of the same number.
         """
         key = self._keys.get(channel)
         if key is None:
@@ -124,37 +127,37 @@ class CallTable:
         if offset is None:
             if len(self._mine) == _CHANNELS:
                 self._calls[key] = number + 1
-                return number  # more channels than places: such calls run unchecked
+                return number  # no place left for this channel: its calls are not compared
             offset = self._mine[key] = _HEAD_BYTES + len(self._mine) * _CHANNEL_BYTES
         place = _CHANNEL.size + number % _RING * _ENTRY.size
         at = self._row + offset + place
         mine = what.encode()[:_TEXT]
-        _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them count
+        _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them valid
         _ENTRY.pack_into(self._map, at, 0, mine, where.encode()[:_TEXT], due_s)
         _NUMBER.pack_into(self._map, at, number + 1)
         _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number + 1)
-        entry = self._map[at : at + _NUMBER.size + len(mine) + (len(mine) < _TEXT)]  # with the zero that ends it
+        entry = self._map[at : at + _NUMBER.size + len(mine) + (len(mine) < _TEXT)]  # with its final zero byte
         for peer in members:
             if peer == self.rank or self._same(peer, key, place, entry):
                 continue
-            time.sleep(0.001)  # what differs may have been read while it was written: look again
+            time.sleep(0.001)  # perhaps it was read during a write: look again
             if not self._same(peer, key, place, entry):
                 start = self._find(peer, key) + place
                 _, theirs, line, _ = _ENTRY.unpack_from(self._map, start)
                 text = _mismatch(number, {self.rank: (what, where), peer: (_text(theirs), _text(line))})
                 note = text.encode()[: _HEAD_BYTES - _NOTE]
                 self._map[self._row + _NOTE : self._row + _NOTE + len(note)] = note
-                _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number)  # the others wait for me still
+                _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number)  # the others still wait for it
                 raise MismatchError(text)
         self._calls[key] = number + 1
         return number
 
     def calls(self) -> dict[int, int]:
-        """How many calls I have made on each channel, by its key."""
+        """How many calls this rank made on each channel, by its key."""
         return dict(self._calls)
 
     def due_s(self, channel: str, number: int, members: Sequence[int]) -> float:
-        """The latest `due_s` that the members entered with this call; all have entered it once it is done."""
+        """The latest `due_s` that the members entered with this call; once it is done, all have entered theirs."""
         key, latest = self._keys[channel], 0.0
         for member in members:
             start = self._find(member, key)
@@ -166,14 +169,14 @@ class CallTable:
         return latest
 
     def waiting(self, *call: object) -> _Waiting:
-        """A context, which one may enter again: in it, this rank waits.
+        """A reusable context: inside it, this rank waits.
 
         `call` is (what, where, peers, channel, number).
         """
         return _Waiting(self, call)
 
     def _same(self, rank: int, key: int, place: int, entry: bytes) -> bool:
-        """Whether another rank's call is like my `entry`, or not there: not made yet, or overwritten long ago."""
+        """Whether a rank's call equals `entry`, or cannot be compared: not made yet, or already overwritten."""
         start = self._theirs.get((rank, key)) or self._find(rank, key)
         if start is None:
             return True
@@ -181,7 +184,7 @@ class CallTable:
         return theirs == entry or theirs[: _NUMBER.size] != entry[: _NUMBER.size]
 
     def _find(self, rank: int, key: int) -> int | None:
-        """Where a channel of another rank begins."""
+        """Where a rank's channel begins in the map; None if it has no such channel."""
         found = self._theirs.get((rank, key))
         if found is None:
             for i in range(_CHANNELS):
@@ -193,36 +196,36 @@ class CallTable:
                     break
         return found
 
-    # ---- what the process that started the ranks reads ----
+    # ---- read by the process that started the ranks ----
 
-    def read(self, rank: int) -> tuple[int, int, object]:
-        """State, number of moves so far, and what the rank said with its state."""
+    def read(self, rank: int) -> tuple[int, int, object, float]:
+        """State of a rank, its moves so far, the call it wrote with the state, and the time of that."""
         row = rank * _ROW_BYTES
-        state, moves, length = _HEAD.unpack_from(self._map, row)
+        state, moves, length, since_s = _HEAD.unpack_from(self._map, row)
         start = row + _HEAD.size
         try:
-            return state, moves, marshal.loads(self._map[start : start + length])
-        except (EOFError, ValueError, TypeError):  # read while it was written: it moved, so nobody needs the text
-            return state, moves, None
+            return state, moves, marshal.loads(self._map[start : start + length]), since_s
+        except (EOFError, ValueError, TypeError):  # read during a write: the rank moved, so the text is not needed
+            return state, moves, None, since_s
 
     def moves(self) -> list[int]:
-        """How often each rank has moved."""
+        """How many moves each rank made."""
         return [_HEAD.unpack_from(self._map, rank * _ROW_BYTES)[1] for rank in range(self.world_size)]
 
     def all_wait(self) -> bool:
-        """Every rank that is not finished waits, and at least one does."""
+        """Whether every rank waits or has finished, and at least one waits."""
         states = [_HEAD.unpack_from(self._map, rank * _ROW_BYTES)[0] for rank in range(self.world_size)]
         return WAITING in states and all(s in (WAITING, FINISHED) for s in states)
 
     def waits(self) -> dict[int, AwaitedCall]:
-        """What each rank that waits waits for."""
+        """Rank → the call it waits in, for each rank that waits."""
         found = {}
         for rank in range(self.world_size):
-            state, _, call = self.read(rank)
+            state, _, call, since_s = self.read(rank)
             if state == WAITING:
                 what, where, peers, channel, number = call or ("", "", (), "", 0)
                 late = (p for p in peers if p != rank and self._behind(p, channel, number))
-                found[rank] = AwaitedCall(what, where, peers, tuple(late))
+                found[rank] = AwaitedCall(what, where, peers, tuple(late), time.monotonic() - since_s)
         return found
 
     def finished(self) -> tuple[int, ...]:
@@ -230,7 +233,7 @@ class CallTable:
         return tuple(rank for rank in range(self.world_size) if self.read(rank)[0] == FINISHED)
 
     def summary(self) -> str:
-        """In one line who waits and who has finished; it is a deadlock only if some wait in a circle."""
+        """One line: which ranks wait and which have finished; it is a deadlock only if there is a cycle of waits."""
         waiting, finished = self.waits(), self.finished()
         circle = circle_of(waiting)
         if circle:
@@ -244,29 +247,29 @@ class CallTable:
         return "; ".join(parts)
 
     def report(self) -> str:
-        """For each rank one line: what it waits for and where; then the circle, if there is one."""
+        """One line per rank: the call it waits in, for how long, and where; then the cycle of waits, if any."""
         lines, waits = [], self.waits()
         for rank in range(self.world_size):
             if rank not in waits:
                 said = {STARTING: "is starting", FINISHED: "has finished", FAILED: "has failed"}
                 lines.append((f"rank {rank}", said.get(self.read(rank)[0], "computes"), ""))
                 continue
-            what, where, peers, late = waits[rank]
+            what, where, peers, late, for_s = waits[rank]
             text = f"waits in {what}" if what else "waits"
             if late and len(peers) > 1:
                 text += f": {_ranks(late)} did not call it"
-            lines.append((f"rank {rank}", text, where))
+            lines.append((f"rank {rank}", text, f"for {for_s:.1f} s  {where}"))
         width = max(len(text) for _, text, _ in lines)
         out = [f"  {name}  {text:<{width}}  {where}".rstrip() for name, text, where in lines]
         circle = circle_of(waits)
         if circle:
             pairs = zip(circle, circle[1:] + circle[:1], strict=True)
-            out.append("  the circle: " + ", ".join(f"{a} waits for {b}" for a, b in pairs))
+            out.append("  the cycle: " + ", ".join(f"{a} waits for {b}" for a, b in pairs))
         for rank in range(self.world_size):
             note = _text(self._map[rank * _ROW_BYTES + _NOTE : rank * _ROW_BYTES + _HEAD_BYTES])
             if note:
                 out.append(
-                    f"  rank {rank} caught this error before, and went on:\n    " + note.replace("\n", "\n    ")
+                    f"  rank {rank} caught this error earlier and continued:\n    " + note.replace("\n", "\n    ")
                 )
         return "\n".join(out)
 
@@ -281,7 +284,7 @@ def _text(field: bytes) -> str:
 
 
 class _Waiting:
-    """Written out, as it stands on every call's way: a generator would take three times as long."""
+    """The context of `CallTable.waiting`; each call enters it, and a generator would take three times as long."""
 
     __slots__ = ("table", "body")
 
@@ -295,14 +298,14 @@ class _Waiting:
     def __exit__(self, *error: object) -> None:
         waits = self.table._waits
         waits.remove(self)
-        if waits:  # another thread's
+        if waits:  # of a different thread
             self.table._say(WAITING, waits[-1].body)
         else:
             self.table._say(RUNNING)
 
 
 def _dumped(what: object) -> bytes:
-    """As it stands in a row; nothing of what finds no room there."""
+    """The bytes to store in a row; empty if they do not fit."""
     body = marshal.dumps(what)
     return body if len(body) <= _NOTE - _HEAD.size else b""
 
@@ -320,15 +323,15 @@ def _mismatch(number: int, sides: dict[int, tuple[str, str]]) -> str:
     rows = [f"  rank {rank}  {what:<{width}}  {where}".rstrip() for rank, (what, where) in sorted(sides.items())]
     return "\n".join(
         [
-            f"{_ranks(sorted(sides))} disagree: their call number {number + 1} in this group is not the same.",
+            f"{_ranks(sorted(sides))} disagree: their call number {number + 1} in this group differs.",
             *rows,
-            "  Every rank of a group makes the same calls, in the same order, with the same shape and dtype.",
+            "  Every rank of a group must make the same calls, in the same order, with the same shape and dtype.",
         ]
     )
 
 
 def circle_of(waits: Mapping[int, AwaitedCall]) -> tuple[int, ...]:
-    """The first circle of ranks that wait, each for the next one and the last for the first; () if there is none."""
+    """The first cycle of waits: each rank waits for the next, and the last for the first; () if there is none."""
     dead_ends: set[int] = set()
 
     def walk(path: list[int]) -> list[int]:

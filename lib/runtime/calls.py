@@ -1,10 +1,9 @@
-"""One record of a call of communication, for all who follow it.
+"""One record of each communication call, shared by all code that observes it.
 
-The problem: four parties want to know what a rank sends. The call table compares it with the other ranks' calls, the
-report of a hang says it, a trace counts it, and a grader judges it. If each has its own idea of a call, one of them
-overlooks what another one sees.
-The idea: `Call` says what is known before a call is made, whoever makes it: `lib.comm`, or a reader's own line that
-calls `torch.distributed` (`spy.py`). `Record` is the call under way. Nothing here knows torch.
+The problem: four readers need the calls of a rank. The call table compares them with the calls of other ranks, a hang
+report prints them, a trace counts them, and a grader judges them. With four definitions of a call, they would disagree.
+The idea: `Call` holds the facts known before a call is made, by `lib.comm` or by a reader's own call of
+`torch.distributed` (`spy.py`). `Record` is the call in flight. Nothing here knows torch.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from typing import NamedTuple
 from lib import cost, trace
 from lib.runtime import call_table, places
 
-table: call_table.CallTable | None = None  # shared by the ranks of one machine; set by worker, absent under torchrun
+table: call_table.CallTable | None = None  # shared by the ranks of one machine; set by worker, None under torchrun
 
 
 class Call(NamedTuple):
-    """What is known of a call before it is made.
+    """The facts known about a call before it is made.
 
     Args:
-        kind: as `trace.CommEvent` has it; or `new_group`, which is compared and moves nothing.
-        payload_bytes: of the whole array that it speaks about; None if of none (a barrier).
-        axis, rank, size: of the group: its mesh axis, this rank's global number, how many ranks it has.
-        channel, members, what: where it is entered in the call table, who must make the same, and what they compare;
-            channel is empty if nothing can be compared.
-        peers, shown: whom this rank then waits for, and how a report of a hang says it.
+        kind: as in `trace.CommEvent`; or `new_group`, which is compared and moves nothing.
+        payload_bytes: bytes of the full array; None if there is no array (a barrier).
+        axis, rank, size: the mesh axis of the group, this rank's global number, the number of ranks in the group.
+        channel, members, what: where it is entered in the call table, the ranks that must make the same call, and the
+            text that they compare; channel is empty if nothing can be compared.
+        peers, shown: the ranks that this rank waits for, and the text in a hang report.
     """
 
     kind: str
@@ -45,12 +44,12 @@ class Call(NamedTuple):
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that this rank sends, if a collective is an ideal ring."""
+        """Bytes that this rank sends, with an ideal ring for collectives."""
         return cost.wire_bytes(self.kind, self.payload_bytes or 0, self.size)
 
 
 class Listener(NamedTuple):
-    """Who wants to be told of each call that moves something: when it starts, and when this rank waits for it."""
+    """Functions called for each call that moves data: when it starts, and when this rank waits for it."""
 
     starts: Callable[[Call], None]
     waits: Callable[[Call], None]
@@ -60,7 +59,7 @@ listeners: list[Listener] = []
 _label = ""
 
 
-class label:  # noqa: N801 it is used as a function; a generator would take three times as long
+class label:  # noqa: N801 used as a function; a generator would take three times as long
     """Name the communication that the body starts, for traces and figures: `with label("gradients"): ...`."""
 
     __slots__ = ("_text", "_before")
@@ -78,18 +77,18 @@ class label:  # noqa: N801 it is used as a function; a generator would take thre
 
 
 class Record:
-    """A call from here on: compared with the other ranks', told to those who listen, counted when it is `done`.
+    """A call in flight: compared with the calls of other ranks, passed to listeners, counted when it is `done`.
 
     Args:
-        due_s: when this rank's emulated link would be through with it (`lib.runtime.link`).
+        due_s: when this rank's emulated link finishes it (`lib.runtime.link`).
 
     Attributes:
-        waiting: a context: in it, this rank waits for it.
-        works: what was launched, while it is under way.
-        ended_s: when it was through; 0 before it is `done`.
+        waiting: a context: inside it, this rank waits for the call.
+        works: the launched Work objects, while in flight.
+        ended_s: when it ended; 0 before it is `done`.
 
     Raises:
-        MismatchError: another rank has made another call.
+        MismatchError: a different rank made a different call.
     """
 
     __slots__ = ("call", "number", "waiting", "works", "ended_s", "_label", "_start_s", "_seen_s")
@@ -108,7 +107,7 @@ class Record:
             self.waiting = table.waiting(call.shown, line, call.peers, call.channel, self.number)
 
     def launched(self, works: tuple) -> None:
-        """It is under way, as these works."""
+        """Note the Work objects that are in flight."""
         self.works = works
         if trace.recording():
             self.follow()
@@ -116,7 +115,7 @@ class Record:
                 trace.begin(self, self._event(self._start_s))
 
     def follow(self) -> None:
-        """Note when the works end, if they can tell: gloo has no future for a message."""
+        """Note when the works end, if they have a future: messages in gloo do not."""
         if self.call.kind not in ("send", "recv"):
             for work in self.works:
                 work.get_future().add_done_callback(self._saw_end)
@@ -125,13 +124,13 @@ class Record:
         self._seen_s = time.perf_counter()
 
     def waits(self) -> None:
-        """This rank begins to wait for it."""
+        """Note that this rank begins to wait for it."""
         if self.call.payload_bytes is not None:
             for listener in listeners:
                 listener.waits(self.call)
 
     def done(self, late_s: float = 0.0) -> None:
-        """It is through, at `late_s` on an emulated link."""
+        """Count it as ended, at `late_s` on an emulated link."""
         self.ended_s = max(self._seen_s or time.perf_counter(), late_s)
         if trace.recording() and self.call.kind != "new_group":
             trace.add(self._event(self.ended_s), self)

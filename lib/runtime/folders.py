@@ -1,8 +1,8 @@
-"""Folders for temporary files that do not outlive their owner for long.
+"""Folders for temporary files, removed soon after their owner has ended.
 
 The problem: a process that is killed removes nothing.
-The idea: it holds a lock on its folder, which the system takes from the dead; whoever makes the next folder removes all
-that nobody holds.
+The idea: a process holds a lock on its folder, and the system releases the lock when the process ends. The process that
+makes the next folder removes all folders without a lock.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Folder:
 
     Args:
         kind: how its name begins, `RUN` or `SERVER`.
-        place: where it lies; the folder for temporary files by default.
+        place: parent folder; by default the folder for temporary files.
     """
 
     def __init__(self, kind: str, place: str | None = None) -> None:
         place = place or tempfile.gettempdir()
         for path in glob.glob(os.path.join(glob.escape(place), kind + "*")):
             _remove_if_left(path)
-        hidden = tempfile.mkdtemp(prefix="." + kind, dir=place)  # nobody looks at it before it is locked
+        hidden = tempfile.mkdtemp(prefix="." + kind, dir=place)  # hidden until it is locked
         self._lock = os.open(hidden, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # not every file system has locks; there nobody removes it either
+        with contextlib.suppress(OSError):  # some file systems have no locks; there no process removes it
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = os.path.join(place, os.path.basename(hidden)[1:])
         os.rename(hidden, self.path)
@@ -42,7 +42,7 @@ class Folder:
 
 
 def _remove_if_left(path: str) -> None:
-    with contextlib.suppress(OSError):  # another user's, or gone already
+    with contextlib.suppress(OSError):  # of a different user, or already removed
         lock = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""A process that forks others on demand: `multiprocessing`'s fork server, but ours alone.
+"""A process that forks ranks on demand: the fork server of `multiprocessing`, as a separate instance.
 
-The problem: `multiprocessing` has one such server for everybody in a process. Ours differs: it has imported torch, its
-environment is set for ranks, it never sees a Ctrl-C. A program that starts a fork server of its own would get that one;
+The problem: `multiprocessing` has one such server per process. Ours differs: it has imported torch, its environment is
+set for ranks, and it never receives a Ctrl-C. A program that uses a fork server for its own processes would get ours;
 and a forked copy of the program holds a server that is not its child.
-The idea: the same server program and the same way to ask it for a process, with a socket that only we know.
+The idea: the same server program and the same requests, over a private socket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multiprocessing.context import reduction, set_spawning_popen
 
 from lib.runtime.folders import SERVER, Folder
 
-# It begins in its own folder, as ours may be gone by now, and then torch cannot be imported.
+# It starts in its own folder: if ours was removed, torch could not be imported there.
 PROGRAM = """
 import os, shutil, sys
 os.environ.update({0!r})
@@ -32,7 +32,7 @@ try:
 finally:
     shutil.rmtree({2!r}, ignore_errors=True)
 """
-MOST_LETTERS = 90  # of the path of the folder that its socket lies in: the system takes 103 or 107 in all
+MOST_LETTERS = 90  # in the path of its socket's folder: the system allows 103 or 107 in all
 
 
 class ForkServer:
@@ -41,7 +41,7 @@ class ForkServer:
     Args:
         preload: modules that it imports.
         path: its `sys.path`.
-        variables: of its environment, beside this process's.
+        variables: its environment variables, added to those of this process.
     """
 
     def __init__(self, preload: list[str], path: list[str], variables: dict[str, str]) -> None:
@@ -50,7 +50,7 @@ class ForkServer:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
             listener.listen()
-            alive, self._alive = os.pipe()  # the server ends when nobody holds the other end
+            alive, self._alive = os.pipe()  # the server ends when no process holds the other end
             try:
                 command = PROGRAM.format(variables, path, self.folder.path, listener.fileno(), alive, preload)
                 args = [sys.executable, *util._args_from_interpreter_flags(), "-c", command]
@@ -59,33 +59,33 @@ class ForkServer:
                 os.close(alive)
 
     def is_alive(self) -> bool:
-        """Whether it can fork: it may have been killed, or its socket's folder tidied away."""
+        """Whether it can fork: it may have been killed, or the folder of its socket removed."""
         with contextlib.suppress(ChildProcessError):
             return os.waitpid(self.pid, os.WNOHANG)[0] == 0 and os.path.exists(self._address)
         return False
 
     def close(self) -> None:
-        """Wait until it has ended; it waits for what it has forked."""
+        """Wait until it has ended; it first waits for the processes that it forked."""
         self.abandon()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         self.folder.remove()
 
     def abandon(self) -> None:
-        """In a forked copy of its owner: it is not ours, and should not live because of us."""
+        """Release it in a forked copy of its owner, so that the copy does not keep it alive."""
         os.close(self._alive)
 
-    def Process(self, **options: object) -> Process:  # noqa: N802 as a context of multiprocessing has it
-        """A process to be started here."""
+    def Process(self, **options: object) -> Process:  # noqa: N802 the name in a context of multiprocessing
+        """A process that this server will fork."""
         made = Process(**options)
         made.server, made._config["tempdir"] = (
             self,
             self.folder.path,
-        )  # for its own sockets, as it ends without tidying
+        )  # for its own sockets, because it ends without removing them
         return made
 
     def ask(self, fds: list[int]) -> tuple[int, int]:
-        """A new process: where it tells its pid and how it ended, and where it reads what to do."""
+        """Fork a process; return the pipe with its pid and exit code, and the pipe that it reads its work from."""
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(self._address)
             status, child_w = os.pipe()
@@ -104,19 +104,21 @@ class ForkServer:
 
 @functools.cache
 def _place() -> str:
-    """Where sockets lie, once and for all: the folder for temporary files, unless its name is too long for them."""
+    """The folder for sockets: the folder for temporary files, unless its path is too long for a socket."""
     place = tempfile.gettempdir()
     return place if len(place) + len(SERVER) < MOST_LETTERS else "/tmp"
 
 
 class Process(process.BaseProcess):
-    """Unlike those of `multiprocessing`, also for the worker of a pool: it ends with its parent in any case."""
+    """A forked process that also a worker of a pool may start, unlike those of `multiprocessing`: it ends with its
+    parent.
+    """
 
     _start_method = None
     server: ForkServer | None = None
 
     def start(self) -> None:
-        server, self.server = self.server, None  # which stays here
+        server, self.server = self.server, None  # the server stays in this process
         self._popen = _Popen(self, server)
         self._sentinel = self._popen.sentinel
 
@@ -130,7 +132,7 @@ class _Popen(popen_forkserver.Popen):
         body = io.BytesIO()
         set_spawning_popen(self)
         try:
-            reduction.dump({}, body)  # nothing of the caller's script: it is never run again
+            reduction.dump({}, body)  # without the caller's script, which must not run again
             reduction.dump(process, body)
         finally:
             set_spawning_popen(None)

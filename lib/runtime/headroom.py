@@ -1,10 +1,10 @@
-"""How much memory and disk are left, and one sentence when it is too little.
+"""How much memory and disk are free, and one sentence when it is too little.
 
 The problem: a rank that takes the last memory does not get an error. The system ends some process, perhaps the
-notebook's kernel, and says nothing. A full disk is an error eight layers down that names no folder.
+notebook's kernel, without a message. A full disk is an error deep in a library that names no folder.
 
-The idea: look, before and meanwhile. Linux tells what is left, for the machine and for the container (Colab, Binder,
-Docker) that this process may live in. Elsewhere nobody tells, and nothing is watched. Nothing here knows torch.
+The idea: look before and during a run. Linux reports free memory of the machine and of a container (Colab, Binder,
+Docker). On other systems nothing is watched. Nothing here knows torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MB = 1_000_000
-LEAST_FREE_BYTES = 512 * MB  # less free memory than this is too little, or 5% of all, if that is more ...
+LEAST_FREE_BYTES = 512 * MB  # less free memory than this is too little, or 5% of all if that is more ...
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the machine, or the container, has: `free_bytes` counts what the system would give back, as file caches."""
+    """Memory of the machine or the container; `free_bytes` includes memory that the system can free, as file caches."""
 
     total_bytes: int
     free_bytes: int
@@ -32,12 +32,12 @@ class Memory:
         return f"{size_text(self.free_bytes)} of {size_text(self.total_bytes)} of memory are free"
 
     def floor_bytes(self) -> float:
-        """What should stay free, seen from now: where little is free to begin with, a quarter of that."""
+        """Bytes that should stay free; if little is free now, a quarter of that."""
         return min(max(LEAST_FREE_BYTES, 0.05 * self.total_bytes), 0.25 * self.free_bytes)
 
 
 def system_memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> Memory | None:
-    """Memory of the machine or of the tightest container around this process; None where the system does not tell."""
+    """Memory of the machine or of the tightest container around this process; None if unknown."""
     try:
         fields = _fields(Path(proc, "meminfo"), ":")
         found = Memory(1024 * fields["MemTotal"], 1024 * fields["MemAvailable"])
@@ -52,9 +52,9 @@ def system_memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> Memory
 
 
 def held_bytes(pid: int) -> int:
-    """Memory that ending this process would give back: the pages that it has written, and shares with no other.
+    """Memory that ending this process would free: the pages that it wrote and shares with no process.
 
-    Clean pages, those of libraries, are in files too and count as free; whose they are changes with each neighbour.
+    Clean pages (of libraries) are also in files and count as free.
     """
     with contextlib.suppress(OSError):
         return 1024 * _fields(Path("/proc", str(pid), "smaps_rollup"), ":").get("Private_Dirty", 0)
@@ -66,20 +66,20 @@ def free_disk_bytes(folder: str) -> int:
 
 
 def is_full(error: OSError, folder: str) -> bool:
-    """Whether an error comes from too little room on the disk of `folder`."""
+    """Whether an error means that the disk of `folder` is full."""
     return error.errno in _FULL and (error.errno == errno.EFBIG or free_disk_bytes(folder) < MB)
 
 
 def full_disk(folder: str, needs: str) -> str:
-    """One sentence: what is left in the folder for temporary files, what needed more, and what to do."""
+    """One sentence: free bytes in the folder for temporary files, the bytes needed, and what to do."""
     return (
-        f"the folder for temporary files, {folder}, has {size_text(free_disk_bytes(folder))} free, and {needs}. Free "
-        "some there, or set TMPDIR to a folder with more room and start Python again"
+        f"the folder for temporary files, {folder}, has {size_text(free_disk_bytes(folder))} free, and {needs}. Delete "
+        "files there, or set TMPDIR to a folder with more space and restart Python"
     )
 
 
 def size_text(n_bytes: float) -> str:
-    """Bytes as people say them, decimal: `12 MB`, `1.3 GB`."""
+    """Bytes with a decimal unit: `12 MB`, `1.3 GB`."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}" if n_bytes < 1000 * size else f"{n_bytes / size:,.0f} {unit}"
@@ -93,17 +93,17 @@ def _fields(path: Path, separator: str | None) -> dict[str, int]:
 
 @functools.cache
 def _limits(proc: str, cgroup: str, total_bytes: int) -> list[tuple[int, Path, Path, str]]:
-    """Of each container with a limit of its own: the limit, and where to read what is used and what of it is caches."""
+    """For each container with its own limit: the limit, and the files with its use and its caches."""
     found = []
     for folder, (limit, usage, cache) in _containers(proc, cgroup):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+        with contextlib.suppress(OSError, ValueError):  # "max" means no limit
             if (total := int((folder / limit).read_text())) < total_bytes:
                 found.append((total, folder / usage, folder / "memory.stat", cache))
     return found
 
 
 def _containers(proc: str, cgroup: str):
-    """Folders of the groups that this process is in, from the inside out, and what their files are called."""
+    """Folders of the control groups of this process, innermost first, and the names of their files."""
     with contextlib.suppress(OSError):
         for line in Path(proc, "self", "cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)

@@ -1,9 +1,10 @@
-"""What ranks print: written down in the rank, shown by the process that started it.
+"""Output of the ranks: written to files in the rank, shown by the process that started it.
 
-The problem: four ranks that print at once make a salad, and one that prints a million lines fills the disk and chokes
-the notebook, which must store all of it.
-The idea: each rank writes to a file of its own, its share and no more, and remembers the last lines. The process that
-started them shows rank 0's as they come, the others' at the end, in rank order, and says whose each line is.
+The problem: four ranks that print at the same time mix their lines. A rank that prints a million lines fills the disk
+and slows down the notebook, which must store all of them.
+The idea: each rank writes to its own file, up to its share, and keeps the last lines. The process that started the
+ranks shows the lines of rank 0 as they come and those of the other ranks at the end, in rank order, labelled with the
+rank.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import sys
 
 from lib.runtime import headroom
 
-MOST_BYTES = 4 * headroom.MB  # that the ranks of a run may print together; more, and a browser gets slow
-_LAST_BYTES = 2000  # of what is left out, the end
+MOST_BYTES = 4 * headroom.MB  # that the ranks of a run may print together; more makes a browser slow
+_LAST_BYTES = 2000  # kept from the end of the omitted output
 
 
 class Writer(io.RawIOBase):
@@ -26,8 +27,8 @@ class Writer(io.RawIOBase):
 
     Args:
         path: file to write.
-        most_bytes: how much it takes.
-        whose: who prints, as the sentence at the cut says it.
+        most_bytes: its limit.
+        whose: the rank's name in the sentence at the cut.
     """
 
     def __init__(self, path: str, most_bytes: int, whose: str) -> None:
@@ -63,7 +64,7 @@ class Writer(io.RawIOBase):
         return size
 
     def finish(self) -> None:
-        """Say how much was left out, and how it ended."""
+        """Write how much was left out, and the last lines."""
         if self._out_bytes:
             _, newline, lines = self._last.partition(b"\n")
             last = lines if newline and lines else self._last
@@ -78,10 +79,10 @@ def shares(world_size: int) -> int:
 
 
 class Reader:
-    """Shows what the ranks of one run print.
+    """Shows the output of the ranks of one run.
 
     Args:
-        folder: where their files are, `out0` and on.
+        folder: folder of their files `out0`, `out1`, …
         world_size: number of ranks.
     """
 
@@ -92,11 +93,11 @@ class Reader:
         self._at_line_start = True
 
     def show_rank_0(self) -> None:
-        """What rank 0 has printed since this was last asked."""
+        """Show the lines that rank 0 printed since the last call."""
         _show(self._rank_0())
 
     def show_all(self) -> None:
-        """The rest of rank 0's, then the others', in one piece: a notebook stores one output."""
+        """Show the rest of rank 0's lines, then the other ranks', in one piece: a notebook stores one output."""
         others = (self._labelled(rank, self._read(rank).decode(errors="replace")) for rank in range(1, self._size))
         _show(self._rank_0() + "".join(others))
 
@@ -112,7 +113,7 @@ class Reader:
         return b""
 
     def _labelled(self, rank: int, text: str) -> str:
-        """The text, each line beginning with whose it is; it comes after what was labelled before."""
+        """The text with the rank's label before each line; it continues the text labelled earlier."""
         if not text:
             return ""
         goes_on = rank == 0 and not self._at_line_start
@@ -123,7 +124,7 @@ class Reader:
 
 
 def _show(text: str) -> None:
-    if text and sys.stdout is not None and not getattr(sys.stdout, "closed", False):  # as the caller has chosen
+    if text and sys.stdout is not None and not getattr(sys.stdout, "closed", False):  # the caller may have closed it
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()

@@ -1,9 +1,10 @@
-"""What goes to ranks and what they return: pickled, with the bytes of its tensors beside it.
+"""Objects sent to ranks and returned by them: pickled, with the bytes of tensors stored separately.
 
-The problem: pickled on its own, a tensor takes its whole storage along, a slice all that it was cut from; and two
-tensors on one storage (weights tied through `.data`) come out apart.
-The idea: the pickle only names storages. Each is written once, and of it the stretch that the sent tensors lie on. Over
-there it has its size again, so all offsets hold; what was not sent is never touched, and takes no memory.
+The problem: a pickled tensor takes its full storage along, even if it is a small slice of it; and two tensors on one
+storage (weights tied through `.data`) become separate.
+The idea: the pickle only names storages. Each storage is written once, and only the stretch that the sent tensors use.
+The receiver allocates the full size, so all offsets hold; bytes that were not sent are never touched and take no
+memory.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.stretches: dict[int, tuple[UntypedStorage, int, int]] = {}  # by the storage's address in C++
-        self._globals = self.globals_ref[id(vars(sys.modules["__main__"]))] = {}  # what cloudpickle fills
+        self._globals = self.globals_ref[id(vars(sys.modules["__main__"]))] = {}  # cloudpickle fills it
 
     def persistent_id(self, thing: object) -> tuple | None:
-        """The name of a storage, or of the globals of `__main__`; None for all that is pickled as ever."""
+        """The name of a storage, or of the globals of `__main__`; None for an object pickled as usual."""
         if thing is self._globals:
             return "__main__", dict(thing)
         if isinstance(thing, torch.Tensor):
@@ -37,7 +38,7 @@ class _Pickler(cloudpickle.Pickler):
         storage = thing._untyped_storage if isinstance(thing, TypedStorage) else thing
         if not isinstance(storage, UntypedStorage) or storage.device.type != "cpu":
             return None
-        if storage is thing or storage._cdata not in self.stretches:  # asked for by itself
+        if storage is thing or storage._cdata not in self.stretches:  # the storage itself is sent
             self._needs(storage, 0, storage.nbytes())
         return storage._cdata, getattr(thing, "dtype", None)
 
@@ -47,10 +48,10 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class Parcel:
-    """Something packed; any error of pickling it comes now.
+    """A packed object; an error of pickling is raised here.
 
     Attributes:
-        size_bytes: how many it takes.
+        size_bytes: its size.
     """
 
     def __init__(self, thing: object) -> None:
@@ -82,7 +83,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: str, main: dict[str, object]) -> object:
-    """What was packed and written there; functions that were of `__main__` have `main` for their globals."""
+    """Read a packed object; functions that were defined in `__main__` get `main` as their globals."""
     with open(path, "rb") as file:
         unpickler = _Unpickler(file)
         unpickler.storages, unpickler.main = {}, main

@@ -1,7 +1,7 @@
-"""Which line of the reader's called: `Cell In[5], line 3, in step: comm.send(...)`.
+"""The line of the reader's code that made a call: `Cell In[5], line 3, in step: comm.send(...)`.
 
-A call of `lib.comm` has frames of this library and of torch above it that say nothing to a reader. So look up the stack
-for the first line that is neither, and name its file as the reader knows it.
+The stack of a call of `lib.comm` holds frames of this library and of torch. So search it for the first frame outside
+both, and name its file as the reader knows it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sysconfig
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")  # the folder lib
 _MACHINE = tuple(os.path.join(_HERE, name) for name in (os.path.join("runtime", ""), "comm.py", "mesh.py"))
 _PATHS = {os.path.join(sysconfig.get_paths()[name], "") for name in ("purelib", "platlib", "stdlib")}
-_LIBRARIES = sorted(_PATHS, key=len, reverse=True)  # one may lie inside another
+_LIBRARIES = sorted(_PATHS, key=len, reverse=True)  # one may be inside another
 
-cells: dict[str, str] = {}  # file name of a notebook cell -> how to call it, set by launch
+cells: dict[str, str] = {}  # file name of a notebook cell -> its name in reports, set by launch
 
 
 def where() -> str:
@@ -24,7 +24,7 @@ def where() -> str:
     frame, inside = sys._getframe(1), None
     while frame is not None and _library[frame.f_code.co_filename]:
         if inside is None and not frame.f_code.co_filename.startswith(_MACHINE):
-            inside = frame  # a program of the library itself, as `lib.train`: then the line that called the machine
+            inside = frame  # a program of this library, such as `lib.train`
         frame = frame.f_back
     frame = frame or inside or sys._getframe(1)
     place = frame.f_code, frame.f_lineno
@@ -39,11 +39,11 @@ def where() -> str:
     return text
 
 
-_places: dict[tuple, str] = {}  # (code, line) -> how to say it
+_places: dict[tuple, str] = {}  # (code, line) -> text
 
 
 class _Library(dict):
-    """File → whether it is of Python's, of a package, or of this library. Each call asks for twenty frames' files."""
+    """File → whether it belongs to Python, a package, or this library; cached: a call looks up twenty files."""
 
     def __missing__(self, file: str) -> bool:
         known = self[file] = file.startswith((_HERE, "<frozen", "<string>", *_LIBRARIES))
@@ -54,7 +54,7 @@ _library = _Library()
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is of Python's, of a package, or of this library: no reader's."""
+    """Whether a file belongs to Python, a package or this library, and not to the reader."""
     return _library[file]
 
 

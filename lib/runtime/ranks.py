@@ -1,14 +1,13 @@
-"""The processes of one run: started, watched, listened to, and always ended.
+"""The processes of one run: started, watched, and always ended.
 
-The problem: of four ranks one fails, and three report "connection closed by peer"; or none fails, and all wait. What
-the reader needs is one sentence about the one cause, a second later, and a machine with nothing left running.
+The problem: one of four ranks fails, and three report "connection closed by peer"; or no rank fails, and all wait. The
+reader needs one sentence with the cause, after a second, and no process left running.
 
-The idea: ranks come from a server that has imported torch already (`server.py`). This side polls: what ranks say,
-whether they live, what they print, how often they have moved (`call_table.py`), and how much memory is left
-(`headroom.py`). A rank that lost a peer is never the cause. Ranks hang when all wait, the system counts no byte that
-they write and no work that they do, and none has a thread that could still send. What that thread will do nobody can
-know: as long as it lives, only the time limit ends the run. And where the system counts nothing (macOS), a transfer
-that needs longer than `STILL_S` looks like a hang.
+The idea: ranks are forked from a server that already imported torch (`server.py`). This side polls: messages from
+ranks, whether they are alive, their output, their calls so far (`call_table.py`), and free memory (`headroom.py`). A
+rank that lost a peer is never the cause. Ranks hang when all wait, the system counts no bytes written and no processor
+time, and no rank has a thread that could still send. As long as such a thread lives, only the time limit ends the run.
+Where the system counts nothing (macOS), a transfer longer than `STILL_S` looks like a hang.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from lib.runtime import call_table, headroom, output
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
-STILL_S = 2.0  # all ranks wait and nothing moves for so long: they will wait for ever
-GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it, and for those that fail alike
+STILL_S = 2.0  # if all ranks wait and nothing moves for this long, it is a hang
+GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures
 
-NOISE_BYTES = headroom.MB  # of what a rank's libraries say past Python; the file begins anew when it is longer
+NOISE_BYTES = headroom.MB  # of output that bypasses Python's stdout; a longer file is emptied
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
 
 
 class RankError(RunError):
-    """A rank raised an exception, left, or was killed.
+    """A rank raised an exception, exited, or was killed.
 
     Args:
-        rank: which one.
-        error: name of its exception type, or "" if it died without one.
-        trace_back: its own, as it is in the message too; "" if it raised nothing.
+        rank: the rank that failed.
+        error: name of the exception type, or "" if the process died without an exception.
+        trace_back: the rank's traceback, which the message also contains; "" if there was no exception.
     """
 
     def __init__(self, message: str, rank: int, error: str = "", trace_back: str = "") -> None:
@@ -50,17 +49,17 @@ class RankError(RunError):
         self.rank, self.error, self.trace_back = rank, error, trace_back
 
     def __reduce__(self) -> tuple:
-        """So that it comes out of a pool of processes whole."""
+        """Keep all fields when it is pickled, as by a pool of processes."""
         return type(self), (str(self), self.rank, self.error, self.trace_back)
 
 
 class HangError(RunError):
-    """Ranks wait for what will never come: for each other in a circle, or for one that has finished.
+    """Ranks wait for calls that never come: for each other in a cycle, or for a rank that has finished.
 
     Args:
-        waits: rank → what it waits for; none if the call table cannot be read.
-        finished: ranks that wait for nothing.
-        circle: ranks of which each waits for the next one, and the last for the first; () if there is no circle.
+        waits: rank → the call it waits in; empty if the call table cannot be read.
+        finished: ranks whose function has returned.
+        circle: the cycle of waits: each rank waits for the next, and the last for the first; () if there is no cycle.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class HangError(RunError):
 
 
 class RunTimeout(RunError, TimeoutError):
-    """The ranks still computed when the time was up."""
+    """The ranks were still computing when the time limit passed."""
 
 
 class Ranks:
@@ -113,7 +112,7 @@ class Ranks:
                 answers.close()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until all are done; raise what went wrong. Whatever happens, show what they printed."""
+        """Wait until all are done, or raise the error; in both cases show the output."""
         try:
             self._join(timeout_s)
         finally:
@@ -139,13 +138,13 @@ class Ranks:
             elif busy_s is None:
                 busy_s = self._busy_s()
             elif (still_s := now - since) > STILL_S:
-                # Between two bytes gloo may add or copy for long.
+                # Between two bytes gloo may compute or copy for a long time.
                 if self._busy_s() - busy_s < 0.1 * still_s and not self._may_send():
                     raise self._hang(still_s)
                 sent_bytes = -1
 
     def _wait(self, timeout_s: float) -> list[int]:
-        """Ranks that said something or died."""
+        """Ranks that sent a message or died."""
         watched = {}
         for rank in range(self.size):
             if rank not in self.done:
@@ -153,10 +152,10 @@ class Ranks:
         return sorted({watched[x] for x in connection.wait(list(watched), timeout_s)})
 
     def _hear(self, rank: int) -> None:
-        """Take in how a rank ended; if it failed, find the cause and raise it.
+        """Receive how a rank ended; if it failed, find the cause and raise it.
 
-        Another rank may be the cause, as those that lost a peer are never to blame; and where several failed alike,
-        the first in rank order speaks.
+        A rank that lost a peer is never the cause, so the error of a different rank may be raised. Of several equal
+        failures, the first in rank order is raised.
         """
         outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
         self.done.add(rank)
@@ -188,16 +187,17 @@ class Ranks:
         return RankError(told, rank, outcome.error, outcome.trace_back)
 
     def _hang(self, still_s: float) -> HangError:
-        """Who waits, and for what; who has finished."""
+        """The error with the report of a hang."""
         still = f"Nothing has moved for {still_s:.0f} s."
         if unreadable := self._unreadable():
             return HangError(f"hang: the ranks wait. {still}\n{unreadable}")
         waits = self.table.waits()
-        text = f"{self.table.summary()}. {still}\n{self.table.report()}"
-        return HangError(text, waits, self.table.finished(), call_table.circle_of(waits))
+        circle = call_table.circle_of(waits)
+        text = f"{self.table.summary()}. {still}\n{self.table.report()}\n{_cause(waits, circle)}"
+        return HangError(text, waits, self.table.finished(), circle)
 
     def _timeout(self, timeout_s: float) -> str:
-        """Where each rank was when its time was up."""
+        """Where each rank was when the time limit passed."""
         where = self._unreadable() or self.table.report()
         lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", where]
         where = self._ask()
@@ -205,11 +205,11 @@ class Ranks:
         return "\n".join(lines)
 
     def _ask(self) -> dict[int, tuple[str, bool]]:
-        """Where each rank's threads are, and whether one may send; of those that answer."""
+        """For each rank that answers: where its threads are, and whether one may still send."""
         for conn in self.questions:
             with contextlib.suppress(OSError):
                 while conn.poll():
-                    conn.recv()  # an answer that came too late
+                    conn.recv()  # a late answer to an earlier question
                 conn.send("where")
         until, answers = time.monotonic() + 1, {}
         for rank, conn in enumerate(self.questions):
@@ -219,18 +219,18 @@ class Ranks:
         return answers
 
     def _may_send(self) -> bool:
-        """Whether a rank has a thread that may send yet. One that gives no answer has: it holds the interpreter."""
+        """Whether a rank may still send from a thread; one that does not answer holds the interpreter, and may."""
         answers = self._ask()
         return len(answers) < self.size or any(free for _, free in answers.values())
 
     def _unreadable(self) -> str:
-        """Why the call table cannot be read, or "": on a full disk, to read its pages that are not there yet kills."""
+        """Why the call table cannot be read, or "". On a full disk, reading a page that was never written kills."""
         if headroom.free_disk_bytes(self.folder) >= headroom.MB:
             return ""
-        return headroom.full_disk(os.path.dirname(self.folder), "what each rank waits for cannot be read")
+        return headroom.full_disk(os.path.dirname(self.folder), "the table of waiting ranks cannot be read")
 
     def _sent_bytes(self) -> int:
-        """Bytes that the ranks have written, to sockets too, where the system tells."""
+        """Bytes that the ranks wrote, to files and sockets, where the system counts them."""
         total = 0
         for process in self.processes:
             with contextlib.suppress(OSError), open(f"/proc/{process.pid}/io") as file:
@@ -238,18 +238,18 @@ class Ranks:
         return total
 
     def _busy_s(self) -> float:
-        """Processor seconds that the ranks have used, where the system tells; not those in which gloo only looks."""
+        """Processor seconds of the ranks, where the system counts them, without those in which gloo only polls."""
         ticks = 0
         for process in self.processes:
             for path in glob.glob(f"/proc/{process.pid}/task/*/stat"):
                 with contextlib.suppress(OSError), open(path) as file:
                     name, rest = file.read().rsplit(")", 1)
-                    if not name.endswith("(gloo_tcp_loop"):  # it would spin on a message that nobody takes
+                    if not name.endswith("(gloo_tcp_loop"):  # it polls while a message waits for its receiver
                         ticks += sum(map(int, rest.split()[11:13]))
         return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
     def _watch_headroom(self) -> None:
-        """When memory runs out, the system may end the notebook: so the ranks are ended before. Noise stays short."""
+        """End the ranks before memory runs out, or the system might end the notebook; keep files of noise short."""
         for rank in range(self.size):
             with contextlib.suppress(OSError):
                 if os.path.getsize(self._noise(rank)) > NOISE_BYTES:
@@ -262,14 +262,14 @@ class Ranks:
             return
         held = [headroom.held_bytes(process.pid) for process in self.processes]
         if sum(held) < self.floor_bytes:
-            return  # another program's doing: to end the ranks would not help
+            return  # a different program uses it: ending the ranks would not help
         rank = held.index(max(held))
         with contextlib.suppress(OSError):
-            os.kill(self.processes[rank].pid, signal.SIGABRT)  # gives its memory back, and says where it was
+            os.kill(self.processes[rank].pid, signal.SIGABRT)  # frees its memory, and prints where it was
         self.processes[rank].join(1)
         rows = "".join(f"\n  rank {r} held {headroom.size_text(n)}" for r, n in enumerate(held))
         raise RankError(
-            f"rank {rank} of {self.size} was ended before it took the last memory: {memory}.{rows}\n"
+            f"rank {rank} of {self.size} was ended before memory ran out: {memory}.{rows}\n"
             f"Use smaller tensors or fewer ranks.{self._last_noise(rank)}",
             rank,
             "MemoryError",
@@ -278,7 +278,7 @@ class Ranks:
     def _death(self, rank: int) -> str:
         code = self.processes[rank].exitcode
         if code is None or code >= 0:
-            return f"left without returning (os._exit?), with exit code {code}"
+            return f"exited without returning (os._exit?), with exit code {code}"
         name, hint = str(-code), ""
         with contextlib.suppress(ValueError):  # not every signal has a name
             name = signal.Signals(-code).name
@@ -293,7 +293,7 @@ class Ranks:
         return os.path.join(self.folder, f"noise{rank}")
 
     def _last_noise(self, rank: int) -> str:
-        """What C++ and Python's fault handler said at last, up to the machine's own frames."""
+        """The last output of C++ and of Python's fault handler, without the frames of this library."""
         try:
             with open(self._noise(rank), "rb") as file:
                 said = file.read().decode(errors="replace")
@@ -304,7 +304,7 @@ class Ranks:
         return "".join(f"\n  {line}" for line in list(lines)[-8:])
 
     def end(self) -> None:
-        """End all ranks with all that they started, and wait until they are gone."""
+        """End all ranks and all processes that they started, and wait until they have ended."""
         with uninterrupted():
             for process in self.processes:
                 if process.pid is not None:
@@ -325,3 +325,13 @@ def _is_cause(outcome) -> bool:
 
 def _alike(one, other) -> bool:
     return None not in (one, other) and (one.kind, one.error) == (other.kind, other.error)
+
+
+def _cause(waits: Mapping[int, call_table.AwaitedCall], circle: tuple[int, ...]) -> str:
+    """One sentence: why these ranks wait forever, and what to change."""
+    if circle and all(waits[rank].kind == "send" for rank in circle):
+        who = "Every rank" if len(circle) == len(waits) else "Every rank of the cycle"
+        return f"{who} sends first, and a send ends only when it is received: start the receives too, then wait."
+    if any(wait.late and len(wait.peers) > 1 for wait in waits.values()):
+        return "Every rank of a group must make the same collective calls, in the same order."
+    return "Each send needs a receive on its peer, and the reverse: find the call that is missing or comes too late."

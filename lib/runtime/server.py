@@ -1,15 +1,16 @@
 """The server that ranks are forked from: one process that has imported torch and `lib`, once.
 
-The problem: a fresh process needs seconds to import torch. A process that is forked from one that has done so needs a
-hundredth of a second, but has the code of then: edit a file of `lib`, and ranks would go on with the old one.
-The idea: a fork server (`fork_server.py`). It starts while the notebook imports torch itself, never sees a Ctrl-C,
-runs nothing of the caller's script, and makes way for a new one when a file of `lib` has come, gone or changed.
+The problem: a new process needs seconds to import torch. A process forked from one that already imported torch needs a
+hundredth of a second, but it holds the code of that time: after an edit of `lib`, ranks would still run the old code.
+The idea: a fork server (`fork_server.py`). It starts while the notebook imports torch itself, never receives a Ctrl-C,
+and runs nothing of the caller's script. When a file of `lib` was added, removed or changed, a new server replaces it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,18 +24,18 @@ PRELOADED = ["lib.runtime.server", "lib.runtime.warm"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
 _one_at_a_time = threading.RLock()
-_server: ForkServer | None = None
-_files: dict[str, tuple] = {}  # of lib, as the server has read them: path -> (time, size)
-_users: set[threading.Thread] = set()  # threads with a run under way
+_server: ForkServer | _Here | None = None
+_files: dict[str, tuple] = {}  # of lib, as the server read them: path -> (time, size)
+_users: set[threading.Thread] = set()  # threads with a run in progress
 
 
 class RunError(RuntimeError):
-    """A run that could not return."""
+    """A run failed."""
 
 
 @contextlib.contextmanager
 def server():
-    """The server that ranks come from; nobody replaces its server while the body runs."""
+    """Hold the server that ranks are forked from; no other thread replaces it while the body runs."""
     try:
         yield start_server(use=True)
     finally:
@@ -42,7 +43,7 @@ def server():
 
 
 def start_server(use: bool = False) -> ForkServer:
-    """Where ranks come from: a fork server that knows today's `lib`.
+    """Start the fork server, or replace it if `lib` has changed since.
 
     Raises:
         RunError: a file of `lib` was edited and cannot be read as Python.
@@ -56,8 +57,28 @@ def start_server(use: bool = False) -> ForkServer:
                     _users.add(threading.current_thread())
                 return _server
             others = _others()
-        for thread in others:  # an edit, and a run of another thread still goes on with the code of before
+        for thread in others:  # another thread's run still uses the old code
             thread.join(0.05)
+
+
+class _Here:
+    """Forks ranks from this process itself."""
+
+    Process = multiprocessing.get_context("fork").Process
+
+    def is_alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    abandon = close
+
+
+def fork_here() -> None:
+    """From now on, fork ranks from this process, which comes from a server itself and has imported all of `lib`."""
+    global _files, _server
+    _server, _files = _Here(), _look()
 
 
 def _others() -> set[threading.Thread]:
@@ -67,7 +88,7 @@ def _others() -> set[threading.Thread]:
 def _look() -> dict[str, tuple]:
     files = {}
     for path in glob.glob(os.path.join(_HERE, "**", "*.py"), recursive=True):
-        with contextlib.suppress(OSError):  # an editor puts a new file in the place of the old one
+        with contextlib.suppress(OSError):  # an editor may be replacing the file
             seen = os.stat(path)
             files[path] = seen.st_mtime_ns, seen.st_size
     return files
@@ -85,13 +106,13 @@ def _start(files: dict[str, tuple]) -> None:
         _must_be_python(path for path in files if files[path] != _files.get(path))
         _server.close()
     _server = None
-    resource_tracker.ensure_running()  # now, as it would unblock the signal that we block
+    resource_tracker.ensure_running()  # now: it would unblock the signal that we block
     with _blocked(signal.SIGINT):
         _server, _files = ForkServer(PRELOADED, _paths(), {"OMP_NUM_THREADS": "1"}), files
 
 
 def _paths() -> list[str]:
-    """Where the server finds modules: first this `lib`, as another folder called lib may be here."""
+    """The server's `sys.path`: this `lib` first, because the working folder may hold a different folder named lib."""
     return [os.path.dirname(_HERE), *(path for path in sys.path if isinstance(path, str))]
 
 
@@ -105,36 +126,36 @@ def _must_be_python(paths) -> None:
             name = os.path.relpath(path, os.path.dirname(_HERE))
             line = f", line {error.lineno}," if getattr(error, "lineno", None) else ""
             raise RunError(
-                f"{name}{line} is not Python since it was edited: {getattr(error, 'msg', error)}. Mend it, or undo the "
-                "edit, then run again"
+                f"{name}{line} is not valid Python since it was edited: {getattr(error, 'msg', error)}. Fix it, or "
+                "undo the edit, then run again"
             ) from None
 
 
 def why_no_rank() -> str:
-    """Why the server or its ranks end before they have begun: what importing `lib` says, in a process of its own."""
+    """Why the server or its ranks ended before they began: the error of importing `lib` in a separate process."""
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(_paths())}
     command = [sys.executable, "-P", "-c", "import lib.runtime.worker"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", timeout=60)
         if done.returncode:
             return "`import lib.runtime.worker` fails there:\n" + "\n".join(done.stderr.rstrip().splitlines()[-5:])
-    return "it has printed why, here or in the terminal"
+    return "the reason is printed here or in the terminal"
 
 
-# ---- how processes are started without harm to this one -------------------------------------------------------------
+# ---- starting processes without harm to this one --------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def starting():
-    """Around the start of ranks."""
+    """Enter this around the start of ranks: one run at a time, and no Ctrl-C in between."""
     with _one_at_a_time, uninterrupted():
         yield
 
 
 @contextlib.contextmanager
 def uninterrupted():
-    """A Ctrl-C comes after the body: nothing is left half started, or half ended."""
-    if threading.current_thread() is not threading.main_thread():  # which gets the Ctrl-C
+    """Delay a Ctrl-C until after the body, so that no process stays half started or half ended."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets the Ctrl-C
         yield
         return
     came: list[tuple] = []
@@ -149,7 +170,7 @@ def uninterrupted():
 
 @contextlib.contextmanager
 def _blocked(number: int):
-    """A process that the body starts never sees this signal: a Ctrl-C is for us, who end the ranks."""
+    """Processes that the body starts never receive this signal: on Ctrl-C, this process ends the ranks."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -158,7 +179,7 @@ def _blocked(number: int):
 
 
 def _forget() -> None:
-    """In a forked copy of this process, which starts a server of its own."""
+    """Forget the server, in a forked copy of this process, which starts its own."""
     global _one_at_a_time, _server
     if _server is not None:
         _server.abandon()

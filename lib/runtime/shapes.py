@@ -1,7 +1,7 @@
-"""What a collective takes and gives: slices along any dim, a place for the result, and dtypes that backends know.
+"""Inputs and outputs of collectives: slices along any dim, a tensor for the result, and dtypes that backends support.
 
-The problem: backends cut along dim 0 of contiguous tensors only, and know few dtypes. The idea: lay a tensor out as
-they want it, and refuse in one sentence what cannot be laid out.
+The problem: backends split contiguous tensors along dim 0 only, and support few dtypes.
+The idea: convert a tensor to the layout that they need, or raise one clear error.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from lib.mesh import Group
 
-COUNTED = {  # what backends can add up; all else they move as bytes
+COUNTED = {  # dtypes that backends can add; all others move as bytes
     *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
 
 
 def spec(x: Tensor) -> str:
-    """Type and shape as a call table and an error show them: `float32[4, 2]`."""
+    """Dtype and shape as call table and errors print them: `float32[4, 2]`."""
     return _spec(x.dtype, x.shape)
 
 
@@ -31,7 +31,7 @@ def _spec(dtype: torch.dtype, shape: torch.Size) -> str:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """A contiguous tensor as one that every backend can move; slices along dim 0 stay slices."""
+    """View a contiguous tensor in a dtype that every backend can move; slices along dim 0 stay slices."""
     if x.dtype in COUNTED or not x.numel():
         return x
     return x.view(x.shape[0] if x.dim() else 1, -1).view(torch.uint8)
@@ -48,9 +48,9 @@ def out_like(x: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
 
 
 def front(x: Tensor, shape: Sequence[int], dim: int, out: Tensor | None) -> Tensor:
-    """The tensor that a collective fills, with `dim` in front: `out` where that is how it lies."""
+    """The tensor that a collective fills, with `dim` first: `out` if it has that layout."""
     if out is not None and dim != 0:
-        raise ValueError(f"out= works along dim 0, where slices lie one after the other, but dim={dim}")
+        raise ValueError(f"out= works only along dim 0, where slices are contiguous, but dim={dim}")
     return out_like(x, shape, out).detach()
 
 
@@ -61,7 +61,7 @@ def check_dim(x: Tensor, dim: int) -> int:
 
 
 def split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
-    """x[…, D, …] → contiguous [n, D/n, …]: one slice for each rank, with `dim` moved to the front."""
+    """x[…, D, …] → contiguous [n, D/n, …]: one slice per rank, with `dim` moved to the front."""
     front = x.detach().movedim(check_dim(x, dim), 0)
     size, n = front.shape[0], group.size
     if size % n:
@@ -72,5 +72,5 @@ def split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
 
 
 def join(part: Tensor, dim: int) -> Tensor:
-    """[D, …] with `dim` in front → `dim` where it belongs."""
+    """[D, …] with `dim` first → `dim` in its own place."""
     return part.movedim(0, dim).contiguous()

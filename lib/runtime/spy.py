@@ -1,10 +1,10 @@
-"""A reader's own calls of `torch.distributed`: the same as ever, and seen.
+"""Record a reader's own calls of `torch.distributed`, which behave as usual.
 
-The problem: readers call `torch.distributed` themselves, and so do PyTorch's own wrappers. If only calls of `lib.comm`
-are followed, such a hang is silent, such a trace is empty, and a grader does not hear what was sent.
-The idea: versions of its functions in their place, in each rank that `launch` starts, that make a `Record` of the call
-(`calls.py`) around the function itself. Same arguments, same results, same errors. What C++ sends by itself, as the
-reducer of DistributedDataParallel does, passes below.
+The problem: readers call `torch.distributed` directly, and so do PyTorch's wrappers. If only calls of `lib.comm` were
+recorded, hangs in these calls would have no report, traces would be empty, and a grader would miss messages.
+The idea: in each rank that `launch` starts, wrappers replace its functions and make a `Record` of the call
+(`calls.py`). Arguments, results and errors stay the same. Messages that C++ code sends, such as the reducer of
+DistributedDataParallel, are not recorded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from lib import comm  # which takes the functions as they are, before `watch` replaces them
+from lib import comm  # it keeps the original functions, before `watch` replaces them
 from lib.mesh import Group, name_of
 from lib.runtime.calls import Call, Record
 
-_COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks share; the one that is the whole array
+_COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks share; argument that is the full array
     "all_reduce": ("all_reduce", "tensor", "tensor"),
     "all_reduce_coalesced": ("all_reduce", "tensors", "tensors"),
     "broadcast": ("broadcast", "tensor", "tensor"),
@@ -43,22 +43,22 @@ _COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks s
     "new_group": ("new_group", "", ""),
 }
 _MESSAGES = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
-_FUNCTIONAL = (  # of torch.distributed._functional_collectives: they give a new tensor, their names begin with a kind
+_FUNCTIONAL = (  # of torch.distributed._functional_collectives: they return a new tensor; each name begins with a kind
     "all_reduce all_reduce_coalesced broadcast all_to_all_single all_gather_tensor all_gather_into_tensor_coalesced "
     "all_gather_single all_gather_single_coalesced reduce_scatter_tensor reduce_scatter_tensor_coalesced "
     "reduce_scatter_single reduce_scatter_single_coalesced"
 ).split()
-_N_TIMES = ("gather", "scatter")  # their argument is a rank's part
+_N_TIMES = ("gather", "scatter")  # their argument is one rank's shard
 
 _under_way: dict[
     int, tuple[dist.Work, Record]
-] = {}  # id -> a Work that nobody has waited for: gloo forgets lost ones
-_promised: dict[int, Record] = {}  # where a functional collective's result lies -> its record, until somebody waits
-_inside = threading.local()  # .call: a watched function may be made of others, as send is of isend
+] = {}  # id -> a Work before its wait: gloo drops a Work without references
+_promised: dict[int, Record] = {}  # address of a functional collective's result -> its record, until its wait
+_inside = threading.local()  # .call: a watched function may call a second one, as send calls isend
 
 
 def watch() -> None:
-    """From now on, and until this process ends, see its calls of `torch.distributed`."""
+    """Record this process's calls of `torch.distributed` from now on."""
     for name in (*_COLLECTIVES, *_MESSAGES):
         if original := getattr(dist, name, None):
             watched = _watched(original, functools.partial(_describe, name), _keep_work)
@@ -93,7 +93,7 @@ def _wait_for(record: Record | None, wait: Callable, *args: object, **kwargs: ob
 
 
 def _watched(original: Callable, describe: Callable, keep: Callable) -> Callable:
-    """The function, with a record of its call; `keep` takes what is still under way when it returns."""
+    """The function with a record of each call; `keep` stores a result that is still in flight."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -140,13 +140,13 @@ def _place(x: torch.Tensor) -> int:
     return getattr(x, "elem", x).untyped_storage().data_ptr()
 
 
-# ---- what a call is -------------------------------------------------------------------------------------------------
+# ---- describing a call ----------------------------------------------------------------------------------------------
 
 
 def _describe(name: str, given: dict) -> Call | None:
-    """A call of `torch.distributed`; None if it is not of this rank."""
+    """Describe a call of `torch.distributed`; None if this rank has no part in it."""
     if isinstance(given.get("group"), Group):
-        raise TypeError(f"torch.distributed does not know {given['group']!r}: leave group= out, or give its .pg")
+        raise TypeError(f"torch.distributed does not accept {given['group']!r}: omit group=, or pass its .pg")
     group = given.get("group") or dist.group.WORLD
     if group is dist.GroupMember.NON_GROUP_MEMBER or given.get("use_local_synchronization"):
         return None
@@ -204,7 +204,7 @@ def _message(
 
 
 def _axis(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> str:
-    """The name of a group in a trace: that which its maker gave it (a mesh: its axis), else its ranks."""
+    """The name of a group in a trace: its own name if it has one (in a mesh: the axis), else its ranks."""
     if len(ranks) == dist.get_world_size():
         return "world"
     name = getattr(group, "group_desc", "")

@@ -1,9 +1,8 @@
-"""One transfer: compared, started, awaited, late if a link is emulated, and counted.
+"""One transfer: compared, started, awaited, delayed if a link is emulated, and counted.
 
-The problem: every communication of the library needs the same five things around it, and none of them is about what it
-communicates.
-The idea: `collective` and `message` take what differs (what to launch, whom it waits for, how to finish) and give back
-a `Pending`. All else happens here, once. `lib.comm` is the vocabulary on top.
+The problem: every communication of the library needs the same five steps, which do not depend on its data.
+The idea: `collective` and `message` take the parts that differ (the function to launch, the ranks it waits for, the
+result) and return a `Pending`. The rest is here, once. `lib.comm` builds its functions on top.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from lib.runtime import calls, link
 from lib.runtime.calls import Call, Record
 from lib.runtime.shapes import spec
 
-# Taken now, as lib.runtime.spy puts watched versions in their place for those who call torch.distributed themselves.
+# Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.
 _work_wait = dist.Work.wait
 
-_works: set[tuple[dist.Work, ...]] = set()  # under way; gloo forgets a message whose Work is gone
+_works: set[tuple[dist.Work, ...]] = set()  # in flight; gloo drops a message whose Work is deleted
 
 
 class Pending:
-    """A communication under way; `wait()` returns its result, at once when it is called again.
+    """A communication in flight; `wait()` returns its result, and a second call returns it immediately.
 
     Args:
-        finish: waits, and gives the result.
-        record: of the call, if it moves anything.
+        finish: waits and returns the result.
+        record: the record of the call, if it moves data.
     """
 
     def __init__(self, finish: Callable[[], Tensor | dict | None], record: Record | None = None) -> None:
@@ -41,13 +40,13 @@ class Pending:
         self.record = record
 
     def follow(self) -> None:
-        """Note when it is through even if nothing is traced, so that `ended_s` is no later."""
+        """Note its end even if nothing is traced, so that `ended_s` is exact."""
         if self.record:
             self.record.follow()
 
     @property
     def ended_s(self) -> float:
-        """When it was through, by `time.perf_counter`; 0 before `wait()`, and where nothing moved."""
+        """Time of its end by `time.perf_counter`; 0 before `wait()`, and if nothing moved."""
         return self.record.ended_s if self.record else 0.0
 
     def wait(self) -> Tensor | dict | None:
@@ -59,7 +58,7 @@ class Pending:
 def collective(
     what: str, x: Tensor | None, group: Group, finish: Callable, function: Callable, *args: object, times: int = 1
 ) -> Pending:
-    """`function(*args)` does `what` for an array of `times` x on all ranks, `finish` gives the result."""
+    """Start `what` by `function(*args)`, on an array `times` as large as x; `finish` returns the result."""
     if group.size == 1:
         return Pending(finish)
     kind, what = what.split()[0], what if x is None else f"{what} {spec(x)}"
@@ -70,7 +69,7 @@ def collective(
 
 
 def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable) -> Pending:
-    """`function` sends or receives `body`."""
+    """Start to send or receive `body` by `function`."""
     me, other, what = group.global_rank, group.ranks[peer], spec(body)
     src, dst, shown = (me, other, f"send to {other}") if kind == "send" else (other, me, f"recv from {other}")
     channel, what, shown = f"{group.channel} {src}>{dst}", f"message {what}", f"{shown}, {what}"
@@ -80,13 +79,13 @@ def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable
 
 
 def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | None], finish: Callable) -> Pending:
-    """Make the call; `launch` gives its Work, or several, or None if it has waited itself."""
+    """Make the call; `launch` returns one Work, several, or None if it has already waited."""
     start_s = time.perf_counter()
     due_s = _book(call, start_s)
     record = Record(call, start_s, due_s)
     if call.payload_bytes == 0:
-        return Pending(finish)  # the call was compared, and there is nothing to move
-    # Under a TorchFunctionMode, such as `lib.deferred`'s, torch would never free what a collective has moved.
+        return Pending(finish)  # the call is compared, and there is nothing to move
+    # Under a TorchFunctionMode, such as that in `lib.deferred`, torch would never free the tensors of a collective.
     with record.waiting, torch._C.DisableTorchFunction():
         launched = launch() or ()
     works = launched if isinstance(launched, tuple) else (launched,)
@@ -107,7 +106,7 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
 
 
 def _book(call: Call, start_s: float) -> float:
-    """When this rank's emulated link would be through with the call; 0 where none is used."""
+    """When this rank's emulated link finishes the call; 0 without an emulated link."""
     emulated = link.along(call.axis)
     if emulated is None or call.kind == "recv":  # a message takes the link of its sender
         return 0.0
@@ -115,7 +114,7 @@ def _book(call: Call, start_s: float) -> float:
 
 
 def _arrive(record: Record, due_s: float) -> float:
-    """Sleep until the slowest rank's emulated link is through with the call; give that moment, or 0."""
+    """Sleep until the slowest rank's emulated link has finished the call; return that time, or 0."""
     call = record.call
     if link.along(call.axis) is None:
         return 0.0

@@ -1,6 +1,6 @@
 """Imported by the server: all of `lib`, so that no rank has to.
 
-What cannot be imported (a file was edited) is left to the rank that asks for it, which then says why.
+A module that cannot be imported (its file was edited) is skipped; the rank that needs it then raises the error.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ import pkgutil
 import lib
 
 modules = [module.name for module in pkgutil.walk_packages(lib.__path__, "lib.", onerror=lambda name: None)]
-modules.append("torch._dynamo")  # which an optimizer's first step imports, for 1.5 s
+modules.append("torch._dynamo")  # the first step of an optimizer imports it, for 1.5 s
 for name in modules:
     if not name.endswith("__main__"):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 
-# Imports leave garbage, such as copies of `sys.modules`. A rank that collects it writes into 8 MB of pages that it
-# shares with the server: each is copied first, and that takes longer than anything else at a rank's start.
+# Imports leave garbage, such as copies of `sys.modules`. A rank that collects it writes into 8 MB of pages shared with
+# the server: each page is copied first, which takes longer than any other step of starting a rank.
 gc.collect()
 gc.freeze()

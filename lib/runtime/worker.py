@@ -1,8 +1,8 @@
-"""What happens inside one rank that `lib.launch.run` started.
+"""The program of one rank that `lib.launch.run` started.
 
-The server of `launch` has imported this file, and torch with it, before it forks a rank: that is why a rank is there in
-hundredths of a second. The rank meets the others through a private file, opens its row in the call table, runs the
-function, leaves its result in the run's folder, and stays until every rank is done: a peer may still read from it.
+The server imports this file, and torch with it, before it forks a rank: so a rank starts in hundredths of a second. The
+rank meets the others through a private file, opens its row in the call table, runs the function, and writes its result
+to the folder of the run. It stays until every rank is done, because a peer may still read from it.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from lib.runtime.parcel import Parcel, read
 
 MOST_SAID = 20_000  # letters of a traceback
 
-# A function under torch.autograd.function.once_differentiable is pickled with the globals of torch's wrapper. This one
-# can be imported nowhere, but it is a module: known by its name, it is found again in a rank.
+# A function under torch.autograd.function.once_differentiable is pickled with the globals of torch's wrapper. That
+# module cannot be imported; in `sys.modules` a rank finds it by name.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 in_rank = False  # whether this process is a rank
 
-_IN_CALL = {transfer.__file__, spy.__file__}  # of a thread that waits for other ranks
+_IN_CALL = {transfer.__file__, spy.__file__}  # files in the stack of a thread that waits for ranks
 _MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, spy.__file__))
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
 
 @dataclass
 class Job:
-    """All that a rank needs to know, packed once for all ranks."""
+    """Everything a rank needs, packed once for all ranks."""
 
     fn: Callable
     args: tuple
     trace: bool
     cells: dict[str, str] = field(default_factory=dict)  # file of a notebook cell -> its name
-    sources: dict[str, str] = field(default_factory=dict)  # ... -> its text, for tracebacks
+    sources: dict[str, str] = field(default_factory=dict)  # file of a notebook cell -> its text, for tracebacks
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, questions) -> None:
-    """The whole life of a rank."""
+    """Run one rank from start to end."""
     global in_rank
     in_rank = True
     out = _leave_the_terminal(folder, rank, world_size)
@@ -82,14 +82,14 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
     except BaseException as error:
         outcome = _explain(error, os.path.dirname(folder))
     table.state(call_table.FINISHED if outcome.kind == "ok" else call_table.FAILED)
-    with suppress(Exception):  # a full disk, or a stdout that the function has closed: the outcome matters more
+    with suppress(Exception):  # a full disk, or a closed stdout: the outcome matters more
         sys.stdout.flush()
         sys.stderr.flush()
         out.finish()
     conn.send(outcome)
     if outcome.kind != "ok":
-        os._exit(1)  # at once: the peers that wait for this rank must notice
-    threading.Event().wait()  # until the parent ends us
+        os._exit(1)  # immediately: the peers that wait for this rank must notice
+    threading.Event().wait()  # until the parent ends this process
 
 
 def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_table.CallTable) -> Outcome:
@@ -105,10 +105,10 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
         store=dist.FileStore(os.path.join(folder, "store"), world_size),
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(days=1),  # hangs are diagnosed by launch, long before gloo would give up
+        timeout=datetime.timedelta(days=1),  # launch reports a hang long before gloo would
     )
-    numpy.random.seed()  # anew: a fork draws what the server would have drawn, the same on all ranks
-    spy.watch()  # before the job is read, which may hold some of its functions by name
+    numpy.random.seed()  # or all forks would draw the same numbers as the server
+    spy.watch()  # before the job is read, which may refer to such functions by name
     # torch.compile looks there for what a function uses
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     job: Job = read(os.path.join(folder, "job"), vars(main))
@@ -130,7 +130,7 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     try:
         parcel = Parcel(returned)
     except Exception as error:
-        text = f"returned {_kind(result)}, which cannot be sent to the process that called run: {error}"
+        text = f"returned {_kind(result)} that cannot be sent to the process that called run: {error}"
         return Outcome("error", text, type(error).__name__)
     try:
         parcel.write(path)
@@ -147,7 +147,7 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
 
 
 def _end_of_a_copy(error: BaseException | None) -> None:
-    """A process that the function has forked comes back from it: it ends as any other, and has no part in the run."""
+    """End a process that the function forked and that returned from it: it has no part in the run."""
     code = error.code if isinstance(error, SystemExit) else error and 1
     if not isinstance(error, (SystemExit, types.NoneType)):
         traceback.print_exception(error)
@@ -161,13 +161,13 @@ def _kind(result: object) -> str:
 
 
 def _leave_the_terminal(folder: str, rank: int, world_size: int) -> output.Writer:
-    """Own process group, no Ctrl-C (the parent gets it and ends us); C++ chatter to one file, prints to another."""
+    """Start a process group, ignore Ctrl-C (the parent handles it), and send C++ output and prints to two files."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory runs out at once, the system ends a rank, not the notebook
+        file.write("1000")  # if memory runs out, the system ends a rank, not the notebook
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    multiprocessing.set_start_method("fork", force=True)  # locks of a rank then have no name that would outlive it
-    multiprocessing.current_process().daemon = False  # or a DataLoader could not have workers of its own
+    multiprocessing.set_start_method("fork", force=True)  # so a rank's locks have no name that would outlive it
+    multiprocessing.current_process().daemon = False  # or a DataLoader could not start workers
     noise = os.open(os.path.join(folder, f"noise{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(noise, 1)
     os.dup2(noise, 2)
@@ -179,7 +179,7 @@ def _leave_the_terminal(folder: str, rank: int, world_size: int) -> output.Write
 
 
 def _obey(questions, folder: str) -> None:
-    """Tell the parent where we are when it asks. When it is gone, leave, and leave nothing."""
+    """Answer the parent's question where this rank is. When the parent has ended, remove the folder and exit."""
     while True:
         try:
             questions.recv()
@@ -190,7 +190,7 @@ def _obey(questions, folder: str) -> None:
 
 
 def _where() -> tuple[str, bool]:
-    """Where the reader's threads are, the main one first, and whether one of them may send before it is sent to."""
+    """The stacks of the reader's threads, main thread first, and whether one may send before it receives."""
     main, names = threading.main_thread().ident, {thread.ident: thread.name for thread in threading.enumerate()}
     parts, may_send = [], False
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
@@ -205,7 +205,7 @@ def _where() -> tuple[str, bool]:
 
 
 def _waits_for_a_thread(frame: types.FrameType) -> bool:
-    """Whether it is in `join` or `wait` of `threading`, without a limit."""
+    """Whether a thread is in `join` or `wait` of `threading`, without a time limit."""
     return frame.f_code.co_filename == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)
 
 
@@ -221,7 +221,7 @@ def _explain(error: BaseException, temporary: str) -> Outcome:
 
 
 def _cut(text: str) -> str:
-    """An exception may carry a tensor in words."""
+    """Shorten the text of an exception, which may hold a printed tensor."""
     if len(text) <= MOST_SAID:
         return text
     half = MOST_SAID // 2
@@ -229,7 +229,7 @@ def _cut(text: str) -> str:
 
 
 def _what_ran_out(error: BaseException, said: str, temporary: str) -> str:
-    """What is left of what the error says is gone: memory, or the disk of the folder for temporary files."""
+    """How much is left of the resource that ran out: memory, or disk for temporary files."""
     if isinstance(error, OSError) and headroom.is_full(error, temporary):
         return f"\n{headroom.full_disk(temporary, 'a write did not fit')}."
     memory = headroom.system_memory()
@@ -239,7 +239,7 @@ def _what_ran_out(error: BaseException, said: str, temporary: str) -> str:
 
 
 def _tidy(lines: list[str]) -> list[str]:
-    """A traceback without this file's own frames, with the names that a reader knows for the files."""
+    """A traceback without the frames of this file, with file names as the reader knows them."""
 
     def rename(match: re.Match) -> str:
         return places.short(match[1]) if match[1] in places.cells else f'File "{places.short(match[1])}"'

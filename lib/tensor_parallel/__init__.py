@@ -1,4 +1,4 @@
-"""Every rank has a part of each weight matrix and works on the same rows; activations are summed or put together.
+"""Tensor parallelism: every rank has a shard of each weight matrix and works on the same sequences.
 
 May import `lib.mesh`, `lib.comm`, `lib.trace`, `lib.cost`, `lib.placement`, `lib.conjugate`, `lib.deferred` and
 `lib.model`.

@@ -1,21 +1,21 @@
-"""A model on several ranks: its layers replaced in place, each by this rank's part of it.
+"""A tensor-parallel GPT: each layer is replaced in place by this rank's shard of it.
 
-The problem: what works for one layer has to be done to all of a model, and whoever writes a second model for it, with
-other names and another loss, has two models to keep equal.
-The idea: nothing but the layers changes. Inside a block the heads are cut, and the MLP's width; two column-row pairs,
-two all-reduces forward and two backward. At the ends it is the vocabulary: the embedding is cut by words and its output
-summed; the head is a column layer over words, whose output stays in parts, as the loss needs no more (`vocab.py`).
-What comes out is a GPT still, with the parameters' serial names.
+The problem: all layers of a model must be sharded, and a second model for this purpose, with different names and a
+different loss, must be kept equal to the first.
+The idea: only the layers change. A block is sharded by heads and by the width of the MLP: two column-row pairs, two
+all-reduces in forward and two in backward. The ends are vocabulary-parallel: the embedding is sharded by vocabulary
+entries and its output is summed; the head is a column layer whose logits stay sharded, which is enough for the loss
+(`vocab.py`). The result is still a GPT, with the serial names of parameters.
 
     model = tensor_parallel(GPT(config), mesh.group("tp"))
     loss = vocab_parallel_loss(model(tokens), targets, mesh.group("tp"))
     loss.backward()
-    optimizer.step()              # any optimizer, on this rank's parts
+    optimizer.step()              # any optimizer, on this rank's shards
 
-With `sequence_parallel` the gradients of what stands between the pairs are terms of a sum over these ranks, too
-(`partial_gradients` of a module): `lib.parallel.facts_of` knows, and `Gradients` sums them.
+With `sequence_parallel` the gradients of layers between the pairs are partial sums over these ranks
+(`partial_gradients` of a module): `lib.parallel.facts_of` reads it, and `Gradients` sums them.
 
-Every rank must be given the same tokens, and have the same seed where there is dropout.
+Every rank must get the same tokens, and with dropout the same seed.
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3.
 """
@@ -43,29 +43,29 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False, again: str = "none") -> Model:
-    """Keep this rank's parts of a GPT, or of a block, an attention, an MLP; the values are those of the group's rank 0.
+    """Shard a GPT, or a block, an attention, an MLP, in place; the values are those of rank 0 of the group.
 
-    A block, x[B, T, D] → x[B, T, D]. forward: two all-reduces of x. backward: two of its gradient. Together
-    8(n−1)/n · B·T·D elements per rank. With `sequence_parallel`, x[B, T/n, D] → x[B, T/n, D]: two all-gathers and two
-    reduce-scatters in each direction, the same elements; and two all-gathers more in backward, 10(n−1)/n in all, as
-    the column layers keep slices and collect them again.
+    A block, x[B, T, D] → x[B, T, D]. forward: two all-reduces of x. backward: two of its gradient. Together 8(n−1)/n ·
+    B·T·D elements per rank. With `sequence_parallel`, x[B, T/n, D] → x[B, T/n, D]: two all-gathers and two
+    reduce-scatters in each direction, the same elements; and two more all-gathers in backward, 10(n−1)/n in all,
+    because column layers keep shards of their input and gather them again.
 
     A GPT: tokens[B, T] → logits[B, T, V/n].
 
     Args:
-        model: changed in place. Afterwards its parameters are this rank's parts.
+        model: changed in place; its parameters become this rank's shards.
         group: the tensor-parallel ranks.
-        sequence_parallel: slices of the sequence between the parallel layers, see `sequence.py`.
-        again: what backward computes again instead of keeping it: `none`; `selective`, what is between the projections
-            of attention; `full`, each block, of which only the input is kept, and which sends again.
+        sequence_parallel: shard the sequence between the parallel layers, see `sequence.py`.
+        again: activations that backward recomputes: `none`; `selective`, those between the projections of attention;
+            `full`, all of each block except its input, including its communication.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: something cannot be cut evenly, or is cut already.
+        ValueError: a size cannot be split evenly, or the model is already sharded.
 
-    Source: of `again`, Korthikanti et al. 2022, section 5.
+    Source: Korthikanti et al. 2022, section 5 (`again`).
     """
     check_recompute(again)
     _check(model, group)
@@ -111,16 +111,16 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
 
 
 def _check(model: nn.Module, group: Group) -> None:
-    """Before anything is changed: whether heads can be shared out, and nothing is in parts already."""
+    """Check, before anything changes, that heads can be split, and that nothing is sharded yet."""
     for module in model.modules():
         if isinstance(module, Attention):
             if isinstance(module.qkv, QKVParallelLinear):
-                raise ValueError("this model is in parts already: cut a whole one, such as GPT(config)")
+                raise ValueError("this model is already sharded: give a full model, such as GPT(config)")
             copies_of_heads(module.heads, group)
 
 
 class SlicedPositions(nn.Embedding):
-    """Position embedding of this rank's slice of the sequence. positions[T] → [T/n, D]."""
+    """Position embedding of this rank's shard of the sequence. positions[T] → [T/n, D]."""
 
     def __init__(self, serial: nn.Embedding, group: Group) -> None:
         super().__init__(serial.num_embeddings, serial.embedding_dim, _weight=serial.weight)

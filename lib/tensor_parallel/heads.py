@@ -1,14 +1,13 @@
-"""The fused projection of queries, keys and values, cut by heads.
+"""The fused projection of queries, keys and values, sharded by heads.
 
-The problem: attention has four matrices and a softmax between them. Cut each matrix for itself, and there are four
-all-reduces, some of them around a softmax.
+The problem: attention has four matrices and a softmax between them. Sharding each matrix separately costs four
+all-reduces, some of them around the softmax.
 
-The idea: cut by heads. A head's queries, keys and values, its scores and its output meet no other head before the last
-matrix. So the fused projection is a column layer of which each rank has whole heads; what they give is a part of the
-last matrix's input; and that is a row layer.
+The idea: shard by heads. Heads are independent until the last matrix. So the fused projection is a column layer in
+which each rank has full heads; their outputs are a shard of the input of the last matrix, which is a row layer.
 
-Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3; Ainslie et al., 2023, arXiv 2305.13245, on
-heads of keys and values that are fewer than ranks.
+Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3; Ainslie et al., 2023, arXiv 2305.13245, on fewer
+heads of keys and values than ranks.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from lib.tensor_parallel.sequence import each_rank_its_own
 
 
 class QKVParallelLinear(ColumnParallelLinear):
-    """Queries, keys and values in one column layer: each rank has the rows of its heads, of all three.
+    """Queries, keys and values in one column layer: each rank has the rows of its heads in all three.
 
-    Where there are fewer heads of keys and values than ranks, neighbours have the same one (`copies` of them). Each
-    computes a term of its gradient, for the queries that it serves there. They are summed in backward: one all-reduce
-    of all keys' and values' weights, and one of their biases.
+    With fewer heads of keys and values than ranks, neighbouring ranks have the same head (`copies` of it). Each
+    computes a partial gradient from its own queries. Backward sums these: one all-reduce for the weights of all keys
+    and values, and one for their biases.
 
     Args:
-        rows: queries, keys and values; of the latter two so many `copies`.
+        rows: sections of queries, keys and values, with `copies` of the last two.
 
     Attributes:
-        widths: of this rank's queries, keys and values.
+        widths: widths of queries, keys and values on this rank.
     """
 
     def __init__(self, *args, rows: Fused, **options) -> None:
@@ -50,7 +49,7 @@ class QKVParallelLinear(ColumnParallelLinear):
         return weight, bias
 
     def _sum_copies(self, gradient: Tensor) -> Tensor:
-        """The gradient of this rank's rows, with the terms of the others that have the same keys and values."""
+        """Sum the gradient of this rank's keys and values with those of ranks that have the same heads."""
         queries, mine = gradient.split([self.widths[0], 2 * self.widths[1]])
         head = self.group.rank // self.copies
         of_each_head = gradient.new_zeros(self.group.size // self.copies, *mine.shape)
@@ -59,7 +58,7 @@ class QKVParallelLinear(ColumnParallelLinear):
 
 
 class OwnDropout(nn.Module):
-    """Heads that drop other scores on each rank: they are other heads."""
+    """Heads with different dropout on each rank, because the heads are different."""
 
     def __init__(self, heads: Heads, group: Group) -> None:
         super().__init__()
@@ -73,10 +72,10 @@ class OwnDropout(nn.Module):
 
 
 def copies_of_heads(whole: Heads, group: Group) -> int:
-    """How many neighbouring ranks have the same keys and values.
+    """The number of neighbouring ranks that have the same keys and values.
 
     Raises:
-        ValueError: heads that cannot be shared out evenly.
+        ValueError: heads that cannot be split evenly.
     """
     n = group.size
     heads, kv_heads, _ = (width // whole.d_head for width in whole.widths)

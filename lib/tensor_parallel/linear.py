@@ -1,18 +1,18 @@
-"""Two ways to cut a matrix, and why they come in a pair.
+"""Column- and row-parallel linear layers: two ways to shard a matrix, used as a pair.
 
-The problem: a layer's weight does not fit one device, or takes too long there. Cut it. But a product with a part of a
-matrix is not yet the layer's output, and to communicate after every layer is slow.
+The problem: the weight of a layer does not fit on one device, or its matmul takes too long there. But a matmul with a
+shard is not the output of the layer, and communication after every layer is slow.
 
-The idea: a layer x·Wᵀ can be cut in two directions.
+The idea: a layer x·Wᵀ can be sharded in two directions.
 
-    column   each rank has some of the outputs.  x is needed whole, y comes in parts, and nothing is sent
-    row      each rank has some of the inputs.   x is needed in parts, y comes as terms of a sum: one all-reduce
+    column   each rank has some of the outputs.  x is replicated, y is sharded: no communication
+    row      each rank has some of the inputs.   x is sharded, y is partial sums: one all-reduce
 
-What comes out of the first is what goes into the second, and whatever treats each number by itself (GELU) or each head
-by itself (attention) fits between the two. So a pair of layers costs one all-reduce. Backward it costs another one, for
-the gradient of x: there it is the column layer whose result is a sum.
+The output of the first has the layout of the input of the second, and an elementwise function (GELU) or one per head
+(attention) fits between them. So a pair of layers costs one all-reduce in forward. Backward costs one more, for the
+gradient of x, which the column layer computes as partial sums.
 
-(Columns and rows are those of Wᵀ, the matrix that x is multiplied with. `nn.Linear` stores W, where they change roles.)
+(Columns and rows are those of Wᵀ, by which x is multiplied. `nn.Linear` stores W, where they swap.)
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3.
 """
@@ -40,21 +40,21 @@ _ROWS = Shard(0)
 
 
 class ParallelLinear(nn.Module):
-    """What both cuts share: a weight of which this rank has its part.
+    """Base of both layers: a weight of which this rank has a shard.
 
     Args:
-        in_features, out_features: of the whole layer. Its weights are drawn whole, by the group's rank 0.
+        in_features, out_features: of the full layer. Rank 0 of the group draws the full weights.
         group: the tensor-parallel ranks.
-        bias: whether to add one.
-        sequence_dim: None where activations between the pairs are whole on every rank. Otherwise the dim along which
-            they are cut (`lib/tensor_parallel/sequence.py`).
+        bias: whether to add a bias.
+        sequence_dim: dim along which activations between the pairs are sharded (`lib/tensor_parallel/sequence.py`);
+            None if they are replicated.
 
     Attributes:
-        placements: parameter → how it lies on the ranks.
-        partial_gradients: parameters that are whole on every rank, and whose gradients are terms of a sum.
+        placements: parameter → its placement on the ranks.
+        partial_gradients: replicated parameters whose gradients are partial sums.
 
     Raises:
-        ValueError: a size that cannot be cut evenly, or a group along another axis.
+        ValueError: a size that cannot be split evenly, or a group along a different axis.
     """
 
     placements: dict[str, Placement]
@@ -71,7 +71,7 @@ class ParallelLinear(nn.Module):
 
     @classmethod
     def from_serial(cls, serial: nn.Linear, group: Group, *, agreed: bool = False, **options) -> ParallelLinear:
-        """The same layer on the ranks of `group`, with the weights that its rank 0 has; sends nothing if `agreed`."""
+        """Shard a serial layer, with the weights of rank 0 of the group; sends nothing if `agreed`."""
         with torch.device("meta"):
             layer = cls(serial.in_features, serial.out_features, group, serial.bias is not None, **options)
         layer._take(serial, agreed)
@@ -82,7 +82,7 @@ class ParallelLinear(nn.Module):
             setattr(self, name, distribute(getattr(serial, name), placement, self.group, agreed))
 
     def _used(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as forward takes them."""
+        """Weight and bias as used in forward."""
         return self.weight, self.bias
 
     def extra_repr(self) -> str:
@@ -94,14 +94,13 @@ class ParallelLinear(nn.Module):
 
 
 class NaiveColumnParallelLinear(ParallelLinear):
-    """x[…, D] · W[F/n, D]ᵀ → y[…, F/n]: some of the outputs, with their biases.
+    """x[…, D] · W[F/n, D]ᵀ → y[…, F/n]: a shard of the outputs, with their biases.
 
-    forward: no communication. backward: one all-reduce of x's gradient, 2(n−1)/n · x.
-    With `sequence_dim`: x[…, T/n, D] → y[…, T, F/n]. forward: one all-gather, (n−1)/n · x. backward: one
-    reduce-scatter, as much.
+    forward: no communication. backward: one all-reduce of the gradient of x, 2(n−1)/n · x. With `sequence_dim`: x[…,
+    T/n, D] → y[…, T, F/n]. forward: one all-gather, (n−1)/n · x. backward: one reduce-scatter, the same bytes.
 
     Args:
-        rows: how the rows of W lie on the ranks. `Fused` where several layers are one.
+        rows: placement of the rows of W; `Fused` if several layers are fused.
     """
 
     def __init__(
@@ -132,13 +131,13 @@ class NaiveColumnParallelLinear(ParallelLinear):
 
 
 class ColumnParallelLinear(NaiveColumnParallelLinear):
-    """The same, but in backward the gradient of x is on its way while that of the weight is computed.
+    """A column layer whose backward overlaps the all-reduce of ∂x with the matmul of the weight gradient.
 
-    Under `torch.autocast` x travels as it is cast. There is no second derivative (`create_graph=True`).
+    Under `torch.autocast`, x is sent in the cast dtype. There is no second derivative (`create_graph=True`).
 
     Args:
-        regather: with `sequence_dim`, keep only this rank's slice of x for backward and collect x once more there: one
-            more all-gather, also under way while something is computed. False keeps x whole.
+        regather: with `sequence_dim`, keep only this rank's shard of x for backward and gather x again there: one more
+            all-gather, also overlapped. False keeps the full x.
     """
 
     def __init__(self, *args, regather: bool = True, **options) -> None:
@@ -147,7 +146,7 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
 
     def _multiply(self, x: Tensor) -> Tensor:
         queue = queue_here()
-        if queue is not None:  # put off: then nothing is left for the message to hide behind
+        if queue is not None:  # deferred: then nothing is left to overlap with
             return linear_later(queue, self._whole(x), *self._used())
         x, *used = _as_autocast(x, *self._used())
         (y,) = _ColumnProducts.apply(x, self, *used)
@@ -155,21 +154,21 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
 
 
 def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
-    """What several column layers make of the same x, for the messages of one.
+    """Apply several column layers to the same x, with the communication of one.
 
-    Queries, keys and values that are three layers would sum three gradients of x, each of its size. Added up on each
-    rank first, they are one.
+    Three separate layers for queries, keys and values would all-reduce three gradients of x. Here each rank adds them
+    first, for one all-reduce.
 
     Raises:
-        ValueError: layers on other ranks, or that take x in another way.
+        ValueError: layers with different groups or options.
     """
     first = layers[0]
     for layer in layers:
         check_whole(x, layer.in_features, layer.group)
         if _how(layer) != _how(first):
             raise ValueError(
-                f"column layers of the same x must take it in the same way, but one is {_how(first)}, and one "
-                f"{_how(layer)}: call them one by one, or make them alike"
+                f"column layers of the same x must have the same options, but one is {_how(first)}, and one "
+                f"{_how(layer)}: call them one by one, or make them equal"
             )
     queue = queue_here()
     if queue is not None:
@@ -184,7 +183,7 @@ def _how(layer: ColumnParallelLinear) -> str:
 
 
 def _as_autocast(*tensors: Tensor | None) -> Iterator[Tensor | None]:
-    """As torch.autocast, where it is on, gives them to a product; in a Function autograd would not see that it does."""
+    """Cast as torch.autocast does, if it is on; inside a Function autograd would not record the cast."""
     device = tensors[0].device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     for x in tensors:
@@ -199,7 +198,7 @@ class _ColumnProducts(torch.autograd.Function):
         weights, biases = used[::2], used[1::2]
         ctx.layer = layer
         ctx.save_for_backward(x if layer.regather else whole, *weights)
-        # Without a base, or nobody could work on it in place.
+        # Without a base, or it could not be changed in place.
         return tuple(linear(whole, *of_layer).detach() for of_layer in zip(weights, biases, strict=True))
 
     @staticmethod
@@ -235,10 +234,10 @@ class _ColumnProducts(torch.autograd.Function):
 
 
 class RowParallelLinear(ParallelLinear):
-    """x[…, D/n] · W[F, D/n]ᵀ → a term of y, summed over the ranks → y[…, F]. The bias is added once, to the sum.
+    """x[…, D/n] · W[F, D/n]ᵀ → a partial y, summed over the ranks → y[…, F]. The bias is added once, to the sum.
 
-    forward: one all-reduce, 2(n−1)/n · y. backward: no communication.
-    With `sequence_dim`: → y[…, T/n, F]. forward: one reduce-scatter, (n−1)/n · y. backward: one all-gather, as much.
+    forward: one all-reduce, 2(n−1)/n · y. backward: no communication. With `sequence_dim`: → y[…, T/n, F]. forward: one
+    reduce-scatter, (n−1)/n · y. backward: one all-gather, the same bytes.
     """
 
     def __init__(
@@ -247,7 +246,7 @@ class RowParallelLinear(ParallelLinear):
         split_size(in_features, group, "in_features")
         self.placements = {"weight": Shard(1), "bias": Replicate()}
         if sequence_dim is not None:
-            self.partial_gradients = ("bias",)  # each rank adds it to its tokens only
+            self.partial_gradients = ("bias",)  # each rank adds it only to its tokens
         super().__init__(in_features, out_features, group, bias, sequence_dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -258,7 +257,7 @@ class RowParallelLinear(ParallelLinear):
         else:
             split_size(term.shape[self.sequence_dim], self.group, "sequence")
             y = reduce_scatter_all_gather(term, self.group, self.sequence_dim)
-        # Under autocast y has another dtype than the bias.
+        # Under autocast the dtype of y differs from that of the bias.
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -266,43 +265,42 @@ class RowParallelLinear(ParallelLinear):
 
 
 def check_axis(group: Group) -> None:
-    """Raises ValueError where a group is not one of tensor-parallel ranks."""
+    """Raise ValueError if a group is not tensor-parallel."""
     if group.axis not in ("tp", "world"):
         raise ValueError(
-            f"this layer is cut over the tensor-parallel ranks, but got a group along {group.axis!r}: use "
+            f"this layer is sharded over tensor-parallel ranks, but got a group along {group.axis!r}: use "
             'mesh.group("tp")'
         )
 
 
 def check_first(what: str, instead: str) -> None:
-    """Raises RuntimeError in a backward that would have to be differentiated itself.
+    """Raise RuntimeError in a backward that is itself differentiated.
 
-    `once_differentiable` does so only where the gradient that comes in depends on something, and else takes what it
-    computes for constants.
+    `once_differentiable` raises it only if the incoming gradient has a graph, and otherwise returns constants.
     """
     if torch.is_grad_enabled():
-        raise RuntimeError(f"{what} has no second derivative, which create_graph=True asks for: use {instead}")
+        raise RuntimeError(f"{what} has no second derivative, which create_graph=True needs: use {instead}")
 
 
 def check_whole(x: Tensor, features: int, group: Group) -> None:
-    """Raises ValueError where x[…, features] is expected and something else comes."""
+    """Raise ValueError if the input is not the full x[…, features]."""
     if x.shape[-1] == features:
         return
     if x.shape[-1] * group.size == features:
         raise ValueError(
-            f"x has {x.shape[-1]} features, one of {group.size} parts of {features}, but is needed whole here: take "
-            "RowParallelLinear in the place of this one, or put lib.conjugate.all_gather_split before it"
+            f"x has {x.shape[-1]} features, a shard of {features} on {group.size} ranks, but this layer needs all: use "
+            "RowParallelLinear instead, or lib.conjugate.all_gather_split before it"
         )
     raise ValueError(f"x has shape {list(x.shape)}, but this layer takes {features} features")
 
 
 def check_part(x: Tensor, features: int, group: Group) -> None:
-    """Raises ValueError where this rank's part of x[…, features] is expected and something else comes."""
+    """Raise ValueError if the input is not this rank's shard of x[…, features]."""
     if x.shape[-1] * group.size == features:
         return
     if x.shape[-1] == features:
         raise ValueError(
-            f"x has all {features} features, but this rank works on {features // group.size} of them: take a "
+            f"x has all {features} features, but this rank works on {features // group.size} of them: use a "
             "ColumnParallelLinear before this layer, or lib.conjugate.split_all_gather"
         )
     raise ValueError(

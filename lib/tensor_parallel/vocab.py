@@ -1,16 +1,16 @@
-"""The vocabulary cut over the ranks: embedding, and a loss that never sees all logits.
+"""Vocabulary-parallel embedding and loss, without full logits on any rank.
 
-The problem: the largest matrix of a small model, and the largest activation of every model, have the vocabulary in
-them: 128,000 words by 8192 tokens are 4 GB of logits in float32. To collect them on each rank, in order to take a
-softmax, would undo what the cut has saved.
+The problem: the largest matrix of a small model, and the largest activation of every model, have the vocabulary as a
+dimension: 128,000 entries by 8192 tokens are 4 GB of logits in float32. An all-gather of the logits for a softmax would
+lose the memory that sharding saved.
 
-The idea: what the loss needs of the logits are three numbers for each token, and each is a maximum or a sum over the
-vocabulary: so over the ranks, too.
+The idea: the loss needs three numbers per token from the logits, and each is a maximum or a sum over the vocabulary, so
+it can be reduced over the ranks.
 
     loss = log Σᵥ exp(zᵥ) − z_target        the largest logit (all-reduce max), so that exp cannot overflow;
-                                            then Σ exp and the target's logit (one all-reduce sum for both)
+                                            then Σ exp and the target logit (one all-reduce sum for both)
 
-The gradient, softmax(z) − onehot(target), is then known on each rank for its own words: backward sends nothing.
+Then each rank can compute the gradient, softmax(z) − onehot(target), for its own entries: backward sends nothing.
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3.
 """
@@ -29,18 +29,17 @@ from lib.tensor_parallel.linear import check_axis, check_first
 
 
 class VocabParallelEmbedding(nn.Module):
-    """tokens[…] → x[…, D], from weight[V/n, D]: each rank looks up its own words, and gives 0 for the others.
+    """tokens[…] → x[…, D], from weight[V/n, D]: each rank looks up its own entries, and returns 0 for all others.
 
-    forward: one all-reduce, 2(n−1)/n · x. backward: no communication.
-    With `sequence_dim`: x is cut along it. forward: one reduce-scatter, (n−1)/n · x. backward: one all-gather, as much.
+    forward: one all-reduce, 2(n−1)/n · x. backward: no communication. With `sequence_dim`: x is sharded along it.
+    forward: one reduce-scatter, (n−1)/n · x. backward: one all-gather, the same bytes.
 
     Args:
         num_embeddings, embedding_dim, group, sequence_dim: as for `ParallelLinear`.
 
     Raises:
-        ValueError: the vocabulary cannot be cut evenly; a word that is not in it; a serial embedding that rescales its
-            rows (`max_norm`) or its gradients (`scale_grad_by_freq`), whose gradients are sparse, or that has a
-            padding word.
+        ValueError: the vocabulary cannot be split evenly; a token that is not in it; a serial embedding that rescales
+            its rows (`max_norm`) or gradients (`scale_grad_by_freq`), has sparse gradients, or has a padding token.
     """
 
     placements = {"weight": Shard(0)}
@@ -59,13 +58,13 @@ class VocabParallelEmbedding(nn.Module):
     def from_serial(
         cls, serial: nn.Embedding, group: Group, *, agreed: bool = False, **options
     ) -> VocabParallelEmbedding:
-        """The same embedding on the ranks of `group`, with the weights of its rank 0; sends nothing if `agreed`."""
+        """Shard a serial embedding, with the weights of rank 0 of the group; sends nothing if `agreed`."""
         usual = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
         for option, value in usual.items():
             if getattr(serial, option) is not value:
                 raise ValueError(
-                    f"this embedding has {option}={getattr(serial, option)}, which its parts cannot have; leave it on "
-                    "each rank as it is, or make it without"
+                    f"this embedding has {option}={getattr(serial, option)}, which shards cannot have; keep it full "
+                    "on each rank, or make it without this option"
                 )
         with torch.device("meta"):
             layer = cls(serial.num_embeddings, serial.embedding_dim, group, **options)
@@ -87,16 +86,16 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, ignore_index: int = -100) -> Tensor:
-    """Cross-entropy of each token, from the logits of this rank's words. logits[…, V/n], targets[…] → loss[…], nats.
+    """Cross-entropy of each token, from sharded logits: logits[…, V/n], targets[…] → loss[…], nats.
 
-    forward: one all-reduce (max) of a number for each token, one (sum) of two.
-    backward: no communication. The whole logits are on no rank, in neither direction.
+    forward: one all-reduce (max) of one number per token, one (sum) of two. backward: no communication. No rank ever
+    holds the full logits.
 
     Args:
-        targets: words, the same on all ranks; `ignore_index` marks tokens that do not count: their loss is 0.
+        targets: token numbers, equal on all ranks; `ignore_index` marks tokens that do not count: their loss is 0.
 
     Raises:
-        ValueError: shapes that do not belong together, a target that is no word.
+        ValueError: shapes that do not match, or a target that is not in the vocabulary.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must be […, V/n] and […]")
@@ -108,10 +107,10 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, 
 def vocab_parallel_loss(
     logits_BTv: Tensor, targets_BT: Tensor, group: Group, count: int | Tensor | None = None, ignore_index: int = -100
 ) -> Tensor:
-    """`lib.model.loss_term` from logits in parts, shape [], equal on all ranks.
+    """`lib.model.loss_term` from sharded logits, shape [], equal on all ranks.
 
     Args:
-        count: tokens that the mean is of, on all ranks and in all microbatches. None: those that count here.
+        count: number of tokens in the mean, on all ranks and in all microbatches. None: the tokens that count here.
     """
     losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, group, ignore_index)
     counted = (targets_BT != ignore_index).sum() if count is None else torch.as_tensor(count)
@@ -135,7 +134,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
-        check_first("vocab_parallel_cross_entropy", "all_gather_split of the logits, and torch's own")
+        check_first("vocab_parallel_cross_entropy", "all_gather_split of the logits, and cross_entropy of torch")
         softmax, words, is_mine, counts = ctx.saved_tensors
         target = -is_mine.to(softmax.dtype)
         of_logits = softmax.scatter_add(-1, words.unsqueeze(-1), target.unsqueeze(-1))
@@ -144,16 +143,16 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _check_words(words: Tensor, vocab_size: int, what: str) -> None:
-    if words.device.type == "cpu" and words.numel():  # to look at numbers on a GPU is to wait for it
+    if words.device.type == "cpu" and words.numel():  # reading values on a GPU would wait for it
         low, high = int(words.min()), int(words.max())
         if low < 0 or high >= vocab_size:
             raise ValueError(
-                f"{what} {low if low < 0 else high} is no word of a vocabulary of {vocab_size}, 0 to {vocab_size - 1}"
+                f"{what} {low if low < 0 else high} is not in a vocabulary of {vocab_size}, 0 to {vocab_size - 1}"
             )
 
 
 def _mine(words: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
-    """Where each word stands among this rank's (0 if it is not one of them), and whether it is one."""
+    """Index of each token in this rank's shard of the vocabulary (0 if it is not there), and whether it is there."""
     here = words - group.rank * size
     is_mine = (0 <= here) & (here < size)
     return here * is_mine, is_mine

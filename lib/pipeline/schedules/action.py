@@ -89,6 +89,10 @@ class Schedule:
     def num_ranks(self) -> int:
         return len(self.actions)
 
+    def stages_on(self, rank: int) -> list[int]:
+        """The stages of a rank."""
+        return [stage for stage, its in enumerate(self.rank_of) if its == rank]
+
     @cached_property
     def is_lowered(self) -> bool:
         """Whether its messages are in it."""

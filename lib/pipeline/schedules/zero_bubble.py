@@ -12,10 +12,9 @@ Read before: `lib/pipeline/schedules/one_f_one_b.py`. Chapter 12 · Qi et al. 20
 
 from __future__ import annotations
 
-from collections import Counter
-
 from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes, one_stage_each
 from lib.pipeline.schedules.one_f_one_b import in_turns
+from lib.pipeline.schedules.v_shape import in_a_v
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -23,10 +22,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Bubble: (p-1)(T_F+T_I-T_W), for m ≥ p and T_W ≤ min(T_F, T_I).
     """
-    check_sizes(num_ranks, num_microbatches)
-    n, m = num_ranks, num_microbatches
-    rows = [_split(r, m, n - r - 1, put_off=r) for r in range(n)]
-    return one_stage_each("ZB-H1", num_microbatches, rows)
+    return _deferred("ZB-H1", num_ranks, num_microbatches, times=1)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -34,10 +30,21 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 
     If F = I = W, and with 2P - 1 microbatches or more, no rank waits between its first action and its last.
     """
-    check_sizes(num_ranks, num_microbatches)
-    n, m = num_ranks, num_microbatches
-    rows = [_split(r, m, 2 * (n - r - 1), put_off=2 * r) for r in range(n)]
-    return one_stage_each("ZB-H2", num_microbatches, rows)
+    return _deferred("ZB-H2", num_ranks, num_microbatches, times=2)
+
+
+def _deferred(name: str, n: int, m: int, times: int) -> Schedule:
+    """Alternately, with `times` the warmup of 1F1B; a backward is I, and W `times` r microbatches later."""
+    check_sizes(n, m)
+    rows = []
+    for r in range(n):
+        row, put_off = [], min(times * r, m)
+        for op, k in in_turns(m, warmup=times * (n - r - 1)):
+            row.append(Action(r, Op.I if op == Op.B else op, k))
+            if op == Op.B and k >= put_off:
+                row.append(Action(r, Op.W, k - put_off))
+        rows.append(row + [Action(r, Op.W, k) for k in range(m - put_off, m)])
+    return one_stage_each(name, m, rows)
 
 
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -46,34 +53,13 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     If F = I = W, and with 2P - 1 microbatches or more, no rank waits between its first action and its last, and none
     keeps more than P microbatches. Rank 0 has both ends, so it knows the losses, and a tied weight is on one rank.
     """
-    check_sizes(num_ranks, num_microbatches)
-    n, m = num_ranks, num_microbatches
-    rows = [_v(r, n, m) for r in range(n)]
-    rank_of = (*range(n), *reversed(range(n)))
-    return Schedule("ZB-V", 2 * n, m, rank_of, tuple(map(tuple, rows)))
+    n = num_ranks
+    full = max(num_microbatches, 2 * n - 1)  # so many fill the middle; some are dropped
 
+    def letters(rank: int) -> str:
+        back = n - rank  # this rank and all that follow
+        plan = "F" * (2 * back - 1) + "fF" * rank + "fiw" * back
+        plan += "FIWfiw" * (full - n - back + 1) + "IWfiw" * (back - 1)
+        return plan + "Ii" * rank + "IW" * back + "w" * rank + "W" * rank
 
-def _v(rank: int, n: int, m: int) -> list[Action]:
-    """Capitals are of the rank's first stage, small letters of its second."""
-    back = n - rank  # this rank and those behind it
-    full = max(m, 2 * n - 1)  # so many fill the middle; some are dropped below
-    plan = "F" * (2 * back - 1) + "fF" * rank + "fiw" * back
-    plan += "FIWfiw" * (full - n - back + 1) + "IWfiw" * (back - 1)
-    plan += "Ii" * rank + "IW" * back + "w" * rank + "W" * rank
-    row, count = [], Counter()
-    for letter in plan:
-        stage = rank if letter.isupper() else 2 * n - 1 - rank
-        row.append(Action(stage, Op(letter.upper()), count[letter]))
-        count[letter] += 1
-    return [action for action in row if action.microbatch < m]
-
-
-def _split(stage: int, count: int, warmup: int, put_off: int) -> list[Action]:
-    """In turns; a backward is I, and W `put_off` later; the rest comes last."""
-    row, late = [], 0
-    for op, k in in_turns(count, warmup):
-        row.append(Action(stage, Op.I if op == Op.B else op, k))
-        if op == Op.B and k >= put_off:
-            row.append(Action(stage, Op.W, late))
-            late += 1
-    return row + [Action(stage, Op.W, k) for k in range(late, count)]
+    return in_a_v("ZB-V", [letters(rank) for rank in range(n)], num_microbatches)
