@@ -1,0 +1,63 @@
+"""Two tables of all exercises: the programs that each check was tried on, and what a reader has done."""
+
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+from live_page import ROOT, add_live_page
+
+USED = ["lib/check/**/*.py"]
+
+
+def chapters():
+    """(number of a chapter, its exercises) for each."""
+    from lib.check.catalogue import EXERCISES  # torch is imported only where these tables are made
+
+    return [(k, [*found]) for k, found in groupby(EXERCISES.values(), key=lambda e: e.id.partition(".")[0])]
+
+
+def kills() -> str:
+    rows, every = [], [e for _, exercises in chapters() for e in exercises]
+    for chapter, exercises in chapters():
+        rows.append(f'<tr><th scope="rowgroup" colspan="4">Chapter {int(chapter)}</th></tr>')
+        for e in exercises:
+            hints = "".join(f"<li>{escape(hint)}</li>" for hint in dict.fromkeys(m.hint for m in e.mistakes))
+            rows.append(
+                f"<tr><td>{e.id}</td><td><details><summary><code>{escape(e.title)}</code></summary>"
+                f"<ul>{hints}</ul></details></td><td>{len(e.right)}</td><td>{len(e.mistakes)}</td></tr>"
+            )
+    right, wrong = sum(len(e.right) for e in every), sum(len(e.mistakes) for e in every)
+    said = f"<p>{len(every)} exercises, {right} right and {wrong} wrong programs.</p>"
+    return said + _table("kills", ("id", "exercise", "right", "wrong"), rows)
+
+
+def progress() -> str:
+    rows = []
+    for chapter, exercises in chapters():
+        name = next(ROOT.glob(f"exercises/{chapter}_*.ipynb")).stem
+        link = f'<a href="../exercises/{name}.html">Chapter {int(chapter)}</a>'
+        rows.append(f'<tr><th scope="rowgroup" colspan="3">{link}</th></tr>')
+        for e in exercises:
+            box = f'<input type="checkbox" id="done-{e.id}" data-points="{e.points:g}">'
+            label = f'<label for="done-{e.id}">{e.id} <code>{escape(e.title)}</code></label>'
+            rows.append(f"<tr><td>{box}</td><td>{label}</td><td>{e.points:g}</td></tr>")
+    return (
+        '<div id="progress"><p role="status"></p>'
+        '<p><label for="progress-file">Load a record:</label> <input type="file" id="progress-file" accept=".json"></p>'
+        + _table("done-list", ("done", "exercise", "points"), rows)
+        + "</div>"
+    )
+
+
+def _table(name: str, head: tuple[str, ...], rows: list[str]) -> str:
+    titles = "".join(f'<th scope="col">{word}</th>' for word in head)
+    return (
+        f'<div class="pst-scrollable-table-container"><table class="{name}"><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def setup(app):
+    add_live_page(app, "kill-table", kills, USED, [])
+    script = Path(__file__).parent / "static" / "progress.js"
+    return add_live_page(app, "progress-table", progress, [*USED, str(script.relative_to(ROOT))], [script.name])
