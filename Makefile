@@ -16,7 +16,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book site pdf serve lab train test notebooks exercises lint bench soak fuzz certificate perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test notebooks exercises exercise assignments lint bench soak fuzz certificate nbgrader perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -51,6 +51,9 @@ book: $(READY) ## execute every chapter and build the pages
 	  $(BIN)/jupyter-book build . -W --keep-going && test -f $(SITE)/index.html && \
 	  echo "== Built in $$(($$(date +%s) - start)) s: $(abspath $(SITE)/index.html)"
 	@echo "   make serve shows it at http://localhost:$(PORT)"
+
+students: $(READY) ## build the pages without the solutions, into _build/student
+	@$(PY) tools/student_site.py
 
 site: $(READY) ## open every built page in a real browser and check it
 	@test -f $(SITE)/index.html || { echo "There is no $(SITE) yet: make book" >&2; exit 1; }
@@ -92,6 +95,12 @@ notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, gener
 exercises: $(READY) ## generate the exercises from the solutions
 	@$(PY) tools/make_exercises.py
 
+exercise: $(READY) ## begin an exercise: make exercise ID=03.8 NAME=scaled_sum
+	@$(PY) tools/new_exercise.py "$(ID)" "$(NAME)"
+
+assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
+	@$(PY) -m lib.release assignments/*.json --out _build/assignments
+
 lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -109,6 +118,11 @@ fuzz: $(READY) ## a random walk over modules and compositions for FUZZ_S seconds
 
 certificate: $(READY) ## every layout of 1 to 8 ranks against one process, and its plan (minutes)
 	@CERTIFICATE=all $(PY) -m pytest tests/test_certificate.py tests/test_plan.py -q
+
+nbgrader: $(READY) ## grade with the real nbgrader, which the first time is installed into .venv-nbgrader (minutes)
+	@test -x .venv-nbgrader/bin/nbgrader || \
+	  { echo "== Installing nbgrader"; $(PYTHON) -m venv .venv-nbgrader && .venv-nbgrader/bin/pip install -q nbgrader==0.9.6; }
+	@NBGRADER=$(abspath .venv-nbgrader/bin) $(PY) -m pytest tests/test_nbgrader.py -q
 
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)

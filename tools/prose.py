@@ -1,14 +1,17 @@
 """Habits of prose that stop a reader: where a text has them, and how to say it.
 
-python tools/prose.py chapters/03_data_parallelism.md ...
+python tools/prose.py chapters/03_data_parallelism.md lib/comm.py ...
 
 Each is a pattern, and some of its hits are good English. A page with few hits was read sentence by sentence, and no
 more is asked (tests/test_prose.py). Captions are prose, so code cells count; the generated set-up cell does not.
 Notation is one table for the whole book (book/formulas.md): no hit of a letter that it does not have is good.
 """
 
+import ast
+import io
 import re
 import sys
+import tokenize
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,6 +88,17 @@ def habits(text: str) -> list[Hit]:
     ]
 
 
+def words_of(code: str) -> str:
+    """A module's docstrings, comments and strings of several words, each on its line; all else is blank."""
+    kept = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            kept.update(range(node.lineno, node.end_lineno + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    kept.update(token.start[0] for token in tokens if token.type == tokenize.COMMENT)
+    return "\n".join(line if number in kept else "" for number, line in enumerate(code.splitlines(), 1))
+
+
 def wrong_letters(text: str) -> list[Hit]:
     prose = re.sub(r"^```.*?^```$", _blank, text, flags=re.DOTALL | re.MULTILINE)
     return [
@@ -102,7 +116,7 @@ def _blank(found: re.Match) -> str:
 def main(paths: list[str]) -> None:
     for path in paths:
         text = Path(path).read_text(encoding="utf-8")
-        hits = habits(text) + wrong_letters(text)
+        hits = habits(words_of(text)) if path.endswith(".py") else habits(text) + wrong_letters(text)
         for hit in sorted(hits):
             print(f"{path}:{hit.line}: …{hit.words}…  → {hit.better}")
         print(f"{path}: {len(hits)}")
