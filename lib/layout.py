@@ -19,6 +19,7 @@ from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.v_shape import dualpipe_v, v_half, v_min
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 if TYPE_CHECKING:
@@ -32,8 +33,12 @@ SCHEDULES = {
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
     "zb-v": zb_v,
+    "v-half": v_half,
+    "v-min": v_min,
+    "dualpipe-v": dualpipe_v,
 }
-SPLIT = ("zb-h1", "zb-h2", "zb-v")  # schedules with a backward in two halves
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")  # two stages on each rank, there and back
+SPLIT = ("zb-h1", "zb-h2", *V_SHAPED)  # schedules with a backward in two halves
 AXES = ("dp", "pp", "tp")
 
 
@@ -48,7 +53,7 @@ class Layout:
         order: order of the axes, outermost first; neighbours on the last axis have consecutive ranks, so they share a
             node.
         schedule: schedule of the pipeline.
-        stages_per_rank: pipeline stages per rank: 2 or more with interleaved, 2 with zb-v, otherwise 1.
+        stages_per_rank: pipeline stages per rank: 2 or more with interleaved, 2 with a V, otherwise 1.
         microbatches: number of microbatches per step on each data-parallel rank; their gradients are added up. zero=2
             and zero=3 send gradients of each microbatch: more bytes, less memory.
         sequence_parallel: shard the sequence over tensor-parallel ranks between the parallel layers.
@@ -100,10 +105,11 @@ class Layout:
                 "for: use pp=2 or more"
             )
         per_rank = self.stages_per_rank
-        if not {"interleaved": per_rank > 1, "zb-v": per_rank == 2}.get(self.schedule, per_rank == 1):
+        allowed = per_rank > 1 if self.schedule == "interleaved" else per_rank == 1 + (self.schedule in V_SHAPED)
+        if not allowed:
             raise ValueError(
-                f"schedule={self.schedule} and stages_per_rank={per_rank}: use interleaved with 2 or more, zb-v with "
-                "2, and all others with 1"
+                f"schedule={self.schedule} and stages_per_rank={per_rank}: use interleaved with 2 or more, "
+                f"{', '.join(V_SHAPED)} with 2, and all others with 1"
             )
         if self.recompute != "none" and self.schedule in SPLIT:
             raise ValueError(

@@ -46,7 +46,6 @@ def test_a_latency_below_zero_is_none():
 
 
 def test_bandwidths():
-    assert fit.algbw_Bps(1e9, 2) == 5e8
     assert fit.busbw_Bps("all_reduce", 1e9, 8, 2) == 1.75 * 5e8
     assert fit.busbw_Bps("all_gather", 1e9, 8, 2) == 0.875 * 5e8
     assert fit.busbw_Bps("broadcast", 1e9, 8, 2) == 5e8

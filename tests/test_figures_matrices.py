@@ -50,18 +50,18 @@ def test_a_column_cut(n):
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_a_row_cut_gives_terms(n):
+def test_a_row_cut_gives_partial_sums(n):
     figure = drawn(row_cut(4, 24, 12), n)
     words = texts(figure)
-    assert {"[24, 12]", f"each [{24 // n}, 12]", f"each [4, {24 // n}]", "[4, 12]", "a term each"} <= set(words)
+    assert {"[24, 12]", f"each [{24 // n}, 12]", f"each [4, {24 // n}]", "[4, 12]", "partial sums"} <= set(words)
     assert "→ all-reduce" in words and "← nothing" in words
     assert blocks(figure, ACTIVATION) == (2, n - 1 + n - 1), "parts of x, and a sheet for each other rank's term"
 
 
 def test_backward_has_the_other_shape():
     column, row = (drawn(cut(4, 12, 24, backward=True), 4) for cut in (column_cut, row_cut))
-    assert {"∂x", "∂y", "W", "[24, 12]", "each [6, 12]", "a term each"} <= set(texts(column))
-    assert {"[24, 12]", "each [24, 3]", "each [4, 3]"} <= set(texts(row)) and "a term each" not in texts(row)
+    assert {"∂x", "∂y", "W", "[24, 12]", "each [6, 12]", "partial sums"} <= set(texts(column))
+    assert {"[24, 12]", "each [24, 3]", "each [4, 3]"} <= set(texts(row)) and "partial sums" not in texts(row)
 
 
 def test_a_pair_is_summed_once_in_each_direction():
@@ -105,7 +105,7 @@ def test_no_word_is_too_small_and_frames_compare():
     [
         ([Matrix("w", 8, 10, "columns")], 4, "w: 10 cannot be split over 4 ranks"),
         ([Matrix("w", 10, 8, "rows")], 4, "w: 10 cannot be split over 4 ranks"),
-        ([Matrix("w", 8, 8, "diagonal")], 2, "cut='diagonal' must be one of whole, columns, rows, terms"),
+        ([Matrix("w", 8, 8, "diagonal")], 2, "cut='diagonal' must be one of whole, columns, rows, partial"),
         ([Matrix("a b", 8, 8, "columns", sections=(4, 3))], 2, "do not make 8 columns"),
         ([HeadCut(6), Communication()], 4, "heads: 6 cannot be split over 4 ranks"),
     ],

@@ -24,6 +24,7 @@ from lib.train_config import TrainConfig
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SCHEDULES = (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
+V_SHAPED = (("v-half", 2), ("v-min", 2), ("dualpipe-v", 2))
 TINY = GPTConfig(context=8, d_model=16, num_layers=7, num_heads=8)
 SMALL = GPTConfig(context=32, d_model=64, num_layers=3, num_heads=8)
 LLAMA = {"llama": True, "tied": False, "num_kv_heads": 4, "d_mlp": 104}
@@ -141,6 +142,11 @@ def test_recomputation_and_grouped_heads_and_an_untied_head():
     assert not differences(cells[1::2], dataclasses.replace(TINY, **LLAMA | {"num_kv_heads": 1}))
 
 
+def test_a_v_also_one_in_which_some_backwards_are_whole():
+    """A whole backward gathers its input again, and a backward in two halves kept it: DualPipe-V has both."""
+    assert not differences(layouts((1, 2, 2), (1,), TINY, schedules=V_SHAPED))
+
+
 def test_the_second_step_sends_what_the_first_did():
     """With zero=2 a weight of two stages of one rank is summed as often, whichever stage ended the last step."""
     cells = [Layout(1, 2, 2, schedule="zb-v", stages_per_rank=2, microbatches=3, zero=1, sequence_parallel=True)]
@@ -183,6 +189,7 @@ LONG = (pytest.mark.skipif(not ALL, reason="make certificate runs it"), pytest.m
         ((1, 1, 2), (0,), SCHEDULES),
         ((1, 2, 1), (0, 1, 2), SCHEDULES),
         ((1, 2, 2), (0,), SCHEDULES[::3]),
+        ((1, 2, 2), (0,), V_SHAPED[::2]),
         *(pytest.param(degrees, zeros, SCHEDULES, marks=LONG) for degrees, zeros in EIGHT),
     ],
 )

@@ -160,6 +160,7 @@ def serial_of_four():
         (1, 4, "1f1b", 1, 6),
         (2, 2, "zb-h2", 1, 3),
         (1, 2, "zb-v", 2, 3),
+        (1, 2, "dualpipe-v", 2, 4),
     ],
 )
 def test_the_same_losses_in_a_pipeline(serial_of_four, dp, pp, schedule, per_rank, microbatches):

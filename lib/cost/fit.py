@@ -12,11 +12,6 @@ from collections.abc import Sequence
 from lib.cost.comm import comm_s
 
 
-def algbw_Bps(payload_bytes: float, seconds: float) -> float:  # noqa: N802 a unit
-    """Algorithm bandwidth: bytes of the whole array a second. It falls with n, though the link is as fast as before."""
-    return payload_bytes / seconds
-
-
 def busbw_Bps(kind: str, payload_bytes: float, n: int, seconds: float) -> float:  # noqa: N802 a unit
     """Bus bandwidth: bytes a second on the busiest link, the one to compare with a data sheet's, of one direction.
 

@@ -1,8 +1,8 @@
 """Figures of a layer that is cut: which part of each matrix a rank has, and where the ranks must talk.
 
 Matrices are drawn in proportion, as the formula has them: x · Wᵀ = y, with x's rows one below the other. Full colour is
-what rank 0 has, pale is what the others have, and a part bears its rank's number. Sheets behind one another are terms
-of a sum, one on each rank. Where a communication stands between two matrices, the upper half of the sign says what
+what rank 0 has, pale is what the others have, and a part bears its rank's number. Sheets behind one another are
+partial sums, one on each rank. Where a communication stands between two matrices, the upper half of the sign says what
 happens forward and the lower half what happens backward; orange is sent.
 """
 
@@ -15,7 +15,7 @@ from lib.figures.canvas import Canvas
 from lib.figures.svg import SMALLEST_PX, WIDE, Figure, color, drawn_twice, num, text_width
 
 INKS = {"activation": "activation", "parameter": "param", "gradient": "gradient"}
-CUTS = ("whole", "columns", "rows", "terms")
+CUTS = ("whole", "columns", "rows", "partial")
 PALE, SIGN, GAP = 0.28, 92, 10  # opacity; pixels: width of a sign, between things
 TOP, APART = 48, 34  # pixels above the drawing, and from row to row
 NOTHING = "nothing"
@@ -27,7 +27,7 @@ class Matrix(NamedTuple):
     Args:
         name: written above it; a word for each of the sections, if there are any.
         rows, columns: its size, whole.
-        cut: `whole` on every rank; in parts along `columns` or `rows`; `terms` of a sum, each of the whole size.
+        cut: `whole` on every rank; in parts along `columns` or `rows`; `partial` sums, each of the whole size.
         kind: `activation`, `parameter` or `gradient`.
         sections: widths of what lies side by side in it, each cut for itself; empty if it is one thing.
         copies: for each section, how many neighbouring ranks have the same part.
@@ -158,8 +158,8 @@ def _matrix(canvas: Canvas, matrix: Matrix, ranks: int, x: float, middle: float,
     rows, columns = part_of(matrix, ranks)
     high, wide, ink = cell * matrix.rows, cell * matrix.columns, INKS[matrix.kind]
     whole = f"[{matrix.rows}, {matrix.columns}]"
-    mine = {"whole": "on each", "terms": "a term each"}.get(matrix.cut, f"each [{rows}, {columns}]")
-    sheets = min(ranks - 1, 3) if matrix.cut == "terms" else 0
+    mine = {"whole": "on each", "partial": "partial sums"}.get(matrix.cut, f"each [{rows}, {columns}]")
+    sheets = min(ranks - 1, 3) if matrix.cut == "partial" else 0
     room = max(wide + 5 * sheets, *(text_width(text, SMALLEST_PX) for text in (matrix.name, whole, mine)))
     left, top = x + (room - wide - 5 * sheets) / 2, middle - high / 2
     centre = x + room / 2
@@ -177,7 +177,7 @@ def _matrix(canvas: Canvas, matrix: Matrix, ranks: int, x: float, middle: float,
     for rank, (at, down, long, deep) in _parts(matrix, ranks, cell):
         first = 0 in rank
         _block(canvas, left + at, top + down, long, deep, ink, pale=not first)
-        if matrix.cut == "whole" or matrix.cut == "terms":
+        if matrix.cut == "whole" or matrix.cut == "partial":
             continue
         lines = [f"{r}" for r in rank] if len(rank) <= 3 else [f"{rank[0]}", "–", f"{rank[-1]}"]
         if text_width(lines[-1], SMALLEST_PX) > long + 1 or deep < 12 * len(lines):
@@ -247,11 +247,11 @@ def _heads(canvas: Canvas, item: HeadCut, ranks: int, x: float, middle: float) -
 
 
 def column_cut(tokens: int, inputs: int, outputs: int, backward: bool = False) -> list[Item]:
-    """x · Wᵀ = y with W's outputs cut: y comes in parts. Backward ∂x = ∂y · W comes as terms of a sum."""
+    """x · Wᵀ = y with W's outputs cut: y comes in parts. Backward ∂x = ∂y · W comes as partial sums."""
     sign = Communication("", "all-reduce")
     if backward:
         of_x, of_y = (
-            Matrix("∂x", tokens, inputs, "terms", "gradient"),
+            Matrix("∂x", tokens, inputs, "partial", "gradient"),
             Matrix("∂y", tokens, outputs, "columns", "gradient"),
         )
         return [sign, of_x, "=", of_y, "·", Matrix("W", outputs, inputs, "rows", "parameter")]
@@ -260,7 +260,7 @@ def column_cut(tokens: int, inputs: int, outputs: int, backward: bool = False) -
 
 
 def row_cut(tokens: int, inputs: int, outputs: int, backward: bool = False) -> list[Item]:
-    """x · Wᵀ = y with W's inputs cut: y comes as terms of a sum. Backward ∂x = ∂y · W comes in parts."""
+    """x · Wᵀ = y with W's inputs cut: y comes as partial sums. Backward ∂x = ∂y · W comes in parts."""
     sign = Communication("all-reduce", "")
     if backward:
         of_x, of_y = (
@@ -269,7 +269,7 @@ def row_cut(tokens: int, inputs: int, outputs: int, backward: bool = False) -> l
         )
         return [of_x, "=", of_y, "·", Matrix("W", outputs, inputs, "columns", "parameter"), sign]
     w = Matrix("Wᵀ", inputs, outputs, "rows", "parameter")
-    return [Matrix("x", tokens, inputs, "columns"), "·", w, "=", Matrix("y", tokens, outputs, "terms"), sign]
+    return [Matrix("x", tokens, inputs, "columns"), "·", w, "=", Matrix("y", tokens, outputs, "partial"), sign]
 
 
 def mlp_cut(tokens: int, width: int, hidden: int, backward: bool = False) -> list[Item]:

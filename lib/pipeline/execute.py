@@ -135,7 +135,6 @@ class _Step:
         self.sums: dict[Action, list[Pending]] = {}  # sums of gradients, by the REDUCE that started them
         self.through = proves(schedule, group.rank)
         self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64, device=inputs.device)
-        self.split = {action[::2] for row in schedule.actions for action in row if action.op == Op.I}
         self.last = schedule.num_stages - 1
 
     def run(self) -> StepResult:
@@ -209,7 +208,7 @@ class _Step:
 
     def _forward(self, stage: int, m: int, x: Tensor) -> None:
         loss = partial(self._loss, m) if stage == self.last else None
-        y = self.stages[stage].forward(m, x, loss, (stage, m) in self.split)
+        y = self.stages[stage].forward(m, x, loss, (stage, m) in self.schedule.in_halves)
         if not loss:
             self.stages[stage].check_output(stage, y, self.inputs[m])
             self._hand_on(Action(stage, Op.SEND_F, m), y)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from lib.cost.live import LiveGPT, Tape
 from lib.cost.tensors import Weight
-from lib.layout import SPLIT
 from lib.pipeline.lower import message_before, other_end, proves
 from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
 from lib.plan.plan import Bucketful, Plan
@@ -82,8 +81,9 @@ class _Walk:
     def __init__(self, plan: Plan, place: int) -> None:
         layout = plan.layout
         self.plan, self.place, self.row = plan, place, plan.schedule.actions[place]
-        split = layout.schedule in SPLIT
-        self.live = LiveGPT(plan.shape, plan.rows, plan.itemsize, layout.tp, layout.sequence_parallel, split)
+        sizes = plan.shape, plan.rows, plan.itemsize, layout.tp, layout.sequence_parallel
+        self.whole, self.halved = LiveGPT(*sizes, split=False), LiveGPT(*sizes, split=True)
+        self.between = self.whole.between
         self.sums = _Sums(plan, place)
         # The text, the whole batch and its targets, the numbers of this rank's rows, and a loss for each microbatch.
         tokens = plan.global_batch * plan.shape.context
@@ -99,8 +99,8 @@ class _Walk:
         for action in self.row:
             stage, op, _ = action
             if op in RECVS:
-                self.see(2 * self.live.between)
-                self.held += self.live.between
+                self.see(2 * self.between)
+                self.held += self.between
             elif op == Op.REDUCE:
                 self.sums.reduce(stage)
             elif op not in SENDS:
@@ -127,8 +127,9 @@ class _Walk:
         self.gradient = max(self.gradient, on_its_way)
 
     def compute(self, action: Action, tape: Tape) -> None:
-        stage, op, _ = action
-        live, layers, last = self.live, self.plan.layers[stage], stage == self.plan.layout.num_stages - 1
+        stage, op, microbatch = action
+        live = self.halved if (stage, microbatch) in self.plan.schedule.in_halves else self.whole
+        layers, last = self.plan.layers[stage], stage == self.plan.layout.num_stages - 1
         head = self.plan.model.num_layers
         if op == Op.F:
             self.release_sends(action)
@@ -150,7 +151,7 @@ class _Walk:
                 live.block_backward(tape, layer, held=not last and layer == layers[-1])
         if stage == 0:
             live.embed_backward(tape, tied)
-        elif message_before(Action(stage, Op.F, action.microbatch), self.plan.schedule) is None:
+        elif message_before(Action(stage, Op.F, microbatch), self.plan.schedule) is None:
             tape.live += live.between  # its input is the output of another stage here, which still needs it
         if not last:
             # The output's gradient may be a factor of a weight gradient, which the second half still needs.
@@ -161,7 +162,7 @@ class _Walk:
         """What a message for this action proves to be used: gradients that were sent."""
         message = message_before(action, self.plan.schedule)
         for send in self.proved.get(other_end(message[1]), ()) if message else ():
-            self.held -= self.live.between if send.op == Op.SEND_B else 0
+            self.held -= self.between if send.op == Op.SEND_B else 0
 
     def optimizer_step(self) -> None:
         """Adam makes two tensors for each piece, and keeps one of them until the next piece has its own."""

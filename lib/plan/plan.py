@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lib.cost.sizes import ModelShape
 from lib.cost.tensors import Weight, block_layers, bucket_shares, embed_weights, head_weights
-from lib.layout import SPLIT, Layout
+from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
@@ -65,11 +65,6 @@ class Plan:
     def rows(self) -> int:
         """Sequences of a microbatch, b."""
         return self.global_batch // self.layout.dp // self.layout.microbatches
-
-    @property
-    def regather(self) -> bool:
-        """With sequence parallelism: whether column layers gather again in backward, as all but split ones do."""
-        return self.layout.schedule not in SPLIT
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -28,21 +28,32 @@ def step_traffic(plan: Plan, place: int) -> Traffic:
 
 
 def layer_traffic(plan: Plan, place: int) -> Traffic:
-    """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism."""
-    layout, shape, rows = plan.layout, plan.shape, plan.rows
-    calls: Calls = Counter()
-    how = {"sequence_parallel": layout.sequence_parallel}
+    """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism.
+
+    What column layers gather for a whole backward, they keep for one in two halves.
+    """
+    layout = plan.layout
+    each = []
     for stage in plan.stages(place):
-        if stage == 0:
-            calls += embed_calls(shape, rows, plan.itemsize, **how)
-        for layer in plan.layers[stage]:
-            if layer == shape.num_layers:
-                calls += head_calls(shape, rows, plan.itemsize, **how, regather=plan.regather)
-            else:
-                more = {"regather": plan.regather, "recompute": layout.recompute}
-                calls += block_calls(shape, rows, plan.itemsize, layout.tp, **how, **more)
-    each = [(kind, "tp", layout.tp, payload, layout.microbatches * n) for (kind, payload), n in calls.items()]
+        halves = sum(of == stage for of, _ in plan.schedule.in_halves)
+        for regather, microbatches in ((False, halves), (True, layout.microbatches - halves)):
+            calls = _stage_calls(plan, stage, regather).items()
+            each += [(kind, "tp", layout.tp, payload, microbatches * n) for (kind, payload), n in calls]
     return _table(each)
+
+
+def _stage_calls(plan: Plan, stage: int, regather: bool) -> Calls:
+    """Of a microbatch, there and back."""
+    shape, rows, itemsize, layout = plan.shape, plan.rows, plan.itemsize, plan.layout
+    how = {"sequence_parallel": layout.sequence_parallel}
+    calls = embed_calls(shape, rows, itemsize, **how) if stage == 0 else Counter()
+    how |= {"regather": regather}
+    for layer in plan.layers[stage]:
+        if layer == shape.num_layers:
+            calls += head_calls(shape, rows, itemsize, **how)
+        else:
+            calls += block_calls(shape, rows, itemsize, layout.tp, **how, recompute=layout.recompute)
+    return calls
 
 
 def message_traffic(plan: Plan, place: int) -> Traffic:

@@ -99,6 +99,11 @@ class Schedule:
         return any(action.op in SENDS + RECVS for row in self.actions for action in row)
 
     @cached_property
+    def in_halves(self) -> set[tuple[int, int]]:
+        """(stage, microbatch) of each backward that comes as I and W."""
+        return {(action.stage, action.microbatch) for row in self.actions for action in row if action.op == Op.I}
+
+    @cached_property
     def is_forward_only(self) -> bool:
         """Whether nothing goes backward, as in an evaluation."""
         forward = (Op.F, Op.SEND_F, Op.RECV_F)
