@@ -127,8 +127,8 @@ nbgrader: $(READY) ## grade with the real nbgrader, which the first time is inst
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)
 
-repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO
-	@$(PY) tools/set_repository.py "$(URL)"
+repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO [BRANCH=v1.0.0]
+	@$(PY) tools/set_repository.py "$(URL)" $(BRANCH)
 	@$(PY) tools/notebooks.py
 	@$(PY) tools/execute_notebooks.py
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py; fi

@@ -1,4 +1,4 @@
-"""What lies in the built folder: only what pages use, and the whole of it once more as a zip to be read offline.
+"""What lies in the built folder: only what pages use, the library as a zip, and the whole as a zip to be read offline.
 
 The theme brings 2,000 icons as fonts where pages show a dozen, translations into fifty languages, and the sources of
 its own scripts. None of that is asked for by a setting, so it is taken out of what was built.
@@ -8,6 +8,8 @@ import io
 import logging
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -115,6 +117,8 @@ def finish(app, exception):
         site = Path(app.outdir)
         remove_unused(site)
         slim_icons(site)
+        make = [sys.executable, Path(app.srcdir, "tools", "make_colab_zip.py"), site / "parallel-by-hand.zip"]
+        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         write_zip(site)
 
 

@@ -165,7 +165,7 @@ def origin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("origin") / "parallel-by-hand"
     copy(folder, f"import set_repository; set_repository.set_address({folder.as_uri()!r})")
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "book"]):
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "book"]):
         subprocess.run([*git, *command], cwd=folder, check=True)
     return folder
 

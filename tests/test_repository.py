@@ -188,7 +188,7 @@ def test_address_agrees_wherever_it_is_repeated(repository):
     assert config["html"]["baseurl"] == config["sphinx"]["config"]["ogp_site_url"] == f"{repository.pages(address)}/"
     assert yaml.safe_load(read("CITATION.cff"))["repository-code"] == address
     assert f'Repository = "{address}"' in read("pyproject.toml")
-    assert f'REPOSITORY = "{address}"' in read("tools/setup_cell.py")
+    assert f'REPOSITORY = "{address}"\nBRANCH = "{repository.branch()}"\n' in read("tools/setup_cell.py")
     assert f"<{address}>" in read("README.md")
     if address != repository.PLACEHOLDER:
         left = [name(path) for path in tracked() if repository.PLACEHOLDER in path.read_text(encoding="utf-8")]
@@ -201,12 +201,21 @@ def test_address_can_be_set_and_set_back(repository, tmp_path, monkeypatch):
         (tmp_path / file).write_text(read(file))
     monkeypatch.setattr(repository, "ROOT", tmp_path)
     before = repository.address()
-    repository.set_address("https://github.com/Some-Org/some.repo")
+    repository.set_address("https://github.com/Some-Org/some.repo", "v1.2.3")
+    assert repository.colab(repository.address()).endswith("/Some-Org/some.repo/blob/v1.2.3")
+    for file, line in (
+        ("_config.yml", "  branch: v1.2.3"),
+        ("tools/setup_cell.py", 'BRANCH = "v1.2.3"'),
+        ("pyproject.toml", 'version = "1.2.3"'),
+        ("CITATION.cff", "version: 1.2.3"),
+    ):
+        assert line in (tmp_path / file).read_text().splitlines()
     config = (tmp_path / "_config.yml").read_text()
     assert "url: https://github.com/Some-Org/some.repo\n" in config
     assert "baseurl: https://some-org.github.io/some.repo/\n" in config
     assert before not in config + (tmp_path / "tools" / "setup_cell.py").read_text()
-    repository.set_address(before)
+    repository.set_address(before, "v" + yaml.safe_load(read("CITATION.cff"))["version"])
+    repository.set_address(before, yaml.safe_load(read("_config.yml"))["repository"]["branch"])
     assert all((tmp_path / file).read_text() == read(file) for file in repository.REPEATED_IN)
 
 
@@ -322,6 +331,22 @@ def test_zip_for_colab_holds_what_a_notebook_needs(tmp_path, monkeypatch):
     assert "parallel-by-hand/lib/__init__.py" in names
     assert {f"parallel-by-hand/{name(path)}" for path in NOTEBOOKS} <= names
     assert not [n for n in names if "__pycache__" in n or n.endswith(".pyc")]
+
+
+def test_a_copy_without_git_is_zipped_too(tmp_path, monkeypatch):
+    zipped = tool("make_colab_zip")
+    for file in (
+        "lib/__init__.py",
+        "lib/comm.py",
+        "lib/__pycache__/a.pyc",
+        "lib/.cache",
+        "chapters/01.ipynb",
+        "x.py",
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(zipped, "ROOT", tmp_path)
+    assert zipped.files(*zipped.NEEDED) == ["chapters/01.ipynb", "lib/__init__.py", "lib/comm.py"]
 
 
 def test_book_is_importable_from_anywhere(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CELL = (ROOT / "tools" / "setup_cell.py").read_text(encoding="utf-8")
 PLACEHOLDER = "https://example.invalid/parallel-by-hand"
 # Whatever the address is today: these tests must never clone from it.
+CELL = re.sub(r'BRANCH = ".*"', 'BRANCH = "main"', CELL)
 CELL = re.sub(r'REPOSITORY = ".*"', f'REPOSITORY = "{PLACEHOLDER}"', CELL)
 INIT = (ROOT / "lib" / "__init__.py").read_text(encoding="utf-8")
 FOUND = "\nimport lib; print('found', lib.__file__)"
@@ -109,20 +110,37 @@ def test_zip_beside_the_notebook_is_unpacked(place):
     assert_quietly_found(run(place), init)  # and a second run finds what the first unpacked
 
 
+def git(source: Path, *commands: str) -> None:
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false"]
+    for command in commands:
+        subprocess.run(["git", *who, *command.split()], cwd=source, check=True)
+
+
 def test_repository_is_cloned(place):
     source = place.parent / "source"
     book(source)
-    git = ["git", "-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "book"]):
-        subprocess.run([*git, *command], cwd=source, check=True)
+    git(source, "init -q -b main", "add .", "commit -q -m book")
     cell = CELL.replace(PLACEHOLDER, source.as_uri())
+    assert_quietly_found(run(place, cell), place / "parallel-by-hand" / "lib" / "__init__.py")
+
+
+def test_a_notebook_of_a_release_fetches_that_release(place):
+    source = place.parent / "source"
+    init = book(source)
+    git(source, "init -q -b main", "add .", "commit -q -m book", "tag v1.0.0")
+    init.write_text(INIT + "\nraise RuntimeError('newer')\n")
+    git(source, "commit -q -a -m newer")
+    cell = CELL.replace(PLACEHOLDER, source.as_uri())
+    assert "newer" in run(place, cell).stderr
+    shutil.rmtree(place / "parallel-by-hand")
+    cell = cell.replace('BRANCH = "main"', 'BRANCH = "v1.0.0"')
     assert_quietly_found(run(place, cell), place / "parallel-by-hand" / "lib" / "__init__.py")
 
 
 def test_without_an_address_it_says_what_to_do(place):
     result = run(place)
     assert result.returncode == 1
-    assert "upload parallel-by-hand.zip" in result.stderr.splitlines()[-1]
+    assert "put it beside this notebook" in result.stderr.splitlines()[-1]
     assert list(place.iterdir()) == []
 
 
@@ -142,7 +160,7 @@ def test_a_repository_that_cannot_be_fetched_is_named(place):
 def test_a_zip_of_something_else_is_not_taken_for_the_book(place):
     with zipfile.ZipFile(place / "parallel-by-hand.zip", "w") as archive:
         archive.writestr("other/readme", "")
-    assert "upload parallel-by-hand.zip" in sentence(run(place))
+    assert "put it beside this notebook" in sentence(run(place))
 
 
 def test_the_copy_that_the_notebook_lies_in_comes_before_an_installed_one(place):

@@ -9,12 +9,17 @@ import gzip
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
+import sysconfig
 import zipfile
 from functools import cache
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
+import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
@@ -664,12 +669,13 @@ def test_a_wrong_address_of_any_depth_shows_the_book(browser, at):
 
 @browsing
 def test_the_zip_holds_the_whole_site_and_opens_from_the_disk(browser, tmp_path):
-    (packed,) = SITE.glob("*.zip")
+    packed = SITE / "parallel-by-hand-pages.zip"
     with zipfile.ZipFile(packed) as archive:
         assert archive.testzip() is None
         archive.extractall(tmp_path)
     site = tmp_path / "parallel-by-hand"
-    assert {p.name for p in tmp_path.iterdir()} == {site.name} and not list(site.rglob("*.zip"))
+    assert {p.name for p in tmp_path.iterdir()} == {site.name}
+    assert [p.name for p in site.rglob("*.zip")] == ["parallel-by-hand.zip"], "the library, to run what was saved"
     assert sorted(p.relative_to(site).as_posix() for p in site.rglob("*.html")) == [
         n for n in HTML if n not in ("404.html", "lost.html")
     ]
@@ -679,6 +685,18 @@ def test_the_zip_holds_the_whole_site_and_opens_from_the_disk(browser, tmp_path)
         visit.page.wait_for_url("**/chapters/00_start.html")
         visit.page.wait_for_load_state("load")
         quiet(visit)
+
+
+@built
+def test_a_saved_notebook_runs_with_the_library_that_the_site_offers(tmp_path):
+    assert '<a href="../parallel-by-hand.zip">' in text("book/offline.html")
+    shutil.copy(SITE / "parallel-by-hand.zip", tmp_path)
+    setup = nbformat.read(SITE / "_sources" / "chapters" / "03_data_parallelism.ipynb", 4).cells[1].source
+    (tmp_path / "run.py").write_text(setup + "\nprint(lib.__file__)", encoding="utf-8")
+    installed = {"PYTHONPATH": sysconfig.get_path("purelib")}  # with -S all but this repository, which is elsewhere
+    command = [sys.executable, "-S", "run.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | installed, capture_output=True, text=True)
+    assert done.stdout.strip() == str(tmp_path / "parallel-by-hand" / "lib" / "__init__.py"), done.stderr
 
 
 @browsing

@@ -3,6 +3,7 @@ import importlib.util, os, subprocess, sys, zipfile
 from pathlib import Path
 
 REPOSITORY = "https://example.invalid/parallel-by-hand"
+BRANCH = "main"
 os.environ["BOOK_PAGE"] = "tools/setup_cell.py"
 
 
@@ -22,12 +23,13 @@ def find_book():
     if Path("parallel-by-hand.zip").is_file():
         zipfile.ZipFile("parallel-by-hand.zip").extractall()
     elif "example.invalid" not in REPOSITORY:
-        command = ["git", "clone", "-q", "--depth", "1", REPOSITORY, "parallel-by-hand"]
+        command = ["git", "clone", "-q", "--depth", "1", "--branch", BRANCH, REPOSITORY, "parallel-by-hand"]
         git = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if git.returncode:
             raise ImportError(f"The book could not be fetched from {REPOSITORY}: {' '.join(git.stdout.split())}")
     if not has_book("parallel-by-hand"):
-        raise ImportError("No library here: upload parallel-by-hand.zip (from `make colab`) and run this cell again.")
+        how = "download parallel-by-hand.zip from the book's page 'Read it offline', put it beside this notebook"
+        raise ImportError(f"No library here: {how}, and run this cell again.")
     return str(here / "parallel-by-hand")
 
 
