@@ -1,5 +1,6 @@
 """A homework comes with all that students, teachers and platforms need; its model answers are right."""
 
+import csv
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from lib.cost.bubble import bubble, kept_by, microbatches_for, zero_bubble_wait_
 from lib.cost.sizes import RECIPES
 from lib.grade.__main__ import main as grade
 from lib.grade.assignment import read_assignment
+from lib.grade.reports import write_grades
 from lib.release.__main__ import BOOK, main
 from lib.release.notebooks import homework
 from lib.train import main as train
@@ -47,7 +49,7 @@ def test_each_part_of_the_book_has_a_homework():
     assert len(ASSIGNMENTS) >= 7 and "capstone" in ASSIGNMENTS
     for one in ASSIGNMENTS.values():
         assert one.hours and one.goals and one.text and one.due and one.by_hand and one.late.max_days
-        assert all(asked.question and asked.answer for asked in one.by_hand.values())
+        assert all(asked.question and all(asked.answers.values()) for asked in one.by_hand.values())
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
@@ -61,7 +63,7 @@ def test_a_handout_has_the_tasks_and_no_answer(released, name):
     # A link to a solution, its explanation, a badge that opens the book's page instead of this one, a model answer.
     assert "solutions/" not in text and "solution-only" not in text and "Open in Colab" not in text
     assert text.count(STUB) >= len(asked.exercises) and "BEGIN SOLUTION" not in text
-    assert not [q for q in asked.by_hand.values() if json.dumps(q.answer)[1:60] in text]
+    assert not [a for q in asked.by_hand.values() for a in q.answers.values() if json.dumps(a)[1:60] in text]
     readme, rubric = (folder / "README.md").read_text(), (folder / "rubric.md").read_text()
     assert f"{asked.max_score + asked.points_by_hand:g} points" in readme and f"{asked.due:%d %B %Y}" in readme
     hints = [mistake.hint for e in asked.exercises for mistake in e.mistakes]
@@ -69,7 +71,7 @@ def test_a_handout_has_the_tasks_and_no_answer(released, name):
     assert {e.title for e in asked.exercises} <= set(re.findall(r"`(\w+)`", rubric))
     teacher = (released / name / "teacher" / "rubric.md").read_text()
     assert all(" ".join(hint.split()) in teacher for hint in hints)
-    assert all(asked.answer in teacher for asked in asked.by_hand.values())
+    assert all(answer in teacher for asked in asked.by_hand.values() for answer in asked.answers.values())
     library = {path.relative_to(folder).as_posix() for path in (folder / "lib").rglob("*.py")}
     assert library == {
         path.relative_to(ROOT).as_posix()
@@ -227,9 +229,20 @@ def percent(part):
     return f"{part:.1%}".replace("%", " %")
 
 
-def states(zero):
-    kept = cost.state_bytes(13e9, RECIPES["mixed Adam"], zero=zero, dp=16)
-    return f"{sum(kept.values()) / GB:g} GB"
+def states(zero, n):
+    kept = cost.state_bytes(13e9, RECIPES["mixed Adam"], zero=zero, dp=n)
+    return sum(kept.values()) / GB
+
+
+def fits(n, *stages):
+    """What the model answer of hw3 says on so many GPUs: all sizes, and those with 20 GB more that decide."""
+    assert states(stages[-1], n) + 20 < 80 and all(states(stage, n) + 20 > 80 for stage in stages[:-1])
+    return [
+        *(f"{states(stage, n):g} GB" for stage in range(4)),
+        *(f"needs {states(stage, n) + 20:g} GB" for stage in {*stages, 2}),
+        f"{2 * 13} GB = {cost.zero_wire_bytes(2, 26e9, n) / GB:g} GB",
+        f"{cost.zero_wire_bytes(3, 26e9, n) / GB:g} GB",
+    ]
 
 
 BLOCKS = 32 * 8 * 2048 * 4096  # of one byte per token and unit of width
@@ -237,7 +250,7 @@ IN_FLOAT32, IN_BFLOAT16 = (cost.wire_bytes("all_reduce", width * 350e6, 4) for w
 SUM = cost.wire_bytes("all_reduce", 2 * 4096 * 8192, 8)
 SUMS = 4 * 64 * SUM
 
-# (homework, question) -> what its model answer must say, computed here.
+# (homework, question, and row where there are several) -> what the model answer must say, computed here.
 FACTS = {
     ("hw1", "out-of-memory"): [
         f"{sum(cost.state_bytes(7e9, RECIPES['mixed Adam']).values()) / GB:g} GB",
@@ -259,12 +272,9 @@ FACTS = {
         f"In bfloat16 the sum takes {IN_BFLOAT16 / 12.5e9 * 1000:g} ms",
         f"{720 / 228:.2f} in float32 and {720 / 180:.2f} in bfloat16",
     ],
-    ("hw3", "which-stage"): [
-        *map(states, range(4)),
-        *(f"{float(states(stage).split()[0]) + 20:g} GB" for stage in (1, 2)),
-        f"{2 * 13} GB = {cost.zero_wire_bytes(2, 26e9, 16) / GB:g} GB",
-        *(f"{cost.zero_wire_bytes(stage, 26e9, 16) / GB:g} GB" for stage in (2, 3)),
-    ],
+    ("hw3", "which-stage", "A"): fits(8, 1, 2),
+    ("hw3", "which-stage", "B"): fits(16, 1, 2),
+    ("hw3", "which-stage", "C"): [*fits(32, 1), f"with {80 - 20 - states(1, 32):g} GB to spare"],
     ("hw4", "inside-a-node"): [
         *(f"{number / MB:.1f} MB" for number in (2 * 4096 * 8192, SUM, 4 * SUM)),
         f"{SUMS / GB:.2f} GB",
@@ -292,12 +302,51 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "question"), FACTS)
-def test_numbers_of_a_model_answer(name, question):
+@pytest.mark.parametrize("of", FACTS, ids=" ".join)
+def test_numbers_of_a_model_answer(of):
     """Each fact is told, and no number with a unit that is neither computed here nor given."""
-    asked, facts = ASSIGNMENTS[name].by_hand[question], FACTS[name, question]
-    assert not [fact for fact in facts if fact not in asked.answer]
-    assert numbers(asked.answer) <= numbers(asked.question) | numbers(" ".join(facts))
+    name, question, *row = of
+    asked, facts = ASSIGNMENTS[name].by_hand[question], FACTS[of]
+    answer = asked.answers["".join(row)]
+    assert not [fact for fact in facts if fact not in answer]
+    assert numbers(answer) <= numbers(asked.question) | numbers(" ".join(facts))
+
+
+def test_each_row_of_a_model_answer_is_computed():
+    rows = [
+        (name, q, r) for name, one in ASSIGNMENTS.items() for q, asked in one.by_hand.items() for r in asked.answers
+    ]
+    told = {of for of in rows if of[2]}
+    assert told == {of for of in FACTS if len(of) == 3} and len(told) == 3
+
+
+def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
+    students = [f"student {i}" for i in range(40)]
+    (tmp_path / "roster.txt").write_text("\n".join(students))
+    roster = ["--roster", str(tmp_path / "roster.txt")]
+    assert main([str(ROOT / "assignments" / "hw3.json"), "--out", str(tmp_path), *roster]) == 0
+    rows = dict(line.split(",") for line in (tmp_path / "hw3/teacher/rows.csv").read_text().splitlines()[1:])
+    assert [*rows] == students and {*rows.values()} == {*"ABC"}
+    with zipfile.ZipFile(tmp_path / "hw3/hw3-handout.zip") as archive:
+        said = archive.read("hw3/rubric.md").decode()
+    assert "on *N* GPUs" in said and "| your row | *N* |\n| --- | --- |\n| A | 8 |\n| B | 16 |" in said
+    asked = ASSIGNMENTS["hw3"]
+    given = [
+        dict(student=s, results=[], by_hand=[{"question": "which-stage", "max": 4, "text": "?"}]) for s in students
+    ]
+    rest = dict(raw_score=0, days_late=0, score=0, max_score=0, late_factor=1, notes=[])
+    write_grades(tmp_path, asked, [one | rest for one in given])
+    for line in (tmp_path / "by_hand.csv").read_text().splitlines()[1:]:
+        student, _, _, _, _, row, answer = next(csv.reader([line]))
+        assert row == rows[student] and answer == asked.by_hand["which-stage"].answers[row]
+
+
+def test_a_variant_without_a_value_is_refused(tmp_path, capsys):
+    told = json.loads((ROOT / "assignments" / "hw3.json").read_text())
+    del told["by_hand"]["which-stage"]["variants"][1]["N"]
+    (tmp_path / "hw.json").write_text(json.dumps(told))
+    assert main([str(tmp_path / "hw.json"), "--out", str(tmp_path)]) == 2
+    assert "which-stage names {N}, and not each of its variants has that" in capsys.readouterr().err
 
 
 def numbers(text):

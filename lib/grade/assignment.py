@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.util
 import json
+import string
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from lib.check import find
 from lib.check.exercise import Exercise
 
+ROWS = string.ascii_uppercase
 _KEYS = {"id", "title", "exercises", "by_hand", "due", "late", "hours", "goals", "text"}
 
 
@@ -41,11 +44,32 @@ class Question:
         points: the most that an answer gets.
         question: Markdown, for the handout.
         answer: Markdown, for the person who grades.
+        variants: rows of values for `{names}` in question and answer; each student has one of the rows, A, B, ...
     """
 
     points: float
     question: str
     answer: str = ""
+    variants: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def in_handout(self) -> str:
+        """The question; with variants, its values are in a table below."""
+        if not self.variants:
+            return self.question
+        names = [name for _, name, _, _ in string.Formatter().parse(self.question) if name]
+        names = list(dict.fromkeys(names))
+        rows = [["your row", *(f"*{name}*" for name in names)], ["---"] * (len(names) + 1)]
+        rows += [[row, *(str(one[name]) for name in names)] for row, one in zip(ROWS, self.variants, strict=False)]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+        return f"{self.question.format(**{name: f'*{name}*' for name in names})}\n\n{table}"
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """Row -> model answer; one for the row "" without variants."""
+        if not self.variants:
+            return {"": self.answer}
+        return {row: self.answer.format(**one) for row, one in zip(ROWS, self.variants, strict=False)}
 
 
 @dataclass(frozen=True)
@@ -91,6 +115,12 @@ class Assignment:
         """All points that a person gives."""
         return sum(question.points for question in self.by_hand.values())
 
+    def row_of(self, student: str, question: str) -> str:
+        """Of a student's variant, the same whenever it is asked for; "" without variants."""
+        rows = list(self.by_hand[question].answers)
+        drawn = hashlib.sha256(f"{self.id}/{question}/{student}".encode()).digest()
+        return rows[int.from_bytes(drawn[:8], "big") % len(rows)]
+
     def days_late(self, when: datetime.datetime) -> int:
         """Begun days after it was due."""
         return max(0, -((self.due - when) // datetime.timedelta(days=1))) if self.due else 0
@@ -124,7 +154,15 @@ def _assignment(told: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
     if unknown := told.keys() - _KEYS:
         raise ValueError(f"nothing is called {sorted(unknown)[0]!r}; there are {', '.join(sorted(_KEYS))}")
     points = {**told["exercises"]}
-    by_hand = {name: Question(**asked) for name, asked in told.get("by_hand", {}).items()}
+    by_hand = {
+        name: Question(**asked | {"variants": tuple(asked.get("variants", ()))})
+        for name, asked in told.get("by_hand", {}).items()
+    }
+    for name, asked in by_hand.items():
+        try:
+            _ = asked.in_handout, asked.answers
+        except (KeyError, IndexError) as error:
+            raise ValueError(f"{name} names {{{error.args[0]}}}, and not each of its variants has that") from None
     for name, most in [*points.items(), *((name, asked.points) for name, asked in by_hand.items())]:
         if isinstance(most, bool) or not isinstance(most, (int, float)) or not most > 0:
             raise ValueError(f"{name} has {most!r} points; it takes a number above 0")

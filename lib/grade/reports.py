@@ -73,13 +73,13 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> None
         )
     write_table(out / "grades.csv", rows)
     if assignment.by_hand:
-        head = ["student", "question", "points", "max", "text"]
-        asked = [(g, q) for g in grades for q in g["by_hand"]]
-        found = [
-            [g["student"], q["question"], by_hand.get((g["student"], q["question"]), ""), q["max"], q["text"]]
-            for g, q in asked
-        ]
-        write_table(out / "by_hand.csv", [head, *found])
+        table = [["student", "question", "points", "max", "text", "row", "model answer"]]
+        for student, asked in ((given["student"], q) for given in grades for q in given["by_hand"]):
+            name = asked["question"]
+            row = assignment.row_of(student, name)
+            answer = assignment.by_hand[name].answers[row]
+            table.append([student, name, by_hand.get((student, name), ""), asked["max"], asked["text"], row, answer])
+        write_table(out / "by_hand.csv", table)
 
 
 def _points_by_hand(path: Path) -> dict[tuple[str, str], str]:

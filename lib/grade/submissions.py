@@ -107,7 +107,7 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
         else:
             continue
         found[one.student] = one
-    for name in _roster(roster) if roster else ():
+    for name in read_roster(roster) if roster else ():
         found.setdefault(name, Submission(name))
     return [
         Submission(s.student, s.paths, s.canvas_id, s.marked_late, when.get(s.student))
@@ -123,7 +123,8 @@ def _notebooks(folder: Path) -> list[Path]:
     return found
 
 
-def _roster(path: str) -> list[str]:
+def read_roster(path: str) -> list[str]:
+    """A file with a student a line."""
     return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
 
 

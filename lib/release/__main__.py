@@ -3,7 +3,8 @@
 Writes a folder by the homework's id:
 
 - `hw1-handout.zip`: what students get, with the library; nothing in it leads to the worked solutions;
-- `teacher/`: how points are given, with the mistakes that are recognised, and model answers;
+- `teacher/`: how points are given, with the mistakes that are recognised, and model answers; with `--roster`, in
+  `rows.csv`, which row of numbers each student takes for questions that have several;
 - `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
 - `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/autograder.py`.
 
@@ -18,13 +19,15 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import nbformat
 
 import lib
 from lib.grade.assignment import Assignment, AssignmentError, read_assignment
+from lib.grade.reports import write_table
+from lib.grade.submissions import read_roster
 from lib.release.notebooks import homework
 from lib.release.platforms import CLASSROOM50, NBGRADER, for_actions, for_gradescope, for_otter
 from lib.release.words import readme, rubric
@@ -41,12 +44,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("assignments", nargs="+", metavar="ASSIGNMENT", help="its JSON file")
     parser.add_argument("--out", default="release", help="the folder to write into")
     parser.add_argument("--cases", help="a Python file with EXERCISES that students do not see")
+    parser.add_argument("--roster", help="a file with a student a line, as for lib.grade")
     args = parser.parse_args(argv)
     for path in args.assignments:
         try:
             assignment = read_assignment(path, args.cases)
             folder = Path(args.out) / assignment.id
-            release(assignment, Path(path), folder)
+            release(assignment, Path(path), folder, read_roster(args.roster) if args.roster else ())
         except (AssignmentError, ValueError, OSError) as error:
             print(f"lib.release: {error}", file=sys.stderr)
             return 2
@@ -55,13 +59,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def release(assignment: Assignment, path: Path, folder: Path) -> None:
+def release(assignment: Assignment, path: Path, folder: Path, students: Sequence[str] = ()) -> None:
     """Write a homework's files; what an earlier release has left in the folder goes.
 
     Args:
         assignment: what `path` says.
         path: the assignment's file, which graders on other machines need.
         folder: to write into.
+        students: who takes which row of a question's numbers is written for these.
     """
     given = homework(BOOK, "exercises", assignment)
     solved = homework(BOOK, "solutions", assignment)
@@ -90,6 +95,10 @@ def release(assignment: Assignment, path: Path, folder: Path) -> None:
             | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
         )
         (new / "classroom50" / f"{assignment.id}.json").write_bytes(said)
+        varied = [name for name, asked in assignment.by_hand.items() if asked.variants]
+        if students and varied:
+            rows = [[student, *(assignment.row_of(student, name) for name in varied)] for student in students]
+            write_table(new / "teacher" / "rows.csv", [["student", *varied], *rows])
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
 

@@ -88,8 +88,9 @@ def _questions(asked: dict[str, Question], with_answers: bool) -> Iterable[Noteb
 
     yield cell("questions", "## Questions\n\nAnswer in words and numbers, in the cell below each.")
     for name, one in asked.items():
-        yield cell(f"{name}-question", f"**{name}** ({one.points:g} points). {one.question}")
-        answer = cell(name, one.answer if with_answers else "*Your answer.*")
+        yield cell(f"{name}-question", f"**{name}** ({one.points:g} points). {one.in_handout}")
+        model = "\n\n".join(f"{row and f'**Row {row}.** '}{text}" for row, text in one.answers.items())
+        answer = cell(name, model if with_answers else "*Your answer.*")
         marks = {"grade_id": name, "grade": True, "solution": True, "locked": False, "task": False}
         answer.metadata["nbgrader"] = marks | {"schema_version": 3, "points": one.points}
         yield answer

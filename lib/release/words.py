@@ -78,9 +78,9 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
             text += ["", f"{len(hints)} mistakes are recognised and explained."]
         text.append("")
     for name, asked in assignment.by_hand.items():
-        text += [f"## {name}, {asked.points:g} points, graded by a person\n", asked.question, ""]
-        if for_teacher:
-            text += [f"A model answer:\n\n{asked.answer}", ""]
+        text += [f"## {name}, {asked.points:g} points, graded by a person\n", asked.in_handout, ""]
+        for row, answer in asked.answers.items() if for_teacher else ():
+            text += [f"A model answer{f' for row {row}' if row else ''}:\n\n{answer}", ""]
     return "\n".join(text)
 
 
