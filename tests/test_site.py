@@ -2,7 +2,7 @@
 
 `make site` builds on what `make book` left in _build/html. Without it, or without Chromium, nothing is checked here.
 What needs no browser is read from the files. A page is opened once from a server, in light, and once from the disk, in
-dark; all tests of a page share these two visits.
+dark; all tests of a page share these two visits, in one of the processes that share out the pages.
 """
 
 import gzip
@@ -41,6 +41,12 @@ CHAPTERS = [name for name in PAGES if re.match(r"chapters/(?!00)\d\d_", name)]
 AXE = (ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 # Both are the theme's own: the label of its search and "show code" buttons, and its logo outside of any landmark.
 THEME_RULES = {"label-content-name-mismatch", "region"}
+
+
+def each(names: list[str]) -> list:
+    """One process takes all tests of a page: it is opened and parsed once."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+
 
 built = pytest.mark.skipif(not PAGES, reason="no built book: make book")
 in_browser = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
@@ -98,7 +104,7 @@ def article(name: str) -> BeautifulSoup:
     return parsed(SITE / name).select_one("article.bd-article")
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", each(LISTED))
 def test_headings_are_in_order_and_pictures_are_named(name):
     headings = article(name).find_all(re.compile(r"^h[1-6]$"))
     levels = [int(tag.name[1]) for tag in headings]
@@ -130,7 +136,7 @@ def numbered(part: BeautifulSoup) -> list[str]:
 CUT = re.compile(r"chapters/(?:09|10|11|12)_")
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", each(CHAPTERS))
 def test_chapter_has_all_its_parts(name):
     page = article(name)
     solved, to_solve, asked = (1, 1, 2) if CUT.match(name) else (2, 3, 5)
@@ -176,7 +182,7 @@ def test_chapter_has_all_its_parts(name):
 IN_FORM = [name for name in CHAPTERS if 'class="folded evidence"' in (SITE / name).read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("name", IN_FORM)
+@pytest.mark.parametrize("name", each(IN_FORM))
 def test_what_is_folded_says_what_it_holds(name):
     page = article(name)
     lines = [line.get_text() for line in page.select("details.evidence > summary")]
@@ -189,7 +195,7 @@ def test_what_is_folded_says_what_it_holds(name):
     assert "#@title" not in page.get_text()
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", each(LISTED))
 def test_page_says_what_it_is_to_those_who_pass_it_on(name):
     head, title = parsed(SITE / name).head, article(name).h1.get_text().rstrip("#¶")
     first = name == "chapters/00_start.html"
@@ -243,7 +249,7 @@ def compressed(path: Path) -> int:
     return len(gzip.compress(path.read_bytes(), mtime=0))
 
 
-@pytest.mark.parametrize("name", HTML)
+@pytest.mark.parametrize("name", each(HTML))
 def test_page_is_light(name):
     assert compressed(SITE / name) <= MOST_BYTES
 
@@ -296,27 +302,14 @@ class Visit:
         self.context.close()
 
 
-@pytest.fixture(scope="module")
-def weights(request):
-    """Page to the bytes of all that it loads, compressed; printed when all pages were seen."""
-    total = {}
-    yield total
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print("\nKB that a first visitor loads, compressed as a server does: the page itself, and with all it needs")
-        for name, (own, all_) in sorted(total.items(), key=lambda item: -item[1][1]):
-            print(f"{own / 1000:8.1f} {all_ / 1000:8.1f}  {name}")
-
-
-@pytest.fixture(scope="module", params=PAGES)
-def served(request, browser, bases, weights):
+@pytest.fixture(scope="module", params=each(PAGES))
+def served(request, browser, bases):
     with Visit(browser, bases["server"], request.param, "light") as visit:
         visit.name = request.param
-        fetched = sum(compressed(SITE / path) for path in visit.fetched if (SITE / path).is_file())
-        weights[request.param] = compressed(SITE / request.param), fetched
         yield visit
 
 
-@pytest.fixture(scope="module", params=PAGES)
+@pytest.fixture(scope="module", params=each(PAGES))
 def from_disk(request, browser, bases):
     with Visit(browser, bases["disk"], request.param, "dark") as visit:
         visit.name = request.param
@@ -340,7 +333,10 @@ def quiet(visit) -> None:
 
 
 @browsing
-def test_page_is_quiet_and_fits_every_width(served):
+def test_page_is_quiet_and_fits_every_width(served, say):
+    fetched = sum(compressed(SITE / path) for path in served.fetched if (SITE / path).is_file())
+    own = compressed(SITE / served.name)
+    say(f"{served.name}: {own / 1000:.1f} KB, with all that a first visitor loads {fetched / 1000:.1f}, compressed")
     assert served.page.evaluate("document.documentElement.dataset.theme") == "light"
     assert {width: over for width in (1280, 820, 390, 320) if (over := fits(served, width)) > 0} == {}
     fits(served, 1280)
@@ -384,7 +380,7 @@ def test_no_figure_scrolls_or_is_cut_off_on_a_phone(served):
     assert cut == []
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", each(LISTED))
 def test_every_frame_of_an_explorer_fits_a_phone(name):
     """A reader sees the first; what the knobs lead to is here."""
     for figure in article(name).select("figure.pbh-explorer"):
@@ -492,7 +488,7 @@ FIRST_FIGURE = "document.querySelector('article figure').getBoundingClientRect()
 
 
 @browsing
-@pytest.mark.parametrize("name", IN_FORM)
+@pytest.mark.parametrize("name", each(IN_FORM))
 def test_the_first_figure_stands_within_a_screen_and_a_half(browser, bases, name):
     with Visit(browser, bases["disk"], name) as visit:
         visit.page.set_viewport_size({"width": 1280, "height": 800})
@@ -508,7 +504,7 @@ MOST_CODE = {"03_data_parallelism": 0.2, "13_3d_parallelism": 0.2, "14_choosing"
 
 
 @browsing
-@pytest.mark.parametrize("name", IN_FORM)
+@pytest.mark.parametrize("name", each(IN_FORM))
 def test_code_takes_a_small_part_of_a_page(browser, bases, name):
     with Visit(browser, bases["disk"], name) as visit:
         visit.page.set_viewport_size({"width": 1280, "height": 800})
