@@ -8,6 +8,8 @@ PY    := $(BIN)/python
 READY := .venv/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 SITE  := _build/html
+SHARED := tests --ignore tests/test_site.py -m "not alone and not chapters" -n 2 --dist worksteal
+ALONE  := tests --ignore tests/test_site.py -m alone
 
 # A kernel called python3 in the user's home must not stand in for the one in .venv.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -16,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test notebooks exercises exercise assignments lint bench soak fuzz certificate nbgrader perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise assignments lint bench soak fuzz certificate nbgrader perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -78,14 +80,18 @@ train: $(READY) ## train the GPT from the command line: make train ARGS="--dp 2 
 
 test: $(READY) ## run the tests, then every solution notebook against its stored outputs
 	@echo "== Tests that may share the machine, two at a time"
-	@$(PY) -m pytest tests --ignore tests/test_site.py -m "not alone and not chapters" -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(PY) -m pytest $(SHARED) --part quick $(PYTEST_ARGS)
 	@echo "== Tests that measure time, memory or the wire, or press Ctrl-C: one at a time"
-	@$(PY) -m pytest tests --ignore tests/test_site.py -m alone $(PYTEST_ARGS)
+	@$(PY) -m pytest $(ALONE) --part quick $(PYTEST_ARGS)
 	@if ls solutions/*.ipynb >/dev/null 2>&1; then \
 	  echo "== Running the solutions again, two at a time: their outputs must come out the same"; \
 	  CHECK_STRICT=1 $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg solutions; fi
 	@$(PY) tools/browser.py
+
+thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts and platforms (twenty minutes)
+	@$(PY) -m pytest $(SHARED) --part thorough $(PYTEST_ARGS)
+	@$(PY) -m pytest $(ALONE) --part thorough $(PYTEST_ARGS)
 
 notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, generate the exercises
 	@$(PY) tools/notebooks.py

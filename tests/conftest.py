@@ -21,13 +21,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser):
     parser.addoption("--longest-s", type=float, default=30, help="seconds that a test may take; slow ones say why")
+    parser.addoption(
+        "--part", choices=("all", "quick", "thorough"), default="all", help="thorough: what quick leaves"
+    )
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         for mark in item.iter_markers():
-            if mark.name in ("alone", "slow") and not mark.args:
+            if mark.name in ("alone", "slow", "thorough") and not mark.args:
                 raise pytest.UsageError(f'{item.nodeid} is marked as {mark.name}, but not why: {mark.name}("...")')
+    if (part := config.getoption("part")) != "all":
+        parts = {"quick": [], "thorough": []}
+        for item in items:
+            parts["thorough" if is_thorough(item, parts["quick"]) else "quick"].append(item)
+        items[:] = parts.pop(part)
+        config.hook.pytest_deselected(items=[item for others in parts.values() for item in others])
+
+
+def is_thorough(item, quick: list) -> bool:
+    """Marked so; but of a test with many parameters the first few, `keep`, are quick."""
+    mark = item.get_closest_marker("thorough")
+    return mark is not None and sum(item.function is one.function for one in quick) >= mark.kwargs.get("keep", 0)
 
 
 @pytest.hookimpl(wrapper=True)

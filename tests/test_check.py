@@ -326,6 +326,7 @@ def run_cli(*args):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow("a process that imports torch, and twelve verdicts")
 def test_the_terminal_gives_the_same_verdicts(capsys):
     code, out, err = run_cli(ROOT / "solutions" / "01_memory.ipynb")
     assert (code, err) == (0, "") and out.count("PASS") == 6 and "13/13 points" in out

@@ -310,6 +310,7 @@ LOCK = __import__("threading").Lock()
 holds_a_lock.__module__ = "a notebook"
 
 
+@pytest.mark.thorough("each is a run of its own; `test_each_mistake_is_named` tries what is more common")
 @pytest.mark.parametrize(
     ("exercise_id", "answer", "status", "words"),
     [
@@ -653,6 +654,7 @@ def of_my_length(x):
     return torch.cat(shards)
 
 
+@pytest.mark.thorough("hangs are waited for", keep=1)
 @pytest.mark.parametrize(
     ("exercise_id", "answer", "words", "without"),
     [
@@ -674,6 +676,7 @@ def test_a_hang_that_is_known_has_its_hint_and_its_report(exercise_id, answer, w
         assert word in " ".join(text.split()), text
 
 
+@pytest.mark.thorough("looks at all tensors after each operation")
 def test_the_peak_of_05_6_is_what_is_measured():
     """An answer may come near either; so the formula must be near what is measured.
 

@@ -118,6 +118,7 @@ def test_the_reports_of_the_page_are_what_the_runtime_prints(report, faults, tmp
     assert said == re.findall(r"```text\n(.*?)\n```", PAGE_13, re.DOTALL)[report]
 
 
+@pytest.mark.thorough("eight ranks")
 def test_the_program_of_the_page_has_both_mistakes():
     names = {}
     for text in re.findall(r"(?m)^(?:import|from) .*$", PAGE_13) + re.findall(
@@ -261,6 +262,7 @@ def test_regrets_are_those_of_the_page():
     assert max(means[min(means, key=lambda one: sum(means[one]))]) > found[-1].least + 0.02
 
 
+@pytest.mark.thorough("many inputs", keep=2)
 @pytest.mark.parametrize("exercise", [e141.EXERCISE, e144.EXERCISE, e145.EXERCISE], ids=lambda e: e.id)
 def test_right_answers_pass_on_many_inputs(exercise):
     """Without ranks: what is drawn always has its answer."""
@@ -414,6 +416,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.thorough("eight ranks")
 @pytest.mark.parametrize("exercise_id", STRANGE)
 def test_strange_right_answers_pass(exercise_id):
     seen = judge(EXERCISES[exercise_id], STRANGE[exercise_id], seed=11)
@@ -545,6 +548,7 @@ NEARLY = {  # with a word of the verdict
 }
 
 
+@pytest.mark.thorough("eight ranks", keep=2)
 @pytest.mark.parametrize("exercise_id", NEARLY)
 def test_nearly_right_answers_do_not_pass(exercise_id):
     seen = judge(EXERCISES[exercise_id], [answer for answer, _ in NEARLY[exercise_id]], seed=11)

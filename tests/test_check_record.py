@@ -84,6 +84,7 @@ def test_in_colab_the_record_is_on_the_drive(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "parallel-by-hand.progress.json").read_text())["01.1"]["points"] == 2
 
 
+@pytest.mark.thorough("a process that imports torch, and saves that are waited for")
 @pytest.mark.slow("a process of its own imports torch")
 def test_a_watched_notebook_is_checked_at_each_save(tmp_path):
     """And Ctrl-C ends it without a traceback."""

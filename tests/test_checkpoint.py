@@ -153,6 +153,7 @@ JOURNEYS = [
 ]
 
 
+@pytest.mark.thorough("each goes through several layouts")
 @pytest.mark.parametrize("journey", JOURNEYS)
 def test_each_stage_under_another_layout(journey, serial, tmp_path):
     wanted, path = serial
@@ -173,6 +174,7 @@ def test_each_stage_under_another_layout(journey, serial, tmp_path):
 LLAMA = dataclasses.replace(TINY, llama=True, tied=False, d_mlp=40)
 
 
+@pytest.mark.thorough("several layouts")
 def test_a_llama_under_other_layouts(tmp_path):
     """Gate and up are one tensor, whichever part of each a rank has."""
     config = dataclasses.replace(on(steps=4), model=LLAMA)
@@ -206,6 +208,7 @@ def bit_for_bit(config, tmp_path):
     return theirs
 
 
+@pytest.mark.thorough("up to eight ranks", keep=2)
 @pytest.mark.parametrize(
     "layout, more",
     [
@@ -227,6 +230,7 @@ def test_to_the_last_bit_in_the_same_layout(layout, more, tmp_path):
     assert sorted(names) == sorted(name for name, _ in GPT(config.model).named_parameters())
 
 
+@pytest.mark.thorough("many layouts", keep=1)
 @pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero": 1}, {"dp": 2, "tp": 2}, {"pp": 2}, {"dp": 3, "zero": 3}])
 def test_as_large_as_the_formula_whatever_the_layout(layout, tmp_path):
     config = dataclasses.replace(on(steps=1, **layout), validate_every=0, dtype="float32")
@@ -290,6 +294,7 @@ def test_momentum_and_frozen_parameters(zero, tmp_path):
 # ---- while training goes on -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("steps that are measured")
 def test_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch, serial):
     """The writer of step 4 waits until step 6 has begun; if training waited for it, neither would come."""
     later, write, waited = threading.Event(), FileSystemWriter.write_data, []
@@ -378,6 +383,7 @@ def not_killed():
     return run(train, 2, TO_BE_KILLED, True)[0]["losses"]
 
 
+@pytest.mark.thorough("each place is a run that is killed and one that resumes", keep=2)
 @pytest.mark.parametrize(
     "moment, victim, goes_on_from",
     [
@@ -406,6 +412,7 @@ FLAGS = "--context 16 --d-model 24 --num-layers 4 --num-heads 4 --num-kv-heads 2
 FLAGS += " --dtype float64 --validate-every 3 --steps 6"
 
 
+@pytest.mark.thorough("torchrun starts ranks three times")
 @pytest.mark.slow(
     "two real processes of torchrun, which are killed and begin again, each with its own import of torch"
 )

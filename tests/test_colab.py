@@ -132,6 +132,7 @@ def torch_files() -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@pytest.mark.thorough("a Python of its own")
 def test_that_python_has_what_colab_has_and_nothing_of_ours(python):
     there = packages(python)
     assert {"torch", "numpy", "matplotlib", "ipywidgets", "ipykernel"} <= there.keys()
@@ -243,6 +244,7 @@ def imports(notebook: Path) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.thorough("pip, and a chapter in a Python of its own")
 @pytest.mark.slow("pip and a chapter, in a Python of its own")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["git", "zip"])
@@ -288,6 +290,7 @@ def links(notebook: Path) -> list[str]:
     return re.findall(r'<a class="colab" href="([^"]+)">', "".join(cell.source for cell in cells))
 
 
+@pytest.mark.thorough("all notebooks are written anew")
 def test_every_notebook_opens_itself_in_colab_and_then_fetches_that_repository(published):
     found = [path for kind in ("chapters", "exercises", "solutions") for path in published.glob(f"{kind}/*.ipynb")]
     assert len(found) > 2
@@ -298,6 +301,7 @@ def test_every_notebook_opens_itself_in_colab_and_then_fetches_that_repository(p
         assert f'REPOSITORY = "{ADDRESS}"\n' in setup and f'["BOOK_PAGE"] = "{name}"\n' in setup
 
 
+@pytest.mark.thorough("a copy of the book is built")
 @pytest.mark.parametrize("has_address", [True, False])
 def test_pages_lead_to_colab_and_binder_once_there_is_a_repository(has_address, published, tmp_path):
     """A page of the book, built without running it."""

@@ -77,6 +77,7 @@ def all_steps(world):
     return out
 
 
+@pytest.mark.thorough("up to five ranks", keep=2)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_steps_equal_one_process(n):
     for rank, cases in enumerate(run(all_steps, n)):
@@ -327,6 +328,7 @@ def held(world, dtype, prefetch):
     )
 
 
+@pytest.mark.thorough("looks at all tensors after each operation", keep=1)
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_bytes_that_stay_and_bytes_at_the_peak(n):
     cases = [(dtype, prefetch) for dtype in (None, torch.bfloat16) for prefetch in (True, False)]
@@ -361,6 +363,7 @@ def one_step(model, x, y, each=True):
     model.step()
 
 
+@pytest.mark.thorough("up to four ranks", keep=2)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_traffic_is_counted_exactly(n):
     def all_ways(world):
@@ -462,6 +465,7 @@ def step_s(world, prefetch):
     return out
 
 
+@pytest.mark.thorough("steps that are measured")
 @pytest.mark.alone("it measures the time of a step on an emulated link")
 @pytest.mark.flaky(reruns=2)
 def test_the_time_of_a_step_and_what_prefetch_hides():

@@ -329,6 +329,7 @@ def draw(seed):
     return kind, case["layout"].num_ranks if kind == "composed" else case["schedule"][1], case
 
 
+@pytest.mark.thorough("`make fuzz` does it for longer")
 @pytest.mark.slow("walks for a while, or as long as FUZZ_S says")
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_is_put_together_is_the_twin(say):

@@ -169,6 +169,7 @@ def points(given):
     return tuple(sum(r["points"] for r in given["results"] if r["exercise"] == i) for i in ("03.1", "03.2"))
 
 
+@pytest.mark.thorough("fifty submissions, of which many end by their time limit")
 @needs_jail
 @alone
 @pytest.mark.slow("grades fifty submissions, some of which loop")

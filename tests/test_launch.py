@@ -346,6 +346,7 @@ ODD_PLACES = """
 """
 
 
+@pytest.mark.thorough("a process that imports torch")
 def test_a_script_in_an_odd_place(tmp_path):
     """It is in no folder, temporary files are in one whose name no socket takes, no stdout, and a path that is none."""
     (tmp_path / "script.py").write_text(textwrap.dedent(ODD_PLACES))

@@ -119,6 +119,7 @@ COMPOSED = {
 }
 
 
+@pytest.mark.thorough("up to eight ranks", keep=4)
 @pytest.mark.parametrize("case", COMPOSED)
 def test_put_together_by_hand_it_is_the_twin(case):
     axes, schedule, forgotten = COMPOSED[case]
@@ -160,6 +161,7 @@ def apart(state, twin, world):
     return max([(x - twin.state_dict()[key]).abs().max().item() for key, x in state.items()], default=0.0)
 
 
+@pytest.mark.thorough("up to eight ranks", keep=2)
 @pytest.mark.parametrize(
     "layout",
     [

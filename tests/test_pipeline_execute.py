@@ -76,6 +76,7 @@ def schedules(n):
     yield from (interleaved(n, max(n, 4), 2), zb_v(n, 4), v_min(n, 4), v_half(n, 4), dualpipe_v(n, 4))
 
 
+@pytest.mark.thorough("all schedules, on up to eight ranks", keep=1)
 @pytest.mark.parametrize(("n", "recompute"), [(1, False), (2, True), (4, False), (4, True), (8, False)])
 def test_losses_gradients_and_weights_are_the_serial_ones(n, recompute):
     for schedule in schedules(n):

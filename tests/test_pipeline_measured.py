@@ -27,6 +27,7 @@ timed = pytest.mark.alone("it measures the time of ranks that sleep, and wake up
 UNIT_S = 0.07  # long enough that to wake eight ranks on two cores takes a small part of it
 
 
+@pytest.mark.thorough("eight ranks that sleep", keep=2)
 @timed
 @pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ def test_the_bubble_is_the_predicted_one(schedule):
     assert abs(seen.bubble - predicted.bubble) < 0.03
 
 
+@pytest.mark.thorough("eight ranks that sleep", keep=1)
 @timed
 @pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize("schedule", [gpipe(4, 4), one_f_one_b(4, 8)], ids=lambda s: s.name)

@@ -68,6 +68,7 @@ def holds(errors):
     return -0.10 <= min(errors) and max(errors) <= 0.03
 
 
+@pytest.mark.thorough("eight layouts, measured one after the other")
 @pytest.mark.alone("it measures the time of ranks that sleep")
 @pytest.mark.flaky(reruns=3)
 def test_seconds_of_eight_layouts(say):
@@ -134,6 +135,8 @@ def planned(model, layout):
     return memory_bytes(training, Layout4D(*sizes, layout.sequence_parallel))[:3]
 
 
+@pytest.mark.slow("eight layouts on up to eight ranks")
+@pytest.mark.thorough("eight layouts on up to eight ranks")
 def test_state_of_eight_layouts(say):
     of_ranks = run(peaks, 8, timeout_s=120)
     for i, layout in enumerate(CELLS):

@@ -89,6 +89,7 @@ def test_links_of_a_handout_lead_somewhere(released, name):
             assert (path.parent / target).exists(), (path.name, target)
 
 
+@pytest.mark.thorough("a process that imports torch for each homework")
 def test_a_handout_checks_itself(released):
     """As a student who has done nothing yet: each task of the homework is to be done, and no other is missing."""
     folder = released / "hw6" / "hw6-handout" / "hw6"
@@ -149,6 +150,7 @@ def test_what_cannot_be_released(tmp_path, capsys):
 # ---- platforms ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("the layout of a container, and a process that imports torch")
 @pytest.mark.alone("grades as the user of students' code, who is one")
 @needs_jail
 @pytest.mark.slow("a container's autograder, for a good and an empty submission")
@@ -184,6 +186,7 @@ def test_gradescope_finds_what_it_wants(released):
         shutil.rmtree(root)
 
 
+@pytest.mark.thorough("a process that imports torch")
 def test_classroom_50_finds_what_it_wants(released, tmp_path):
     """Its script in a student's repository: a result even for one who has handed in nothing."""
     folder = released / "hw2" / "classroom50"

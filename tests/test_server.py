@@ -128,6 +128,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.thorough("four servers start, and each imports torch anew")
 @pytest.mark.slow("each edit starts a server that imports torch anew")
 @pytest.mark.timeout(300)
 def test_a_file_of_lib_is_edited_between_two_runs(tmp_path):
@@ -246,6 +247,7 @@ def test_the_server_is_killed_between_two_runs():
     assert run(lambda world: world.rank, 2) == [0, 1]
 
 
+@pytest.mark.thorough("a server starts and imports torch anew")
 @pytest.mark.usefixtures("private_temp_folder")
 def test_the_folder_of_its_socket_is_tidied_away():
     before = server.start_server().pid

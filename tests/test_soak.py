@@ -91,6 +91,7 @@ def weights_bytes() -> dict[str, int]:
     return {"here": psutil.Process().memory_info().rss, "server": server.memory_info().rss}
 
 
+@pytest.mark.thorough("`make soak` does it for longer")
 @pytest.mark.alone("it measures memory, and counts what is left on this machine")
 @pytest.mark.slow("what leaks in a run is seen in many; as many as SOAK_RUNS says")
 @pytest.mark.usefixtures("machine")

@@ -158,6 +158,7 @@ finally:
 """
 
 
+@pytest.mark.thorough("all notebooks of exercises, one behind the other")
 @pytest.mark.slow("all notebooks of exercises, one behind the other")
 def test_untouched_exercises_run_to_their_end_and_say_todo(tmp_path):
     ran = {path: str(tmp_path / path.name) for path in EXERCISES}

@@ -1,6 +1,7 @@
 """What the suite demands of its own tests."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +20,10 @@ def test_wrong(): assert not time.sleep(0.3) and False
 """
 
 
-def run_pytest(folder: Path, source: str) -> tuple[int, str]:
+def run_pytest(folder: Path, source: str, *options: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-c", TESTS.parent / "pyproject.toml", "--rootdir", folder]
-    command += ["-p", "conftest", "--longest-s=0.2", folder / "test_it.py"]
+    command += ["-p", "conftest", "--longest-s=0.2", *options, folder / "test_it.py"]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
@@ -36,6 +37,33 @@ def test_a_test_that_takes_long_says_why(tmp_path):
 
 
 def test_a_mark_that_needs_a_reason_has_one(tmp_path):
-    for mark in ("slow", "alone"):
+    for mark in ("slow", "alone", "thorough"):
         code, said = run_pytest(tmp_path, f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass")
         assert code == 4 and f'test_it is marked as {mark}, but not why: {mark}("...")' in said, said
+
+
+MANY = """
+import pytest
+def test_one(): pass
+@pytest.mark.thorough("there are many")
+def test_another(): pass
+@pytest.mark.thorough("there are many", keep=2)
+@pytest.mark.parametrize("n", range(5))
+def test_many(n): pass
+"""
+
+
+def test_each_test_is_quick_or_thorough(tmp_path):
+    ran = {}
+    for part in ("all", "quick", "thorough"):
+        _, said = run_pytest(tmp_path, MANY, "-v", f"--part={part}")
+        ran[part] = set(re.findall(r"test_it\.py::(\S+) PASSED", said))
+    assert ran["quick"] == {"test_one", "test_many[0]", "test_many[1]"}
+    assert (
+        ran["quick"] | ran["thorough"] == ran["all"] and not ran["quick"] & ran["thorough"] and len(ran["all"]) == 7
+    )
+
+
+def test_ci_runs_both_parts():
+    commands = (TESTS.parent / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert "make test" in commands and "make thorough" in commands

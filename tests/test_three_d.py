@@ -44,6 +44,7 @@ def trained(world, dp, pp, tp):
     return found
 
 
+@pytest.mark.thorough("eight ranks")
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 1, 2)])
 def test_both_sides_train_the_model_of_one_process(sizes):
     losses, weights = in_one_process(serial(CONFIG))

@@ -64,6 +64,7 @@ def one_step(world, config, sequence_parallel=False, recompute="none"):
     return out[0] + [whole], out[1] + [wanted]
 
 
+@pytest.mark.thorough("many combinations of ranks and slices", keep=6)
 @pytest.mark.parametrize(
     ("n", "kv_heads", "more"),
     [
@@ -106,6 +107,7 @@ def steps(world, config, n_steps=10, sequence_parallel=False):
     return apart, largest_difference(model.full_state_dict(), serial.state_dict()), replicas_equal(whole, world)
 
 
+@pytest.mark.thorough("up to four ranks", keep=1)
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_ten_steps_are_the_serial_ones(n, sequence_parallel):
@@ -303,6 +305,7 @@ def test_whole_model():
 # ---- PyTorch's own --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("up to four ranks", keep=1)
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_parallelize_module_agrees(n, sequence_parallel):

@@ -117,6 +117,7 @@ def test_replicas_stay_equal_under_dropout():
     assert run(works, 3) == [[0.0, 0.0]] * 3
 
 
+@pytest.mark.thorough("many masks")
 def test_the_mean_over_many_masks_is_the_serial_one():
     """Statistically: 60 losses under dropout have the serial model's mean, within what chance allows."""
 

@@ -69,6 +69,7 @@ def flats_bytes(zero, n):
 LAYOUTS = [(0, 1, 4), (0, 3, 1), (1, 2, 3), (2, 3, 1), (2, 4, 2), (3, 1, 1), (3, 2, 3), (3, 3, 1), (3, 4, 2)]
 
 
+@pytest.mark.thorough("up to four ranks", keep=2)
 @pytest.mark.parametrize("zero, dp, microbatches", LAYOUTS)
 def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
     config = on(CONFIG, zero=zero, dp=dp, microbatches=microbatches)
@@ -120,6 +121,7 @@ def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
     assert 0 <= held - copies * (2 * psi + 4 * len(tensors)) <= 4 * cuts
 
 
+@pytest.mark.thorough("up to eight ranks", keep=2)
 @pytest.mark.parametrize("dp, tp, sequence_parallel", [(1, 2, False), (2, 2, True)])
 def test_the_same_losses_with_tensor_parallel_ranks(serial, dp, tp, sequence_parallel):
     config = on(CONFIG, dp=dp, tp=tp, sequence_parallel=sequence_parallel, microbatches=2)
@@ -297,6 +299,7 @@ def test_another_seed_another_run(serial):
 DROPS = dataclasses.replace(PIPED, model=dataclasses.replace(FOUR, dropout=0.3))
 
 
+@pytest.mark.thorough("up to eight ranks", keep=2)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -316,6 +319,7 @@ def test_the_same_elements_are_dropped_in_every_layout(layout):
         assert report["losses"] == pytest.approx(wanted["losses"], rel=1e-12)
 
 
+@pytest.mark.thorough("torchrun imports torch in each rank")
 @pytest.mark.parametrize("flags, sends", [("--pp 2 --microbatches 4", "send pp")])  # another: test_checkpoint.py
 def test_under_torchrun(serial, flags, sends, tmp_path):
     report = tmp_path / "report.json"
@@ -356,6 +360,7 @@ def test_from_the_terminal_it_learns_more_than_frequencies(tmp_path, capsys):
     assert calls == 60 * 2 and sent_bytes == 60 * (4 * GPTConfig().num_parameters + 8)
 
 
+@pytest.mark.thorough("a process that imports torch")
 def test_a_llama_from_the_terminal(tmp_path):
     """Its layout changes nothing, and it is no GPT-2."""
     report, losses = tmp_path / "report.json", []
@@ -537,6 +542,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
         main([])
 
 
+@pytest.mark.thorough("a process that imports torch")
 @pytest.mark.alone("it presses Ctrl-C, and measures how soon all has ended")
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is sent to a process group")
 def test_ctrl_c_ends_it_quietly(tmp_path):

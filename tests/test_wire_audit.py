@@ -19,6 +19,7 @@ pytestmark = [
 MESSAGE_BYTES = 256 * 2**10
 
 
+@pytest.mark.thorough("each collective on each number of ranks", keep=8)
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 @pytest.mark.parametrize("kind", wire_audit.CALLS)
 def test_what_is_counted_is_what_is_sent(kind, n):

@@ -193,6 +193,7 @@ def same_words(template: str, sentence: str) -> bool:
     return bool(re.fullmatch(re.sub(r"\\{\d\\}", ".+", re.escape(template)), sentence))
 
 
+@pytest.mark.thorough("in Python and in the browser")
 def test_a_thousand_random_schedules(page, say):
     rng = random.Random(0)
     asked = [some_text(rng, is_right=i % 5 < 2) for i in range(999)]

@@ -69,6 +69,7 @@ def all_steps(world):
     return out
 
 
+@pytest.mark.thorough("up to five ranks", keep=2)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_ten_steps_equal_one_process(n):
     for rank, cases in enumerate(run(all_steps, n)):
@@ -410,6 +411,7 @@ def held(world, wrap, dtype):
     return {kind: live[kind] for kind in want}, want, padded, owned, len(model.buckets)
 
 
+@pytest.mark.thorough("up to five ranks", keep=2)
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_bytes_that_stay_are_the_formula_to_the_byte(n):
     cases = [(wrap, dtype) for wrap in (ZeRO1, ZeRO2) for dtype in (None, torch.bfloat16)]
@@ -428,6 +430,7 @@ def test_bytes_that_stay_are_the_formula_to_the_byte(n):
         assert sum(rank[i][3] for rank in ranks) == psi, "each number has one owner"
 
 
+@pytest.mark.thorough("looks at all tensors after each operation")
 def test_zero_2_never_holds_all_gradients():
     """One bucket that fills and one on its way, each with what has arrived; outside no_sync()."""
     deep = GPTConfig(vocab_size=31, context=6, d_model=14, num_layers=8, num_heads=2)
@@ -481,6 +484,7 @@ def sent(world, wrap, K, each):
     return payload, *kinds
 
 
+@pytest.mark.thorough("up to four ranks", keep=2)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_traffic_is_counted_exactly(n):
     cases = [(ZeRO1, 1, True), (ZeRO2, 1, True), (ZeRO1, 3, False), (ZeRO2, 3, False), (ZeRO2, 3, True)]
