@@ -46,12 +46,22 @@ def test_right_answers_pass(exercise_id):
         assert len(cases) == len(EXERCISES[exercise_id].ranks) * len(EXERCISES[exercise_id].parts)
 
 
-HANGS = pytest.mark.slow("a program that hangs is waited for, and so is each wrong one that may be it")
+HANGS = [
+    pytest.mark.slow("a program that hangs is waited for, and so is each wrong one that may be it"),
+    pytest.mark.thorough("a program that hangs is waited for"),
+]
+LARGE = pytest.mark.thorough("many ranks, or many mistakes")
+
+
+def marks(exercise: Exercise):
+    if any(mistake.hangs for mistake in exercise.mistakes):
+        return HANGS
+    return LARGE if exercise.id in ("04.2", "12.1", "13.4") else ()
 
 
 @pytest.mark.parametrize(
     "exercise_id",
-    [pytest.param(i, marks=HANGS if any(m.hangs for m in EXERCISES[i].mistakes) else ()) for i in sorted(EXERCISES)],
+    [pytest.param(i, marks=marks(EXERCISES[i])) for i in sorted(EXERCISES)],
 )
 def test_each_mistake_is_named(exercise_id):
     exercise = replace(EXERCISES[exercise_id], ranks=EXERCISES[exercise_id].ranks[:2])

@@ -262,7 +262,7 @@ def test_regrets_are_those_of_the_page():
     assert max(means[min(means, key=lambda one: sum(means[one]))]) > found[-1].least + 0.02
 
 
-@pytest.mark.thorough("many inputs", keep=2)
+@pytest.mark.thorough("many inputs")
 @pytest.mark.parametrize("exercise", [e141.EXERCISE, e144.EXERCISE, e145.EXERCISE], ids=lambda e: e.id)
 def test_right_answers_pass_on_many_inputs(exercise):
     """Without ranks: what is drawn always has its answer."""

@@ -200,6 +200,7 @@ TWO = """
 """
 
 
+@pytest.mark.thorough("two notebooks with kernels of their own")
 def test_two_notebooks_at_once(start_notebook, tmp_path):
     """The same folder for temporary files, the same names, the same machine: neither notices the other."""
     marks = (1, 1000)
