@@ -105,7 +105,7 @@ exercise: $(READY) ## begin an exercise: make exercise ID=03.8 NAME=scaled_sum
 	@$(PY) tools/new_exercise.py "$(ID)" "$(NAME)"
 
 assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
-	@$(PY) -m lib.release assignments/*.json --out _build/assignments
+	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER))
 
 lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .

@@ -165,38 +165,44 @@ def graded(tmp_path_factory):
     return {given["student"]: given for given in found}
 
 
+def of_fifty(test):
+    """Whichever is the first of these waits for all submissions."""
+    for mark in (
+        needs_jail,
+        alone,
+        pytest.mark.thorough("fifty submissions, of which many end by their time limit"),
+        pytest.mark.slow("grades fifty submissions, some of which loop"),
+        pytest.mark.timeout(300),
+    ):
+        test = mark(test)
+    return test
+
+
 def points(given):
     return tuple(sum(r["points"] for r in given["results"] if r["exercise"] == i) for i in ("03.1", "03.2"))
 
 
-@pytest.mark.thorough("fifty submissions, of which many end by their time limit")
-@needs_jail
-@alone
-@pytest.mark.slow("grades fifty submissions, some of which loop")
-@pytest.mark.timeout(300)
+@of_fifty
 @pytest.mark.parametrize("name", HOSTILE)
 def test_points_are_as_they_should_be(graded, name):
     assert points(graded[name]) == HOSTILE[name][1:], graded[name]
 
 
-@needs_jail
-@alone
+@of_fifty
 def test_what_is_no_notebook_costs_its_student_alone(graded, tmp_path):
     for name, note in broken_files(tmp_path).items():
         assert points(graded[name]) == (0, 0) and note in " ".join(graded[name]["notes"]), graded[name]
         assert {r["status"] for r in graded[name]["results"]} == {"BLOCKED" if name == "odd cells" else "MISSING"}
 
 
-@needs_jail
-@alone
+@of_fifty
 def test_nothing_is_left(graded):
     assert not processes_of(USER) and not processes_of(USER + 1)
     assert not [path for path in (WITNESS, "/etc/x", ROOT / "x") if os.path.exists(path)]
     assert not list(Path("/tmp").glob("jail-*"))
 
 
-@needs_jail
-@alone
+@of_fifty
 def test_what_went_wrong_is_told_apart(graded):
     said = {name: graded[name]["results"][0] for name in HOSTILE}
     assert said["untouched"]["status"] == "TODO"

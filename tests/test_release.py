@@ -63,7 +63,8 @@ def test_a_handout_has_the_tasks_and_no_answer(released, name):
     # A link to a solution, its explanation, a badge that opens the book's page instead of this one, a model answer.
     assert "solutions/" not in text and "solution-only" not in text and "Open in Colab" not in text
     assert text.count(STUB) >= len(asked.exercises) and "BEGIN SOLUTION" not in text
-    assert not [a for q in asked.by_hand.values() for a in q.answers.values() if json.dumps(a)[1:60] in text]
+    told = [a for q in asked.by_hand.values() for a in (q.answer, *q.answers.values())]
+    assert not [a for a in told if json.dumps(a, ensure_ascii=False)[1:60] in text]
     readme, rubric = (folder / "README.md").read_text(), (folder / "rubric.md").read_text()
     assert f"{asked.max_score + asked.points_by_hand:g} points" in readme and f"{asked.due:%d %B %Y}" in readme
     hints = [mistake.hint for e in asked.exercises for mistake in e.mistakes]
@@ -260,7 +261,7 @@ FACTS = {
         f"{141 - 16 * 7} GB are left",
         f"{34 * BLOCKS / 32 / GB:.2f} GB, and",
         f"per parameter, {4 * 7} GB",
-        f"where then {141 - 12 * 7} GB are free",
+        f"then {141 - 12 * 7} GB are free",
         *(
             f"{kept * BLOCKS / GB:{digits}} GB"
             for kept, digits in ((34, ".1f"), (17, ".1f"), (2, ".2f"), (32, ".1f"))
@@ -284,7 +285,7 @@ FACTS = {
         f"{SUMS / 450e9 * 1000:.1f} ms at 450 GB/s and {SUMS / 50e9 * 1000:.0f} ms at 50 GB/s",
     ],
     ("hw5", "how-many-microbatches"): [
-        f"needs m = {microbatches_for(8, 0.1)}",
+        f"needs m ≥ {microbatches_for(8, 0.1)}",
         f"1F1B at most {kept_by(0, 8, 63):g},",
         f"7/39 = {percent(bubble(8, 32))}",
         f"(7/2)/(32 + 7/2) = {percent(bubble(8, 32, 2))}",
@@ -301,7 +302,11 @@ FACTS = {
         f"= {round((2 * 30 * 14_400) ** 0.5, -1):g} s, about every 93 steps",
         f"half an interval, {930 / 2:g} s, another {percent(30 / 930)}",
     ],
-    ("capstone", "defend"): [f"{70 * 16:,} GB", f"{70 * 16 / 64:g} GB on each of 64 GPUs"],
+    ("capstone", "defend"): [
+        f"{70 * 16:,} GB",
+        f"{70 * 16 / 64:g} GB on each of 64 GPUs",
+        f"{70 * 16 / 32:g} GB on each)",
+    ],
 }
 
 
@@ -334,9 +339,8 @@ def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
         said = archive.read("hw3/rubric.md").decode()
     assert "on *N* GPUs" in said and "| your row | *N* |\n| --- | --- |\n| A | 8 |\n| B | 16 |" in said
     asked = ASSIGNMENTS["hw3"]
-    given = [
-        dict(student=s, results=[], by_hand=[{"question": "which-stage", "max": 4, "text": "?"}]) for s in students
-    ]
+    words = [{"question": name, "max": 4, "text": "?"} for name in ("which-stage", "taken out since")]
+    given = [dict(student=student, results=[], by_hand=words) for student in students]
     rest = dict(raw_score=0, days_late=0, score=0, max_score=0, late_factor=1, notes=[])
     write_grades(tmp_path, asked, [one | rest for one in given])
     for line in (tmp_path / "by_hand.csv").read_text().splitlines()[1:]:
@@ -362,12 +366,15 @@ def test_numbers_of_the_capstone_are_those_of_the_plan(capsys):
     train(command.split())
     plan = " ".join(capsys.readouterr().out.split())
     told = re.search(
-        r"all_reduce tp (\d+ to \d+) (\S+ to \S+) .*send pp (\d+) (\S+) .*bubble: (\S+)% .*?(\S+)%\)", plan
+        r"all_reduce dp 2 (\S+ to \S+) .*dp×pp 1 (\S+) .*all_reduce tp (\d+ to \d+) (\S+ to \S+) "
+        r".*send pp (\d+) (\S+) .*bubble: (\S+)% .*?(\S+)%\)",
+        plan,
     )
-    calls, tp, sends, pp, waits, equal = told.groups()
+    dp, tied, calls, tp, sends, pp, waits, equal = told.groups()
     for fact in (
         f"{calls} all-reduces over tp, {tp} MB",
         f"{pp} MB in {sends} messages",
+        f"{dp} MB over dp, and {tied} MB over dp and pp together",
         f"{waits} %",
         f"({equal} %",
     ):

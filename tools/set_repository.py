@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACEHOLDER = "https://example.invalid/parallel-by-hand"
-# Text files that repeat the address. Notebooks do too, and are rewritten by tools/notebooks.py.
 TAG = re.compile(r"v(\d+\.\d+\.\d+)")
+# Text files that repeat the address. Notebooks do too, and are rewritten by tools/notebooks.py.
 REPEATED_IN = ["_config.yml", "pyproject.toml", "CITATION.cff", "README.md", "CONTRIBUTING.md", "tools/setup_cell.py"]
 
 
@@ -45,8 +45,8 @@ def colab(url: str) -> str:
 
 def set_address(new: str, new_branch: str = "main") -> None:
     old = address()
-    # The longer ones first: each begins with the plain address while that is the placeholder.
-    swaps = [(derive(old), derive(new)) for derive in (pages, colab, str)]
+    # The longer one first: it begins with the plain address while that is the placeholder.
+    swaps = [(derive(old), derive(new)) for derive in (pages, str)]
     for name in REPEATED_IN:
         path = ROOT / name
         text = path.read_text(encoding="utf-8")

@@ -44,7 +44,8 @@ class Question:
         points: the most that an answer gets.
         question: Markdown, for the handout.
         answer: Markdown, for the person who grades.
-        variants: rows of values for `{names}` in question and answer; each student has one of the rows, A, B, ...
+        variants: rows of values for `{names}` in question and answer, 26 at most; each student has one of the rows,
+            A, B, ... With rows, a brace that is meant is written twice.
     """
 
     points: float
@@ -159,6 +160,8 @@ def _assignment(told: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
         for name, asked in told.get("by_hand", {}).items()
     }
     for name, asked in by_hand.items():
+        if len(asked.variants) > len(ROWS):
+            raise ValueError(f"{name} has {len(asked.variants)} variants; {len(ROWS)} can be told apart")
         try:
             _ = asked.in_handout, asked.answers
         except (KeyError, IndexError) as error:

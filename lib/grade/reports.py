@@ -75,7 +75,8 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> None
     if assignment.by_hand:
         table = [["student", "question", "points", "max", "text", "row", "model answer"]]
         for student, asked in ((given["student"], q) for given in grades for q in given["by_hand"]):
-            name = asked["question"]
+            if (name := asked["question"]) not in assignment.by_hand:  # graded before the question was taken out
+                continue
             row = assignment.row_of(student, name)
             answer = assignment.by_hand[name].answers[row]
             table.append([student, name, by_hand.get((student, name), ""), asked["max"], asked["text"], row, answer])

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("assignments", nargs="+", metavar="ASSIGNMENT", help="its JSON file")
     parser.add_argument("--out", default="release", help="the folder to write into")
     parser.add_argument("--cases", help="a Python file with EXERCISES that students do not see")
-    parser.add_argument("--roster", help="a file with a student a line, as for lib.grade")
+    parser.add_argument("--roster", help="a file with a student a line, by the name that the submission will have")
     args = parser.parse_args(argv)
     for path in args.assignments:
         try:
@@ -56,6 +56,8 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         points = assignment.max_score + assignment.points_by_hand
         print(f"{folder}: {len(assignment.exercises)} exercises, {points:g} points")
+        if not args.roster and any(asked.variants for asked in assignment.by_hand.values()):
+            print("  a question has a row of numbers per student: --roster writes whose row is whose")
     return 0
 
 
