@@ -89,7 +89,7 @@ test: $(READY) ## run the tests, then every solution notebook against its stored
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg solutions; fi
 	@$(PY) tools/browser.py
 
-thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts and platforms (twenty minutes)
+thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts and platforms (ten to fifteen minutes)
 	@$(PY) -m pytest $(SHARED) --part thorough $(PYTEST_ARGS)
 	@$(PY) -m pytest $(ALONE) --part thorough $(PYTEST_ARGS)
 
