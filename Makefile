@@ -90,8 +90,8 @@ test: $(READY) ## run the tests, then every solution notebook against its stored
 	@$(PY) tools/browser.py
 
 thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts and platforms (ten to fifteen minutes)
-	@$(PY) -m pytest $(SHARED) --part thorough $(PYTEST_ARGS)
-	@$(PY) -m pytest $(ALONE) --part thorough $(PYTEST_ARGS)
+	@$(PY) -m pytest $(SHARED) --part thorough --longest-s 60 $(PYTEST_ARGS)
+	@$(PY) -m pytest $(ALONE) --part thorough --longest-s 60 $(PYTEST_ARGS)
 
 notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, generate the exercises
 	@$(PY) tools/notebooks.py

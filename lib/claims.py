@@ -12,12 +12,14 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from html import escape
 from importlib import metadata
 
-TRIES = 3  # measurements of a time before its claim fails
+# Seconds before each measurement of a time, until its claim holds: whatever disturbed the first may still be running.
+PAUSES_S = 0, 0, 2, 4, 8
 
 _RELATIONS = {
     "=": lambda predicted, measured, slack: abs(predicted - measured) <= slack,
@@ -44,8 +46,8 @@ def claim(
     Args:
         name: the measured quantity, in the reader's words.
         predicted: from `lib.cost` or a formula in the same cell; True or False for a statement.
-        measured: from a run, a trace or a memory counter. A function is called up to three times until the claim holds:
-            for times, on a machine that also runs other programs.
+        measured: from a run, a trace or a memory counter. A function is called up to five times until the claim holds,
+            at first at once and then after a pause: for times, on a machine that also runs other programs.
         rel, abs: tolerance rel · |predicted| + abs. Both 0 means exact.
         unit: unit of both values, such as `"bytes"`.
         relation: `"="`, or `"<="` and `">="` if the prediction is a bound on the measurement.
@@ -60,7 +62,8 @@ def claim(
         raise ValueError(f"rel={rel} and abs={abs} must be finite and not below 0")
     predicted = _plain(predicted)
     slack = rel * math.fabs(predicted) + abs
-    for _ in range(TRIES if callable(measured) else 1):
+    for pause_s in PAUSES_S if callable(measured) else (0,):
+        time.sleep(pause_s)
         value = _plain(measured() if callable(measured) else measured)
         holds = math.isfinite(predicted + value) and _RELATIONS[relation](predicted, value, slack)
         if holds:

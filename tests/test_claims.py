@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lib import claim
+from lib import claim, claims
 from lib.claims import ClaimError, number
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +72,10 @@ def test_wrong_use():
             claim("it", 1, 1, abs=tolerance)
 
 
-def test_a_function_is_measured_up_to_three_times():
+def test_a_function_is_measured_up_to_five_times_with_pauses(monkeypatch):
+    slept = []
+    monkeypatch.setattr(claims.time, "sleep", slept.append)
+
     def after(*values):
         left = list(values)
         return (lambda: left.pop(0)), left
@@ -81,8 +84,10 @@ def test_a_function_is_measured_up_to_three_times():
     assert holds(1, measure) and left == [7]  # it holds: not measured again
     measure, left = after(9, 9, 1, 7)
     assert holds(1, measure) and left == [7]
-    measure, left = after(9, 9, 9, 1)
+    slept.clear()
+    measure, left = after(9, 9, 9, 9, 9, 1)
     assert not holds(1, measure) and left == [1]
+    assert slept == [0, 0, 2, 4, 8]
     with pytest.raises(ZeroDivisionError):
         claim("it", 1, lambda: 1 / 0)
 

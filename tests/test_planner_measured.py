@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import inf
 
 import cloudpickle
 import pytest
@@ -37,6 +38,9 @@ SLOW = Device(1e9, 0.33e9, 0.09e9, 5.5e6, 2.5e6, None, "virtual")
 RUN = Training(ModelShape(64, 4, 8, 384, 64), Cluster(SLOW, 8, per_node=4), replace(EXACT, exposed_pp=0.5), 16)
 
 
+ROUNDS = 5  # of measurements, until the predictions hold
+
+
 def cut(dp, pp, tp, rows, v=1):
     return Layout4D(tp, 1, pp, dp, rows, v, zero=0, sequence_parallel=tp > 1)
 
@@ -68,16 +72,20 @@ def holds(errors):
     return -0.10 <= min(errors) and max(errors) <= 0.03
 
 
+@pytest.mark.slow("up to five rounds of eight layouts, one after the other")
 @pytest.mark.thorough("eight layouts, measured one after the other")
 @pytest.mark.alone("it measures the time of ranks that sleep")
-@pytest.mark.flaky(reruns=3)
 def test_seconds_of_eight_layouts(say):
-    measured = virtual_steps(RUN, LAYOUTS)
+    measured = [inf] * len(LAYOUTS)
 
     def errors(predict):
         return [predict(layout) / s - 1 for layout, s in zip(LAYOUTS, measured, strict=True)]
 
-    right = errors(lambda layout: step_s(RUN, layout).total)
+    for _ in range(ROUNDS):  # what else runs here can only make a step longer, so the shortest counts
+        measured = [min(two) for two in zip(measured, virtual_steps(RUN, LAYOUTS), strict=True)]
+        right = errors(lambda layout: step_s(RUN, layout).total)
+        if holds(right):
+            break
     for layout, s, error in zip(LAYOUTS, measured, right, strict=True):
         say(f"{layout_text(layout)}: {s:.3f} s measured, predicted {error:+.1%}")
     tau = kendall_tau([step_s(RUN, layout).total for layout in LAYOUTS], measured)

@@ -22,6 +22,7 @@ def line_of_the_readme() -> str:
     return line
 
 
+@pytest.mark.slow("two torchruns, whose four processes import torch on two cores")
 @pytest.mark.thorough("two torchruns")
 def test_the_line_for_two_machines(tmp_path):
     with socket.create_server(("localhost", 0)) as free:
