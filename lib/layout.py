@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from lib.cost.sizes import check_recompute, check_zero
+from lib.cost.sizes import check_kv_heads, check_recompute, check_zero
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.gpipe import gpipe, naive
@@ -156,11 +156,7 @@ class Layout:
         for name, size in (sizes | ({"context": model.context} if self.sequence_parallel else {})).items():
             if size % self.tp:
                 raise ValueError(f"{name}={size} cannot be split over tp={self.tp}; use a multiple of {self.tp}")
-        if model.kv_heads % self.tp and self.tp % model.kv_heads:
-            raise ValueError(
-                f"num_kv_heads={model.kv_heads} cannot be split over tp={self.tp}, nor {self.tp} ranks over "
-                f"{model.kv_heads} heads; use num_kv_heads={self.tp}, or tp={math.gcd(model.kv_heads, self.tp)}"
-            )
+        check_kv_heads(model.kv_heads, self.tp)
         layers_of_stages(model, self.num_stages)
         self.make_schedule()  # not every number of microbatches fits each
         pieces = self.dp * self.microbatches

@@ -64,6 +64,3 @@ class TrainConfig:
         if self.seed not in range(2**63):
             raise ValueError(f"seed={self.seed} must be a whole number from 0 to 2**63 - 1")
         self.layout.check(self.model, self.global_batch)
-
-    def tokens_per_step(self) -> int:
-        return self.global_batch * self.model.context

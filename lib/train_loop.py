@@ -79,7 +79,7 @@ def train(
                 traffic[f"{kind} {axis}"] = (before[0] + calls, before[1] + sent)
             if memory is not None:
                 report |= {"peak_bytes": memory.peak_by_kind, "memory": [] if world.rank else memory.timeline}
-            tokens_per_s = config.tokens_per_step() / report["step_s"][-1]
+            tokens_per_s = config.global_batch * config.model.context / report["step_s"][-1]
             held = f", {report['peak_bytes']['total'] / 1e6:,.1f} MB" if report["peak_bytes"] else ""
             bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s{held}", refresh=False)
             if saver and saver.after(step + 1, report, is_last=step + 1 == config.steps):

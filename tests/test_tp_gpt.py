@@ -334,8 +334,7 @@ WRONG = {
     "kv heads": (
         config_of(num_kv_heads=6),
         {},
-        "num_kv_heads=6 cannot be split over tp=4, nor 4 ranks over 6 heads: one must be a multiple of the other; "
-        "use num_kv_heads=4",
+        "num_kv_heads=6 cannot be split over tp=4, nor 4 ranks over 6 heads; use num_kv_heads=4, or tp=2",
     ),
     "gate and up": (config_of(llama=True, d_mlp=30), {}, "=30 cannot be split over tp=4"),
     "vocabulary": (config_of(vocab_size=26), {}, "vocabulary=26 cannot be split over tp=4"),

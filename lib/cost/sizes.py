@@ -6,6 +6,7 @@ bytes for each. The idea: a model is its few sizes, a recipe its four numbers of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -117,6 +118,16 @@ def check_recompute(recompute: str) -> str:
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute={recompute!r} must be one of {', '.join(RECOMPUTE)}")
     return recompute
+
+
+def check_kv_heads(kv_heads: int, n: int, axis: str = "tp") -> int:
+    """Heads of keys and values themselves, if n ranks can share them or each has its own; otherwise a ValueError."""
+    if kv_heads % n and n % kv_heads:
+        raise ValueError(
+            f"num_kv_heads={kv_heads} cannot be split over {axis}={n}, nor {n} ranks over {kv_heads} heads; "
+            f"use num_kv_heads={n}, or {axis}={math.gcd(kv_heads, n)}"
+        )
+    return kv_heads
 
 
 def check_zero(zero: int) -> int:

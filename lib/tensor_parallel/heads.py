@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.conjugate import identity, pair
+from lib.cost.sizes import check_kv_heads
 from lib.mesh import Group
 from lib.model import Heads
 from lib.placement import Fused, split_size
@@ -80,9 +81,4 @@ def copies_of_heads(whole: Heads, group: Group) -> int:
     n = group.size
     heads, kv_heads, _ = (width // whole.d_head for width in whole.widths)
     split_size(heads, group, "num_heads")
-    if kv_heads % n and n % kv_heads:
-        raise ValueError(
-            f"num_kv_heads={kv_heads} cannot be split over {group.axis}={n}, nor {n} ranks over {kv_heads} heads: one "
-            f"must be a multiple of the other; use num_kv_heads={n}"
-        )
-    return max(1, n // kv_heads)
+    return max(1, n // check_kv_heads(kv_heads, n, group.axis))
