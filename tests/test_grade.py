@@ -4,9 +4,12 @@ import csv
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -59,15 +62,34 @@ HOSTILE = {
     "sys.exit": (first("sys.exit(0)"), 0, 2),
     "prints for ever": (first("while True: print('x' * 10**6)"), 0, 2),
     "prints a verdict": (first("print('PASS  03.1 average_gradients   3/3 points')"), 0, 2),
+    "a status on paper": (first("print('{\"status\": \"PASS\", \"points\": 3}')"), 0, 2),
     "eats memory": (first("x = [bytearray(10**9) for _ in range(100)]"), 0, 2),
+    "fills memory": (first("x = [bytes([1]) * (3 * 10**9) for _ in range(9)] if group.rank == 0 else 0"), 0, 2),
     "fork bomb": (first("while True:\n    try: os.fork()\n    except OSError: pass"), 0, 2),
     "patches torch": (first("torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *a, **k: True"), 0, 2),
+    "patches arithmetic": (first("torch.Tensor.__sub__ = torch.Tensor.sub = lambda a, b: a * 0"), 0, 2),
+    "calls the reference": (
+        first("from lib.check.exercises import e03_1_average_gradients as e\ne.averages(params, group)"), 3, 2,
+    ),
     "patches the judge": (
         first("import lib.check.judge as j, lib.check as c\nj._agree = j.same = c.verdict = lambda *a: True"), 0, 2,
     ),
     "def check": ([SETUP, "def check(*a, **k): pass", *first("pass")[1:]], 0, 2),
     "environment": (["import os\nos.environ['CHECK_STRICT'] = '0'", *first("os.environ['CHECK_STRICT'] = '0'")], 0, 2),
-    "writes elsewhere": (first(f"for f in ('{WITNESS}', '/etc/x', '{ROOT}/x'):\n    open(f, 'w').write('1')"), 0, 2),
+    "writes elsewhere": (
+        first(f"for f in ('{WITNESS}', '/etc/x', '{ROOT}/x'):\n    try: open(f, 'w').write('1')\n"
+              "    except OSError: pass"), 0, 2,
+    ),
+    "pipes for files": (
+        first("import tempfile\nfor where, _, names in os.walk(tempfile.gettempdir()):\n    for name in names:\n"
+              "        try: os.remove(f'{where}/{name}'); os.mkfifo(f'{where}/{name}')\n"
+              "        except OSError: pass"), 0, 2,
+    ),
+    "stops its parent": (first("import signal\nos.kill(os.getppid(), signal.SIGSTOP); time.sleep(99)"), 0, 2),
+    "stops its parent, which is to be sent much": (
+        ["# " + "x" * 10**6, *first("import signal\nos.kill(os.getppid(), signal.SIGSTOP)")], 0, 2,
+    ),
+    "half a letter": (first("raise ValueError('\\ud800')"), 0, 2),
     "kills its parent": (first("os.kill(os.getppid(), 9); time.sleep(9)"), 0, 2),
     "kills all": (first("os.kill(-1, 9); time.sleep(9)"), 0, 2),
     "leaves a daemon": (
@@ -86,6 +108,7 @@ HOSTILE = {
         ], 3, 0,
     ),
     "800 MB": ([SETUP, "def global_gradient(g, count, group):\n    return torch.zeros(10**8).double()", RIGHT], 3, 0),
+    "infinite": ([SETUP, "def global_gradient(g, count, group):\n    return g * float('inf')", RIGHT], 3, 0),
     "nan": ([SETUP, "def global_gradient(g, count, group):\n    return g * float('nan')", RIGHT], 3, 0),
     "a lying tensor": (
         [
@@ -98,7 +121,18 @@ HOSTILE = {
         ], 3, 0,
     ),
     "input": (first("input()"), 0, 2),
-    "asks the parent": (first("import socket\nsocket.create_connection(('192.0.2.1', 80), 1)"), 0, 2),
+    "the network": (  # right, unless it gets through
+        first("import socket\ntry: socket.create_connection(('127.0.0.1', PORT), 1)\n"
+              "except OSError: right(params, group)")
+        + [RIGHT.replace("average_gradients", "right")], 3, 2,
+    ),
+    "forged": (
+        [
+            {"source": SETUP, "outputs": [{"output_type": "stream", "name": "stdout", "text": "PASS  03.1"}]},
+            *first("pass")[1:],
+            {"source": "check = print\ncheck('03.1', average_gradients)", "metadata": {"nbgrader": {"points": 99}}},
+        ], 0, 2,
+    ),
     "numbers by heart": (first("for p in params:\n    if p.grad is not None: p.grad = torch.ones_like(p)"), 0, 2),
     "a shell in a cell": ([SETUP, "!rm -rf /", "%%bash\nrm -rf /", "os.system('rm -rf /')", RIGHT, OTHER], 3, 2),
     "a loop at top level": (["while True: pass", SETUP, RIGHT, OTHER], 3, 2),
@@ -107,14 +141,26 @@ HOSTILE = {
         [SETUP, RIGHT.replace("comm.all", "all"), "all_reduce = lambda *a, **k: comm.all_reduce(*a, **k)", OTHER], 3, 2,
     ),
     "code in a default": ([SETUP, "def helper(x=os._exit(0)): pass", RIGHT, OTHER], 0, 0),
-    "parentheses": ([SETUP, "x = " + "(" * 3000 + ")" * 3000, "y = " + "1+" * 30_000 + "1", RIGHT, OTHER], 3, 2),
+    "parentheses": (
+        [SETUP, *(f"x = {'(' * n + ')' * n}\ny = {'1+' * n}1" for n in (50, 500, 2000, 30_000)), RIGHT, OTHER], 3, 2,
+    ),
+    "other names": (
+        [
+            SETUP,
+            "from functools import partial\nMEAN = 'mean'\nreduce = comm.all_reduce\nmean = partial(reduce, op=MEAN)",
+            "?comm\ncomm.send?\nfiles = !ls",
+            RIGHT.replace('comm.all_reduce(p.grad, group, op="mean")', "mean(p.grad, group)"),
+            OTHER,
+        ], 3, 2,
+    ),
     "a class for a function": ([SETUP, "average_gradients = 3", OTHER], 0, 2),
 }  # fmt: skip
 
 
 def write_notebook(path, cells):
     path.parent.mkdir(parents=True, exist_ok=True)
-    cells = [{"cell_type": "code", "metadata": {}, "source": source} for source in cells]
+    cells = [cell if isinstance(cell, dict) else {"source": cell} for cell in cells]
+    cells = [{"cell_type": "code", "metadata": {}} | cell for cell in cells]
     path.write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}))
 
 
@@ -141,12 +187,17 @@ def broken_files(folder):
     with open(folder / "sparse" / "a.ipynb", "wb") as file:
         file.truncate(10 * 2**30)
     os.mkdir(os.fsencode(folder) + b"/\xff\xfe")
+    (folder / "a script").mkdir()
+    (folder / "a script" / "hw.py").write_text(RIGHT)
     return {
         "garbage": "not JSON", "empty": "not JSON", "a list": "no list of cells", "brackets": "not JSON",
         "odd cells": "",
         "no file": "nothing was handed in", "link": "not a plain file", "fifo": "not a plain file",
-        "sparse": "too large", "\\udcff\\udcfe": "nothing was handed in",
+        "sparse": "too large", "\\udcff\\udcfe": "nothing was handed in", "a script": "hw.py: no notebook",
     }  # fmt: skip
+
+
+NOTHING_THERE = "no file", "\\udcff\\udcfe", "a script"
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +205,18 @@ def graded(tmp_path_factory):
     """All of them in one run, two at a time; student -> JSON."""
     folder = tmp_path_factory.mktemp("grading")
     submissions = folder / "submissions"
-    for name, (cells, *_) in HOSTILE.items():
-        write_notebook(submissions / name / "03.ipynb", cells)
+    submissions.mkdir()
     broken_files(submissions)
+    write_notebook(Path(os.fsdecode(os.fsencode(submissions) + b"/\xfe\xff")) / "\udcff.ipynb", [SETUP, RIGHT, OTHER])
     (folder / "cases.py").write_text(CASES)
     (folder / "hw.json").write_text(json.dumps(ASKED))
     args = [str(folder / "hw.json"), str(submissions), "--out", str(folder / "grades"), "--jobs", "2"]
-    assert main([*args, "--cases", str(folder / "cases.py")]) == 0
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        port = str(listens.getsockname()[1])
+        for name, (cells, *_) in HOSTILE.items():
+            cells = [cell if isinstance(cell, dict) else cell.replace("PORT", port) for cell in cells]
+            write_notebook(submissions / name / "03.ipynb", cells)
+        assert main([*args, "--cases", str(folder / "cases.py")]) == 0
     found = [json.loads(path.read_text()) for path in (folder / "grades" / "students").glob("*.json")]
     return {given["student"]: given for given in found}
 
@@ -192,7 +248,8 @@ def test_points_are_as_they_should_be(graded, name):
 def test_what_is_no_notebook_costs_its_student_alone(graded, tmp_path):
     for name, note in broken_files(tmp_path).items():
         assert points(graded[name]) == (0, 0) and note in " ".join(graded[name]["notes"]), graded[name]
-        assert {r["status"] for r in graded[name]["results"]} == {"BLOCKED" if name == "odd cells" else "MISSING"}
+        assert {r["status"] for r in graded[name]["results"]} == {"MISSING" if name in NOTHING_THERE else "BLOCKED"}
+    assert points(graded["\\udcfe\\udcff"]) == (3, 2)
 
 
 @of_fifty
@@ -212,6 +269,11 @@ def test_what_went_wrong_is_told_apart(graded):
     assert "reaches" not in str(graded["right"]["notes"]) and graded["right"]["notes"] == []
     assert "REVIEW: lib.check in 03.ipynb" in graded["patches the judge"]["notes"]
     assert "REVIEW: ctypes in 03.ipynb" in graded["segfault"]["notes"]
+    assert "REVIEW: lib.check in 03.ipynb" in graded["calls the reference"]["notes"]
+    assert any(word in said["fills memory"]["hint"] for word in ("MemoryError", "did not return within"))
+    assert "\\ud800" in said["half a letter"]["hint"]
+    for name in ("stops its parent", "stops its parent, which is to be sent much"):
+        assert said[name]["hint"].startswith("Nothing came back within"), said[name]
     hidden = {r["hidden"] for r in graded["right"]["results"]}
     assert hidden == {False}
 
@@ -232,13 +294,23 @@ def try_to_read(home, allowed, monkeypatch):
     monkeypatch.setattr(sight, "needed", lambda: [below])
     if not allowed:
         monkeypatch.setattr(sight, "_libc", SimpleNamespace(unshare=lambda flags: -1))
-    assert sight._child_can_read(below / "os.py", USER) is allowed
-    assert not sight._child_can_read(home / "secret", USER)
+    assert sight.can_read(below / "os.py", USER) is allowed
+    assert not sight.can_read(home / "secret", USER)
     assert sight._closed_above(below / "os.py") == home and home.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(sight, "unreadable", lambda uid: None if allowed else home)
     monkeypatch.setattr("lib.grade.jail.processes_of", lambda uid: [])
     with nullcontext() if allowed else pytest.raises(JailError, match=f"cannot read {home}"):
-        User(USER).check()
+        User(USER).check(home)
+
+
+@needs_jail
+def test_a_folder_that_a_classmates_code_could_read(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        (Path(folder) / "ann").mkdir()
+        User(USER).check(Path(folder))
+        os.chmod(folder, 0o755)
+        with pytest.raises(JailError, match=f"could read what is in {folder}: chmod 700 it"):
+            User(USER).check(Path(folder))
 
 
 # ---- one run after another ------------------------------------------------------------------------------------------
@@ -255,9 +327,13 @@ def course(tmp_path):
     return tmp_path
 
 
+def arguments(course, *more):
+    folders = [str(course / "submissions"), "--out", str(course / "grades")]
+    return [str(course / "hw.json"), *folders, "--trust", "--cases", str(course / "cases.py"), *more]
+
+
 def grade_course(course, *more):
-    args = [str(course / "hw.json"), str(course / "submissions"), "--out", str(course / "grades"), "--trust", *more]
-    code = main([*args, "--cases", str(course / "cases.py")])
+    code = main(arguments(course, *more))
     with open(course / "grades" / "grades.csv", newline="") as file:
         return code, {row["student"]: row for row in csv.DictReader(file)}
 
@@ -272,7 +348,10 @@ def test_a_course(course, capsys):
     assert rows["'=ben"]["score"] == rows["carl"]["score"] == "0.0"
     assert "nothing was handed in" in rows["carl"]["look at it because"]
     out = capsys.readouterr().out
-    assert "03.1 average_gradients: 1 all, 0 a part, 3 nothing" in out and "you summed and did not divide" in out
+    assert (
+        "03.1 average_gradients: 1 all, 0 a part, 3 nothing (2 not there)\n" in out
+        and "you summed and did not divide" in out
+    )
 
     given = json.loads((course / "grades" / "students" / "ann.json").read_text())
     assert [(r["case"], r["hidden"]) for r in given["results"]] == [("3 ranks", False), ("5 ranks", True)]
@@ -285,8 +364,23 @@ def test_a_course(course, capsys):
     by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
     before = {path: path.stat().st_mtime_ns for path in (course / "grades" / "students").iterdir()}
     code, rows = grade_course(course, *more)
-    assert (code, float(rows["ann"]["score"]), rows["ann"]["why"]) == (0, 3.2 + 5 * 0.8, "5")
+    assert (code, float(rows["ann"]["score"]), rows["ann"]["why"]) == (0, 3.2 + 5 * 0.8, "5.0")
     assert before == {path: path.stat().st_mtime_ns for path in (course / "grades" / "students").iterdir()}
+
+    # What a person enters must be a number.
+    by_hand.write_text(by_hand.read_text().replace("ann,why,5.0,", 'ann,why,"2,5",'))
+    assert main(arguments(course, *more)) == 2 and "'2,5' is no number of points" in capsys.readouterr().err
+    by_hand.write_text(by_hand.read_text().replace('ann,why,"2,5",', "ann,why,5,"))
+
+    # Another day, another number of points: everybody is graded again.
+    assert grade_course(course)[1]["ann"]["score"] == "9.0"
+    asked = json.loads((course / "hw.json").read_text())
+    (course / "hw.json").write_text(json.dumps(asked | {"exercises": {"03.1": 2}}))
+    assert grade_course(course)[1]["ann"]["raw"] == "2.0"
+    (course / "hw.json").write_text(json.dumps(asked))
+    (course / "cases.py").write_text(CASES.replace("(3,)", "(3, 4)"))
+    grade_course(course)
+    assert "4 ranks" in (course / "grades" / "students" / "ann.json").read_text()
 
     # Another submission is graded again.
     write_notebook(course / "submissions" / "=ben" / "03.ipynb", [SETUP, RIGHT])
@@ -307,6 +401,65 @@ def test_an_exercise_in_parts_gives_points_for_each(tmp_path):
     ]
 
 
+def test_a_long_answer_in_words_can_be_graded(course):
+    """A picture was pasted into it."""
+    marks = {"nbgrader": {"grade_id": "why", "solution": True}}
+    write_notebook(
+        course / "submissions" / "ann" / "words.ipynb",
+        [{"cell_type": "markdown", "metadata": marks, "source": "x" * 200_000}],
+    )
+    grade_course(course)
+    by_hand = course / "grades" / "by_hand.csv"
+    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
+    assert grade_course(course)[1]["ann"]["score"] == "9.0"
+
+
+def test_where_grading_itself_fails_nobody_is_lost(course, monkeypatch, capsys):
+    """A person looks; the next run grades that student again."""
+    true = Submission.read
+
+    def fails(submission):
+        if submission.student == "ann" and submission.paths:
+            raise OSError("the disk is gone")
+        return true(submission)
+
+    monkeypatch.setattr(Submission, "read", fails)
+    code, rows = grade_course(course)
+    assert code == 1 and rows["ann"]["look at it because"] == "could not be graded: OSError: the disk is gone"
+    assert "(1 not readable)" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert grade_course(course)[1]["ann"]["raw"] == "4.0"
+
+
+@pytest.mark.slow("a process of its own imports torch, and waits for a time limit")
+@pytest.mark.thorough("a process that imports torch")
+def test_what_is_interrupted_goes_on_where_it_was(course):
+    for name in ("carl", "dora"):
+        write_notebook(course / "submissions" / name / "03.ipynb", first("time.sleep(10**6)"))
+    students = course / "grades" / "students"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lib.grade", *arguments(course)], cwd=ROOT, stderr=subprocess.PIPE
+    )
+    until = time.monotonic() + 60
+    while not (students / "ann.json").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    done = {path: path.stat().st_mtime_ns for path in students.iterdir()}
+    assert process.returncode != 0 and students / "ann.json" in done and students / "dora.json" not in done
+    assert [*grade_course(course)[1]] == ["'=ben", "ann", "carl", "dora"]
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+
+
+def test_a_container_without_root_needs_no_trust(course, monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    untrusted = [word for word in arguments(course) if word != "--trust"]
+    monkeypatch.setattr("lib.grade.__main__.CONTAINER", (str(course / "no such file"),))
+    assert main(untrusted) == 2 and "only root can become one" in capsys.readouterr().err
+    monkeypatch.setattr("lib.grade.__main__.CONTAINER", (str(course / "hw.json"),))
+    assert main(untrusted) == 0 and "no root in this container" in capsys.readouterr().err
+
+
 def test_two_notebooks_with_one_exercise(course):
     write_notebook(course / "submissions" / "ann" / "04.ipynb", [SETUP, "def average_gradients(params, group): pass"])
     code, rows = grade_course(course)
@@ -319,12 +472,16 @@ def test_names_of_canvas(tmp_path):
         "doeann_LATE_12345_678_hw-1.ipynb",
         "doeann_LATE_12345_679_other.ipynb",
         "roeben_22_33_hw.ipynb",
+        "kimminjun_7_1_hw.ipynb",
+        "kimminjun_8_2_hw.ipynb",
         "own.ipynb",
     ):
         write_notebook(tmp_path / name, [])
     (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "poecid_9_3_hw.pdf").write_text("")
     found = {s.student: s for s in find_submissions(str(tmp_path))}
-    assert [*found] == ["doeann", "own", "roeben"]
+    assert [*found] == ["doeann", "kimminjun_7", "kimminjun_8", "own", "poecid", "roeben"]
+    assert found["kimminjun_8"].canvas_id == "8" and found["poecid"].others == ("poecid_9_3_hw.pdf",)
     assert (found["doeann"].canvas_id, found["doeann"].marked_late, len(found["doeann"].paths)) == ("12345", True, 2)
     assert (found["roeben"].canvas_id, found["roeben"].marked_late) == ("22", False)
 
@@ -340,15 +497,16 @@ def test_a_column_of_canvas(tmp_path):
     ]
     write_table(tmp_path / "export.csv", rows)
     grades = [
-        {"student": "doeann", "canvas_id": "12345", "score": 4.5},
+        {"student": "doeann", "canvas_id": "12345", "score": 4},
         {"student": "roeben", "canvas_id": "", "score": 3.0},
     ]
-    assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades) == 2
+    totals = {"doeann": 4.5, "roeben": 3.0}  # with points for words
+    assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades, totals) == 2
     filled = list(csv.reader(open(tmp_path / "new.csv", newline="")))
     assert [row[3] for row in filled] == ["Homework (77)", "5", "4.5", "3", ""] and [r[4] for r in filled][2] == "8"
     write_table(tmp_path / "other.csv", [["Student", "ID"]])
     with pytest.raises(ValueError, match="0 columns called 'Homework'"):
-        fill_canvas(str(tmp_path / "other.csv"), tmp_path / "new.csv", asked, grades)
+        fill_canvas(str(tmp_path / "other.csv"), tmp_path / "new.csv", asked, grades, totals)
 
 
 @pytest.mark.parametrize(
@@ -393,11 +551,11 @@ def test_names_of_files_are_plain_and_differ():
 @needs_jail
 def test_users_that_cannot_be():
     with pytest.raises(JailError, match="is root"):
-        User(0).check()
+        User(0).check(Path("/root"))
     sleeper = subprocess.Popen(["sleep", "60"], user=61234)
     try:
         with pytest.raises(JailError, match="61234 has processes"):
-            User(61234).check()
+            User(61234).check(Path("/root"))
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -407,8 +565,8 @@ def test_users_that_cannot_be():
 def test_without_rights_there_must_be_trust():
     """As somebody who is not root; what is imported before, this one need not be allowed to read."""
     args = ["assignments/hw1.json", "solutions"]
-    code = "import lib.check.catalogue, os, sys\nfrom lib.grade.__main__ import main\nos.setuid(61234)\n"
-    importer = f"{code}sys.exit(main({args!r}))"
+    code = "import lib.check.catalogue, os, sys\nfrom lib.grade import __main__ as grade\nos.setuid(61234)\n"
+    importer = f"{code}grade.CONTAINER = ()\nsys.exit(grade.main({args!r}))"
     done = subprocess.run([sys.executable, "-c", importer], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "only root can become one" in done.stderr and "--trust" in done.stderr
 

@@ -21,6 +21,7 @@ from lib.check import record
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, judge, new_seed
 
+NBGRADER = bool(os.environ.get("NBGRADER_EXECUTION"))  # read now: a student's cell may change it later
 _session: dict[str, tuple[Exercise, float]] = {}  # with the points of what was checked in this process, by id
 
 
@@ -50,7 +51,7 @@ def check(
     if not _strict() or status == PASS:
         return None
     _, got = _session[find(exercise).id]
-    if got and _under_nbgrader():
+    if got and NBGRADER:
         return got
     raise AssertionError(text)
 
@@ -99,17 +100,26 @@ def find(exercise: str | Exercise) -> Exercise:
 
 
 def progress() -> None:
-    """Print the points of the exercises that were checked here, and what to do next in all notebooks."""
-    if not _session:
-        print("Nothing is checked yet: run the cells above.")
-        return
-    rows = [_session[i] for i in sorted(_session)]
-    width = max(len(e.title) for e, _ in rows)
-    lines = [f"{e.id}  {e.title:<{width}}  {points:g}/{e.points:g}" for e, points in rows]
-    total, possible = sum(p for _, p in rows), sum(e.points for e, _ in rows)
-    lines.append(f"{'all':<{width + 6}}  {total:g}/{possible:g} points")
-    lines += [] if _strict() else [record.advice(record.kept())]
+    """Print the points of this notebook's exercises, then those of all chapters, and what to do next."""
+    lines = _here() if _session else ["Nothing is checked yet: run the cells above."]
+    lines += [] if _strict() else ["", record.all_chapters()]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _here() -> list[str]:
+    """A line for each exercise that was checked here; of a chapter of the book also for those that were not."""
+    from lib.check.catalogue import EXERCISES
+
+    of_book = {exercise.chapter for exercise, _ in _session.values() if exercise is EXERCISES.get(exercise.id)}
+    found = {i: (exercise, 0.0) for i, exercise in EXERCISES.items() if exercise.chapter in of_book} | _session
+    rows = [found[i] for i in sorted(found)]
+    width = max(len(e.title) for e, _ in rows)
+    lines = [
+        f"{e.id}  {e.title:<{width}}  {points:g}/{e.points:g}" + "   not checked yet" * (e.id not in _session)
+        for e, points in rows
+    ]
+    total, possible = sum(p for _, p in rows), sum(e.points for e, _ in rows)
+    return [*lines, f"{'all':<{width + 6}}  {total:g}/{possible:g} points"]
 
 
 def forget() -> None:
@@ -138,8 +148,4 @@ def _strict() -> bool:
     nbgrader gives a cell its points unless it raises. It sets `NBGRADER_EXECUTION` to "autograde" or "validate" while
     it runs a notebook, and to nothing where it only converts one, or runs the teacher's own for a page of solutions.
     """
-    return os.environ.get("CHECK_STRICT") == "1" or _under_nbgrader()
-
-
-def _under_nbgrader() -> bool:
-    return bool(os.environ.get("NBGRADER_EXECUTION"))
+    return os.environ.get("CHECK_STRICT") == "1" or NBGRADER

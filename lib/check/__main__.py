@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from lib.check import PASS, forget, missing, progress, record, verdict
+from lib.check import PASS, find, forget, missing, progress, record, verdict
 from lib.check.catalogue import EXERCISES
 from lib.check.source import NotebookError, read_notebook
 
@@ -76,8 +76,8 @@ def _all(notebooks: Sequence[str]) -> int:
                 text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id))
                 print(text, flush=True)
                 found[exercise_id] = status
-            chapters = {_chapter(exercise_id) for exercise_id, _ in notebook.checks}
-            asked |= notebook.asked or {i: None for i in EXERCISES if _chapter(i) in chapters}
+            chapters = {find(exercise_id).chapter for exercise_id, _ in notebook.checks}
+            asked |= notebook.asked or {i: None for i, e in EXERCISES.items() if e.chapter in chapters}
         for exercise in [e for i, e in EXERCISES.items() if i in asked and i not in found]:
             why = f'No cell calls check("{exercise.id}", {exercise.title}).'
             text, found[exercise.id] = missing(exercise.id, why, asked[exercise.id])
@@ -94,10 +94,6 @@ def _one(exercise_id: str, name: str, names: dict, points: float | None) -> tupl
     if callable(names.get(name)):
         return verdict(exercise_id, names[name], points=points)
     return missing(exercise_id, f"{name} is not defined.", points)
-
-
-def _chapter(exercise_id: str) -> str:
-    return exercise_id.partition(".")[0]
 
 
 if __name__ == "__main__":

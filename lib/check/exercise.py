@@ -80,6 +80,11 @@ class Exercise:
     parts: tuple[str, ...] = ("",)
     timeout_s: float = 5
 
+    @property
+    def chapter(self) -> str:
+        """Its number in two digits, `"03"`."""
+        return self.id.partition(".")[0]
+
 
 def same(got: Data, wanted: Data, tolerance: float = 1e-6) -> bool:
     """Whether `got` has all entries of `wanted`, tensors to `tolerance` of their largest element."""

@@ -55,9 +55,9 @@ def next_to_do(done: dict[str, float]) -> Exercise | None:
     """The first exercise that is not done, of a chapter that is begun if there is one."""
     from lib.check.catalogue import EXERCISES  # a check of one exercise needs no other
 
-    begun = {i.partition(".")[0] for i in done}
+    begun = {i[:2] for i in done}
     left = [e for i, e in EXERCISES.items() if done.get(i, 0) < 1]
-    return next((e for e in left if e.id.partition(".")[0] in begun), left[0] if left else None)
+    return next((e for e in left if e.chapter in begun), left[0] if left else None)
 
 
 def all_chapters() -> str:
@@ -65,7 +65,7 @@ def all_chapters() -> str:
     from lib.check.catalogue import EXERCISES
 
     done, lines = kept(), []
-    for chapter, exercises in groupby(EXERCISES.values(), key=lambda e: e.id.partition(".")[0]):
+    for chapter, exercises in groupby(EXERCISES.values(), key=lambda e: e.chapter):
         lines.append(_line(f"chapter {int(chapter)}", [*exercises], done))
     lines.append(_line("all", [*EXERCISES.values()], done))
     return "\n".join([*lines, advice(done)])

@@ -10,10 +10,13 @@ from __future__ import annotations
 import ast
 import json
 import linecache
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+_FOR_IPYTHON = re.compile(r"^\s*(\w+\s*=\s*)?[%!?]|^\s*[\w.]+\?{1,2}\s*$")
 
 
 class NotebookError(ValueError):
@@ -77,6 +80,11 @@ class Answer:
         return names[self.name]
 
 
+def printable(text: str) -> str:
+    """As UTF-8, whatever bytes a file's name is made of."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def read_notebook(path: str) -> Notebook:
     """A notebook's definitions, by its file.
 
@@ -87,8 +95,9 @@ def read_notebook(path: str) -> Notebook:
     checks: list[tuple[str, str]] = []
     notes: list[str] = []
     every, about = _read(path)
+    name = printable(Path(path).name)
     for number, text in enumerate((_source(c) for c in every if c.get("cell_type") == "code"), 1):
-        title = f"{Path(path).name}, code cell {number}"
+        title = f"{name}, code cell {number}"
         try:
             checks += _checks(_parse(text))
             cells.append((title, text))
@@ -98,7 +107,7 @@ def read_notebook(path: str) -> Notebook:
             notes.append(f"{title} does not parse: {error}")
     asked = about.get("exercises")
     asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
-    return Notebook(Path(path).name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked)
+    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked)
 
 
 def _read(path: str) -> tuple[list[dict], dict]:
@@ -136,20 +145,20 @@ def _texts(cells: list[dict]) -> dict[str, str]:
 
 
 def _parse(source: str) -> ast.Module:
-    """A cell's Python, without the lines that only IPython understands, as `%matplotlib inline` and `!ls`."""
+    """A cell's Python, without the lines that only IPython understands, as `%matplotlib inline`, `!ls` and `?f`."""
     try:
         return ast.parse(source)
     except SyntaxError:
         lines = source.splitlines(keepends=True)
         if lines[0].startswith("%%") and not lines[0].startswith(("%%time", "%%capture")):
             return ast.parse("")  # a cell in another language
-        return ast.parse("".join("\n" if line.lstrip().startswith(("%", "!")) else line for line in lines))
+        return ast.parse("".join("\n" if _FOR_IPYTHON.search(line) else line for line in lines))
 
 
 def _defines(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
         value = statement.value
-        return isinstance(value, ast.Lambda) or _is_literal(value) or _is_number(value)
+        return isinstance(value, ast.Lambda) or _is_literal(value) or _is_number(value) or _is_other_name(value)
     return isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
 
 
@@ -171,12 +180,28 @@ def _is_literal(value: ast.expr | None) -> bool:
 
 def _is_number(value: ast.expr | None) -> bool:
     """A number, or arithmetic as in `25 * 1024**2`; a power only of what is small."""
-    if not isinstance(value, ast.BinOp):
-        return isinstance(value, ast.Constant) and isinstance(value.value, (int, float))
-    if isinstance(value.op, ast.Pow):
-        return all(isinstance(s, ast.Constant) and s.value in range(10_000) for s in (value.left, value.right))
-    arithmetic = isinstance(value.op, (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv))
-    return arithmetic and _is_number(value.left) and _is_number(value.right)
+    left = [value]  # a list, as a sum may be too long for recursion
+    while left:
+        node = left.pop()
+        if not isinstance(node, ast.BinOp):
+            holds = isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+        elif isinstance(node.op, ast.Pow):
+            holds = all(isinstance(s, ast.Constant) and s.value in range(10_000) for s in (node.left, node.right))
+        else:
+            holds = isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv))
+            left += [node.left, node.right]
+        if not holds:
+            return False
+    return True
+
+
+def _is_other_name(value: ast.expr | None) -> bool:
+    """`torch.float64`, another function's name, or `partial` of one."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "partial"
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return isinstance(value, ast.Name)
 
 
 def _checks(tree: ast.Module) -> list[tuple[str, str]]:

@@ -104,7 +104,7 @@ class Assignment:
     @property
     def chapters(self) -> list[str]:
         """Of its exercises, such as `"03"`."""
-        return sorted({exercise.id.partition(".")[0] for exercise in self.exercises})
+        return sorted({exercise.chapter for exercise in self.exercises})
 
     @property
     def max_score(self) -> float:
@@ -149,6 +149,15 @@ def read_assignment(path: str, cases: str | None = None) -> Assignment:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
         raise AssignmentError(f"{path} is not an assignment: {what}") from None
+
+
+def hidden_ranks(exercise: Exercise) -> set[int]:
+    """Cases that only the teacher's file has: other numbers of ranks, or all of them where the inputs are others."""
+    try:
+        known = find(exercise.id)
+    except ValueError:  # an exercise of the teacher's
+        return set()
+    return {*exercise.ranks} - ({*known.ranks} if exercise.inputs is known.inputs else set())
 
 
 def _assignment(told: dict[str, Any], own: dict[str, Exercise]) -> Assignment:

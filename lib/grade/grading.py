@@ -8,16 +8,13 @@ import re
 import time
 from typing import Any
 
-from lib.check import find
 from lib.check.exercise import Exercise
 from lib.check.judge import PASS, TODO, cases_of, judge
-from lib.check.source import Answer, Notebook
-from lib.grade.assignment import Assignment
+from lib.check.source import Answer, Notebook, printable
+from lib.grade.assignment import Assignment, hidden_ranks
 from lib.grade.jail import Jail, User
+from lib.grade.reports import BLOCKED, MISSING
 from lib.grade.submissions import Submission
-
-MISSING = "MISSING"  # no cell defines it
-BLOCKED = "BLOCKED"  # a cell that may define it does not parse
 
 
 def grade(assignment: Assignment, submission: Submission, user: User, secret: bytes) -> dict[str, Any]:
@@ -31,13 +28,16 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     """
     began_s = time.monotonic()
     notebooks, notes = submission.read()
-    if not submission.paths:
+    unread = len(notes) > 0
+    if submission.others:
+        notes.append(f"{', '.join(submission.others)}: no notebook")
+    elif not submission.paths:
         notes.append("nothing was handed in")
     notes += [f"REVIEW: {what} in {book.name}" for book in notebooks for what in _suspicious(book)]
     results = []
     for exercise in assignment.exercises:
         seed = _seed(secret, assignment.id, submission.student, exercise.id)
-        results += _results(exercise, assignment.points[exercise.id], notebooks, notes, user, seed)
+        results += _results(exercise, assignment.points[exercise.id], notebooks, unread, notes, user, seed)
     raw = round(sum(r["points"] for r in results), 4)
     days = assignment.days_late(submission.when) if submission.when else 0
     factor = assignment.late.factor(days) if days else 1.0
@@ -52,7 +52,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         "max_score": assignment.max_score,
         "days_late": days,
         "late_factor": factor,
-        "files": [path.name.encode("utf-8", "backslashreplace").decode() for path in submission.paths],
+        "files": [printable(path.name) for path in submission.paths],
         "notes": notes,
         "results": results,
         "by_hand": [
@@ -88,10 +88,16 @@ def _seed(secret: bytes, *of: str) -> int:
 
 
 def _results(
-    exercise: Exercise, points: float, notebooks: list[Notebook], notes: list[str], user: User, seed: int
+    exercise: Exercise,
+    points: float,
+    notebooks: list[Notebook],
+    unread: bool,
+    notes: list[str],
+    user: User,
+    seed: int,
 ) -> list[dict[str, Any]]:
-    """A row for each case; a case has its part of the points."""
-    hidden = _hidden(exercise)
+    """A row for each case; a case has its part of the points. `unread`: a file or a cell could not be read."""
+    hidden = hidden_ranks(exercise)
     asked = cases_of(exercise)
     each = points / len(asked)
 
@@ -112,9 +118,8 @@ def _results(
     if len(holders) > 1:
         notes.append(f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts")
     if not holders:
-        broken = any("does not parse" in note for note in notes)
-        status = BLOCKED if broken else MISSING
-        why = f"{exercise.title} is not defined" + ", or in a cell that does not parse" * broken
+        status = BLOCKED if unread else MISSING
+        why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
         return [row(case, status, f"{why}.") for case in asked]
     jail = Jail(user)
     try:
@@ -127,14 +132,6 @@ def _results(
     return [row(case, *outcome) for case, outcome in zip(asked, said, strict=True)]
 
 
-def _hidden(exercise: Exercise) -> set[int]:
-    """Cases that only the teacher's file has."""
-    try:
-        return {*exercise.ranks} - {*find(exercise.id).ranks}
-    except ValueError:  # an exercise of the teacher's
-        return set()
-
-
 def _text(notebooks: list[Notebook], name: str) -> str:
     return next((notebook.texts[name] for notebook in notebooks if name in notebook.texts), "")
 
@@ -143,4 +140,7 @@ def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[st
     """What is written where grading itself has failed: nobody is lost, and a person looks."""
     nothing = Submission(submission.student, (), submission.canvas_id)
     given = grade(assignment, nothing, User(None), b"")
-    return given | {"notes": [f"could not be graded: {why}"], "files": [p.name for p in submission.paths]}
+    why = f"could not be graded: {why}"
+    results = [row | {"status": BLOCKED, "hint": why} for row in given["results"]]
+    files = [printable(path.name) for path in submission.paths]
+    return given | {"notes": [why], "files": files, "results": results, "digest": None}  # so it is graded again

@@ -21,10 +21,12 @@ import signal
 import socket
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe, connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -65,8 +67,8 @@ class User:
 
     uid: int | None
 
-    def check(self) -> None:
-        """Raises `JailError` where this user cannot be had."""
+    def check(self, submissions: Path) -> None:
+        """Raises `JailError` where this user cannot be had, or could read the others' submissions."""
         if self.uid is None:
             return
         if os.geteuid() != 0:
@@ -82,6 +84,10 @@ class User:
             raise JailError(
                 f"user {self.uid} cannot read {path}, where Python or the book lies: chmod o+x it, or install both "
                 "elsewhere, such as in /opt"
+            )
+        if sight.can_read(submissions, self.uid):
+            raise JailError(
+                f"students' code could read what is in {submissions}: chmod 700 it, and nobody copies from a classmate"
             )
 
 
@@ -111,19 +117,24 @@ class Jail:
     ) -> list[list[Data] | NoAnswer]:
         """As `lib.check.judge.in_ranks`, and whatever happens an answer to all of it."""
         limit_s = len(answers) * (exercise.timeout_s + SLACK_S)
+        # The jail may be stopped between two bytes, and then neither sending nor receiving would end.
+        too_late = threading.Timer(limit_s, self._leash.close)
+        too_late.start()
         try:
             self._conn.send_bytes(cloudpickle.dumps((exercise.body, exercise.timeout_s, list(answers), inputs)))
-            if not self._conn.poll(limit_s):
-                return [NoAnswer(FAIL, f"Nothing came back within {limit_s:g} s.")] * len(answers)
             outcomes = [_outcome(x) for x in _data(self._conn.recv_bytes(MOST_BYTES))]
             if len(outcomes) != len(answers):
                 raise ValueError("there are other outcomes than answers")
             return outcomes
         except (EOFError, ConnectionError):
-            return [NoAnswer(FAIL, "Your function has ended the process that waited for it.")] * len(answers)
+            ended = "Your function has ended the process that waited for it."
+            why = f"Nothing came back within {limit_s:g} s." if self._leash.closed else ended
+            return [NoAnswer(FAIL, why)] * len(answers)
         except Exception as error:  # whatever is wrong with bytes that may be forged: they count for nothing
             why = f"What your function returned cannot be read: {type(error).__name__}: {str(error)[:200]}"
             return [NoAnswer(FAIL, why)] * len(answers)
+        finally:
+            too_late.cancel()
 
     def close(self) -> None:
         """End it with all that has come of it."""
@@ -253,6 +264,7 @@ def _children(pid: int) -> list[int]:
 def _serve(conn: connection.Connection, uid: int | None, folder: str) -> None:
     _give_up_rights(conn, uid, folder)
     server.fork_here()
+    os.register_at_fork(after_in_child=conn.close)  # ranks have their own ways to answer
     while True:
         try:
             body, timeout_s, answers, inputs = pickle.loads(conn.recv_bytes())

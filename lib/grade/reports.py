@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lib.check.judge import FAIL, PASS
+from lib.check.judge import FAIL, PASS, TODO
 from lib.grade.assignment import Assignment
 
 Grade = dict[str, Any]
+MISSING = "MISSING"  # no cell defines it
+BLOCKED = "BLOCKED"  # a file or a cell that may define it cannot be read, or grading failed
+WITHOUT = {TODO: "not begun", MISSING: "not there", BLOCKED: "not readable"}  # why somebody has no points
 
 
 def write(path: Path, text: str) -> None:
     """All of it or nothing: a run may be ended at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-    with open(fd, "w", encoding="utf-8", newline="") as file:
+    with open(fd, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         file.write(text)
     os.chmod(name, 0o600)
     os.replace(name, path)
@@ -33,10 +38,12 @@ def write_json(path: Path, thing: object) -> None:
 
 def write_table(path: Path, rows: list[list[Any]]) -> None:
     """A CSV; a cell that a spreadsheet would compute is text."""
-    import io
+    _write_csv(path, [[_cell(x) for x in row] for row in rows])
 
+
+def _write_csv(path: Path, rows: list[list[Any]]) -> None:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([[_cell(x) for x in row] for row in rows])
+    csv.writer(out, lineterminator="\n").writerows(rows)
     write(path, out.getvalue())
 
 
@@ -49,16 +56,25 @@ def points_of(given: Grade, exercise: str) -> float:
     return round(sum(r["points"] for r in given["results"] if r["exercise"] == exercise), 4)
 
 
-def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> None:
-    """`grades.csv`, and `by_hand.csv` for questions in words: points that a person has entered there stay and count."""
+def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict[str, float]:
+    """`grades.csv`, and `by_hand.csv` for questions in words: points that a person has entered there stay and count.
+
+    Returns:
+        Student -> all points, those for words among them.
+
+    Raises:
+        ValueError: points for words that are no number.
+    """
     ids = [e.id for e in assignment.exercises]
     by_hand = _points_by_hand(out / "by_hand.csv")
     rows: list[list[Any]] = [
         ["student", *ids, *assignment.by_hand, "raw", "days_late", "score", "max", "look at it because"]
     ]
+    totals = {}
     for given in grades:
         words = [by_hand.get((given["student"], name), "") for name in assignment.by_hand]
-        extra = sum(float(x) for x in words if x != "") * given["late_factor"]
+        extra = sum(x for x in words if x != "") * given["late_factor"]
+        totals[given["student"]] = round(given["score"] + extra, 4)
         rows.append(
             [
                 given["student"],
@@ -66,7 +82,7 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> None
                 *words,
                 given["raw_score"],
                 given["days_late"],
-                round(given["score"] + extra, 4),
+                totals[given["student"]],
                 given["max_score"] + assignment.points_by_hand,
                 "; ".join(given["notes"]),
             ]
@@ -81,21 +97,27 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> None
             answer = assignment.by_hand[name].answers[row]
             table.append([student, name, by_hand.get((student, name), ""), asked["max"], asked["text"], row, answer])
         write_table(out / "by_hand.csv", table)
+    return totals
 
 
-def _points_by_hand(path: Path) -> dict[tuple[str, str], str]:
+def _points_by_hand(path: Path) -> dict[tuple[str, str], float]:
     if not path.exists():
         return {}
+    csv.field_size_limit(sys.maxsize)  # an answer may have a picture pasted into it
     with open(path, encoding="utf-8", newline="") as file:
-        return {
-            (row["student"].removeprefix("'"), row["question"]): row["points"]
-            for row in csv.DictReader(file)
-            if row["points"].strip()
-        }
+        entered = [row for row in csv.DictReader(file) if row["points"].strip()]
+    found = {}
+    for row in entered:
+        try:
+            found[row["student"].removeprefix("'"), row["question"]] = float(row["points"])
+        except ValueError:
+            where = f"{path}, {row['student']}, {row['question']}"
+            raise ValueError(f"{where}: {row['points']!r} is no number of points; write 2.5") from None
+    return found
 
 
 def overview(assignment: Assignment, grades: list[Grade]) -> str:
-    """Per exercise: how many have all points, a part, nothing; and the hint that most wrong answers got."""
+    """Per exercise: how many have all points, a part, nothing, and why; and the hint that most wrong answers got."""
     lines = [f"{assignment.title}: {len(grades)} students, {assignment.max_score:g} points"]
     for exercise in assignment.exercises:
         most = assignment.points[exercise.id]
@@ -105,8 +127,12 @@ def overview(assignment: Assignment, grades: list[Grade]) -> str:
         hints = Counter(hint for rows in wrong for hint in dict.fromkeys(r["hint"].partition("\n")[0] for r in rows))
         often = "".join(hint for hint, _ in hints.most_common(1))
         whole, part = sum(x >= most - 1e-9 for x in got), sum(0 < x < most - 1e-9 for x in got)
+        # An answer that is not there, or was not begun, has the same status in all cases.
+        first = [next(r["status"] for r in g["results"] if r["exercise"] == exercise.id) for g in grades]
+        why = ", ".join(f"{first.count(status)} {says}" for status, says in WITHOUT.items() if status in first)
         lines.append(
             f"  {exercise.id} {exercise.title}: {whole} all, {part} a part, {len(got) - whole - part} nothing"
+            + f" ({why})" * bool(why)
             + f"\n      most often: {often}" * bool(often)
         )
     return "\n".join(lines)
@@ -136,8 +162,15 @@ def gradescope(given: Grade) -> dict[str, Any]:
     }
 
 
-def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Grade]) -> int:
+def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Grade], totals: dict[str, float]) -> int:
     """A copy of Canvas' exported gradebook with one column filled; returns how many students were found in it.
+
+    Args:
+        export: the gradebook's file.
+        out: the copy's.
+        assignment: whose title the column has.
+        grades: who the students are.
+        totals: student -> points.
 
     Raises:
         ValueError: the file is no such export.
@@ -152,7 +185,7 @@ def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Gra
         raise ValueError(f"{export} has {len(names)} columns called {assignment.title!r}; there must be one")
     scores: dict[str, float] = {}
     for given in grades:
-        scores |= {key: given["score"] for key in (given["canvas_id"], given["student"]) if key}
+        scores |= {key: totals[given["student"]] for key in (given["canvas_id"], given["student"]) if key}
     login = head.index("SIS Login ID") if "SIS Login ID" in head else head.index("ID")
     found = 0
     for row in rows[1:]:
@@ -160,7 +193,5 @@ def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Gra
         known = next((key for key in keys if key in scores), None)
         if known is not None:
             row[names[0]], found = f"{scores[known]:g}", found + 1
-    write(out, "")
-    with open(out, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    _write_csv(out, rows)
     return found

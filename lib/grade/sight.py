@@ -57,19 +57,24 @@ def unreadable(uid: int) -> Path | None:
     """Something that Python needs and this user cannot read, with a view of its own; None if there is nothing."""
     files = [Path(sys.executable), Path(os.__file__), Path(torch.__file__), Path(lib.__file__)]
     for path in files:
-        if not _child_can_read(path.resolve(), uid):
+        if not can_read(path.resolve(), uid):
             return _closed_above(path.resolve()) or path.resolve()
     return None
 
 
-def _child_can_read(path: Path, uid: int) -> bool:
+def can_read(path: Path, uid: int) -> bool:
+    """Whether that user, with a view of its own, can read a file, or reach what is in a folder."""
+    within = next(path.iterdir(), None) if path.is_dir() else None
+
     def read() -> None:
         open_closed_folders()
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        with open(path, "rb") as file:
-            file.read(1)
+        if path.is_dir():
+            os.lstat(within or path / "nothing")
+        else:
+            path.read_bytes()
 
     return in_child(read)
 

@@ -8,13 +8,15 @@ import hashlib
 import os
 import re
 import stat
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lib.check.source import Notebook, NotebookError, read_notebook
+from lib.check.source import Notebook, NotebookError, printable, read_notebook
 
 MOST_BYTES = 20 * 2**20  # of a notebook
-_CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_.+\.ipynb$", re.IGNORECASE)
+_CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_.+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,9 @@ class Submission:
     """What one student has handed in.
 
     Args:
-        student: a name that can be printed.
+        student: a name that can be printed; with the id behind it where Canvas writes two people's names alike.
         paths: of notebooks, in order of their names.
+        others: names of files of a student without a notebook.
         canvas_id: of the student, from the name of the file; "" without.
         marked_late: Canvas says so.
         when: it was handed in; None if nobody knows. Times of files do not survive a zip.
@@ -34,6 +37,7 @@ class Submission:
     canvas_id: str = ""
     marked_late: bool = False
     when: datetime.datetime | None = None
+    others: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -55,8 +59,8 @@ class Submission:
         return notebooks, [printable(note) for note in notes]
 
     def digest(self) -> str:
-        """Of all that was handed in: another one is another submission."""
-        found = hashlib.sha256()
+        """Of all that was handed in, and when: another one is another submission."""
+        found = hashlib.sha256(repr((self.others, self.marked_late, self.when)).encode())
         for path in self.paths:
             found.update(os.fsencode(path.name))
             try:
@@ -65,11 +69,6 @@ class Submission:
             except (OSError, NotebookError) as error:
                 found.update(str(type(error)).encode())
         return found.hexdigest()
-
-
-def printable(text: str) -> str:
-    """As UTF-8, whatever bytes a file's name is made of."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _must_be_plain(path: Path) -> None:
@@ -93,34 +92,38 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
     """
     when = _times(times) if times else {}
     found: dict[str, Submission] = {}
-    for entry in sorted(Path(folder).iterdir()):
-        if entry.name.startswith((".", "__MACOSX")):
-            continue
+    entries = [entry for entry in sorted(Path(folder).iterdir()) if not entry.name.startswith((".", "__MACOSX"))]
+    of_canvas = {entry: said for entry in entries if (said := _CANVAS.match(entry.name))}
+    people = Counter(name for name, _ in {(said["student"], said["id"]) for said in of_canvas.values()})
+    for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
-            one = Submission(printable(entry.name), tuple(_notebooks(entry)))
+            one = _with(Submission(printable(entry.name)), *_files(entry))
+        elif said := of_canvas.get(entry):
+            name = said["student"] if people[said["student"]] == 1 else f"{said['student']}_{said['id']}"
+            before = found.get(printable(name), Submission(printable(name), canvas_id=said["id"]))
+            late = before.marked_late or bool(said["late"])
+            one = replace(_with(before, entry), marked_late=late)
         elif entry.suffix == ".ipynb":
-            said = _CANVAS.match(entry.name)
-            name = printable(said["student"] if said else entry.stem)
-            before = found.get(name, Submission(name))
-            late = before.marked_late or bool(said and said["late"])
-            one = Submission(name, (*before.paths, entry), said["id"] if said else "", late)
+            one = _with(Submission(printable(entry.stem)), entry)
         else:
             continue
         found[one.student] = one
     for name in read_roster(roster) if roster else ():
         found.setdefault(name, Submission(name))
-    return [
-        Submission(s.student, s.paths, s.canvas_id, s.marked_late, when.get(s.student))
-        for _, s in sorted(found.items())
-    ]
+    return [replace(s, when=when.get(s.student)) for _, s in sorted(found.items())]
 
 
-def _notebooks(folder: Path) -> list[Path]:
-    found = []
+def _with(one: Submission, *files: Path) -> Submission:
+    """The submission with more files; those that are no notebooks are of interest where there is no notebook."""
+    paths = (*one.paths, *(path for path in files if path.suffix == ".ipynb"))
+    others = (*one.others, *(printable(path.name) for path in files if path.suffix != ".ipynb"))
+    return replace(one, paths=paths, others=() if paths else others)
+
+
+def _files(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):  # does not follow links
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(where) / name for name in sorted(names) if name.endswith(".ipynb") and name[0] != "."]
-    return found
+        yield from (Path(where) / name for name in sorted(names) if not name.startswith("."))
 
 
 def read_roster(path: str) -> list[str]:
