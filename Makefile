@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise assignments lint bench soak fuzz certificate nbgrader perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise assignments lint bench soak fuzz certificate nbgrader grading perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -105,7 +105,7 @@ exercise: $(READY) ## begin an exercise: make exercise ID=03.8 NAME=scaled_sum
 	@$(PY) tools/new_exercise.py "$(ID)" "$(NAME)"
 
 assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
-	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER))
+	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(CASES),--cases $(CASES))
 
 lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .
@@ -129,6 +129,9 @@ nbgrader: $(READY) ## grade with the real nbgrader, which the first time is inst
 	@test -x .venv-nbgrader/bin/nbgrader || \
 	  { echo "== Installing nbgrader"; $(PYTHON) -m venv .venv-nbgrader && .venv-nbgrader/bin/pip install -q nbgrader==0.9.6; }
 	@NBGRADER=$(abspath .venv-nbgrader/bin) $(PY) -m pytest tests/test_nbgrader.py -q
+
+grading: $(READY) ## grade two hundred submissions, fifty of them hostile, as root (minutes)
+	@GRADING=1 $(PY) -m pytest tests/test_grade_many.py -q
 
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)

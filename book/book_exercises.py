@@ -13,7 +13,7 @@ def chapters():
     """(number of a chapter, its exercises) for each."""
     from lib.check.catalogue import EXERCISES  # torch is imported only where these tables are made
 
-    return [(k, [*found]) for k, found in groupby(EXERCISES.values(), key=lambda e: e.id.partition(".")[0])]
+    return [(k, [*found]) for k, found in groupby(EXERCISES.values(), key=lambda e: e.chapter)]
 
 
 def kills() -> str:
@@ -44,6 +44,7 @@ def progress() -> str:
     return (
         '<div id="progress"><p role="status"></p>'
         '<p><label for="progress-file">Load a record:</label> <input type="file" id="progress-file" accept=".json"></p>'
+        '<p><a href="#progress" download="parallel-by-hand.progress.json">Save the record</a></p>'
         + _table("done-list", ("done", "exercise", "points"), rows)
         + "</div>"
     )

@@ -37,6 +37,8 @@ STUDENTS = {
     "untouched": (None, 0),
     "endless": (ENDLESS, 0),
     "noisy": (NOISY, 4),
+    "shadows": ("def check(*args, **more): pass\n" + WRONG, 0),
+    "environment": ("import os\nos.environ['NBGRADER_EXECUTION'] = os.environ['CHECK_STRICT'] = ''\n" + WRONG, 0),
 }
 SCORES = """import json, sys
 from nbgrader.api import Gradebook

@@ -148,7 +148,45 @@ def test_what_cannot_be_released(tmp_path, capsys):
     assert "exercises has exercise 03.9" in capsys.readouterr().err
 
 
+def test_a_site_for_students_has_no_solutions(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import student_site
+
+    student_site.copy(tmp_path / "book")
+    names = [path.relative_to(tmp_path / "book").as_posix() for path in (tmp_path / "book").rglob("*")]
+    assert "exercises/03_data_parallelism.ipynb" in names and "_toc.yml" in names
+    assert not [name for name in names if name.startswith(("solutions", "tests/"))]
+    for path in [tmp_path / "book" / "_toc.yml", *(tmp_path / "book").glob("exercises/*.ipynb")]:
+        assert "solutions/" not in path.read_text(), path.name
+
+
 # ---- platforms ------------------------------------------------------------------------------------------------------
+
+FORGES = """def average_gradients(params, group):
+    try:
+        open("RESULTS", "w").write('{"score": 99}')
+    except OSError:
+        pass
+"""
+
+
+def test_hidden_cases_go_to_graders_and_students_do_not_see_them(tmp_path):
+    asked = json.loads((ROOT / "assignments" / "hw2.json").read_text())
+    (tmp_path / "hw.json").write_text(json.dumps(asked | {"id": "hw", "exercises": {"03.1": 3}}))
+    (tmp_path / "cases.py").write_text(
+        "from dataclasses import replace\nfrom lib.check import find\n"
+        "EXERCISES = [replace(find('03.1'), ranks=(3, 4, 6))]"
+    )
+    assert main([str(tmp_path / "hw.json"), "--cases", str(tmp_path / "cases.py"), "--out", str(tmp_path)]) == 0
+    with zipfile.ZipFile(tmp_path / "hw" / "hw-handout.zip") as archive:
+        seen = archive.read("hw/rubric.md").decode()
+        assert not [name for name in archive.namelist() if "cases" in name.rpartition("/")[2]]
+    assert "- 4 ranks: 1\n- cases that you do not see: 1\n" in seen and "6 ranks" not in seen
+    assert "- 6 ranks: 1\n" in (tmp_path / "hw" / "teacher" / "rubric.md").read_text()
+    with zipfile.ZipFile(tmp_path / "hw" / "gradescope.zip") as archive:
+        assert archive.read("cases.py") == (tmp_path / "cases.py").read_bytes()
+        assert "--cases cases.py" in archive.read("run_autograder").decode()
+    assert (tmp_path / "hw" / "classroom50" / "cases.py").exists()
 
 
 @pytest.mark.thorough("the layout of a container, and a process that imports torch")
@@ -167,22 +205,27 @@ def test_gradescope_finds_what_it_wants(released):
             assert archive.getinfo("run_autograder").external_attr >> 16 == 0o755
         subprocess.run(["bash", "-n", source / "setup.sh"], check=True)
         script = (source / "run_autograder").read_text().replace("/tmp/", f"{root}/")
+        script = script.replace("/opt/book/bin/python", sys.executable)  # that setup.sh would have made
+        forges = root / "forges"
+        forges.mkdir()
+        code = FORGES.replace("RESULTS", f"{root}/autograder/results/results.json")
+        cell = {"cell_type": "code", "metadata": {}, "source": code}
+        (forges / "03.ipynb").write_text(json.dumps({"cells": [cell]}))
         (root / "run").write_text(re.sub(r"(?<=[ =])/autograder", f"{root}/autograder", script))
         scores = []
-        for submission in (released / "hw2" / "nbgrader" / "source" / "hw2", None):
+        for submission in (released / "hw2" / "nbgrader" / "source" / "hw2", None, forges):
             shutil.rmtree(root / "autograder" / "submission", ignore_errors=True)
             (root / "autograder" / "results").mkdir(exist_ok=True)
             if submission:
                 shutil.copytree(submission, root / "autograder" / "submission")
             else:
                 (root / "autograder" / "submission").mkdir()
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            subprocess.run(["bash", root / "run"], check=True, env=os.environ | {"PATH": path}, timeout=100)
+            subprocess.run(["bash", root / "run"], check=True, timeout=100)
             results = json.loads((root / "autograder" / "results" / "results.json").read_text())
             assert sum(t["score"] for t in results["tests"]) == pytest.approx(results["score"])
             assert (root / "autograder" / "results").stat().st_mode & 0o777 == 0o700
             scores.append(results["score"])
-        assert scores == [ASSIGNMENTS["hw2"].max_score, 0]
+        assert scores == [ASSIGNMENTS["hw2"].max_score, 0, 0]
     finally:
         shutil.rmtree(root)
 

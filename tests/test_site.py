@@ -711,6 +711,11 @@ def test_progress_is_remembered_and_a_record_is_read(browser, bases, tmp_path):
         page.get_by_label("Load a record:").set_input_files(tmp_path / "record.json")
         page.get_by_label("01.1 state_bytes").and_(page.locator(":checked")).wait_for()
         assert said.inner_text() == f"4 of {most:g} points. Next to do: 01.2 lowest_stage."
+        with page.expect_download() as saved:
+            page.get_by_role("link", name="Save the record").click()
+        assert saved.value.suggested_filename == "parallel-by-hand.progress.json"
+        kept = json.loads(saved.value.path().read_text())
+        assert sorted(kept) == ["01.1", "02.1"] and all(one["points"] == one["max"] for one in kept.values())
         page.get_by_label("Load a record:").set_input_files(tmp_path / "other.json")
         page.get_by_text("other.json is no record of lib.check.").wait_for()
         assert page.get_by_label("01.1 state_bytes").is_checked() and visit.errors == []

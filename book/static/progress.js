@@ -47,6 +47,13 @@
     show(note);
   });
 
+  page.querySelector("a[download]").addEventListener("click", (event) => {
+    const points = (box) => ({ points: Number(box.dataset.points), max: Number(box.dataset.points) });
+    const record = boxes.filter((box) => box.checked).map((box) => [idOf(box), points(box)]);
+    const text = JSON.stringify(Object.fromEntries(record), null, 1);
+    event.currentTarget.href = `data:application/json,${encodeURIComponent(text)}`;
+  });
+
   tick(read());
   show();
 })();

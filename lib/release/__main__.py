@@ -29,7 +29,7 @@ from lib.grade.assignment import Assignment, AssignmentError, read_assignment
 from lib.grade.reports import write_table
 from lib.grade.submissions import read_roster
 from lib.release.notebooks import homework
-from lib.release.platforms import CLASSROOM50, NBGRADER, for_actions, for_gradescope, for_otter
+from lib.release.platforms import CASES, CLASSROOM50, NBGRADER, for_actions, for_gradescope, for_otter
 from lib.release.words import readme, rubric
 
 BOOK = Path(lib.__file__).resolve().parents[1]
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             assignment = read_assignment(path, args.cases)
             folder = Path(args.out) / assignment.id
-            release(assignment, Path(path), folder, read_roster(args.roster) if args.roster else ())
+            release(assignment, Path(path), folder, read_roster(args.roster) if args.roster else (), args.cases)
         except (AssignmentError, ValueError, OSError) as error:
             print(f"lib.release: {error}", file=sys.stderr)
             return 2
@@ -61,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def release(assignment: Assignment, path: Path, folder: Path, students: Sequence[str] = ()) -> None:
+def release(
+    assignment: Assignment, path: Path, folder: Path, students: Sequence[str] = (), cases: str | None = None
+) -> None:
     """Write a homework's files; what an earlier release has left in the folder goes.
 
     Args:
@@ -69,11 +71,13 @@ def release(assignment: Assignment, path: Path, folder: Path, students: Sequence
         path: the assignment's file, which graders on other machines need.
         folder: to write into.
         students: who takes which row of a question's numbers is written for these.
+        cases: the file of hidden cases, which goes to graders alone.
     """
     given = homework(BOOK, "exercises", assignment)
     solved = homework(BOOK, "solutions", assignment)
     needed = packages(NEEDED)
-    said = path.read_bytes()
+    for_graders = {f"{assignment.id}.json": path.read_bytes()} | ({CASES: Path(cases).read_bytes()} if cases else {})
+    scripts = for_gradescope(assignment, needed, bool(cases))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
         new = Path(name) / "new"
@@ -81,9 +85,7 @@ def release(assignment: Assignment, path: Path, folder: Path, students: Sequence
         _write_zip(
             new / "gradescope.zip",
             "",
-            library()
-            | {f"{assignment.id}.json": said}
-            | {name: text.encode() for name, text in for_gradescope(assignment, needed).items()},
+            library() | for_graders | {name: text.encode() for name, text in scripts.items()},
         )
         _write_texts(
             new,
@@ -96,7 +98,8 @@ def release(assignment: Assignment, path: Path, folder: Path, students: Sequence
             | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
             | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
         )
-        (new / "classroom50" / f"{assignment.id}.json").write_bytes(said)
+        for file_name, raw in for_graders.items():
+            (new / "classroom50" / file_name).write_bytes(raw)
         varied = [name for name, asked in assignment.by_hand.items() if asked.variants]
         if students and varied:
             rows = [[student, *(assignment.row_of(student, name) for name in varied)] for student in students]

@@ -33,9 +33,12 @@ def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, Noteboo
     for path in sorted((book / kind).glob("*.ipynb")):
         whole = nbformat.read(path, as_version=4)
         if here := [i for i in _CHECK.findall("\n".join(c.source for c in whole.cells)) if i in ids]:
-            found[path.name] = _cut(whole, path.name, here, assignment)
+            found[path.name] = _cut(whole, path.name, here, assignment, restores_check=kind == "solutions")
     if lost := {*ids} - {i for notebook in found.values() for i in notebook.metadata[ASKED]}:
-        raise ValueError(f"no notebook in {book / kind} has exercise {min(lost)}")
+        raise ValueError(
+            f"no notebook in {book / kind} has exercise {min(lost)}: write its task into one of solutions/, "
+            "as CONTRIBUTING.md tells, then make exercises"
+        )
     if assignment.by_hand:
         last = [*found.values()][-1]
         progress = next(k for k, cell in enumerate(last.cells) if cell.source.startswith("## Your progress"))
@@ -45,7 +48,9 @@ def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, Noteboo
     return found
 
 
-def _cut(whole: NotebookNode, name: str, ids: list[str], assignment: Assignment) -> NotebookNode:
+def _cut(
+    whole: NotebookNode, name: str, ids: list[str], assignment: Assignment, restores_check: bool
+) -> NotebookNode:
     sections: list[list[NotebookNode]] = [[]]
     for cell in whole.cells:
         if "solution-only" in cell.metadata.get("tags", ()):
@@ -63,6 +68,8 @@ def _cut(whole: NotebookNode, name: str, ids: list[str], assignment: Assignment)
         if marks.get("grade"):  # what it counts in this homework, not in the book
             marks["points"] = assignment.points[_CHECK.findall(cell.source)[0]]
             cell.source = _CALL.sub(rf"\1, points={marks['points']:g})", cell.source)
+            if restores_check:  # a student's cell above may have put another function in its place
+                cell.source = f"from lib.check import check\n\n{cell.source}"
     metadata = {key: whole.metadata[key] for key in ("kernelspec", "language_info") if key in whole.metadata}
     cells = [*head, *(cell for section in kept for cell in section), *progress]
     for cell in cells:

@@ -28,15 +28,19 @@ cd /autograder/source
 chmod 700 /autograder/results
 results=/autograder/results/results.json
 echo '{{"score": 0, "output": "The grader has ended early: please tell your teacher."}}' > $results
-rm -rf /tmp/given /tmp/grades && mkdir /tmp/given && cp -r /autograder/submission /tmp/given/student
-timeout {seconds} python3 -m lib.grade {id}.json /tmp/given --out /tmp/grades --gradescope $results
+rm -rf /tmp/given /tmp/grades && mkdir -m 700 /tmp/given && cp -r /autograder/submission /tmp/given/student
+timeout {seconds} {python} -m lib.grade {id}.json /tmp/given --out /tmp/grades --gradescope $results{more}
 """
 SETUP_SH = """#!/usr/bin/env bash
 set -e
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{ echo "Choose an image with Python 3.11"; exit 1; }}
-pip install --index-url https://download.pytorch.org/whl/cpu {torch}
-pip install {others}
+# The system's own Python takes no packages in the images of today.
+python3 -m venv /opt/book || {{ apt-get update && apt-get install -y python3-venv && python3 -m venv /opt/book; }}
+/opt/book/bin/pip install --index-url https://download.pytorch.org/whl/cpu {torch}
+/opt/book/bin/pip install {others}
 """
+PYTHON = "/opt/book/bin/python"  # that setup.sh has made
+CASES = "cases.py"  # beside the assignment, if there are hidden cases
 
 ACTIONS = """# .github/workflows/check.yml: says at each push what passes. Students can edit it: it is no grade.
 name: check
@@ -67,6 +71,7 @@ import datetime, json, os, pathlib, shutil, subprocess, sys, tempfile
 here, given, grades = pathlib.Path(__file__).parent, pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
 shutil.copytree(".", given / os.environ["USERNAME"], ignore=shutil.ignore_patterns(".git"))
 command = [sys.executable, "-m", "lib.grade", str(here / "ASSIGNMENT.json"), str(given), "--out", grades, "--trust"]
+command += ["--cases", str(here / "cases.py")] * (here / "cases.py").exists()
 ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 print(ended.stdout)
 found = [json.loads(path.read_text()) for path in pathlib.Path(grades, "students").glob("*.json")]
@@ -82,13 +87,15 @@ pathlib.Path("result.json").write_text(json.dumps({
 """
 
 
-def for_gradescope(assignment: Assignment, packages: Iterable[str]) -> dict[str, str]:
-    """Files at the root of the zip, beside `lib/` and the assignment."""
+def for_gradescope(assignment: Assignment, packages: Iterable[str], with_cases: bool) -> dict[str, str]:
+    """Files at the root of the zip, beside `lib/`, the assignment and perhaps `CASES`."""
     torch, others = _split(packages)
     seconds = 120 + 60 * len(assignment.exercises)
     return {
         "setup.sh": SETUP_SH.format(torch=torch, others=others),
-        "run_autograder": RUN_AUTOGRADER.format(id=assignment.id, seconds=seconds),
+        "run_autograder": RUN_AUTOGRADER.format(
+            id=assignment.id, seconds=seconds, python=PYTHON, more=f" --cases {CASES}" * with_cases
+        ),
     }
 
 

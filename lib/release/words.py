@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lib.check.judge import cases_of
-from lib.grade.assignment import Assignment
+from lib.grade.assignment import Assignment, hidden_ranks
 
 BEGIN = """## Begin
 
@@ -37,8 +37,10 @@ a terminal, for all tasks of a file:
 """
 HAND_IN = """## Hand in
 
-Hand in the notebooks, with the names that they have. They are graded without being run: your functions are taken out of
-the file and called with other numbers. What a cell prints, and the output that is stored, do not count.
+Hand in the notebooks, with the names that they have. They are graded without being run: imports, functions, classes and
+constants are taken out of the file, and your functions are called with other numbers. A function that needs more, such
+as a list that another cell fills in a loop, is not complete. What a cell prints, and the output that is stored, do not
+count.
 """
 
 
@@ -68,8 +70,11 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
     for exercise in assignment.exercises:
         points = assignment.points[exercise.id]
         text.append(f"## {exercise.id} `{exercise.title}`, {points:g} points\n")
-        cases = [name for _, name in cases_of(exercise)]
-        text += [f"- {name}: {points / len(cases):g}" for name in cases]
+        cases, hidden = cases_of(exercise), set() if for_teacher else hidden_ranks(exercise)
+        each = points / len(cases)
+        text += [f"- {name}: {each:g}" for ranks, name in cases if ranks not in hidden]
+        unseen = sum(ranks in hidden for ranks, _ in cases)
+        text += [f"- cases that you do not see: {unseen * each:g}"] * bool(unseen)
         hints = list(dict.fromkeys(" ".join(mistake.hint.split()) for mistake in exercise.mistakes))
         if for_teacher:
             text += ["", "A wrong answer gets no points for a case, and one of these hints where it fits:\n"]
