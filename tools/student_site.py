@@ -3,6 +3,7 @@
 The folder _build/student/ gets a copy of the book without solutions/, and nothing in it links there.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -29,7 +30,9 @@ def copy(target: Path) -> None:
         text, count = LINK.subn("", path.read_text(encoding="utf-8"))
         if count != 1:
             raise ValueError(f"{path.name} has {count} links to its solutions, and one is expected: mend LINK")
-        path.write_text(text, encoding="utf-8")
+        notebook = json.loads(text)
+        del notebook["metadata"]["generated"]  # names the file with the answers
+        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
