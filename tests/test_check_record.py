@@ -91,7 +91,7 @@ def test_a_watched_notebook_is_checked_at_each_save(tmp_path):
     path = tmp_path / "a.ipynb"
 
     def save(body):
-        cells = [f"def plan(p, m, forward_s, backward_s, most_bubble):\n    {body}", 'check("08.5", plan)']
+        cells = [f"def plan(T_F, T_B, m, part):\n    {body}", 'check("08.5", plan)']
         path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": text} for text in cells]}))
 
     save("raise NotImplementedError")

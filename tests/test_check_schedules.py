@@ -1,8 +1,11 @@
-"""Chapters 9 to 12: answers that are nearly right, and hang reports in the tasks that are what a run prints."""
+"""Chapters 9 to 12: answers that are nearly right. Chapters 5, 8, 10: reports in tasks are what a run prints."""
 
 import re
+import sys
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from lib import check as checks
 from lib import comm
 from lib.check import record, verdict
 from lib.check.catalogue import EXERCISES
+from lib.check.exercises.e08_3_at_fault import RIGHT as AT_FAULT
 from lib.check.exercises.e09_1_in_memory import as_soon_as_it_can
 from lib.check.exercises.e09_2_kept import kept
 from lib.check.exercises.e10_1_repaired_step import step
@@ -24,6 +28,7 @@ from lib.check.judge import judge
 from lib.launch import HangError, run
 from lib.pipeline.lower import lower, other_end
 from lib.pipeline.schedules.action import RECVS, SENDS
+from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 
 ROOT = Path(__file__).parent.parent
@@ -37,17 +42,25 @@ def own_progress(monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
 
 
+def printed(page: str, name: str) -> str:
+    """The code on a page that defines this function: of a task, or of a code cell."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = (
+        c for c in re.findall(r"```(?:python|{code-cell} ipython3)\n(.*?)```", text, re.S) if f"def {name}(" in c
+    )
+    return code
+
+
 def program(page: str, name: str):
     """A function that the page of solutions prints in a task."""
-    text = (ROOT / "solutions" / page).read_text(encoding="utf-8")
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.S) if f"def {name}(" in c)
     names = {"torch": torch, "dist": dist, "comm": comm}
-    exec(code, names)
+    exec(printed(f"solutions/{page}", name), names)
     return names[name]
 
 
 def reports(page: str) -> list[str]:
-    return re.findall(r"```text\n(deadlock: .*?)\n```", (ROOT / "solutions" / page).read_text(encoding="utf-8"), re.S)
+    text = (ROOT / "solutions" / page).read_text(encoding="utf-8")
+    return re.findall(r"```text\n((?:deadlock|hang): .*?)\n```", text, re.S)
 
 
 def wrong_order(*given):
@@ -147,6 +160,80 @@ def test_the_reports_of_hangs_are_what_a_run_prints():
         with pytest.raises(HangError) as error:
             run(program, 4, argument)
         assert waits(report) == waits(str(error.value))
+
+
+# ---- chapters 5 and 8: the reports, with their files and lines -------------------------------------------------------
+
+DROPS = """
+class Unit:
+    shard = torch.zeros(100)
+
+    def compute(self, full, x):
+        return x
+
+
+def step(world):
+    kept = {0: [1, 0, 1, 1, 1, 1], 1: [0, 1, 1, 0, 1, 1], 2: [1, 1, 1, 0, 0, 1]}[world.rank]
+    wrong_forward(torch.zeros(1), [Unit() for _ in kept], kept, world)
+"""
+STAGES = """
+
+def step(world, orders, sequences):
+    stage = cut(fresh(), world.size)[world.rank]
+    pieces = list(zip(inputs.split(sequences), targets.split(sequences)))
+    forward, backward, sends = one_stage(stage, pieces, world)
+    for op, k in orders[world.rank]:
+        forward(k) if op == "F" else backward(k)
+    for send in sends:
+        send.wait()
+"""
+
+
+def file_of_drops() -> str:
+    return "import torch\n\nfrom lib import comm\n\n\n" + printed("solutions/05_fsdp.md", "wrong_forward") + DROPS
+
+
+def file_of_stages() -> str:
+    """The program of the chapter: its two cells."""
+    imports = (
+        "import torch\n\nfrom lib import comm, data\n"
+        "from lib.model import GPT, GPTConfig, mean_loss\nfrom lib.pipeline.stage import cut\n\n"
+    )
+    model, stage = (printed("chapters/08_pipelines.md", name) for name in ("fresh", "one_stage"))
+    return f"{imports}{model}\n\n{stage}{STAGES}"
+
+
+def with_the_fault_of_pipeline_b() -> list[list[tuple[str, int]]]:
+    """GPipe, in which one rank runs an action before its last forward."""
+    at_fault, action, _ = AT_FAULT["B"]
+    orders = [[(str(a.op), a.microbatch) for a in row] for row in gpipe(4, 4).actions]
+    moved = (action[1], int(action[2:]))
+    orders[at_fault].remove(moved)
+    orders[at_fault].insert(3, moved)
+    return orders
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "ranks", "arguments"),
+    [
+        ("05_fsdp.md", file_of_drops, 3, {}),
+        (
+            "08_pipelines.md",
+            file_of_stages,
+            4,
+            {"orders": with_the_fault_of_pipeline_b(), "sequences": [4, 3, 2, 1]},
+        ),
+    ],
+)
+def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(page, file, ranks, arguments, tmp_path, monkeypatch):
+    (tmp_path / "step.py").write_text(file(), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "step", raising=False)
+    with pytest.raises(HangError) as error:
+        run(partial(import_module("step").step, **arguments), ranks)
+    (report,) = reports(page)
+    said = re.sub(r"for \d\.\d s", "for 2.1 s", str(error.value))  # a look at the ranks may come a little later
+    assert said == report
 
 
 def where_ranks_wait(schedule) -> tuple[str, ...]:

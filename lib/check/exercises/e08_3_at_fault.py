@@ -112,7 +112,7 @@ EXERCISE = Exercise(
                 RANK,
                 rank,
                 f"rank {rank} has run its forwards and waits for its first gradient, as in GPipe. Its gradient comes "
-                "from a rank that waits as well: follow the circle.",
+                "from a rank that also waits: follow these waits to the cycle.",
             )
             for rank in (0, 1)
         ),

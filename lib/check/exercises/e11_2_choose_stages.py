@@ -19,7 +19,7 @@ WHATS = STAGES, STEP, KEPT = "stages on each rank", "time of a step", "bytes tha
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
     """Ranks, microbatches, layers of a rank, times of a layer and of a message, bytes of a layer, bytes for all."""
     found = []
-    for ranks, m, layers, t_F, t_B, t_message, room in (
+    for ranks, m, layers, T_F, T_B, T_message, room in (
         (4, 8, 12, 1, 2, 0.5, 70),  # neither the fewest nor the most stages
         (4, 8, 12, 1, 2, 0.5, 52),  # 2 to 6 do not fit
         (2, 8, 6, 1, 2, 1, 16),
@@ -28,7 +28,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
         (8, 16, 6, 2, 3, 1, 62),  # 3 fit to the byte
     ):
         scale, saved = whole(generator, 5, 40) / 10, 1024 * whole(generator, 100, 900)
-        times = (round(scale * time, 6) for time in (t_F, t_B, t_message))
+        times = (round(scale * time, 6) for time in (T_F, T_B, T_message))
         found.append((ranks, m, layers, *times, saved, room * saved))
     return [{"cases": found}]
 
@@ -37,9 +37,9 @@ def choose(
     ranks,
     m,
     layers,
-    t_F,
-    t_B,
-    t_message,
+    T_F,
+    T_B,
+    T_message,
     saved,
     room,
     candidates=lambda layers: [v for v in range(1, layers + 1) if layers % v == 0],
@@ -54,8 +54,8 @@ def choose(
     for v in candidates(layers):
         schedule = interleaved(ranks, m, v) if v > 1 else one_f_one_b(ranks, m)
         part = short(layers, v)
-        seen = simulate(schedule, Costs(part * t_F, part * t_B / 2, part * t_B / 2, latency=t_message))
-        time = step(ranks, m, v, layers * t_F, layers * t_B, t_message) if step else seen.makespan
+        seen = simulate(schedule, Costs(part * T_F, part * T_B / 2, part * T_B / 2, latency=T_message))
+        time = step(ranks, m, v, layers * T_F, layers * T_B, T_message) if step else seen.makespan
         n = count(ranks, m, v) if count else seen.peak(0)
         kept = n * kept_in(layers, v) * saved
         if fits(kept, room):
@@ -64,7 +64,7 @@ def choose(
     return v, time, kept
 
 
-def by_hand(ranks, m, layers, t_F, t_B, t_message, saved, room):
+def by_hand(ranks, m, layers, T_F, T_B, T_message, saved, room):
     """The times of all actions, rank by rank, until nothing changes."""
     found = []
     for v in (v for v in range(1, layers + 1) if layers % v == 0):
@@ -76,11 +76,11 @@ def by_hand(ranks, m, layers, t_F, t_B, t_message, saved, room):
                 for stage, op, k in row:
                     if (stage, op, k) not in ends:
                         before = (stage - 1, op, k) if op == Op.F else (stage + 1, op, k)
-                        late = t_message if ranks > 1 else 0
+                        late = T_message if ranks > 1 else 0
                         if 0 <= before[0] <= last and before not in ends:
                             break
                         begin = max(now, ends[before] + late if before in ends else 0)
-                        ends[stage, op, k] = begin + layers / v * (t_F if op == Op.F else t_B)
+                        ends[stage, op, k] = begin + layers / v * (T_F if op == Op.F else T_B)
                     now = ends[stage, op, k]
         started = m if v == 1 else v * m
         kept = min(started, ranks if v == 1 else 2 * (ranks - 1) + (v - 1) * ranks + 1) * layers // v * saved
@@ -90,10 +90,10 @@ def by_hand(ranks, m, layers, t_F, t_B, t_message, saved, room):
     return [v, torch.tensor(time), float(kept)]
 
 
-def by_formula(ranks, m, v, t_F, t_B, t_message):
+def by_formula(ranks, m, v, T_F, T_B, T_message):
     if v == 1:
-        return (m + ranks - 1) * (t_F + t_B) + (2 * (ranks - 2) + 2 * m * (ranks - 1) / ranks) * t_message
-    return (m + (ranks - 1) / v) * (t_F + t_B) + 2 * (ranks * v - 1) * t_message
+        return (m + ranks - 1) * (T_F + T_B) + (2 * (ranks - 2) + 2 * m * (ranks - 1) / ranks) * T_message
+    return (m + (ranks - 1) / v) * (T_F + T_B) + 2 * (ranks * v - 1) * T_message
 
 
 def mistake(hint, about="", **wrong):

@@ -12,7 +12,7 @@ from lib.mesh import Group
 
 PARTS = CHOICE, MEMORY, BUBBLE, BYTES = (
     "your layout",
-    "layout A, GB on the fullest GPU",
+    "layout A, GB on the GPU with the highest peak",
     "layout B, the bubble",
     "layout C, GB of gradients to other nodes",
 )

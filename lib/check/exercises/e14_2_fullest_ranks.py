@@ -1,4 +1,4 @@
-"""14.2: what the fullest rank of three layouts keeps, in gigabytes."""
+"""14.2: what the rank with the highest peak keeps in three layouts, in gigabytes."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ WRONG = (  # layouts, entry, what is returned, hint
         "AB",
         LOGITS,
         lambda name: LOGITS_OF_C / 4,
-        "the first rank is the fullest, and it has no logits. They are on the last rank.",
+        "the first rank has the highest peak, and it has no logits. They are on the last rank.",
     ),
 )
 

@@ -140,7 +140,11 @@ EXERCISE = Exercise(
             0,
             "states",
         ),
-        words("Everything divides here, and tp stays on its node. Add up the bytes of the fullest rank.", 5, "batch"),
+        words(
+            "Everything divides here, and tp stays on its node. Add up the bytes of the rank with the highest peak.",
+            5,
+            "batch",
+        ),
         words(
             "It is another count that cannot be shared out. tp divides heads, and reaches over ranks of a node; p "
             "times v divides layers, or layers and two more; dp times b divides the sequences of a step.",

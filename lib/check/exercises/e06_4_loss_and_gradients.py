@@ -1,0 +1,349 @@
+"""06.4: a head that is sharded by vocabulary, and its loss: the loss and its gradients, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional
+
+from lib import comm, cost
+from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, kind, random, several, whole
+from lib.check.listen import listen
+from lib.conjugate import identity_all_reduce
+from lib.mesh import Group
+
+ENTRIES, WIDTH = 40, 4  # of each rank; so many that a token needs little beside its logits, and the head is large
+NO_TARGET = -100
+CASES = {  # what x is multiplied with, and what is added to each logit
+    "logits of about 1": (1.0, 0.0),
+    "logits of about 10,000": (1e4, 0.0),
+    "logits of about -10,000": (1.0, -1e4),
+}
+LOSS, OF_X, OF_HEAD = WHATS = "loss", "gradient of x", "gradient of head"
+RETURNED, SENT, GRADIENTS = "what was returned", "what was sent", "gradient"
+
+
+def inputs(generator: torch.Generator, n: int) -> list[Data]:
+    targets = [r * ENTRIES + place for r in range(n) for place in (0, ENTRIES - 1)]  # each rank's first and last
+    targets += [whole(generator, 0, n * ENTRIES) for _ in range(3)] + [NO_TARGET] * 3
+    targets = torch.tensor(targets)[torch.randperm(len(targets), generator=generator)]
+    x = {name: scale * random(generator, len(targets), WIDTH) for name, (scale, _) in CASES.items()}
+    for name in x:
+        x[name][:, -1] = 1  # the last feature adds a constant to all logits
+
+    def head() -> Data:
+        found = {name: random(generator, ENTRIES, WIDTH) for name in CASES}
+        for name, (scale, shift) in CASES.items():
+            found[name][:, -1] = scale * found[name][:, -1] + shift
+        return found
+
+    return [{"targets": targets, "x": x, "head": head()} for _ in range(n)]
+
+
+def body(answer: Callable, group: Group, given: Data) -> Data:
+    heard = listen()
+    found: Data = {}
+    for case in CASES:
+        result = answer(given["x"][case].clone(), given["head"][case].clone(), given["targets"].clone(), group)
+        found[f"{RETURNED}, {case}"] = kind(result)
+        found |= {f"{what}, {case}": y for what, y in zip(WHATS, several(result, 3), strict=True)}
+    needed = len(CASES) * len(given["targets"]) * (3 + WIDTH) * 8
+    much = heard.sent_bytes(group.size) > 2 * cost.wire_bytes("all_reduce", needed, group.size)
+    return found | {SENT: MORE if much else AS_NEEDED}
+
+
+def reference(given: list[Data]) -> list[Data]:
+    found: list[Data] = [{} for _ in given]
+    for case in CASES:
+        x = given[0]["x"][case].clone().requires_grad_()
+        heads = [g["head"][case].clone().requires_grad_() for g in given]
+        loss = functional.cross_entropy(x @ torch.cat(heads).T, given[0]["targets"], ignore_index=NO_TARGET)
+        loss.backward()
+        for of_rank, head in zip(found, heads, strict=True):
+            of_rank[f"{RETURNED}, {case}"] = "3 results"
+            of_rank |= {f"{w}, {case}": y for w, y in zip(WHATS, (loss.item(), x.grad, head.grad), strict=True)}
+    return [of_rank | {SENT: AS_NEEDED} for of_rank in found]
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def common(logits: Tensor, group: Group) -> Tensor:
+    """The largest logit of each token, over all ranks."""
+    return comm.all_reduce(logits.amax(-1, keepdim=True), group, "max")
+
+
+def place(targets: Tensor, r: int) -> tuple[Tensor, Tensor]:
+    """Where rank r looks for the targets, and which of them count."""
+    here = targets - r * ENTRIES
+    mine = (here >= 0) & (here < ENTRIES)
+    return here * mine, mine
+
+
+def one_hot(here: Tensor, mine: Tensor) -> Tensor:
+    """1 at the target of each token that counts here."""
+    return torch.zeros(len(here), ENTRIES).double().scatter_(1, here[:, None], 1.0) * mine[:, None]
+
+
+def loss_and_gradients(
+    x,
+    head,
+    targets,
+    group,
+    largest=common,
+    places=place,
+    summed=("total", "picked"),
+    shift=True,
+    after=lambda losses, counts: losses[counts].mean(),
+    normalised=True,  # over all ranks
+    takes=one_hot,
+    weight=lambda counts: counts.double() / counts.sum(),
+    of_x=comm.all_reduce,
+    of_head=lambda term, group: term,
+    sign=1,
+):
+    logits = x @ head.T
+    shifted = logits - largest(logits, group)
+    here, mine = places(targets, group.rank)
+    exponentials = shifted.exp()
+    parts = {
+        "total": exponentials.sum(-1),
+        "picked": (shifted if shift else logits).gather(-1, here[:, None])[:, 0] * mine,
+    }
+    sums = {name: comm.all_reduce(part, group) if name in summed else part for name, part in parts.items()}
+    counts = targets != NO_TARGET
+    loss = after(sums["total"].log() - sums["picked"], counts)
+    total = sums["total"] if normalised else parts["total"]
+    of_logits = sign * (exponentials / total[:, None] - takes(here, mine)) * weight(counts)[:, None]
+    return loss, of_x(of_logits @ head, group), of_head(of_logits.T @ x, group)
+
+
+def by_torch_distributed(x, head, targets, group):
+    logits, first = x @ head.T, dist.get_rank() * len(head)
+    m = logits.max(dim=-1).values
+    dist.all_reduce(m, dist.ReduceOp.MAX)
+    both = torch.zeros(2, len(targets), dtype=x.dtype)
+    of_logits = (logits - m[:, None]).exp()
+    both[0] = of_logits.sum(-1)
+    mine = [(i, t - first) for i, t in enumerate(targets.tolist()) if first <= t < first + len(head)]
+    for i, t in mine:
+        both[1, i] = logits[i, t]
+    dist.all_reduce(both)
+    of_logits /= both[0][:, None]
+    for i, t in mine:
+        of_logits[i, t] -= 1
+    of_logits[targets == NO_TARGET] = 0
+    count = (targets != NO_TARGET).sum()
+    grad_x = of_logits @ head / count
+    dist.all_reduce(grad_x)
+    losses = (both[0].log() + m - both[1])[targets != NO_TARGET]
+    return losses.sum() / count, grad_x, of_logits.T @ x / count
+
+
+def by_a_loss_with_the_same_gradient(x, head, targets, group):
+    """Autograd goes through the matmul and f; the softmax is a constant."""
+    x.requires_grad_(), head.requires_grad_()
+    logits = identity_all_reduce(x, group) @ head.T
+    sums = comm.all_gather(logits.detach().logsumexp(-1)[None], group).logsumexp(0)
+    is_target = torch.arange(len(head)) + group.rank * len(head) == targets[:, None]
+    picked = comm.all_reduce((logits.detach() * is_target).sum(-1), group)
+    counts = targets != NO_TARGET
+    softmax = (logits.detach() - sums[:, None]).exp()
+    (logits * (softmax - is_target.double()))[counts].sum().div(counts.sum()).backward()
+    return [(sums - picked)[counts].mean().item(), x.grad, head.grad]
+
+
+# ---- wrong programs -------------------------------------------------------------------------------------------------
+
+
+def but(**wrong) -> Callable:
+    return lambda *given: loss_and_gradients(*given, **wrong)
+
+
+def unmasked(of: Callable[[Tensor, int], Tensor]) -> Callable:
+    return but(places=lambda targets, r: (of(targets, r), torch.ones_like(targets)))
+
+
+def unmasked_gradient(of: Callable[[Tensor, int], Tensor]) -> Callable:
+    """With the right loss, and a one-hot on all ranks."""
+    hot = lambda targets, group: one_hot(of(targets, group.rank), targets != NO_TARGET)  # noqa: E731
+    return lambda x, head, targets, group: but(takes=lambda here, mine: hot(targets, group))(x, head, targets, group)
+
+
+def gathers_the_head(x, head, targets, group):
+    head = comm.all_gather(head, group).requires_grad_()
+    loss = functional.cross_entropy(x.requires_grad_() @ head.T, targets, ignore_index=NO_TARGET)
+    loss.backward()
+    return loss.detach(), x.grad, head.grad.chunk(group.size)[group.rank]
+
+
+def gathers_the_logits(x, head, targets, group):
+    logits = comm.all_gather(x @ head.T, group, dim=1).requires_grad_()
+    loss = functional.cross_entropy(logits, targets, ignore_index=NO_TARGET)
+    loss.backward()
+    of_logits = logits.grad.chunk(group.size, dim=1)[group.rank]
+    return loss.detach(), comm.all_reduce(of_logits @ head, group), of_logits.T @ x
+
+
+def mistake(about: str, hint: str, **wrong) -> Mistake:
+    return Mistake(hint, but(**wrong), about=(about,))
+
+
+of_loss, of_gradients = partial(mistake, LOSS), partial(mistake, GRADIENTS)
+UNMASKED = (
+    "Each rank adds a logit for every target, also for targets outside its shard. Only one rank has the logit of the "
+    "target: all the rest must add 0."
+)
+FIRST_ENTRY = lambda targets, r: place(targets, r)[0]  # noqa: E731
+IN_EACH = lambda targets, r: targets % ENTRIES  # noqa: E731
+CLAMPED = lambda targets, r: (targets - r * ENTRIES).clamp(0, ENTRIES - 1)  # noqa: E731
+
+EXERCISE = Exercise(
+    id="06.4",
+    title="loss_and_gradients",
+    points=3,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(loss_and_gradients, by_torch_distributed, by_a_loss_with_the_same_gradient),
+    mistakes=(
+        *(
+            Mistake(
+                "All is right, but you gather the logits, or the head to compute them: the largest tensor of the "
+                "model, in full on each rank. Three values per token are enough for the loss, and one all-reduce for "
+                "the gradient of x.",
+                gathering,
+            )
+            for gathering in (gathers_the_logits, gathers_the_head)
+        ),
+        of_loss(
+            "The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was "
+            "summed over the ranks. One all-reduce of the two, stacked, is enough.",
+            summed=(),
+        ),
+        of_loss(
+            "The sum of the exponentials covers only the shard of this rank. The softmax is over the full vocabulary: "
+            "sum it over the ranks before the logarithm.",
+            summed=("picked",),
+        ),
+        of_loss(
+            "The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.",
+            summed=("total",),
+        ),
+        of_loss(
+            "Each rank subtracts the largest logit of its shard, and exponentials with different factors do not add "
+            'up. Subtract a common maximum: an all-reduce with op="max".',
+            largest=lambda logits, group: logits.amax(-1, keepdim=True),
+        ),
+        of_loss(
+            "Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit, over all ranks, "
+            "before you take exponentials.",
+            largest=lambda logits, group: 0,
+        ),
+        of_loss(
+            "Right for small logits; but you subtract one maximum for all tokens, and for some tokens every "
+            "exponential vanishes. Use a maximum per token.",
+            largest=lambda logits, group: comm.all_reduce(logits.max(), group, "max"),
+        ),
+        of_loss(
+            "Your maximum is never below 0. Where all logits of a token are far below, every exponential vanishes: let "
+            "the maximum be one of the logits.",
+            largest=lambda logits, group: common(logits, group).clamp(min=0),
+        ),
+        of_loss(
+            "You subtract the maximum in the exponentials, and not from the logit of the target. Subtract it from "
+            "both, or add it again at the end.",
+            shift=False,
+        ),
+        of_loss(
+            "You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: "
+            "subtract that.",
+            places=lambda targets, r: place(targets, 0),
+        ),
+        *(Mistake(UNMASKED, unmasked(of), about=(LOSS,)) for of in (FIRST_ENTRY, IN_EACH, CLAMPED)),
+        of_loss(
+            "The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, and "
+            "never below 0.",
+            after=lambda losses, counts: -losses[counts].mean(),
+        ),
+        *(
+            mistake(
+                LOSS,
+                "You return the loss of each token. Return the mean over the tokens that count.",
+                after=each,
+            )
+            for each in (lambda losses, counts: losses * counts, lambda losses, counts: losses)
+        ),
+        of_loss(
+            "Your loss is the sum over the tokens. Return the mean over the tokens that count.",
+            after=lambda losses, counts: losses[counts].sum(),
+        ),
+        of_loss(
+            "Your loss contains tokens whose target is -100. They have no target: leave them out of the sum, and out "
+            "of the count.",
+            after=lambda losses, counts: losses.mean(),
+        ),
+        of_loss(
+            "You divide the loss by the number of all tokens. Those with target -100 do not count.",
+            after=lambda losses, counts: losses[counts].sum() / len(losses),
+        ),
+        of_gradients(
+            "The gradients have the wrong sign. The gradient of a logit is its softmax minus one-hot: a logit that is "
+            "not the target's gets a positive gradient.",
+            sign=-1,
+        ),
+        of_gradients(
+            "Each rank divides its exponentials by its own sum, so the softmax is over one shard. Divide by the sum "
+            "over all ranks, which the loss uses too.",
+            normalised=False,
+        ),
+        of_gradients(
+            "Your gradient of a logit is the softmax alone. On the rank that has the target's logit, subtract 1 there.",
+            takes=lambda here, mine: 0,
+        ),
+        *(
+            Mistake(
+                "In the gradient, every rank subtracts a 1 for every target, also for targets outside its shard. Only "
+                "one rank has the logit of the target.",
+                unmasked_gradient(of),
+                about=(GRADIENTS,),
+            )
+            for of in (FIRST_ENTRY, IN_EACH, CLAMPED)
+        ),
+        of_gradients(
+            "Tokens with target -100 change your gradients: there is no one-hot to subtract, and the softmax is left. "
+            "They do not count: the gradient of their logits is 0.",
+            weight=lambda counts: torch.ones(len(counts)).double() / counts.sum(),
+        ),
+        of_gradients(
+            "Your gradients are those of the sum over tokens. The loss is a mean: divide by the number of tokens that "
+            "count.",
+            weight=lambda counts: counts.double(),
+        ),
+        of_gradients(
+            "Your gradients are divided by the number of all tokens. Those with target -100 do not count.",
+            weight=lambda counts: counts.double() / len(counts),
+        ),
+        mistake(
+            OF_X,
+            "Your gradient of x contains only the entries of this rank. Every logit depends on x, also those of the "
+            "other ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce it.",
+            of_x=lambda term, group: term,
+        ),
+        mistake(
+            OF_X,
+            'Your gradient of x is n times too small. The terms of the ranks are a sum: all_reduce without op="mean".',
+            of_x=lambda term, group: comm.all_reduce(term, group, "mean"),
+        ),
+        mistake(
+            OF_HEAD,
+            "You summed the gradient of the head over the ranks. Each rank holds the rows of different entries: their "
+            "gradients are complete where they are, and must not be added.",
+            of_head=comm.all_reduce,
+        ),
+    ),
+)
