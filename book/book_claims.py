@@ -1,7 +1,7 @@
 """The page of all claims: what the chapters predicted and measured while this very book was built.
 
-Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/claims.py). The chapters are executed while Sphinx
-reads them, and this table is written when it writes pages, so it holds what this build measured.
+Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/claims.py). The chapters were executed before, two
+at a time, so the lines of two of them are mixed.
 """
 
 import json
@@ -28,7 +28,8 @@ class ClaimsDirective(Directive):
 
 def records() -> list[dict]:
     path = Path(os.environ.get("BOOK_CLAIMS", "/dev/null"))
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return sorted(map(json.loads, lines), key=lambda record: record["page"])
 
 
 def sections(doctree: nodes.document) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The pages of the library: every module of lib/, on the page of its room.
+"""The pages of the library: every module of lib/, on the page of its room. Exercises are left out: they hold answers.
 
 A page says `.. room:: lib.cost`, or `.. room:: lib` for the files of the root, and its modules are listed when it is
 read, from the files that are there: none can be forgotten. Docstrings are plain text with `code` in backticks and the
@@ -17,6 +17,7 @@ from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOM = re.compile(r"^\.\. room:: ([\w.]+)$", re.MULTILINE)
+ANSWERS = "lib.check.exercises."
 MARKS = re.compile(
     r"(`[^`]*`)|([*|\\]|(?<=\w)_(?!\w))"
 )  # what reStructuredText would take for markup, outside of code
@@ -27,7 +28,7 @@ def modules_of(room: str) -> list[str]:
     folder = ROOT.joinpath(*room.split("."))
     files = folder.glob("*.py") if room == "lib" else folder.rglob("*.py")
     names = sorted(".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for f in files)
-    return [name for name in names if name != "lib"]
+    return [name for name in names if name != "lib" and not name.startswith(ANSWERS)]
 
 
 def listing(room: str) -> str:

@@ -216,7 +216,9 @@ def tidy_pages(app, exception):
         )
         text = EMPTY_CORNER.sub("<td></td>", text)
         text = number_chapters(text, page.relative_to(site).as_posix())
-        text = re.sub(r"<title>(.*) &#8212; \1</title>", r"<title>\1</title>", text)  # the first page has the book's
+        text = re.sub(
+            r"<title>([^<]*) &#8212; \1</title>", r"<title>\1</title>", text
+        )  # the first page has the book's
         page.write_text(text, encoding="utf-8")
     root_lost_page(site, app.config.html_baseurl)
     shutil.copyfile(HERE / "cover.png", site / "cover.png")  # shown where someone passes on a link

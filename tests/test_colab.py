@@ -308,7 +308,7 @@ def test_pages_lead_to_colab_and_binder_once_there_is_a_repository(has_address, 
     book, out = published if has_address else copy(tmp_path / "book", ""), tmp_path / "out"
     (book / "_toc.yml").write_text("format: jb-book\nroot: chapters/00_start\n")
     config = (book / "_config.yml").read_text(encoding="utf-8")
-    (book / "_config.yml").write_text(config.replace("execute_notebooks: force", "execute_notebooks: 'off'"))
+    (book / "_config.yml").write_text(config.replace("execute_notebooks: cache", "execute_notebooks: 'off'"))
     command = [Path(sys.executable).with_name("jupyter-book"), "build", book, "--path-output", out]
     done = subprocess.run(command, cwd=book, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

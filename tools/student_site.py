@@ -37,7 +37,10 @@ def copy(target: Path) -> None:
 
 if __name__ == "__main__":
     copy(TARGET)
-    built = subprocess.run([f"{sys.exec_prefix}/bin/jupyter-book", "build", ".", "-W", "--keep-going"], cwd=TARGET)
-    if not built.returncode:
-        print(f"The book without its solutions: {TARGET / '_build' / 'html' / 'index.html'}")
-    sys.exit(built.returncode)
+    for command in (
+        [sys.executable, "tools/execute_chapters.py"],
+        [f"{sys.exec_prefix}/bin/jupyter-book", "build", ".", "-W", "--keep-going"],
+    ):
+        if code := subprocess.run(command, cwd=TARGET).returncode:
+            sys.exit(code)
+    print(f"The book without its solutions: {TARGET / '_build' / 'html' / 'index.html'}")
