@@ -102,7 +102,7 @@ exercises: $(READY) ## generate the exercises from the solutions
 	@$(PY) tools/make_exercises.py
 
 exercise: $(READY) ## begin an exercise: make exercise ID=03.8 NAME=scaled_sum
-	@$(PY) tools/new_exercise.py "$(ID)" "$(NAME)"
+	@$(PY) tools/new_exercise.py "$(ID)" $(if $(NAME),"$(NAME)")
 
 assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
 	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(CASES),--cases $(CASES))

@@ -1,13 +1,13 @@
 """Parallel by Hand: the parallel layers, schedules and runtime that the book teaches.
 
-The path is the idea: `from lib.data_parallel.ddp import BucketedDDP`. Only what every chapter uses is found here, and
-nothing is imported before it is asked for, so that the pure Python parts never wait for torch. This file is all that a
-kernel which is too old gets to read, so any Python 3 can.
+The path is the idea: `from lib.data_parallel.ddp import BucketedDDP`. This file offers only the names that every
+chapter uses, and imports none before its first use, so that the pure Python parts never wait for torch. A kernel that
+is too old reads only this file, so any Python 3 can run it.
 """
 
-BOOK = "parallel-by-hand"  # how a notebook's first cell knows that it has found this `lib` and not another
+BOOK = "parallel-by-hand"  # by it the first cell of a notebook recognises this `lib`
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 8)
-SMALL = ("cloudpickle", "matplotlib", "numpy", "tqdm")  # what the library imports, beside torch
+SMALL = ("cloudpickle", "matplotlib", "numpy", "tqdm")  # the library imports these and torch
 
 _HOME = {"run": "lib.launch", "claim": "lib.claims", "Explorer": "lib.figures.explorer"}
 
@@ -23,15 +23,16 @@ def __getattr__(name: str):
 
 
 def ready(book):
-    """What a notebook's first cell asks: whether this kernel can run the book.
+    """Check for the first cell of a notebook that this kernel can run the book.
 
-    Small packages that are missing are installed; torch never is, nor replaced.
+    It installs small packages that are missing; it never installs or replaces torch.
 
     Args:
-        book: folder that the notebook's own copy of the book is in.
+        book: folder of the book that the notebook belongs to.
 
     Raises:
-        ImportError: something is too old, missing, or of another copy; one sentence says what, and what to do.
+        ImportError: Python or torch is too old, a package is missing, or `lib` is of a different copy of the book; the
+            sentence gives the cause and the remedy.
     """
     import importlib.util
     import os

@@ -1,9 +1,9 @@
 """Is a layout the same training as one process? Losses, gradients and weights, tensor by tensor, after some steps.
 
-The problem: a mistake between two axes leaves a run that trains, only worse, and a test of each axis by itself does not
-see it. The idea: the twin of `lib/model.py` takes the same steps on every rank, with torch's own AdamW and clipping;
-then each rank compares what it has of each gradient and each weight with the same part of the twin's. One start of
-processes does for many layouts.
+The problem: after a mistake between two axes a run still trains, only worse, and a test of each axis alone does not
+find it. The idea: the twin, the GPT of `lib/model.py`, takes the same steps on every rank, with torch's own AdamW and
+clipping; then each rank compares its shards of gradients and weights with the same shards of the twin. One start of
+processes serves many layouts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Apart(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What one process came to in a step: clipped gradients, and weights after it, by name."""
+    """A step of one process: the loss, clipped gradients, and weights after the step, by name."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -52,7 +52,7 @@ class _Step(NamedTuple):
 def certify(
     world: Group, layouts: Sequence[Layout], model: GPT, batches: Sequence[Batch], max_norm: float
 ) -> list[Apart]:
-    """For each layout of as many ranks, how far a step on each batch takes it from one process; equal on all ranks.
+    """For each layout on these ranks, its distance from one process after a step on each batch; equal on all ranks.
 
     Args:
         model: in float64, equal on all ranks; it is not changed.
@@ -60,7 +60,7 @@ def certify(
         max_norm: to which gradients are clipped.
 
     Raises:
-        ValueError: a layout of another number of ranks.
+        ValueError: a layout with a different number of ranks.
     """
     steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm))
     shapes = {str(layout.sizes): MeshShape(**layout.sizes) for layout in layouts}
@@ -91,7 +91,7 @@ def _certified(
     mesh: Mesh, layout: Layout, model: GPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]
 ) -> Apart:
     ours, worst = parallelize(model, mesh, layout, ADAMW), torch.zeros(3, dtype=torch.float64)
-    gradients: list[Tensor] = []  # how far they were, in each step: pieces have theirs when the optimizer steps
+    gradients: list[Tensor] = []  # their distances, measured as the optimizer steps: shards have gradients then
     ours.optimizer.register_step_pre_hook(
         lambda *_: gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
     )
@@ -104,7 +104,7 @@ def _certified(
 
 
 def _farthest(ours: ParallelGPT, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:
-    """The largest distance of this rank's tensors from their part of the twin's, each as a part of the whole's norm."""
+    """The largest distance of a shard here from the same shard of the twin, as a fraction of the full tensor's norm."""
     distances = [torch.zeros((), dtype=torch.float64)]
     for fact, held, span in ours.pieces():
         whole = wanted[fact.name]

@@ -2,7 +2,7 @@
 
 The problem: books on this subject print formulas and numbers that were never run, and some are wrong by a factor.
 The idea: a claim is a line of code in the chapter, with a prediction from a formula and a measurement from a run. It
-prints both, and if they disagree, the build of the book fails. Nothing here knows torch.
+prints both, and if they disagree, the build of the book fails. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def claim(
         name: the measured quantity, in the reader's words.
         predicted: from `lib.cost` or a formula in the same cell; True or False for a statement.
         measured: from a run, a trace or a memory counter. A function is called up to five times until the claim holds,
-            at first at once and then after a pause: for times, on a machine that also runs other programs.
+            first without and then after a pause: for times, on a machine that also runs other programs.
         rel, abs: tolerance rel · |predicted| + abs. Both 0 means exact.
         unit: unit of both values, such as `"bytes"`.
         relation: `"="`, or `"<="` and `">="` if the prediction is a bound on the measurement.

@@ -77,7 +77,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
         out: tensor that receives the result; `x` itself to work in place.
 
     Raises:
-        ValueError: unknown op, or an `out` of another shape, dtype or layout.
+        ValueError: unknown op, or an `out` of a different shape, dtype or layout.
     """
     return all_reduce_start(x, group, op, out).wait()
 
@@ -212,7 +212,7 @@ def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], group: Group) -> None:
-    """Overwrite tensors by those of rank 0 of the group, except tensors on the meta device.
+    """Overwrite tensors by the tensors of rank 0 of the group, except tensors on the meta device.
 
     Small tensors of one dtype and device share a message, because each message costs a latency.
     """
@@ -271,7 +271,7 @@ def _chain(x: Tensor, ranks: Group, dst: int, add: Callable, group: object, asyn
 
 
 def barrier(group: Group) -> None:
-    """Return when every rank of the group has called it."""
+    """Return when every rank of the group called it."""
     collective("barrier", None, group, lambda: None, _barrier).wait()
 
 
@@ -279,7 +279,7 @@ def barrier(group: Group) -> None:
 
 
 def send(x: Tensor, group: Group, dst: int) -> Pending:
-    """Start to send `x` to group rank `dst`; do not change `x` until that rank has received it."""
+    """Start to send `x` to group rank `dst`; do not change `x` until that rank receives it."""
     _check_rank(dst, group, "dst", other=True)
     return message("send", x.detach().contiguous(), group, dst, _isend)
 
@@ -314,7 +314,7 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
 
 
 def _is_native(group: Group) -> bool:
-    """Whether to use the collectives of the backend; those of gloo send or copy too much."""
+    """Whether to use the collectives of the backend; gloo sends or copies too much."""
     return group.size > 1 and dist.get_backend(group.pg) == "nccl"
 
 

@@ -1,14 +1,14 @@
 """Real text, as tokens, in batches that do not depend on the layout.
 
-The problem: to compare one process with four, both must see the same tokens in the same step. A loader that gives
-each rank its own random stream (the usual way: seed + rank) trains on other data as soon as the number of ranks
+The problem: to compare one process with four, both must train on the same tokens in the same step. A loader that gives
+each rank its own random stream (the usual way: seed + rank) trains on different data as soon as the number of ranks
 changes, and then the loss curves prove nothing.
-The idea: the *global* batch of a step is a pure function of (seed, step), and a rank takes its rows of it. Nobody
-sends data; every rank can work out every row.
+The idea: the *global* batch of a step is a pure function of (seed, step), and a rank takes its sequences of it. No rank
+sends data; every rank can compute every sequence.
 
-The text is Python's own documentation, the topics that `help("assert")` prints, which the standard library carries:
+The text is Python's own documentation, the topics that `help("assert")` prints, which the standard library contains:
 real English and code, on every machine, with no download. It is read when needed, not copied. It differs a little
-between Python versions, so compare losses of one version only. A token is a byte, the vocabulary is 256.
+between Python versions, so compare only losses of one version. A token is a byte, the vocabulary is 256.
 
 Shapes: N tokens of a text, B sequences of a batch, T tokens of a sequence.
 """
@@ -54,7 +54,7 @@ def read_text() -> bytes:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text cut in two: `train`, uint8[N], and `validation`, uint8[N'], the part that is never trained on."""
+    """A text split in two: `train`, uint8[N], and `validation`, uint8[N'], never used for training."""
 
     train: Tensor
     validation: Tensor
@@ -65,19 +65,19 @@ def load(text: bytes | None = None, validation_fraction: float = 0.1) -> Corpus:
 
     Args:
         text: your own; None reads Python's help topics.
-        validation_fraction: part of the text kept for validation, above 0 and below 1.
+        validation_fraction: fraction of the text kept for validation, above 0 and below 1.
 
     Raises:
-        ValueError: the fraction is not between 0 and 1, or leaves a part without two tokens.
-        RuntimeError: see `read_text`.
+        ValueError: the fraction is not between 0 and 1, or leaves a part with less than two tokens.
+        RuntimeError: raised by `read_text`.
     """
     if not 0 < validation_fraction < 1:
-        raise ValueError(f"validation_fraction={validation_fraction} must lie between 0 and 1, such as 0.1")
+        raise ValueError(f"validation_fraction={validation_fraction} must be between 0 and 1, such as 0.1")
     tokens_N = encode(read_text() if text is None else text)
     cut = len(tokens_N) - int(len(tokens_N) * validation_fraction)
     train, validation = tokens_N[:cut], tokens_N[cut:]
     if min(len(train), len(validation)) < 2:
-        raise ValueError(f"a text of {len(tokens_N)} bytes is too short to be cut in two; give more text")
+        raise ValueError(f"a text of {len(tokens_N)} bytes is too short to be split in two; give more text")
     return Corpus(train, validation)
 
 
@@ -88,22 +88,22 @@ def encode(text: bytes | str) -> Tensor:
 
 
 def decode(tokens_N: Tensor) -> str:
-    """Tokens, [N] of any integer type, to text; bytes that are no UTF-8 become �."""
+    """Tokens, [N] of any integer type, to text; bytes that are not UTF-8 become �."""
     return bytes(tokens_N.tolist()).decode("utf-8", errors="replace")
 
 
 def batch(tokens_N: Tensor, step: int, *, global_batch: int, context: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """The global batch of one step: inputs[B, T] and targets[B, T], the same text one token later.
 
-    A pure function of its arguments. Row i starts at a random place that depends on (seed, step, i) only, so a larger
-    global batch begins with the rows of a smaller one.
+    A pure function of its arguments. Sequence i starts at a random place that depends only on (seed, step, i), so a
+    larger global batch begins with the sequences of a smaller batch.
 
     Args:
         tokens_N: the text, uint8[N].
         step: 0, 1, 2, …
         global_batch: sequences over all ranks, B.
         context: tokens of a sequence, T.
-        seed: another seed, another order.
+        seed: a different seed gives a different order.
 
     Returns:
         inputs and targets, int64[B, T], on the CPU.
@@ -123,7 +123,7 @@ def batch(tokens_N: Tensor, step: int, *, global_batch: int, context: int, seed:
 
 
 def windows(tokens_N: Tensor, context: int, limit: int | None = None) -> tuple[Tensor, Tensor]:
-    """The text cut into non-overlapping sequences, in order: what a validation loss is measured on.
+    """The text split into non-overlapping sequences, in order, to measure a validation loss.
 
     Args:
         tokens_N: the text, uint8[N].
@@ -154,17 +154,17 @@ def _rows(tokens_N: Tensor, starts: list[int], context: int) -> tuple[Tensor, Te
 
 
 def rows_of_rank(global_batch: int, rank: int, size: int, shares: Sequence[int] | None = None) -> slice:
-    """The rows of the global batch that one data-parallel rank trains on, as a slice: ranks in order, no overlap.
+    """The sequences of the global batch that one data-parallel rank trains on, as a slice: ranks in order, no overlap.
 
     Example: `inputs[rows_of_rank(8, rank=1, size=4)]` is `inputs[2:4]`.
 
     Args:
         global_batch: sequences over all ranks.
         rank, size: place in, and number of, the dp ranks.
-        shares: rows of each rank where they are not to be equal (`[3, 1]`); a rank may have 0.
+        shares: sequences of each rank, if they are not equal (`[3, 1]`); a rank may have 0.
 
     Raises:
-        ValueError: the rows do not divide evenly and no shares are given, or the shares do not add up.
+        ValueError: the sequences do not divide evenly and no shares are given, or the shares do not add up.
     """
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank={rank} is not one of the dp={size} ranks 0 … {size - 1}")
@@ -187,10 +187,10 @@ def rows_of_rank(global_batch: int, rank: int, size: int, shares: Sequence[int] 
 
 
 def unigram_entropy(tokens_N: Tensor) -> float:
-    """Entropy of the tokens' frequencies, −Σ p·ln p, in nats per token.
+    """Entropy of token frequencies, −Σ p·ln p, in nats per token.
 
-    No model that ignores the order of the tokens can have a smaller loss on this text, even if it knew the text's own
-    frequencies. So a validation loss below the validation text's entropy shows that context was learned.
+    No model that ignores the order of the tokens can have a smaller loss on this text, even with the frequencies of
+    this very text. A validation loss below the entropy of the validation text therefore shows that context was learned.
 
     Raises:
         ValueError: an empty text.

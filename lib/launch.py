@@ -67,7 +67,7 @@ class Run(list):
 def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace: bool = False) -> Run:
     """Call `fn(world, *args)` on every rank, each in a separate process.
 
-    `fn` may be defined in a notebook cell. Output of the ranks appears in rank order, that of rank 0 immediately.
+    `fn` may be defined in a notebook cell. Output of the ranks appears in rank order, the output of rank 0 immediately.
     Output of programs that they start does not appear: capture it (`subprocess.run(..., capture_output=True)`) and
     print it.
 
@@ -84,7 +84,7 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
         HangError: ranks wait forever; the message lists each rank and the call it waits in. While a rank has a thread
             of yours that does not wait, it might still send: then only `timeout_s` ends the run.
         MismatchError: ranks made different calls where they must make the same call.
-        RunTimeout: `timeout_s` has passed.
+        RunTimeout: the run took longer than `timeout_s`.
         RunError: memory or disk is too small; or a file of `lib` was edited and is not valid Python.
     """
     _check(fn, world_size, timeout_s)

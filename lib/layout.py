@@ -37,8 +37,8 @@ SCHEDULES = {
     "v-min": v_min,
     "dualpipe-v": dualpipe_v,
 }
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")  # two stages on each rank, there and back
-SPLIT = ("zb-h1", "zb-h2", *V_SHAPED)  # schedules with a backward in two halves
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")  # two stages on each rank, in the order of a V
+SPLIT = ("zb-h1", "zb-h2", *V_SHAPED)  # schedules with a backward that is split into I and W
 AXES = ("dp", "pp", "tp")
 
 
@@ -47,7 +47,7 @@ class Layout:
     """A layout on dp · pp · tp ranks.
 
     Args:
-        dp: data-parallel ranks: each takes some rows of the batch; under torchrun, all remaining ranks.
+        dp: data-parallel ranks: each takes some sequences of the batch; under torchrun, all remaining ranks.
         pp: pipeline ranks: each has some of the layers.
         tp: tensor-parallel ranks: each has a shard of every matrix.
         order: order of the axes, outermost first; neighbours on the last axis have consecutive ranks, so they share a
@@ -86,23 +86,23 @@ class Layout:
         check_recompute(self.recompute)
         check_zero(self.zero)
         if self.sequence_parallel and self.tp == 1:
-            raise ValueError("sequence_parallel needs ranks to cut the sequence for: use tp=2 or more")
+            raise ValueError("sequence_parallel needs ranks to shard the sequence over: use tp=2 or more")
         self._check_pipeline()
         if self.zero == 3 and self.pp > 1:
             raise ValueError(
-                f"zero=3 and pp={self.pp}: a stage's parameters would be gathered twice for each microbatch; use "
-                "zero=1, or pp=1"
+                f"zero=3 and pp={self.pp}: the parameters of a stage would be gathered twice for each microbatch; "
+                "use zero=1, or pp=1"
             )
         if self.zero == 3 and self.tp > 1:
             raise ValueError(
-                f"zero=3 and tp={self.tp}: parameters are shards of whole matrices here; use zero=1 or zero=2, or tp=1"
+                f"zero=3 and tp={self.tp}: parameters are shards of full matrices here; use zero=1 or zero=2, or tp=1"
             )
 
     def _check_pipeline(self) -> None:
         if self.pp == 1 and (self.schedule != "1f1b" or self.stages_per_rank > 1):
             raise ValueError(
-                f"schedule={self.schedule} with stages_per_rank={self.stages_per_rank} needs ranks to cut the layers "
-                "for: use pp=2 or more"
+                f"schedule={self.schedule} with stages_per_rank={self.stages_per_rank} needs ranks to split the "
+                "layers over: use pp=2 or more"
             )
         per_rank = self.stages_per_rank
         allowed = per_rank > 1 if self.schedule == "interleaved" else per_rank == 1 + (self.schedule in V_SHAPED)
@@ -113,9 +113,8 @@ class Layout:
             )
         if self.recompute != "none" and self.schedule in SPLIT:
             raise ValueError(
-                f"recompute={self.recompute} and schedule={self.schedule}: what is computed again in the first half of "
-                "a backward is gone in the second; use recompute=none, or a schedule with whole backwards, such as "
-                "schedule=1f1b"
+                f"recompute={self.recompute} and schedule={self.schedule}: the activations that I recomputes are freed "
+                "before W; use recompute=none, or a schedule with full backwards, such as schedule=1f1b"
             )
 
     @property
@@ -124,7 +123,7 @@ class Layout:
 
     @property
     def num_stages(self) -> int:
-        """Pieces into which the layers are cut."""
+        """Number of pipeline stages."""
         return self.pp * self.stages_per_rank
 
     @property
@@ -142,15 +141,15 @@ class Layout:
         return bool(block > ranks_per_node or ranks_per_node % block)
 
     def make_schedule(self) -> Schedule:
-        """What each rank of the pipeline does, in order."""
+        """The actions of each rank of the pipeline, in order."""
         more = (self.stages_per_rank,) if self.schedule == "interleaved" else ()
         return SCHEDULES[self.schedule](self.pp, self.microbatches, *more)
 
     def check(self, model: GPTConfig, global_batch: int) -> None:
-        """Whether a model and a batch can be cut so.
+        """Check that the layout can split a model and a batch.
 
         Raises:
-            ValueError: something does not divide, with the numbers and the nearest that does.
+            ValueError: a size does not divide; the message gives the sizes and the nearest that divides.
         """
         sizes = {"num_heads": model.num_heads, "vocab_size": model.vocab_size, "d_mlp": model.mlp_width}
         for name, size in (sizes | ({"context": model.context} if self.sequence_parallel else {})).items():
@@ -168,12 +167,12 @@ class Layout:
             )
 
     def differs(self, other: Layout) -> dict[str, object]:
-        """Field → its value here, where the other has a different one."""
+        """Field → its value here, for all fields in which the two layouts differ."""
         return {name: value for name, value in vars(self).items() if value != getattr(other, name)}
 
 
 def whole_number(name: str, value: object, least: int) -> None:
-    """ValueError for anything but a whole number of at least `least`."""
+    """Raise a ValueError unless the value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
 
@@ -181,14 +180,14 @@ def whole_number(name: str, value: object, least: int) -> None:
 def nearest(
     wanted: Mapping[str, object], model: GPTConfig, global_batch: int, num_ranks: int = 0, most: int = 2**20
 ) -> Layout | None:
-    """The layout nearest to what was wanted that this model and batch allow; None if there is none.
+    """The layout nearest to the requested layout that this model and batch allow; None if there is none.
 
-    Nearest has the fewest changes; a number that is k times what it was counts log2 k of them.
+    Nearest means the fewest changes; a number multiplied or divided by k counts as log2 k changes.
 
     Args:
         wanted: fields of a `Layout`, which together may be impossible.
-        num_ranks: if there must be so many; 0: as many as wanted, or fewer.
-        most: ranks that there can be.
+        num_ranks: the required number of ranks; 0: as many as requested, or fewer.
+        most: the largest possible number of ranks.
     """
     counts = {name: max(1, n) if isinstance(n := wanted.get(name, 1), int) else 1 for name in (*AXES, "microbatches")}
     others = {name: value for name, value in wanted.items() if name not in counts}
@@ -211,7 +210,7 @@ def nearest(
 
 
 def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int]) -> Iterator[Layout]:
-    """All degrees on so many ranks, with each other choice as it was wanted, or the simplest."""
+    """All degrees on so many ranks; each remaining field has its requested or its simplest value."""
     simplest = {"schedule": "1f1b", "stages_per_rank": 1, "sequence_parallel": False, "zero": 1, "recompute": "none"}
     choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
     choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}

@@ -1,17 +1,17 @@
-"""Dropout that does not depend on the layout: what is dropped follows from the seed, the row, the layer and the place.
+"""Dropout that does not depend on the layout: the mask follows from seed, step, sequence, layer and position.
 
-The problem: dropout draws from a stream of random numbers, and who draws how much before depends on the layout. With
-more microbatches, or on another stage, the same row loses other elements, and no run on many ranks can be compared with
-one process.
-The idea: no stream. Whether an element stays is a function of five numbers: the seed, the row of the global batch,
-the layer's name, the place in the row. Each rank works it out for what it has; a slice of the sequence, or some of the
-heads, are the same numbers at other places. Such a generator is called counter-based.
+The problem: dropout draws from a stream of random numbers, and the position in this stream depends on the layout. With
+more microbatches, or on a different stage, the same sequence loses different elements, and a run on many ranks cannot
+be compared with one process.
+The idea: no stream. Whether an element stays is a function of five numbers: the seed, the step, the sequence in the
+global batch, the name of the layer, the position in the sequence. Each rank computes this function for its own
+elements; a shard of the sequence, or some of the heads, are different positions. Such a generator is counter-based.
 
-The first three travel as the seed of torch's own generator, from which nothing is drawn (`row_seed`): what saves and
-restores that, as an activation checkpoint does, gets the same masks again.
+The first three are stored as the seed of torch's own generator, from which no number is drawn (`row_seed`): code that
+saves and restores this seed, such as an activation checkpoint, gets the same masks again.
 
-Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11; the mixing function is that of Steele et
-al., Fast splittable pseudorandom number generators, OOPSLA 2014 (splitmix64).
+Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11; mixing function from Steele et al., Fast
+splittable pseudorandom number generators, OOPSLA 2014 (splitmix64).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lib.model import GPT, MLP, Attention, Embed, Heads
 
 _ROWS = 2**20  # of a global batch, at most
 _WORDS = 2**64
-_STEP = 0x9E3779B97F4A7C15 - _WORDS  # of the counter; as int64 has it
+_STEP = 0x9E3779B97F4A7C15 - _WORDS  # of the counter; as an int64
 
 
 def row_seed(seed: int, step: int, first_row: int) -> int:
-    """The seed for torch's generator while some rows of a step's global batch are computed, of which this is the first.
+    """The seed for torch's generator while a rank computes sequences of a global batch, from `first_row` on.
 
     Raises:
-        ValueError: a row beyond the 2**20th.
+        ValueError: a number of 2**20 or more.
     """
     if not 0 <= first_row < _ROWS:
         raise ValueError(f"row {first_row} of a batch: with dropout there may be at most {_ROWS} rows")
@@ -42,11 +42,11 @@ def row_seed(seed: int, step: int, first_row: int) -> int:
 
 
 def drop_by_rows(model: GPT, of_heads: tuple[int, int] = (0, 1), of_tokens: tuple[int, int] = (0, 1)) -> None:
-    """Give a GPT dropout by rows and names in the place of one that draws from a stream.
+    """Replace the dropout of a GPT, which draws from a stream, by dropout that follows from sequences and layer names.
 
     Args:
-        of_heads, of_tokens: which slice of the heads, and of the sequence between the parallel layers, this rank has,
-            and of how many.
+        of_heads, of_tokens: (number, count) of the shard of this rank: of the heads, and of the sequence between the
+            parallel layers.
     """
     p = model.config.dropout
     for name, module in list(model.named_modules()):
@@ -58,13 +58,12 @@ def drop_by_rows(model: GPT, of_heads: tuple[int, int] = (0, 1), of_tokens: tupl
 
 
 class RowDropout(nn.Module):
-    """Dropout of x[b, …], with a mask for each row.
+    """Dropout of x[b, …], with a mask for each sequence.
 
     Args:
         p: probability of dropping an element.
         name: of the layer, in the serial model.
-        rank, size: x is this slice, of so many, of the whole along its second dimension: of the sequence, or of the
-            heads.
+        rank, size: number and count of the shards along the second dimension of x: the sequence, or the heads.
     """
 
     def __init__(self, p: float, name: str, rank: int = 0, size: int = 1) -> None:
@@ -77,22 +76,22 @@ class RowDropout(nn.Module):
         return x * self._stays(x.shape, x.device).to(x.dtype).div_(1 - self.p)
 
     def _stays(self, shape: torch.Size, device: torch.device) -> Tensor:
-        """Which elements are not dropped; bool, of this shape."""
+        """The elements that stay: True, in a tensor of this shape."""
         seed = torch.initial_seed()
         of_step, first = seed - seed % _ROWS, seed % _ROWS
         keys = [_mixed(_mixed(of_step + first + row) + self.layer) for row in range(shape[0])]
         signed = torch.tensor([key - _WORDS if key >= _WORDS // 2 else key for key in keys], device=device)
-        mine = math.prod(shape[1:])  # the second dimension is the outermost of a row: a slice of it is in one piece
+        mine = math.prod(shape[1:])  # a shard along the second dimension is contiguous within a sequence
         places = torch.arange(self.rank * mine, (self.rank + 1) * mine, device=device)
         bits = _mixed_tensor(places * _STEP + signed[:, None]).view(shape)
         return bits >= int((self.p - 0.5) * _WORDS)
 
 
 class HeadsWithMasks(Heads):
-    """As `lib.model.Heads`, but `dropout` says which scores are dropped; without a fused kernel.
+    """Like `lib.model.Heads`, but `dropout` drops the scores; without a fused kernel.
 
     Args:
-        heads: whose place it takes.
+        heads: the module that it replaces.
         dropout: of scores[b, H, T, T].
     """
 
@@ -110,7 +109,7 @@ class HeadsWithMasks(Heads):
 
 
 def _mixed(z: int) -> int:
-    """A whole number below 2**64 from any other, so that near ones come out far apart."""
+    """A hash below 2**64 of an integer, which takes near integers far apart."""
     z = (z + _STEP) % _WORDS
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % _WORDS
     z = (z ^ z >> 27) * 0x94D049BB133111EB % _WORDS
@@ -118,7 +117,7 @@ def _mixed(z: int) -> int:
 
 
 def _mixed_tensor(z: Tensor) -> Tensor:
-    """The same of int64, which wraps around, and whose shift to the right brings copies of the sign."""
+    """The same for int64, which wraps around; its shift to the right copies the sign, so it is masked."""
     z = z + _STEP
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * (factor - _WORDS)

@@ -2,12 +2,12 @@
 
 The problem: every technique of this book saves memory: ZeRO shards optimizer state, tensor parallelism shards
 activations. The size of the process does not show it (the allocator keeps freed memory, Python and torch take hundreds
-of MB). A sum of `p.numel()` shows only the parameters, not the activations, which are larger and soon freed.
+of MB). A sum of `p.numel()` shows only the parameters. Activations are larger, and soon freed.
 The idea: memory belongs to *storages*, which tensors only reference: a view and an in-place result share the storage of
 their source. A `TorchDispatchMode` intercepts each operation, forward and backward; every storage is counted once, and
 a weak reference reports when it is freed. The *kind* of a storage is looked up, not stored: storages that parameters,
-their `.grad` or optimizer state reference *now* have that kind; all others are activations. So gradients that are views
-of a bucket, parameters in a flat buffer, tied weights and state made in the first step need no special case.
+their `.grad` or optimizer state reference *now* have that kind; all others are activations. Gradients that are views of
+a bucket, parameters in a flat buffer, tied weights and state made in the first step therefore need no special case.
 
 Counted: full storages, in bytes, on all devices together; a storage without owner that existed before (the batch) from
 the first operation that uses it. Not counted: memory that a kernel allocates and frees inside one operation
@@ -59,10 +59,10 @@ class MemoryTracker(TorchDispatchMode):
             optimizer.step()
         memory.peak["activation"], memory.phases[0].peak["total"]
 
-    Kinds, the first that fits: "parameter" (a model's parameters and buffers), "gradient" (their `.grad`, and that of
-    an optimizer's own parameters), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
+    Kinds, the first that fits: "parameter" (a model's parameters and buffers), "gradient" (their `.grad`, and the
+    `.grad` of master weights), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
     master weights), "activation" (everything else: tensors saved for backward, temporaries, the batch). The tracker
-    keeps no tensor alive. It sees operations of the thread that entered it, and of autograd. It may be entered again,
+    keeps no tensor alive. It tracks operations of the thread that entered it, and of autograd. It may be entered again,
     and then continues; outside, `live` falls when a tensor is freed but does not rise. It looks at all owners after
     each operation, which slows down a step of a small model dozens of times: track a step or two.
 

@@ -107,7 +107,7 @@ class MeshShape:
         return rank
 
     def groups(self, *axes: str, among: Mapping[str, Sequence[int]] | None = None) -> list[tuple[int, ...]]:
-        """All groups along these axes: ranks whose coordinates on all other axes are equal.
+        """All groups along these axes: ranks whose coordinates on all further axes are equal.
 
         Args:
             among: axis → the coordinates on it that belong to a group. Default: every rank is in a group.
@@ -160,7 +160,7 @@ class Mesh:
         A group along several axes, or among some coordinates, is made at its first use, and all ranks must call this.
 
         Args:
-            among: as for `MeshShape.groups`. A rank with other coordinates gets None.
+            among: as for `MeshShape.groups`. A rank with different coordinates gets None.
 
         Raises:
             ValueError: the mesh has no such axis.

@@ -1,7 +1,7 @@
-"""Classic mistakes between two axes, to be planted on purpose: does the certificate see them?
+"""Classic mistakes between two axes, planted on purpose: does the certificate find them?
 
-Each of these trains. The loss falls, and nothing is reported. They are made where people make them: in which ranks a
-gradient is summed over, in the count that a loss is divided by, in the seed of dropout.
+Each of these trains. The loss falls, and no error is raised. They are in the usual places: the ranks that a gradient is
+summed over, the count that a loss is divided by, the seed of dropout.
 
     with planted("norms not summed over tp"):
         certify(world, layouts, model, batches, max_norm=0.1)
@@ -56,10 +56,10 @@ def _halves_added_late(model: ParallelGPT, max_norm: float) -> Tensor:
 
 def _mean_of_local_means(model: ParallelGPT, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     mine = targets_BT[data.rows_of_rank(len(targets_BT), model.dp.rank, model.dp.size)]
-    return _TERM(model, mine.repeat(model.dp.size, 1))  # of which as many count as here, on each rank
+    return _TERM(model, mine.repeat(model.dp.size, 1))  # as if each rank had the target count of this rank
 
 
-# What is said of it → where it is made, the name there, what stands there instead.
+# Description of a mistake → the object to patch, the name of its attribute, the replacement.
 MISTAKES: dict[str, list[tuple]] = {
     "clip counts copies": [_in_facts(_counted_again)],
     "loss divided by the local count": [(ParallelGPT, "_term_of", _mean_of_local_means)],
@@ -72,7 +72,7 @@ MISTAKES: dict[str, list[tuple]] = {
 
 @contextmanager
 def planted(mistake: str) -> Iterator[None]:
-    """Inside, what is parallelised on this rank has one of the `MISTAKES`."""
+    """Inside this context, a model that this rank parallelises has one of the `MISTAKES`."""
     with ExitStack() as stack:
         for where, name, instead in MISTAKES[mistake]:
             stack.enter_context(patch.object(where, name, instead))

@@ -1,8 +1,8 @@
-"""Command-line options out of a dataclass: each is said once, in its docstring.
+"""Command-line options from a dataclass: each is written once, in its docstring.
 
-The problem: a program's settings are named three times, in a dataclass, in its documentation and in a parser, and the
-three drift apart. The idea: a field is an option, its type and default are the option's, and what the docstring says
-of it under `Args:` is the help. An error that names a field, `stages_per_rank=1`, becomes one that names the option.
+The problem: the settings of a program are named three times, in a dataclass, in its documentation and in a parser, and
+the three drift apart. The idea: a field is an option with its type and default, and its line under `Args:` in the
+docstring is the help. An error that names a field, `stages_per_rank=1`, becomes an error that names the option.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def add_options(
     """An option for each field of a dataclass that has a default: `stages_per_rank` is `--stages-per-rank`.
 
     Args:
-        leave_out: names of fields that are no options.
+        leave_out: names of fields that are not options.
         choices: field → the values that it may have.
     """
     says = described(config)
@@ -37,7 +37,7 @@ def add_options(
 
 
 def option(name: str) -> str:
-    """How a field is called on the command line."""
+    """The name of a field on the command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -47,7 +47,7 @@ def chosen(args: argparse.Namespace, config: type) -> dict:
 
 
 def described(config: type) -> dict[str, str]:
-    """Field → what the docstring says of it under `Args:`."""
+    """Field → its description in the docstring, under `Args:`."""
     text = inspect.getdoc(config) or ""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
     found = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", section[1] if section else "", re.MULTILINE | re.DOTALL)
@@ -55,7 +55,7 @@ def described(config: type) -> dict[str, str]:
 
 
 def in_options(sentence: str, configs: Sequence[type]) -> str:
-    """An error's sentence with options in the place of fields: `dp=3` is `--dp 3`."""
+    """The sentence of an error with options instead of fields: `dp=3` becomes `--dp 3`."""
     for config in configs:
         for field in fields(config):
             said = rf"(?<![\w-])(?:num_)?{field.name}=(?:'([^']*)'|([^\s,;:()]+))"

@@ -1,8 +1,8 @@
 """A layer that sleeps for a chosen time instead of computing.
 
 The problem: the timing of a cluster cannot be shown on two cores, on which eight ranks compute in turn. The idea: eight
-ranks can sleep at once. A `SleepLayer` sleeps where a real layer would compute. Its parameters, activations and
-gradients are real tensors, so all hooks, schedules and messages around it are real as well.
+ranks can sleep at the same time. A `SleepLayer` sleeps where a real layer would compute. Its parameters, activations
+and gradients are real tensors, so all hooks, schedules and messages around it are real as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train the GPT, in one process or in many: `python -m lib.train --dp 2 --pp 2 --tp 2`.
 
-One command line for a process alone, for ranks of this machine, and under `torchrun`, which only this file has to
-know.
+The same command line serves one process, the ranks of one machine, and `torchrun`. Only this file depends on
+`torchrun`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHOICES = {
     "dtype": list(DTYPES),
     "compute_dtype": list(COMPUTE_DTYPES),
 }
-SETTINGS = (TrainConfig, Layout, GPTConfig, Checkpoints)  # what options are made of
+SETTINGS = (TrainConfig, Layout, GPTConfig, Checkpoints)  # their fields become options
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
     parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace")
     parser.add_argument(
-        "--plan", action="store_true", help="print what the run would send and hold, and start nothing"
+        "--plan", action="store_true", help="print the messages and the memory of the run, and start nothing"
     )
     parser.add_argument(
         "--ranks-per-node",
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
             if getattr(args, name) and rank == 0:
                 _check_writable(name, getattr(args, name))
         if args.profile and config.steps < 3:
-            raise ValueError("--profile shows a step after the first two, which are slow: use steps=3 or more")
+            raise ValueError("--profile needs a step after the first two, because they are slow: use steps=3 or more")
         checkpoints = _checkpoints(args, config, rank)
     except ValueError as error:
         sentence = in_options(str(error), SETTINGS)
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.exit(130, f"\n{parser.prog}: interrupted\n" if rank == 0 else None)
     if stopped_by := reports[0].get("stopped_by"):
         done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
-        said = reports[0]["unsaved"] or "it is saved, and --resume auto goes on from there"
+        said = reports[0]["unsaved"] or "it is saved, and --resume auto continues from there"
         parser.exit(128 + stopped_by, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * (rank == 0))
     if rank == 0:
         print(_summary(config, reports[0]))
@@ -108,13 +108,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _config(args: argparse.Namespace, size: int) -> TrainConfig:
-    """What the options ask for.
+    """The settings that the options request.
 
     Args:
-        size: ranks that torchrun has started, or 0.
+        size: number of ranks that torchrun started, or 0.
 
     Raises:
-        ValueError: it cannot be, with the nearest layout that can, if the layout is why.
+        ValueError: they are impossible; if the layout is the cause, the message gives the nearest possible layout.
     """
     wanted, others = chosen(args, Layout), {"validate_every": 50} | chosen(args, TrainConfig)
     wanted.setdefault("dp", max(1, size // max(1, wanted.get("pp", 1) * wanted.get("tp", 1))))
@@ -139,25 +139,25 @@ def _config(args: argparse.Namespace, size: int) -> TrainConfig:
 
 
 def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Checkpoints | None:
-    """Where to save and what to go on from, which rank 0 chooses for all; None if nothing is to be saved.
+    """The folder to save to and the checkpoint to continue from, which rank 0 chooses for all; None to save nothing.
 
     Raises:
         ValueError: a folder, or a checkpoint, that cannot be used.
     """
     wanted = chosen(args, Checkpoints)
     if wanted and "checkpoint" not in wanted:
-        raise ValueError(f"{option(next(iter(wanted)))} needs a folder: give --checkpoint DIR, too")
+        raise ValueError(f"{option(next(iter(wanted)))} needs a folder: also give --checkpoint DIR")
     settings = Checkpoints(**wanted) if wanted else None
     if settings is None or rank > 0:
         return settings
-    from lib.checkpoint.folder import check_can_write, choose  # loads what reads checkpoints, for a second
+    from lib.checkpoint.folder import check_can_write, choose  # takes 1 s to import
 
     check_can_write(settings.checkpoint)
     return replace(settings, resume=choose(settings.checkpoint, settings.resume, config))
 
 
 def planned(config: TrainConfig) -> Plan:
-    """What is known of a run before it starts."""
+    """The plan of a run, before it starts."""
     own = DTYPES[config.dtype].itemsize
     itemsize = COMPUTE_DTYPES[config.compute_dtype].itemsize if config.compute_dtype else own
     text = data.load().train.untyped_storage().nbytes()
@@ -166,7 +166,7 @@ def planned(config: TrainConfig) -> Plan:
 
 
 def _check_writable(name: str, path: str) -> None:
-    """Fail now rather than after hours of training."""
+    """Raise now rather than after hours of training."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise ValueError(f"--{name} {path} cannot be written: give a file name in a folder that exists")

@@ -1,7 +1,7 @@
-"""The training loop: a batch, a step, now and then a look at text that was not trained on; the same for every layout.
+"""The training loop, the same for every layout: a batch, a step, and at intervals the validation loss.
 
-The same seed gives the same losses in each layout, to rounding, as `lib/parallel.py` makes one step of all and nothing
-random depends on the layout: that is what layouts are compared with.
+The same seed gives the same losses in each layout, to rounding, because `lib/parallel.py` combines all techniques into
+one step, and no random number depends on the layout. Layouts are compared by these losses.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def train(
     checkpoints: Checkpoints | None = None,
     profile: bool = False,
 ) -> dict:
-    """Train on all ranks of `world`, and return this rank's report.
+    """Train on all ranks of `world`, and return the report of this rank.
 
     Args:
         quiet: no progress bar.
-        checkpoints: where to save, and what to go on from; None saves nothing.
+        checkpoints: folder to save to, and checkpoint to continue from; None saves nothing.
         profile: keep the trace of the last step.
 
     Returns:
         `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs (step,
-        loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`: the highest
-        of each kind and of the total in one step, which need not be at the same moment. `memory`: on rank 0, pairs
-        (seconds, bytes of each kind) of that step. `step_s`: seconds of each step; the second one is slow, as its
-        memory is watched. Of a run that goes on, `losses` and `validation` hold all since its first step, the others
-        what this process saw. With `checkpoints` also `stopped_by`, the number of the signal that ended the run early,
-        or 0; and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if it was asked for.
+        loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`: the peak of
+        each kind and of the total in one step, perhaps at different times. `memory`: on rank 0, pairs (seconds, bytes
+        of each kind) of that step. `step_s`: seconds of each step; the second step is slow, because its memory is
+        tracked. If the run was resumed, `losses` and `validation` begin at its first step, all else at the first step
+        of this process. With `checkpoints` also `stopped_by`, the number of the signal that ended the run early, or 0;
+        and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if requested.
     """
     model, corpus = build(world, config), data.load()
     report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}, "memory": []}
@@ -57,7 +57,7 @@ def train(
     silent = quiet or world.rank > 0
     saver, first = None, 0
     if checkpoints:
-        from lib.checkpoint.saver import Saver  # loads what writes checkpoints, for a second
+        from lib.checkpoint.saver import Saver  # takes 1 s to import
 
         saver = Saver(model, checkpoints, asdict(config))
         first = saver.resume(report)
@@ -67,7 +67,7 @@ def train(
             if config.validate_every and step % config.validate_every == 0:
                 report["validation"].append((step, validate(model, corpus.validation, config)))
             began_s = time.perf_counter()
-            watches_memory = step == min(first + 1, config.steps - 1)  # the first step in which everything is there
+            watches_memory = step == min(first + 1, config.steps - 1)  # the first step with all optimizer states
             with ExitStack() as stack:
                 recorded = stack.enter_context(trace.record(world.rank))
                 memory = stack.enter_context(model.memory()) if watches_memory else None
@@ -107,7 +107,7 @@ def build(world: Group, config: TrainConfig) -> ParallelGPT:
 
 
 def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfig) -> float:
-    """One step; the mean loss over all ranks, before the weights move."""
+    """One step; returns the mean loss over all ranks, before the update."""
     inputs, targets = data.batch(
         tokens, step, global_batch=config.global_batch, context=config.model.context, seed=config.seed
     )
@@ -115,5 +115,5 @@ def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfi
 
 
 def validate(model: ParallelGPT, tokens: Tensor, config: TrainConfig, limit: int = VALIDATION_ROWS) -> float:
-    """Mean loss on `limit` sequences of the validation text, each rank its share."""
+    """Mean loss on `limit` sequences of the validation text, divided among the ranks."""
     return model.evaluate(*data.windows(tokens, config.model.context, limit)).item()

@@ -1,12 +1,12 @@
-"""A cluster that is not here, in real time: ranks sleep where its GPUs would compute, and send all that is sent there.
+"""A virtual cluster in real time: ranks sleep where its GPUs would compute, and send the same messages.
 
-The problem: a planner is held against runs that others have published, into which one cannot look; and on two cores
-eight ranks cannot compute at the same time. The idea: they can sleep at the same time. A layer sleeps for the seconds
-that `lib.planner.seconds` gives it on a virtual GPU, and holds weights and activations of its model's size. All else is
-real: schedule, messages, sums, gradients in buckets; on links as slow as the virtual cluster's (`comm.link`).
+The problem: a planner is tested on published runs, which cannot be inspected; and on two cores eight ranks cannot
+compute at the same time. The idea: they can sleep at the same time. A layer sleeps for the seconds that
+`lib.planner.seconds` predicts for it on a virtual GPU, and holds weights and activations of its model size. All else is
+real: schedule, messages, sums, gradients in buckets; on links as slow as on the virtual cluster (`comm.link`).
 
-So the rest of the planner is put to the test: how these seconds, the messages and the sums add up to a step, what waits
-for what, and what is hidden.
+This tests the rest of the planner: how these seconds, the messages and the sums add up to a step, with its waits and
+its overlap.
 
 Read before: `lib/sleep.py`, `lib/pipeline/execute.py`, `lib/planner/seconds.py`. Chapter 14.
 """
@@ -41,14 +41,14 @@ INSTANT = Device(*[1e18] * 6, "a GPU whose first step opens the connections")
 
 
 def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 2) -> list[float]:
-    """Seconds of a step in each layout: of so many, the fastest, as other programs can only make one longer.
+    """Seconds of a step in each layout: the fastest of `steps`, because further programs only slow a step down.
 
-    It does what a stack with `Recipe(4, 4, 0, 8)`, `overlaps_dp` and shares of 1 is charged for: weights and gradients
-    are float32, activations bfloat16; gradients leave during the last backward, as those of half a block are there;
-    sums over tp hide behind nothing, and links reach what the data sheet says.
+    It matches a stack with `Recipe(4, 4, 0, 8)`, `overlaps_dp` and shares of 1: weights and gradients are float32,
+    activations bfloat16; gradients are sent during the last backward, per half block, as soon as they exist; sums over
+    tp are not hidden, and links reach the figures of the data sheet.
 
     Raises:
-        ValueError: a layout with something that is not rehearsed here.
+        ValueError: a layout with an option that is not rehearsed here.
     """
     pairs = [(layout, _ours(training, layout)) for layout in layouts]
     of_ranks = run(_rounds, training.cluster.gpus, training, pairs, steps)
@@ -57,7 +57,7 @@ def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 
 
 
 def _ours(training: Training, layout: Layout4D) -> Layout:
-    """The same in our library's words."""
+    """The same layout as a `Layout` of this library."""
     tp, cp, pp, dp, rows, v, zero, slices, recompute, split = layout
     if (
         cp > 1
@@ -69,7 +69,7 @@ def _ours(training: Training, layout: Layout4D) -> Layout:
     ):
         raise ValueError(
             f"{layout}: use cp=1, zero=0, recompute=none, 1f1b, sequence_parallel with tp of 2 or more, and stages "
-            f"that share {training.model.num_layers} blocks out evenly"
+            f"that divide {training.model.num_layers} blocks evenly"
         )
     more = {"schedule": "interleaved" if v > 1 else "1f1b", "stages_per_rank": v, "sequence_parallel": slices}
     return Layout(dp, pp, tp, "pp,dp,tp", microbatches=training.global_batch // dp // rows, **more)
@@ -78,7 +78,7 @@ def _ours(training: Training, layout: Layout4D) -> Layout:
 def _rounds(
     world: Group, training: Training, pairs: Sequence[tuple[Layout4D, Layout]], steps: int
 ) -> list[list[float]]:
-    """So many rounds, each of a step in each layout: one that is disturbed is not disturbed in every round."""
+    """Rounds of one step in each layout: a disturbance of one step does not recur in every round."""
     cases = [(Mesh(MeshShape(**ours.sizes), world), layout, ours) for layout, ours in pairs]
     instant = replace(training, cluster=replace(training.cluster, device=INSTANT))
     return [[_step_s(one, *case) for case in cases] for one in (instant, *[training] * steps)][1:]
@@ -93,7 +93,7 @@ def _step_s(training: Training, mesh: Mesh, layout: Layout4D, ours: Layout) -> f
         for s in schedule.stages_on(pp.rank)
     }
     facts = facts_of(stages, mesh, schedule.rank_of)
-    gradients = Gradients(facts, bucket_bytes=1)  # each weight's by itself
+    gradients = Gradients(facts, bucket_bytes=1)  # one bucket per weight
     updated = OPTIMIZER_BYTES * sum(fact.parameter.numel() for fact in facts)
     shape = ours.microbatches * layout.rows, training.model.context // tp.size, training.model.d_model
     x = torch.zeros(shape, dtype=torch.bfloat16)
@@ -109,7 +109,7 @@ def _step_s(training: Training, mesh: Mesh, layout: Layout4D, ours: Layout) -> f
 
 
 def _link(cluster: Cluster, ours: Layout, group: Group) -> AbstractContextManager[None]:
-    """As fast as a node's; between nodes, as fast as the network cards of the group's GPUs on a node, together."""
+    """The link of a node; between nodes, the network cards of all GPUs of the group on a node together."""
     here = group.global_rank // cluster.per_node
     cards = sum(rank // cluster.per_node == here for rank in group.ranks)
     between = ours.crosses_nodes(group.axis, cluster.per_node)
@@ -118,10 +118,10 @@ def _link(cluster: Cluster, ours: Layout, group: Group) -> AbstractContextManage
 
 
 class VirtualStage(nn.Module):
-    """x[b, s/t, h] → the same: blocks of which attention and MLP sleep, and are summed over tp; the last has the head.
+    """x[b, s/t, h] → the same: blocks whose attention and MLP sleep, then sum over tp; the last stage has the head.
 
-    With sequence parallelism each sum is scattered, and then gathered for what follows. The two are one all-reduce
-    here, except at the ends of a stage, between which slices travel: as many bytes in half the calls.
+    With sequence parallelism each sum is reduce-scattered, then gathered for the next layer. The two are one all-reduce
+    here, except at the ends of a stage, because stages send shards: the same bytes in half the calls.
     """
 
     def __init__(self, training: Training, layout: Layout4D, tp: Group, last: bool) -> None:

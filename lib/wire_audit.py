@@ -1,11 +1,11 @@
-"""Ask the kernel: how many bytes really crossed the wire.
+"""The byte counter of the kernel: how many bytes really crossed the wire.
 
-The problem: a count kept by the program that is being counted proves little. gloo's reduce-scatter, for instance, is
-an all-reduce inside, and no counter above it would notice.
-The idea: ranks on one machine talk over its loopback interface, and Linux counts every byte on it. Read that counter
-before and after, and compare it with what `lib.trace` says. TCP's headers and acknowledgements are in it, about 0.1%
-of large messages; so is whatever else uses the interface meanwhile, a notebook's own sockets for one. Hence many calls
-in a row, and the median of three.
+The problem: a program that counts its own bytes proves little. The reduce-scatter of gloo, for instance, is an
+all-reduce inside, and no counter above it would notice.
+The idea: ranks on one machine communicate over its loopback interface, and Linux counts every byte on it. Read that
+counter before and after, and compare the difference with `lib.trace`. It includes TCP headers and acknowledgements,
+about 0.1% of large messages, and all further programs on the interface, such as the sockets of a notebook. The audit
+therefore makes many calls in a row, and takes the median of three.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lib.mesh import Group
 COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
 AT_LEAST_BYTES = 8 * 2**20  # to send in one measurement
 
-CALLS: dict[str, Callable] = {  # a call of each kind on an array x, of which a rank has all, or its part
+CALLS: dict[str, Callable] = {  # a call of each kind on an array x; a rank has all of it, or its shard
     "all_reduce": lambda x, group: comm.all_reduce(x, group),
     "reduce_scatter": lambda x, group: comm.reduce_scatter(x, group),
     "all_gather": lambda x, group: comm.all_gather(x[: len(x) // group.size], group),
@@ -44,17 +44,17 @@ class Audit:
 
 
 def available() -> bool:
-    """Whether this system counts: Linux does."""
+    """Whether this system has the counter: Linux has it."""
     return COUNTER.exists()
 
 
 def audit(kind: str, payload_bytes: int, n: int, call: Callable | None = None) -> Audit:
-    """What `n` ranks count and what they send in a collective of an array of `payload_bytes`.
+    """Counted and sent bytes of `n` ranks in a collective of an array of `payload_bytes`.
 
     Args:
         kind: a key of `CALLS`.
-        payload_bytes: of the whole float32 array; a multiple of 4n.
-        call: another function of (x, group) to audit instead of the library's own.
+        payload_bytes: of the full float32 array; a multiple of 4n.
+        call: your function of (x, group) to audit instead of the function of the library.
 
     Raises:
         ValueError: an unknown kind, or an array that cannot be split over the ranks.
@@ -76,7 +76,7 @@ def sent_in_a_step(make: Callable[[Group], Callable[[], object]], n: int) -> flo
     """Bytes that each of `n` ranks sends in a step, the mean over the ranks, by the kernel.
 
     Args:
-        make: called once on each rank, gives the step; two of them are taken before any is counted, as the first ones
+        make: called once on each rank, returns the step; two steps run before the counter is read, because they
             make connections, buffers and state.
 
     Raises:
@@ -110,12 +110,12 @@ def _measure_steps(world: Group, make: Callable) -> float:
 
 
 def _crossed(world: Group, call: Callable[[], object], rounds: int) -> float:
-    """Bytes on the wire in one call, over all ranks: the mean of `rounds` calls, less what reading itself costs."""
+    """Bytes on the wire in one call, over all ranks: the mean of `rounds` calls, minus the cost of reading itself."""
 
     def counted(rounds: int) -> int:
         comm.barrier(world)
         before = int(COUNTER.read_text())
-        comm.barrier(world)  # nobody sends before all have read, nor reads before all have sent
+        comm.barrier(world)  # no rank sends before all read, nor reads before all sent
         for _ in range(rounds):
             call()
         comm.barrier(world)

@@ -17,9 +17,9 @@ from lib import comm
 from lib.check import check, find, progress, record, verdict
 from lib.check.__main__ import main
 from lib.check.catalogue import EXERCISES
-from lib.check.exercise import Exercise, Mistake, everywhere, same
+from lib.check.exercise import Exercise, Mistake, everywhere, plain, same
 from lib.check.exercises.e03_1_average_gradients import averages, each, sums
-from lib.check.judge import judge, new_seed
+from lib.check.judge import _difference, judge, new_seed
 from lib.check.source import Answer, NotebookError, read_notebook
 from lib.launch import run
 
@@ -254,6 +254,41 @@ def test_endless_loop(monkeypatch):
     assert status == "FAIL" and "endless loop" in text and "in forever" in text and "lib/check" not in text
 
 
+ODD = {
+    "sparse": lambda x: x.to_sparse(),
+    "compressed": lambda x: x.to_sparse_csr(),
+    "meta": lambda x: x.to("meta"),
+    "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]),
+    "complex": lambda x: x * 1j,
+    "no float": lambda x: 10**400,
+    "not to be printed": lambda x: 10**5000,
+    "in a list": lambda x: [10**400, 10**5000],
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("wanted", [torch.eye(3), torch.eye(3)[0], 2.5, 7, "a word", [1.5, 2]], ids="ABCDEF")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_odd_values_differ_and_can_be_told(odd, wanted):
+    value = ODD[odd](torch.ones(3, 3).double())
+    for got in (value, plain(value)):
+        assert not same({"y": got}, {"y": wanted})
+        assert "is not right" in _difference([{"y": got}], [{"y": wanted}])
+
+
+def test_an_object_that_equals_everything_is_compared_as_data():
+    """nbgrader and the terminal have no jail that makes data of it."""
+
+    class Equal:
+        __eq__ = lambda self, other: True  # noqa: E731
+        __hash__ = None
+
+    exercise = replace(ADDS, reference=lambda given: everywhere({"y": 7, "z": "a word"}, given))
+    exercise = replace(exercise, body=lambda answer, group, given: {"y": answer(), "z": answer()})
+    (cases,) = judge(exercise, [Equal], seed=1)
+    assert [case.status for case in cases] == ["FAIL"] and "a Equal" in cases[0].hint
+
+
 def test_a_missing_return_is_told():
     text, status = verdict("03.3", lambda gradients, bucket_bytes, group: None)
     assert status == "FAIL" and "is a `return` missing?" in text
@@ -327,6 +362,26 @@ def test_only_definitions_are_taken(tmp_path):
     assert read.defines("f") and read.defines("FACTOR") and not read.defines("x")
     assert verdict("03.9", names["f"])[1] == "PASS"
     assert judge(EXERCISES["03.9"], [Answer(read, "f")], seed=1)[0][0].status == "PASS"
+
+
+def test_much_code_is_not_parsed(tmp_path):
+    with pytest.raises(NotebookError, match="has 1,200,000 letters of code, and 1,048,576 are read"):
+        read_notebook(notebook(tmp_path, "x=1\n" * 150_000, "x=1\n" * 150_000))
+
+
+def test_a_stub_is_told_from_an_answer(tmp_path):
+    stub = 'def f(x):\n    """It does."""\n    raise NotImplementedError'
+    assert read_notebook(notebook(tmp_path, stub, "def g():\n    return 1\nX = 3")).names == {
+        "f": False, "g": True, "X": True,
+    }  # fmt: skip
+    assert read_notebook(notebook(tmp_path, stub, "def f(x):\n    return x")).names == {"f": True}
+
+
+def test_an_answer_in_words_is_found_where_its_metadata_is_lost(tmp_path):
+    cells = ["**why** (5 points). Why?", "Because.", "**how** (2 points). How?", "**who** (1 points). Who?", "I."]
+    path = tmp_path / "words.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": text} for text in cells]}))
+    assert read_notebook(str(path)).texts == {"why": "Because.", "who": "I."}
 
 
 def run_cli(*args):

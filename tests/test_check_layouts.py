@@ -517,7 +517,7 @@ NEARLY = {  # with a word of the verdict
         (pairs(lambda found: None), "Return six pairs"),
         (pairs(lambda found: found[:5]), "Return six pairs"),
         (pairs(lambda found: [None, *found[1:]]), "Layout 1"),
-        (lambda: e143.repairs(changes={0: {"tp": 4}}), "another single change costs less"),
+        (lambda: e143.repairs(changes={0: {"tp": 4}}), "a different single change costs less"),
         (lambda: e143.repairs(changes={3: {"tp": 0}}), "is a Layout4D"),
         (lambda: e143.repairs(changes={2: {"rows": 3}}), "Layout 3"),
         (lambda: e143.repairs(changes={5: {"pp": 32}}), "still cannot"),

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -76,12 +77,79 @@ def test_progress_says_what_is_next_and_a_terminal_shows_all(capsys):
     assert len(lines) == 14 + 2 and lines[7].startswith("chapter 8 ") and "1/13 points" in lines[7]
 
 
+def test_progress_of_a_homework_counts_its_tasks_and_no_others(capsys, tmp_path):
+    """Before a check and after one; and in a terminal, where a task that no cell checks has 0 points."""
+    asked = {"08.4": 3, "08.5": 5}
+    progress(asked)
+    check("08.5", find("08.5").right[0], points=5)
+    progress(asked)
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    lines = [line for line in said if line.startswith(("08.", "all", "Next", "chapter"))]
+    assert lines == [
+        "08.4 accumulate 0/3 not checked yet",
+        "08.5 plan 0/5 not checked yet",
+        "all 0/8 points",
+        "Next to do: 08.4 accumulate",
+        "08.4 accumulate 0/3 not checked yet",
+        "08.5 plan 5/5",
+        "all 5/8 points",
+        "Next to do: 08.4 accumulate",
+    ]
+    progress({"08.5": 5})
+    assert capsys.readouterr().out.endswith("5/5 points\nAll exercises of this notebook are done.\n")
+    cells = [
+        {"cell_type": "code", "source": 'def plan(T_F, T_B, m, part):\n    return 0\n\ncheck("08.5", plan, points=5)'}
+    ]
+    about = {"exercises": asked | {"99.9": 1}}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells, "metadata": about}))
+    assert main([str(tmp_path / "a.ipynb")]) == 1
+    assert capsys.readouterr().out.endswith("0/8 points\nNext to do: 08.4 accumulate\n")
+
+
+FIRST_CELL = """import os
+os.environ.pop("NBGRADER_EXECUTION", None)
+os.environ.pop("CHECK_STRICT", None)
+from lib import check
+print(check.NBGRADER, check._strict())
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="the system does not tell")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"NBGRADER_EXECUTION": "autograde"}, "True True"), ({"CHECK_STRICT": "1"}, "False True"), ({}, "False False")],
+)
+def test_a_cell_above_the_imports_changes_no_strictness(given, said):
+    environment = {k: v for k, v in os.environ.items() if k not in ("CHECK_STRICT", "NBGRADER_EXECUTION")} | given
+    command = [sys.executable, "-c", FIRST_CELL]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.strip() == said, ended.stderr
+
+
 def test_in_colab_the_record_is_on_the_drive(monkeypatch, tmp_path):
     monkeypatch.undo()
     assert record.place() == ROOT / ".progress.json"
     monkeypatch.setattr(record, "_DRIVE", tmp_path)
     record.keep(find("01.1"), 2)
     assert json.loads((tmp_path / "parallel-by-hand.progress.json").read_text())["01.1"]["points"] == 2
+
+
+FAST = "01.3", "02.4", "03.1", "04.1", "06.3", "08.4", "11.2", "13.1"  # no wrong program of these lets ranks wait
+
+
+@pytest.mark.alone("it measures time")
+@pytest.mark.slow("eight checks that fail, where a neighbour takes the cores")
+def test_a_check_that_fails_takes_no_long_time(capsys, say):
+    """The first check of a notebook also starts the server, and is not counted."""
+    check("03.1", find("03.1").right[0])
+    took_s = []
+    for exercise in map(find, FAST):
+        began_s = time.monotonic()
+        check(exercise, exercise.mistakes[0].wrong)
+        took_s.append(time.monotonic() - began_s)
+    assert capsys.readouterr().out.count("\nFAIL  ") == len(FAST)
+    say(f"a check that fails: {median(took_s):.1f} s is the median of {len(FAST)}, {max(took_s):.1f} s the longest")
+    assert median(took_s) < 3
 
 
 @pytest.mark.thorough("a process that imports torch, and saves that are waited for")

@@ -93,7 +93,7 @@ def blocks_at_both_ends(g, ranks, group):
 @pytest.mark.parametrize(
     ("exercise_id", "answer", "status", "words"),
     [
-        ("09.1", lambda *case: as_soon_as_it_can(*case).replace("B", "X"), "FAIL", ["X0' is no action"]),
+        ("09.1", lambda *case: as_soon_as_it_can(*case).replace("B", "X"), "FAIL", ["X0' is not an action"]),
         (
             "09.1",
             lambda n, m, limit: as_soon_as_it_can(n, m + (n == 2), limit),

@@ -476,10 +476,8 @@ def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, mon
         main([*FLAGS.split(), "--checkpoint", str(tmp_path)])
     err = capsys.readouterr().err
     assert left.value.code == code and os.listdir(tmp_path) == ["step-00000003"]
-    said = (
-        f"python -m lib.train: {number.name}: stopped after step 3; it is saved, and --resume auto goes on from there"
-    )
-    assert err.strip() == said
+    said = f"{number.name}: stopped after step 3; it is saved, and --resume auto continues from there"
+    assert err.strip() == f"python -m lib.train: {said}"
     assert before == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     report = tmp_path / "report.json"
     main([*FLAGS.split(), "--checkpoint", str(tmp_path), "--resume", "auto", "--report", str(report)])
@@ -554,7 +552,7 @@ def edit_run(path, **changes):
 @pytest.mark.parametrize(
     "flags, says",
     [
-        ("--checkpoint-every 2", "--checkpoint-every needs a folder: give --checkpoint DIR, too"),
+        ("--checkpoint-every 2", "--checkpoint-every needs a folder: also give --checkpoint DIR"),
         ("--resume auto", "--resume needs a folder"),
         ("--checkpoint {saved} --checkpoint-every 0", "--checkpoint-every 0 must be a whole number of at least 1"),
         ("--checkpoint {saved} --keep 0", "--keep 0 must be"),

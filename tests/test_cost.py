@@ -242,6 +242,17 @@ def test_activations_as_korthikanti_prints_them():
     assert 1 - selective / none == pytest.approx(0.70, abs=0.005), "selective recomputation saves 70%"
 
 
+@pytest.mark.parametrize(
+    ("tp", "sequence_parallel", "bytes_per_element"),
+    [(8, False, 8 + 25.5 / 8), (8, True, 33.5 / 8), (16, False, 9.625), (16, True, 2.125)],
+)
+def test_a_rank_keeps_a_copy_of_a_head_of_keys_and_values(tp, sequence_parallel, bytes_per_element):
+    # 70B has 8 such heads: on 16 ranks 33/16 + 0.5/8, of which 8 stay whole without sequence parallelism.
+    shape = sizes.MODELS["70B"]
+    kept = cost.activation_bytes(shape, 1, "selective", tp=tp, sequence_parallel=sequence_parallel)
+    assert kept == bytes_per_element * shape.context * shape.d_model
+
+
 def test_flops_as_the_papers_print_them():
     # Narayanan et al. 2021, table 1: TFLOP/s a GPU from batch, sizes and iteration time, with full recomputation.
     for hidden, layers, heads, gpus, batch, iteration_s, tflops in (
@@ -279,7 +290,7 @@ def test_time_from_flops():
 def test_wrong_use_of_the_sums():
     shape = sizes.ModelShape(64, 2, 4, 256, 64)
     for wrong in (4, -1, "3"):
-        with pytest.raises(ValueError, match=f"zero={wrong} is no stage of ZeRO; use 0"):
+        with pytest.raises(ValueError, match=f"zero={wrong} is not a stage of ZeRO; use 0"):
             cost.state_bytes(1, sizes.RECIPES["fp32 Adam"], zero=wrong)
     for degree in (0, 1.5):
         with pytest.raises(ValueError, match=f"tp={degree} cannot be a number of ranks"):
@@ -335,7 +346,7 @@ def test_bytes_of_the_stages_on_four_ranks():
     assert [cost.zero_wire_bytes(stage, 100, 4) for stage in range(4)] == [150, 150, 150, 225]
     assert cost.zero_wire_bytes(3, 100, 4, reshard=False) == 150
     assert [cost.zero_wire_bytes(stage, 100, 1) for stage in range(4)] == [0] * 4
-    with pytest.raises(ValueError, match="zero=4 is no stage of ZeRO"):
+    with pytest.raises(ValueError, match="zero=4 is not a stage of ZeRO"):
         cost.zero_wire_bytes(4, 100, 4)
 
 

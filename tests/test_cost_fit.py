@@ -55,7 +55,7 @@ def test_wrong_use():
     for sizes, seconds in (([], []), ([1, 1], [1, 2]), ([1, 2], [0, 1])):
         with pytest.raises(ValueError, match="use two, times above 0"):
             fit.fit_alpha_beta(sizes, seconds)
-    with pytest.raises(ValueError, match="2000 bytes take no longer than 1000; measure larger ones"):
+    with pytest.raises(ValueError, match="2000 bytes take no longer than 1000; measure larger sizes"):
         fit.fit_alpha_beta([1000, 2000], [2e-6, 1e-6])
     with pytest.raises(ValueError):
         fit.fit_alpha_beta([1, 2, 3], [1, 2])

@@ -29,7 +29,7 @@ def test_a_bar_says_its_stage_where_a_rank_has_several():
     bars = schedule_bars(simulate(zb_v(2, 3)))
     assert {bar.label.split(",")[0] for bar in bars if bar.marked} == {"stage 2", "stage 3"}
     picture = draw_gantt(simulate(zb_v(2, 3)), title="V", alt="", caption="There and back.")
-    assert picture.caption == "There and back. Underlined is what is not in a rank's first stage."
+    assert picture.caption == "There and back. Underlined is everything outside the first stage of a rank."
     for svg in (picture.svg, picture.narrow):
         lines = re.findall(r'<path d="([^"]*)" fill="none" stroke="[^"]*" stroke-width="1.6"', svg)
         assert "".join(lines).count("h") == sum(bar.marked for bar in bars)

@@ -1,6 +1,7 @@
 """Submissions are graded as they should be, whatever is in them, and nothing of them is left."""
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -10,19 +11,25 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from jail_here import needs_jail, needs_view
 
+from lib.check.exercise import same
+from lib.check.judge import NoAnswer
+from lib.grade import __main__ as grade_main
 from lib.grade import sight
 from lib.grade.__main__ import USER, main
 from lib.grade.assignment import Assignment, AssignmentError, Late, read_assignment
 from lib.grade.jail import JailError, User, processes_of
 from lib.grade.reports import fill_canvas, gradescope, write_table
+from lib.grade.returns import pack, unpack
 from lib.grade.submissions import Submission, find_submissions
 
 ROOT = Path(__file__).parent.parent
@@ -108,6 +115,18 @@ HOSTILE = {
         ], 3, 0,
     ),
     "800 MB": ([SETUP, "def global_gradient(g, count, group):\n    return torch.zeros(10**8).double()", RIGHT], 3, 0),
+    "a sparse tensor": ([SETUP, "def global_gradient(g, count, group):\n    return g.to_sparse()", RIGHT], 3, 0),
+    "a meta tensor": ([SETUP, "def global_gradient(g, count, group):\n    return g.to('meta')", RIGHT], 3, 0),
+    "a large number": ([SETUP, "def global_gradient(g, count, group):\n    return 10**5000", RIGHT], 3, 0),
+    "lists in lists": (
+        [SETUP, "def global_gradient(g, count, group):\n    x = [g]\n    x.append(x)\n    return x", RIGHT], 3, 0,
+    ),
+    "fills the disk": (
+        first("import tempfile\nfor where in ('/tmp', '/var/tmp', '/dev/shm', tempfile.gettempdir()):\n"
+              "    for i in range(99):\n"
+              "        with open(f'{where}/{group.rank}-{i}', 'wb') as file: file.write(bytes(10**8))"), 0, 2,
+    ),
+    "much code": ([SETUP, *["x = 1\n" * 10**5] * 2, RIGHT, OTHER], 0, 0),
     "infinite": ([SETUP, "def global_gradient(g, count, group):\n    return g * float('inf')", RIGHT], 3, 0),
     "nan": ([SETUP, "def global_gradient(g, count, group):\n    return g * float('nan')", RIGHT], 3, 0),
     "a lying tensor": (
@@ -271,6 +290,10 @@ def test_what_went_wrong_is_told_apart(graded):
     assert "REVIEW: ctypes in 03.ipynb" in graded["segfault"]["notes"]
     assert "REVIEW: lib.check in 03.ipynb" in graded["calls the reference"]["notes"]
     assert any(word in said["fills memory"]["hint"] for word in ("MemoryError", "did not return within"))
+    assert "letters of code" in graded["much code"]["notes"][0]
+    assert "No space left" in said["fills the disk"]["hint"]
+    for name in ("a sparse tensor", "a meta tensor", "a large number", "lists in lists"):
+        assert {r["status"] for r in graded[name]["results"]} == {"PASS", "FAIL"}, graded[name]
     assert "\\ud800" in said["half a letter"]["hint"]
     for name in ("stops its parent", "stops its parent, which is to be sent much"):
         assert said[name]["hint"].startswith("Nothing came back within"), said[name]
@@ -334,7 +357,7 @@ def arguments(course, *more):
 
 def grade_course(course, *more):
     code = main(arguments(course, *more))
-    with open(course / "grades" / "grades.csv", newline="") as file:
+    with open(course / "grades" / "grades.csv", newline="", encoding="utf-8-sig") as file:
         return code, {row["student"]: row for row in csv.DictReader(file)}
 
 
@@ -368,9 +391,9 @@ def test_a_course(course, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in (course / "grades" / "students").iterdir()}
 
     # What a person enters must be a number.
-    by_hand.write_text(by_hand.read_text().replace("ann,why,5.0,", 'ann,why,"2,5",'))
-    assert main(arguments(course, *more)) == 2 and "'2,5' is no number of points" in capsys.readouterr().err
-    by_hand.write_text(by_hand.read_text().replace('ann,why,"2,5",', "ann,why,5,"))
+    by_hand.write_text(by_hand.read_text().replace("ann,why,5.0,", "ann,why,two,"))
+    assert main(arguments(course, *more)) == 2 and "'two' is no number of points" in capsys.readouterr().err
+    by_hand.write_text(by_hand.read_text().replace("ann,why,two,", "ann,why,5,"))
 
     # Another day, another number of points: everybody is graded again.
     assert grade_course(course)[1]["ann"]["score"] == "9.0"
@@ -467,6 +490,182 @@ def test_two_notebooks_with_one_exercise(course):
     assert "defined in 2 notebooks; 04.ipynb counts" in rows["ann"]["look at it because"]
 
 
+def test_an_untouched_copy_counts_for_nothing(course):
+    stub = first("raise NotImplementedError")[1]
+    write_notebook(course / "submissions" / "ann" / "04.ipynb", [SETUP, stub])
+    code, rows = grade_course(course)
+    assert code == 0 and rows["ann"]["raw"] == "4.0"
+    assert "defined in 2 notebooks; 03.ipynb counts" in rows["ann"]["look at it because"]
+
+
+def test_who_is_not_on_the_roster(course):
+    (course / "roster.csv").write_text("\ufeffann\n")
+    rows = grade_course(course, "--roster", str(course / "roster.csv"))[1]
+    assert "not on the roster" in rows["'=ben"]["look at it because"]
+    assert "roster" not in rows["ann"]["look at it because"]
+
+
+def test_points_from_a_spreadsheet(course, capsys):
+    """Excel writes a mark of the encoding, and in many countries semicolons and decimal commas."""
+    assert "no cell for question why" in grade_course(course)[1]["ann"]["look at it because"]
+    by_hand = course / "grades" / "by_hand.csv"
+    head = "student;question;points;max;text;row;model answer"
+    for said, wanted in (("2,5", "6.5"), ("5", "9.0"), ("", "4.0")):
+        by_hand.write_text(f"\ufeff{head}\r\nann;why;{said};5;;;\r\n", newline="")
+        assert grade_course(course)[1]["ann"]["score"] == wanted
+    for said in ("5,5", "-1", "nan", "inf"):
+        by_hand.write_text(f"{head}\nann;why;{said};5;;;\n")
+        assert main(arguments(course)) == 2 and "takes a number from 0 to 5" in capsys.readouterr().err
+    by_hand.write_text("student;question\nann;why\n")
+    assert main(arguments(course)) == 2 and "has no column 'points'" in capsys.readouterr().err
+    by_hand.write_bytes("student,question,points,text\nann,why,3,für\n".encode("latin-1"))
+    assert main(arguments(course)) == 2 and "save it as 'CSV UTF-8'" in capsys.readouterr().err
+
+
+def test_points_for_an_answer_that_has_changed_are_looked_at_again(course):
+    def answer(text):
+        cells = ["**why** (5 points). Why?", text]  # their metadata is lost
+        cells = [{"cell_type": "markdown", "source": cell} for cell in cells]
+        write_notebook(course / "submissions" / "ann" / "words.ipynb", cells)
+        return grade_course(course)[1]["ann"]
+
+    by_hand = course / "grades" / "by_hand.csv"
+    answer("Because.")
+    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,Because.", "ann,why,4,5,Because."))
+    assert "changed" not in answer("Because.")["look at it because"]
+    for _ in range(2):  # until somebody says so
+        row = answer("Or not.")
+        assert "why: the answer has changed" in row["look at it because"] and row["score"] == "8.0"
+    by_hand.write_text(by_hand.read_text().replace("the answer has changed", ""))
+    assert "changed" not in answer("Or not.")["look at it because"]
+
+
+def test_what_a_student_gets_back(course):
+    grade_course(course)
+    said = (course / "grades" / "feedback" / f"{Submission('=ben').file_name}.md").read_text()
+    assert "# Homework: =ben" in said and "**0 of 9 points**" in said and "why, in words: not graded yet" in said
+    assert "[ ] 3 ranks" in said and "[ ] a hidden case" in said and "you summed and did not divide" in said
+    assert "5 ranks" not in said
+
+
+def test_one_exercise_that_cannot_be_judged(course, monkeypatch, capsys):
+    """The others have their points, and the next run grades it again."""
+    from lib.grade import grading
+
+    true = grading.judge
+    hw = json.loads((course / "hw.json").read_text())
+    (course / "hw.json").write_text(json.dumps(hw | {"exercises": {"03.1": 4, "03.2": 2}}))
+
+    def fails(exercise, *rest):
+        if exercise.id == "03.2":
+            raise JailError("the disk is full")
+        return true(exercise, *rest)
+
+    monkeypatch.setattr(grading, "judge", fails)
+    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, OTHER])
+    code, rows = grade_course(course)
+    assert (code, rows["ann"]["raw"]) == (1, "4.0")
+    assert "global_gradient could not be graded: JailError: the disk" in rows["ann"]["look at it because"]
+    monkeypatch.undo()
+    code, rows = grade_course(course)
+    assert (code, rows["ann"]["raw"]) == (0, "6.0")
+
+
+def test_a_repaired_exercise_is_graded_again(course, monkeypatch):
+    asked = read_assignment(str(course / "hw.json"))
+    before = grade_main._fingerprint(asked, None)
+    assert grade_main._fingerprint(asked, None) == before
+    exercise = ROOT / "lib" / "check" / "exercises" / "e03_1_average_gradients.py"
+    true = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: true(path) + b" " * (path == exercise))
+    assert grade_main._fingerprint(asked, None) != before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_who_has_called_sudo_can_open_the_grades(course, monkeypatch):
+    monkeypatch.setenv("SUDO_UID", "61234")
+    monkeypatch.setenv("SUDO_GID", "61235")
+    grade_course(course)
+    made = [course / "grades", *(course / "grades").rglob("*")]
+    assert len(made) > 7 and {(p.stat().st_uid, p.stat().st_gid) for p in made} == {(61234, 61235)}
+
+
+def test_hidden_cases_that_do_not_run_are_one_sentence(course, capsys):
+    (course / "cases.py").write_text("1 / 0")
+    assert main(arguments(course)) == 2
+    said = capsys.readouterr().err
+    assert "cases.py cannot be run: ZeroDivisionError: division by zero" in said and said.count("\n") == 1
+
+
+# ---- what comes out of a jail ---------------------------------------------------------------------------------------
+
+
+def saved(thing, **options):
+    file = io.BytesIO()
+    torch.save(thing, file, **options)
+    return file.getvalue()
+
+
+def deflated(raw):
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(raw)) as records, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in records.namelist():
+            new.writestr(name, records.read(name))
+    return file.getvalue()
+
+
+class Large:
+    def __reduce__(self):
+        return bytearray, (10**9,)
+
+
+TWICE = [1] * 9
+for _ in range(40):
+    TWICE = [TWICE, TWICE]
+FORGED = {
+    "other ranks": saved([[{}] * 2]),
+    "other answers": saved([[{}] * 3] * 2),
+    "no list": saved({"a": 1}),
+    "deflated": deflated(saved([[{"x": torch.zeros(10**6)}] * 3])),
+    "legacy": saved([[{}] * 3], _use_new_zipfile_serialization=False),
+    "behind other bytes": b"x" + saved([[{}] * 3]),
+    "before other bytes": saved([[{}] * 3]) + b"x",
+    "a bytearray": saved([[{"x": Large()}] * 3]),
+    "a large shape": saved([[{"x": torch.zeros(1).expand(10**9)}] * 3]),
+    "a list many times": saved([[{"x": TWICE}] * 3]),
+    "no verdict": saved([{"status": "PASS", "hint": "", "stuck": "", "fault": False}]),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_bytes_are_not_read(name):
+    with pytest.raises(ValueError):
+        unpack(FORGED[name], answers=1, ranks=3)
+
+
+def test_what_is_packed_can_be_read():
+    fault = NoAnswer("FAIL", "The disk is full.", fault=True)
+    got = [{"x": torch.ones(2).double(), "y": [1, 2.5, "z", None, True, (3,)]}] * 3
+    back, why = unpack(pack([got, fault]), answers=2, ranks=3)
+    assert same(back[0], got[0]) and why == fault
+
+
+@needs_view
+def test_a_disk_of_its_own(tmp_path):
+    """Small, in memory, and gone with its process."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        inside = Path(folder) / "inside"
+        inside.mkdir()
+
+        def write(n_bytes):
+            sight.limit_disk([folder], str(inside), USER, 2**20)
+            for place in (folder, inside):
+                (Path(place) / "x").write_bytes(bytes(n_bytes))
+
+        assert sight.in_child(lambda: write(2**19)) and not sight.in_child(lambda: write(2**21))
+        assert list(Path(folder).rglob("*")) == [inside]
+
+
 def test_names_of_canvas(tmp_path):
     for name in (
         "doeann_LATE_12345_678_hw-1.ipynb",
@@ -533,6 +732,8 @@ def test_a_day_late_is_a_day_begun():
         ({"due": "2027-03-01"}, "has no time zone"),
         ({"due": "soon"}, "Invalid isoformat"),
         ({"late": {"per_day": 1}}, "per_day"),
+        ({"due": "2027-03-01T12:00:00+00:00"}, "does not say what is late"),
+        ({"due": "2027-03-01T12:00:00+00:00", "late": {"percent_per_day": 10}}, "does not say what is late"),
     ],
 )
 def test_what_is_no_assignment(tmp_path, changes, words, capsys):

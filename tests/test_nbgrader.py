@@ -29,6 +29,7 @@ ENDLESS = "def average_gradients(params, group):\n    while True: pass"
 NOISY = "import sys\nprint('noise', file=sys.stderr)\n" + RIGHT.replace(
     "for p", "print('more', file=sys.stderr)\n    for p", 1
 )
+FIRST_CELL = "import os\nos.environ.pop('NBGRADER_EXECUTION', None)\nos.environ['CHECK_STRICT'] = '0'"
 # Student -> answer to 03.1 (4 points; None: as it was handed out), and the points that nbgrader must give.
 STUDENTS = {
     "right": (RIGHT, 4),
@@ -38,6 +39,8 @@ STUDENTS = {
     "endless": (ENDLESS, 0),
     "noisy": (NOISY, 4),
     "shadows": ("def check(*args, **more): pass\n" + WRONG, 0),
+    "above the imports": (WRONG, 0),
+    "above the imports, untouched": (None, 0),
     "environment": ("import os\nos.environ['NBGRADER_EXECUTION'] = os.environ['CHECK_STRICT'] = ''\n" + WRONG, 0),
 }
 SCORES = """import json, sys
@@ -83,6 +86,8 @@ def submit(course, student, answer):
     for cell in book.cells:
         if answer and cell.metadata.get("nbgrader", {}).get("grade_id") == "average-gradients":
             cell.source = answer
+    if student.startswith("above the imports"):
+        book.cells.insert(0, nbformat.v4.new_code_cell(FIRST_CELL))
     nbformat.write(book, path)
 
 

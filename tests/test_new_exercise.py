@@ -2,6 +2,7 @@
 
 import runpy
 import shutil
+import subprocess
 
 import pytest
 from test_repository import ROOT, tool
@@ -30,6 +31,14 @@ def test_it_runs_as_it_is(begin, tmp_path, capsys):
     assert hints == [{""}, {""}, *({mistake.hint} for mistake in exercise.mistakes)]
     task = capsys.readouterr().out
     assert 'check("03.8", scaled_sum)' in task and "03_data_parallelism.ipynb#" in task and "{" + "{" not in task
+
+
+def test_it_needs_no_name(begin, tmp_path, capsys):
+    begin("03.8")
+    written = runpy.run_path(str(tmp_path / "lib/check/exercises/e03_8_answer.py"))
+    assert written["EXERCISE"].title == "answer" and 'check("03.8", answer)' in capsys.readouterr().out
+    said = subprocess.run(["make", "-n", "exercise", "ID=03.8"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.rstrip().endswith('tools/new_exercise.py "03.8"')
 
 
 @pytest.mark.parametrize(

@@ -79,20 +79,20 @@ def test_a_receive_in_front_and_a_send_behind_hangs_where_a_send_waits():
 WRONG = {  # what somebody has typed, and what is said of it
     "0B0 0F0\n1F0 1B0": "0B0 comes before 0F0\n  rank 0  >0B0< 0F0",
     "0F0 0I0 0W0\n1F0 1W0 1I0": "1W0 comes before 1I0",
-    "0F0 0B0\n1F0 1B0 1B0": "1B0 is there 2 times",
+    "0F0 0B0\n1F0 1B0 1B0": "1B0 occurs 2 times",
     "0F0 0F1 0B0 0B1\n1F0 1F1 1B1": "1B0 is missing, or 1I0 and 1W0",
     "0F0 0B0 0B1\n1F0 1F1 1B0 1B1": "0F1 is missing",
     "0F0 0I0\n1F0 1B0": "0I0 is half a backward; 0W0 is missing",
-    "0F0 0B0 0W0\n1F0 1B0": "0B0 is the whole backward, so 0W0 does a half of it again",
+    "0F0 0B0 0W0\n1F0 1B0": "0B0 is the full backward, so 0W0 repeats a half of it",
     "0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1": (
         "ranks wait for each other\n  rank 0 at 0B0 waits for 1B0, which rank 1 does later\n"
         "  rank 1 at 1F1 waits for 0F1, which rank 0 does later\n  rank 0  0F0   >0B0<"
     ),
-    "0F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0SEND_F0 is missing: rank 1 needs what 0F0 makes",
-    "0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0RECV_B0 is missing on rank 0: nobody takes 1SEND_B0",
-    "0SEND_F0 0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0SEND_F0 comes before 0F0, which makes what it sends",
-    "0F0 0SEND_F0 0B0 0RECV_B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0RECV_B0 comes after 0B0, which needs what it receives",
-    "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_F0 1B0 1SEND_B0": "1SEND_F0 carries nothing that another rank",
+    "0F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0SEND_F0 is missing: rank 1 needs the result of 0F0",
+    "0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0RECV_B0 is missing on rank 0: 1SEND_B0 has no receive",
+    "0SEND_F0 0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0SEND_F0 comes before 0F0, whose result it sends",
+    "0F0 0SEND_F0 0B0 0RECV_B0\n1RECV_F0 1F0 1B0 1SEND_B0": "0RECV_B0 comes after 0B0, which needs its message",
+    "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_F0 1B0 1SEND_B0": "1SEND_F0 is a message that no rank needs",
     "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F1 1F1 1RECV_F0 1F0 1B0 1SEND_B0 1B1 1SEND_B1": (
         "rank 0 sends 0SEND_F0 next, but rank 1 receives 1RECV_F1"
     ),
@@ -101,9 +101,9 @@ WRONG = {  # what somebody has typed, and what is said of it
         "  rank 1 at 1SEND_B0 waits for 0RECV_B0, which rank 0 does later"
     ),
     "": "there is no action in it",
-    "0F0 0X1": "'0X1' is no action",
+    "0F0 0X1": "'0X1' is not an action",
     "0F0 0B0\n0F1 0B1": "0F1 is on rank 1, but rank 0 has stage 0",
-    "0F0 0B0\n2F0 2B0": "nobody has stage 1; the stages are 0 to 2",
+    "0F0 0B0\n2F0 2B0": "no rank has stage 1; the stages are 0 to 2",
     "rank 0: 0F0\nrank 2: 1F0": "line 2 says rank 2; it is the line of rank 1",
 }
 MEANS = [  # the same as data
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_shown(text, means):
 
 
 def test_a_rank_that_waits_for_itself():
-    with pytest.raises(ScheduleError, match="rank 0 waits for ever") as caught:
+    with pytest.raises(ScheduleError, match="rank 0 waits forever") as caught:
         prove(Schedule.from_text("1F0 0F0 1B0 0B0"))
     assert caught.value.kind == Fault.ENDLESS and caught.value.waits == {0: 0}
     assert caught.value.actions == (Action(1, Op.F, 0),)

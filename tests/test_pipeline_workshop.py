@@ -103,7 +103,7 @@ def test_in_a_terminal():
         "  naive    18   50.0%  1 1",
         "rank 0  F0 F1 ·  ·  B0--- F2 B1--- ·  B2---",
         "rank 1  ·  F0 B0--- F1 B1--- F2 B2---",
-        "The stage before waits for the whole of a B and needs half of it. Write 0I2 0W2 for 0B2, and the same "
+        "The previous stage waits for a full B and needs half of it. Write 0I2 0W2 for 0B2, and the same "
         "elsewhere; then put a W where its rank waits.",
     ]
 
@@ -112,7 +112,7 @@ def test_the_advice_leads_from_1f1b_to_par_and_beyond():
     one = workshop(one_f_one_b(4, 6).to_text())
     assert one.score.time == 27 and "Write 0I5 0W5 for 0B5" in one.advice
     two = workshop(halves(one_f_one_b(4, 6)))
-    assert two.score.time == 24 and "3W4 holds up 3F5" in two.advice
+    assert two.score.time == 24 and "3W4 delays 3F5" in two.advice
     three = workshop(zb_h1(4, 6).to_text())
     assert three.score.time == 21 and "No order is faster: 21" in three.advice
     assert "keep 16 microbatches together" in three.advice
@@ -122,22 +122,22 @@ def test_the_advice_leads_from_1f1b_to_par_and_beyond():
 
 def test_a_hole_that_a_weight_gradient_could_fill_and_does():
     verdict = workshop("0F0 0F1 0I0 0I1 0W0 0W1\n1F0 1I0 1W0 1F1 1I1 1W1", Par(2, 2))
-    assert verdict.advice == "Rank 0 does nothing from 4 to 6. Its 0W0 could be done then: put it in front of 0I1."
+    assert verdict.advice == "Rank 0 is idle from 4 to 6. Its 0W0 could run then: put it before 0I1."
     better = workshop("0F0 0F1 0I0 0W0 0I1 0W1\n1F0 1I0 1W0 1F1 1I1 1W1", Par(2, 2))
     assert better.score.time < verdict.score.time
-    assert "1W0 holds up 1F1" in better.advice
+    assert "1W0 delays 1F1" in better.advice
     assert workshop("0F0 0F1 0I0 0W0 0I1 0W1\n1F0 1I0 1F1 1I1 1W0 1W1", Par(2, 2)).score.time == 7
 
 
 def test_the_longest_hole_is_named_first():
     verdict = workshop("0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2\n1F0 1I0 1F1 1I1 1W0 1W1 1F2 1I2 1W2", Par(2, 3, 3))
-    assert verdict.advice == "Rank 0 does nothing from 6 to 9. Its 0W0 could be done then: put it in front of 0I2."
+    assert verdict.advice == "Rank 0 is idle from 6 to 9. Its 0W0 could run then: put it before 0I2."
 
 
 def test_a_w_holds_nobody_up_on_the_rank_that_ends_last():
     text = "0F1 0F0 0I0 0W0 0F2 0I1 0W1 0I2 0W2\n1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"
     assert workshop(text, Par(2, 3, 3)).advice.startswith(
-        "Rank 0 does nothing from 2 to 4, and no W is ready: 0I0 must"
+        "Rank 0 is idle from 2 to 4, and no W is ready. The input of 0I0 must"
     )
 
 
@@ -211,23 +211,23 @@ def test_fifteen_is_the_least_that_par_can_be_played_with():
 # ---- wrong ----------------------------------------------------------------------------------------------------------
 
 WRONG = [  # typed for 2 ranks and 2 microbatches; what is said, and why
-    ("", "there is no action in it", "F is forward, B the whole backward"),
-    ("0F0 forward", "'forward' is no action", "F is forward, B the whole backward"),
+    ("", "there is no action in it", "F is forward, B the full backward"),
+    ("0F0 forward", "'forward' is not an action", "F is forward, B the full backward"),
     ("0F" + "9" * 5000, "too long for a stage or a microbatch", "Write a line for each rank"),
     ("0F0 0B0\n1F0 1B0", "this is for 2 ranks and 1 microbatches, par is for 2 and 2", "where the work is the same"),
     ("0F0 0F1 0B0 0B1", "this is for 1 ranks and 2 microbatches", "where the work is the same"),
     ("rank 0: 0F0\nrank 5: 1F0", "line 2 says rank 5", "Lines are ranks"),
-    ("0F0 0F1 0B0 0B1\n2F0 2F1 2B0 2B1", "nobody has stage 1", "passes through all stages"),
-    ("0F0 0F1 0B0 0B1\n0F0 1F1 1B0 1B1", "0F0 is on rank 1, but rank 0 has stage 0", "weights lie on one rank"),
+    ("0F0 0F1 0B0 0B1\n2F0 2F1 2B0 2B1", "no rank has stage 1", "passes through all stages"),
+    ("0F0 0F1 0B0 0B1\n0F0 1F1 1B0 1B1", "0F0 is on rank 1, but rank 0 has stage 0", "One rank holds the weights"),
     ("0F0 2F0 0F1 2F1 2B0 0B0 2B1 0B1\n1F0 1F1 1B0 1B1", "different numbers of stages", "would be the slowest"),
-    ("0F0 0F1\n1F0 1F1", "nothing goes backward", "An evaluation"),
-    ("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1 1B1", "1B1 is there 2 times", "count twice"),
+    ("0F0 0F1\n1F0 1F1", "it has no backward", "An evaluation"),
+    ("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1 1B1", "1B1 occurs 2 times", "count twice"),
     ("0F0 0F1 0B0 0B1\n1F0 1B0 1F1", "1B1 is missing", "its gradient is missing"),
-    ("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1B1", "1I0 is half a backward; 1W0 is missing", "would not learn"),
-    ("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1 1W1", "1B1 is the whole backward", "Write B, or I and later W"),
-    ("0F0 0F1 0B0 0B1\n1F0 1W0 1I0 1F1 1B1", "1W0 comes before 1I0", "W what I has left behind"),
-    ("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1", ">0B0<", "in front of the wait"),
-    ("0F0 0F1 0SEND_F0 0B0 0B1\n1F0 1B0 1F1 1B1", "is missing", "once forward and once back"),
+    ("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1B1", "1I0 is half a backward; 1W0 is missing", "these weights lack a gradient"),
+    ("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1 1W1", "1B1 is the full backward", "Write B, or I and later W"),
+    ("0F0 0F1 0B0 0B1\n1F0 1W0 1I0 1F1 1B1", "1W0 comes before 1I0", "W uses gradients that I kept"),
+    ("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1", ">0B0<", "before a wait"),
+    ("0F0 0F1 0SEND_F0 0B0 0B1\n1F0 1B0 1F1 1B1", "is missing", "once forward and once backward"),
 ]
 
 

@@ -420,7 +420,7 @@ def test_bad_input_is_one_clear_sentence(case, capsys):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("{}", "must be a list of runs"),
         ('[{"id": "x", "hidden": 5}]', "run x of .* lacks layers"),
     ],

@@ -98,7 +98,7 @@ def test_seconds_of_eight_layouts(say):
 
 def test_what_is_not_rehearsed():
     for wrong in (LAYOUTS[0]._replace(zero=1), LAYOUTS[2]._replace(sequence_parallel=False), cut(1, 8, 1, 1)):
-        with pytest.raises(ValueError, match="use cp=1, zero=0, .* share 4 blocks out evenly"):
+        with pytest.raises(ValueError, match="use cp=1, zero=0, .* divide 4 blocks evenly"):
             virtual_steps(RUN, [wrong])
 
 

@@ -13,15 +13,11 @@ PAGES = [
     *sorted((ROOT / "book" / "library").iterdir()),
 ]
 # The code that was read; what is not in here yet has the old voice.
-ROOMS = ("runtime", "data_parallel", "tensor_parallel")
-FILES = (
-    "claims collectives comm conjugate deferred facts launch mesh memory model parallel placement sleep trace verify"
-)
-PIPELINE = "__init__ balance execute gantt lower rehearse rendezvous simulate stage trial"
+ROOMS = ". checkpoint cost data_parallel pipeline pipeline/schedules plan planner runtime tensor_parallel".split()
 CODE = [
     *(path for room in ROOMS for path in sorted((ROOT / "lib" / room).glob("*.py"))),
-    *(ROOT / "lib" / f"{name}.py" for name in FILES.split()),
-    *(ROOT / "lib" / "pipeline" / f"{name}.py" for name in PIPELINE.split()),
+    *(path for room in ("check/exercises", "figures") for path in sorted((ROOT / "lib" / room).rglob("*.py"))),
+    *(ROOT / "lib" / "check" / f"{name}.py" for name in ("bill", "catalogue", "kept", "listen", "refusals")),
 ]
 
 

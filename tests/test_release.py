@@ -1,6 +1,7 @@
 """A homework comes with all that students, teachers and platforms need; its model answers are right."""
 
 import csv
+import datetime
 import json
 import os
 import re
@@ -16,11 +17,12 @@ import pytest
 from jail_here import needs_jail
 
 from lib import cost
+from lib.check.judge import judge
 from lib.check.source import read_notebook
 from lib.cost.bubble import bubble, kept_by, microbatches_for, zero_bubble_wait_s
 from lib.cost.sizes import RECIPES
 from lib.grade.__main__ import main as grade
-from lib.grade.assignment import read_assignment
+from lib.grade.assignment import hidden_ranks, read_assignment
 from lib.grade.reports import write_grades
 from lib.release.__main__ import BOOK, main
 from lib.release.notebooks import homework
@@ -160,6 +162,35 @@ def test_a_site_for_students_has_no_solutions(tmp_path, monkeypatch):
         assert "solutions/" not in path.read_text(), path.name
 
 
+@pytest.mark.thorough("it builds a page")
+def test_a_built_page_for_students_has_no_answer(tmp_path, monkeypatch):
+    """One page of exercises, nothing of it executed: the page, its source, the search and the zips of the site."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import student_site
+
+    book = tmp_path / "book"
+    student_site.copy(book)
+    (book / "_toc.yml").write_text("format: jb-book\nroot: exercises/03_data_parallelism\n")
+    config = (book / "_config.yml").read_text()
+    assert "execute_notebooks: cache" in config
+    (book / "_config.yml").write_text(config.replace("execute_notebooks: cache", 'execute_notebooks: "off"'))
+    command = [f"{sys.exec_prefix}/bin/jupyter-book", "build", "."]
+    ended = subprocess.run(command, cwd=book, capture_output=True, text=True, timeout=200)
+    site = book / "_build" / "html"
+    page = site / "exercises" / "03_data_parallelism.html"
+    assert ended.returncode == 0 and page.exists(), ended.stdout + ended.stderr
+    assert "average_gradients" in page.read_text() and "NotImplementedError" in page.read_text()
+    told = nbformat.read(ROOT / "solutions" / "03_data_parallelism.ipynb", as_version=4).cells
+    answers = [c.source.splitlines()[0][:60] for c in told if "solution-only" in c.metadata.get("tags", ())]
+    assert len(answers) > 5
+    for path in [p for p in site.rglob("*") if p.suffix in (".html", ".ipynb", ".txt") or p.name == "searchindex.js"]:
+        text = path.read_text()
+        assert not [word for word in ("solutions/", "BEGIN SOLUTION", *answers) if word in text], path
+    for path in site.glob("*.zip"):
+        with zipfile.ZipFile(path) as archive:
+            assert not [name for name in archive.namelist() if "solution" in name], path.name
+
+
 # ---- platforms ------------------------------------------------------------------------------------------------------
 
 FORGES = """def average_gradients(params, group):
@@ -170,14 +201,38 @@ FORGES = """def average_gradients(params, group):
 """
 
 
-def test_hidden_cases_go_to_graders_and_students_do_not_see_them(tmp_path):
+# Its error is what a student reads: what the grader must keep is looked for in it.
+READS = """def average_gradients(params, group):
+    said = ""
+    for name in ("hw.json", "cases.py", "__pycache__/cases.cpython-3%d.pyc" % __import__("sys").version_info[1]):
+        try:
+            said += open("SOURCE/" + name, errors="replace").read()
+        except OSError as error:
+            said += type(error).__name__
+    raise ValueError(said)
+"""
+
+
+def with_a_hidden_case(folder):
+    """A homework of 03.1 with a case and a model answer that nobody may read, released into `hw`."""
     asked = json.loads((ROOT / "assignments" / "hw2.json").read_text())
-    (tmp_path / "hw.json").write_text(json.dumps(asked | {"id": "hw", "exercises": {"03.1": 3}}))
-    (tmp_path / "cases.py").write_text(
-        "from dataclasses import replace\nfrom lib.check import find\n"
+    words = {"why": {"points": 1, "question": "?", "answer": "MODEL ANSWER"}}
+    (folder / "hw.json").write_text(json.dumps(asked | {"id": "hw", "exercises": {"03.1": 3}, "by_hand": words}))
+    (folder / "cases.py").write_text(
+        "from dataclasses import replace\nfrom lib.check import find\nSECRET = 'HIDDEN CASE'\n"
         "EXERCISES = [replace(find('03.1'), ranks=(3, 4, 6))]"
     )
-    assert main([str(tmp_path / "hw.json"), "--cases", str(tmp_path / "cases.py"), "--out", str(tmp_path)]) == 0
+    assert main([str(folder / "hw.json"), "--cases", str(folder / "cases.py"), "--out", str(folder)]) == 0
+    return folder / "hw"
+
+
+def a_notebook(path, code):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "metadata": {}, "source": code}]}))
+
+
+def test_hidden_cases_go_to_graders_and_students_do_not_see_them(tmp_path):
+    with_a_hidden_case(tmp_path)
     with zipfile.ZipFile(tmp_path / "hw" / "hw-handout.zip") as archive:
         seen = archive.read("hw/rubric.md").decode()
         assert not [name for name in archive.namelist() if "cases" in name.rpartition("/")[2]]
@@ -189,6 +244,29 @@ def test_hidden_cases_go_to_graders_and_students_do_not_see_them(tmp_path):
     assert (tmp_path / "hw" / "classroom50" / "cases.py").exists()
 
 
+def as_gradescope(root, unzipped):
+    """The layout of its container, under another root."""
+    root.chmod(0o755)
+    source = root / "autograder" / "source"
+    shutil.copytree(unzipped, source)
+    script = (source / "run_autograder").read_text().replace("/tmp/", f"{root}/")
+    script = script.replace("/opt/book/bin/python", sys.executable)  # that setup.sh would have made
+    (root / "run").write_text(re.sub(r"(?<=[ =])/autograder", f"{root}/autograder", script))
+    return source
+
+
+def run_gradescope(root, submission):
+    """What it reads of one who has handed in this folder, or nothing."""
+    shutil.rmtree(root / "autograder" / "submission", ignore_errors=True)
+    (root / "autograder" / "results").mkdir(exist_ok=True)
+    if submission:
+        shutil.copytree(submission, root / "autograder" / "submission")
+    else:
+        (root / "autograder" / "submission").mkdir()
+    subprocess.run(["bash", root / "run"], check=True, timeout=100)
+    return json.loads((root / "autograder" / "results" / "results.json").read_text())
+
+
 @pytest.mark.thorough("the layout of a container, and a process that imports torch")
 @pytest.mark.alone("grades as the user of students' code, who is one")
 @needs_jail
@@ -197,35 +275,40 @@ def test_gradescope_finds_what_it_wants(released):
     """The zip where Gradescope puts it, under another root; and its script, run as it runs it."""
     root = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
-        root.chmod(0o755)
-        source = root / "autograder" / "source"
-        shutil.copytree(released / "hw2" / "gradescope", source)
-        assert {"setup.sh", "run_autograder", "hw2.json", "lib"} <= {p.name for p in source.iterdir()}
+        assert {"setup.sh", "run_autograder", "hw2.json", "lib"} <= {
+            p.name for p in (released / "hw2" / "gradescope").iterdir()
+        }
         with zipfile.ZipFile(released / "hw2" / "gradescope.zip") as archive:
             assert archive.getinfo("run_autograder").external_attr >> 16 == 0o755
+        source = as_gradescope(root, released / "hw2" / "gradescope")
         subprocess.run(["bash", "-n", source / "setup.sh"], check=True)
-        script = (source / "run_autograder").read_text().replace("/tmp/", f"{root}/")
-        script = script.replace("/opt/book/bin/python", sys.executable)  # that setup.sh would have made
         forges = root / "forges"
-        forges.mkdir()
-        code = FORGES.replace("RESULTS", f"{root}/autograder/results/results.json")
-        cell = {"cell_type": "code", "metadata": {}, "source": code}
-        (forges / "03.ipynb").write_text(json.dumps({"cells": [cell]}))
-        (root / "run").write_text(re.sub(r"(?<=[ =])/autograder", f"{root}/autograder", script))
+        a_notebook(forges / "03.ipynb", FORGES.replace("RESULTS", f"{root}/autograder/results/results.json"))
         scores = []
         for submission in (released / "hw2" / "nbgrader" / "source" / "hw2", None, forges):
-            shutil.rmtree(root / "autograder" / "submission", ignore_errors=True)
-            (root / "autograder" / "results").mkdir(exist_ok=True)
-            if submission:
-                shutil.copytree(submission, root / "autograder" / "submission")
-            else:
-                (root / "autograder" / "submission").mkdir()
-            subprocess.run(["bash", root / "run"], check=True, timeout=100)
-            results = json.loads((root / "autograder" / "results" / "results.json").read_text())
+            results = run_gradescope(root, submission)
             assert sum(t["score"] for t in results["tests"]) == pytest.approx(results["score"])
             assert (root / "autograder" / "results").stat().st_mode & 0o777 == 0o700
             scores.append(results["score"])
         assert scores == [ASSIGNMENTS["hw2"].max_score, 0, 0]
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.mark.thorough("a process that imports torch")
+@pytest.mark.alone("grades as the user of students' code, who is one")
+@needs_jail
+def test_gradescope_shows_students_code_no_case_and_no_answer(tmp_path):
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        with zipfile.ZipFile(with_a_hidden_case(tmp_path) / "gradescope.zip") as archive:
+            archive.extractall(tmp_path / "unzipped")
+        source = as_gradescope(root, tmp_path / "unzipped")
+        a_notebook(root / "reads" / "03.ipynb", READS.replace("SOURCE", str(source)))
+        said = [test["output"] for test in run_gradescope(root, root / "reads")["tests"]]
+        assert len(said) == 3 and all(re.search("PermissionError|FileNotFoundError", text) for text in said), said
+        assert {(source / name).stat().st_mode & 0o777 for name in ("hw.json", "cases.py")} == {0o600}
+        assert not [text for text in said if "MODEL ANSWER" in text or "HIDDEN CASE" in text]
     finally:
         shutil.rmtree(root)
 
@@ -241,6 +324,76 @@ def test_classroom_50_finds_what_it_wants(released, tmp_path):
     assert (result["schema"], result["score"], result["max-score"]) == (
         "classroom50/result/v1", 0, ASSIGNMENTS["hw2"].max_score,
     )  # fmt: skip
+
+
+SUDO = """#!/bin/sh
+printf "%s " "$@" >> "$LOG"
+shift
+exec "$@"
+"""
+# A folder of the student's that stands for the library; it would write what the grader is asked for.
+MASKS = """import pathlib, sys
+path = pathlib.Path(sys.argv[sys.argv.index("--out") + 1], "students", "ann.json")
+path.parent.mkdir()
+path.write_text('{"score": 99, "max_score": 1}')
+"""
+
+
+@pytest.mark.thorough("a process that imports torch")
+@pytest.mark.alone("grades as the user of students' code, who is one")
+@needs_jail
+def test_classroom_50_grades_as_root_what_is_hostile(tmp_path):
+    """As on GitHub's machines: nobody's user, with `sudo`. Neither files in the repository nor code write points."""
+    source, repository, log = with_a_hidden_case(tmp_path) / "classroom50", tmp_path / "repository", tmp_path / "log"
+    a_notebook(repository / "exercises" / "03_data_parallelism.ipynb", READS.replace("SOURCE", str(source)))
+    (repository / "result.json").write_text('{"score": 99}')
+    (repository / "lib" / "grade").mkdir(parents=True)
+    (repository / "lib" / "__init__.py").write_text("")
+    (repository / "lib" / "grade" / "__main__.py").write_text(MASKS)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sudo").write_text(SUDO)
+    (tmp_path / "bin" / "sudo").chmod(0o755)
+    environment = {"USERNAME": "ann", "PYTHONPATH": str(BOOK), "LOG": str(log)}
+    environment["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    as_nobody = f"import os, runpy; os.geteuid = lambda: 1000; runpy.run_path({str(source / 'autograder.py')!r})"
+    command = [sys.executable, "-c", as_nobody]
+    ended = subprocess.run(
+        command, cwd=repository, env=os.environ | environment, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = json.loads((repository / "result.json").read_text())
+    assert (result["score"], result["max-score"]) == (0, 3)
+    assert "MODEL ANSWER" not in ended.stdout and "HIDDEN CASE" not in ended.stdout
+    assert {(source / name).stat().st_mode & 0o777 for name in ("hw.json", "cases.py")} == {0o600}
+    assert f"-n env PYTHONPATH={BOOK} {sys.executable} -P -m lib.grade" in log.read_text()
+    assert "--trust" not in log.read_text()
+
+
+def test_hidden_cases_of_the_page_on_teaching_are_cases(tmp_path):
+    """Right programs pass them, wrong ones do not, and a student sees none of them."""
+    page = (ROOT / "book" / "teaching.md").read_text()
+    (tmp_path / "cases.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    (tmp_path / "hw.json").write_text(
+        json.dumps({"id": "hw", "title": "Homework", "exercises": {"02.5": 2, "03.1": 3}})
+    )
+    asked = read_assignment(str(tmp_path / "hw.json"), str(tmp_path / "cases.py"))
+    assert {e.id: hidden_ranks(e) for e in asked.exercises} == {"02.5": {1}, "03.1": {6}}
+    for exercise in asked.exercises:
+        right, wrong = judge(exercise, [exercise.right[0], exercise.mistakes[0].wrong], seed=1)
+        assert {case.status for case in right} == {"PASS"} and {case.status for case in wrong} == {"FAIL"}
+
+
+# The week of the first day, Monday, in which a homework is due: that of the next one's beginning.
+DUE = {"hw1": 3, "hw2": 4, "hw3": 6, "hw4": 8, "hw5": 9, "hw6": 10, "capstone": 12}
+
+
+def test_days_are_those_of_the_plan_of_ten_weeks():
+    due = {name: asked.due.date() for name, asked in ASSIGNMENTS.items()}
+    begin = due["hw1"] - datetime.timedelta(weeks=DUE["hw1"] - 1)
+    assert due == {name: begin + datetime.timedelta(weeks=week - 1) for name, week in DUE.items()}
+    page = (ROOT / "book" / "teaching.md").read_text()
+    rows = re.findall(r"^\| \d+ \|.*\| (?:(\d)|(capstone))[:,] ?.*\| (\d+) \|$", page, re.MULTILINE)
+    assert {f"hw{k}" if k else name: int(week) for k, name, week in rows} == DUE
 
 
 def test_the_workflow_is_yaml_and_checks_each_notebook(released):
@@ -441,3 +594,8 @@ def test_a_homework_is_cut_from_the_book():
     titles = [c.source.partition("\n")[0] for c in one["10_running.ipynb"].cells if c.source.startswith("#")]
     assert titles[0] == "# Homework 5: pipelines" and titles[-1] == "## Your progress"
     assert "## 2. Shared weights, and one norm" not in titles  # 10.2 is in no homework
+    points = ASSIGNMENTS["hw5"].points
+    for name, book in one.items():
+        here = {i: most for i, most in points.items() if i.startswith(name[:2])}
+        said = ", ".join(f'"{i}": {most:g}' for i, most in here.items())
+        assert book.cells[-1].source == f"progress({{{said}}})" and here

@@ -423,9 +423,12 @@ def test_a_report_of_one_process_without_validation(tmp_path, capsys):
         ("--llama --d-model 12", "d_head=3: RoPE turns pairs; use --d-model 16"),
         (
             "--tp 2 --zero 3",
-            "--zero 3 and --tp 2: parameters are shards of whole matrices here; use --zero 1 or --zero 2",
+            "--zero 3 and --tp 2: parameters are shards of full matrices here; use --zero 1 or --zero 2",
         ),
-        ("--pp 2 --zero 3", "--zero 3 and --pp 2: a stage's parameters would be gathered twice for each microbatch"),
+        (
+            "--pp 2 --zero 3",
+            "--zero 3 and --pp 2: the parameters of a stage would be gathered twice for each microbatch",
+        ),
         ("--seed 99999999999999999999999", "--seed 99999999999999999999999 must be a whole number from 0 to"),
         ("--seed -1", "--seed -1 must be"),
         ("--context 100000000", "is too short for --context 100000000; use a shorter"),
@@ -443,19 +446,22 @@ def test_a_report_of_one_process_without_validation(tmp_path, capsys):
         ),
         (
             "--schedule gpipe",
-            "--schedule gpipe with --stages-per-rank 1 needs ranks to cut the layers for: use --pp 2",
+            "--schedule gpipe with --stages-per-rank 1 needs ranks to split the layers over: use --pp 2",
         ),
         (
             "--pp 2 --global-batch 4 --microbatches 8",
             "--global-batch 4 cannot be split over --dp 1 x --microbatches 8",
         ),
         ("--dp 40 --pp 2 --global-batch 40", "--dp 40 --pp 2 is more than 64 ranks"),
-        ("--sequence-parallel", "--sequence-parallel needs ranks to cut the sequence for"),
+        ("--sequence-parallel", "--sequence-parallel needs ranks to shard the sequence over"),
         ("--dp 40 --tp 2 --global-batch 40", "--dp 40 --tp 2 is more than 64 ranks"),
         ("--report /no/such/folder/r.json", "--report /no/such/folder/r.json cannot be written"),
         ("--report /", "--report / cannot be written"),
         ("--profile /no/such/folder/p.json", "--profile /no/such/folder/p.json cannot be written"),
-        ("--profile p.json --steps 2", "--profile shows a step after the first two, which are slow: use --steps 3"),
+        (
+            "--profile p.json --steps 2",
+            "--profile needs a step after the first two, because they are slow: use --steps 3",
+        ),
         ("--plan --ranks-per-node 0", "--ranks-per-node 0 must be a whole number of at least 1"),
     ],
 )

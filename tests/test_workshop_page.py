@@ -578,7 +578,7 @@ def test_whatever_is_typed_is_drawn_and_is_no_html(opened):
         assert page.locator(".block").count() == len(words), text
         assert headline(page) == workshop(text, Par(4, 6)).headline()
     page.fill("textarea", "<img src=x onerror=alert(1)>")
-    assert "'<img' is no action" in shown_advice(page) and page.locator("#workshop img").count() == 0
+    assert "'<img' is not an action" in shown_advice(page) and page.locator("#workshop img").count() == 0
     assert page.locator(".block.wrong").count() == 3
 
 

@@ -1,6 +1,7 @@
 """Begins an exercise: its file, which runs as it is, and the cells of its task.
 
 make exercise ID=03.8 NAME=scaled_sum     # lib/check/exercises/e03_8_scaled_sum.py
+make exercise ID=03.8                     # lib/check/exercises/e03_8_answer.py
 """
 
 import argparse
@@ -121,7 +122,9 @@ Why the answer is right, and what its mistakes cost.
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Begin an exercise.")
     parser.add_argument("id", help="chapter and number, such as 03.8")
-    parser.add_argument("name", help="of the function that the learner writes, such as scaled_sum")
+    parser.add_argument(
+        "name", nargs="?", default="answer", help="of the function that the learner writes, such as scaled_sum"
+    )
     args = parser.parse_args(arguments)
     if not re.fullmatch(r"\d\d\.[1-9]\d?", args.id):
         sys.exit(f"ID={args.id} is no exercise: two digits of the chapter, a dot and a number, such as 03.8")

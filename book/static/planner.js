@@ -36,9 +36,11 @@ const planner = (training, limits) => {
     const tokens = rows * s;
     if (recompute === "full") return tokens * 2 * h;
     const outside = 8 * h + (llama ? 0 : 2 * h);
-    const inside = 4 * h + 4 * kv + (llama ? 6 : 4) * ffn;
-    const scores = recompute === "none" ? (llama ? 2 : 5) * heads * s : 0;
-    return tokens * (slices ? (outside + inside + scores) / tp : outside + (inside + scores) / tp);
+    const inside = 4 * h + (llama ? 6 : 4) * ffn;
+    const keysAndValues = 4 * Math.max(kv / tp, h / heads);
+    const scores = recompute === "none" ? ((llama ? 2 : 5) * heads * s) / tp : 0;
+    const linear = slices ? (outside + inside) / tp : outside + inside / tp;
+    return tokens * (linear + keysAndValues + scores);
   };
 
   // -- seconds

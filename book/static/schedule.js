@@ -44,7 +44,7 @@ const scheduler = ({ problems, headlines, advice, why, short }) => {
     if (!Number.isSafeInteger(stage) || !Number.isSafeInteger(microbatch)) fail("NO_ACTION", problems.too_long);
     return act(stage, found[2], microbatch);
   };
-  const actionOf = (word) => { // for a picture, which shows also what is no action
+  const actionOf = (word) => { // for a picture, which shows also what is not an action
     try {
       return parse(word);
     } catch {

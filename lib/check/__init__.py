@@ -14,14 +14,26 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from lib.check import record
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, judge, new_seed
 
-NBGRADER = bool(os.environ.get("NBGRADER_EXECUTION"))  # read now: a student's cell may change it later
+
+def _environment_at_start() -> dict[str, str]:
+    """The variables that this process was started with: a student's cell above the imports may change `os.environ`."""
+    try:
+        given = os.fsdecode(Path("/proc/self/environ").read_bytes())
+    except OSError:  # not Linux
+        given = ""
+    return {**os.environ, **dict(entry.split("=", 1) for entry in given.split("\0") if "=" in entry)}
+
+
+_STARTED = _environment_at_start()
+NBGRADER = bool(_STARTED.get("NBGRADER_EXECUTION"))
 _session: dict[str, tuple[Exercise, float]] = {}  # with the points of what was checked in this process, by id
 
 
@@ -99,19 +111,37 @@ def find(exercise: str | Exercise) -> Exercise:
     raise ValueError(f"there is no exercise {exercise!r}; {hint}")
 
 
-def progress() -> None:
-    """Print the points of this notebook's exercises, then those of all chapters, and what to do next."""
-    lines = _here() if _session else ["Nothing is checked yet: run the cells above."]
-    lines += [] if _strict() else ["", record.all_chapters()]
+def progress(asked: Mapping[str, float] | None = None) -> None:
+    """Print the points of this notebook's exercises, then those of all chapters, and what to do next.
+
+    Args:
+        asked: the exercises of a homework's notebook, with the points that each counts there; then no others are shown.
+    """
+    if asked:
+        found = {i: (_counting(find(i), points), 0.0) for i, points in asked.items()}
+        found |= {i: row for i, row in _session.items() if i in asked}
+        lines = [*_table(found), _advice(found)]
+    else:
+        lines = _table(_here()) if _session else ["Nothing is checked yet: run the cells above."]
+        lines += [] if _strict() else ["", record.all_chapters()]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _here() -> list[str]:
-    """A line for each exercise that was checked here; of a chapter of the book also for those that were not."""
+def _advice(found: dict[str, tuple[Exercise, float]]) -> str:
+    left = [exercise for exercise, points in found.values() if points < exercise.points]
+    return f"Next to do: {left[0].id} {left[0].title}" if left else "All exercises of this notebook are done."
+
+
+def _here() -> dict[str, tuple[Exercise, float]]:
+    """Each exercise that was checked here; of a chapter of the book also those that were not."""
     from lib.check.catalogue import EXERCISES
 
     of_book = {exercise.chapter for exercise, _ in _session.values() if exercise is EXERCISES.get(exercise.id)}
-    found = {i: (exercise, 0.0) for i, exercise in EXERCISES.items() if exercise.chapter in of_book} | _session
+    return {i: (exercise, 0.0) for i, exercise in EXERCISES.items() if exercise.chapter in of_book} | _session
+
+
+def _table(found: dict[str, tuple[Exercise, float]]) -> list[str]:
+    """A line for each exercise, and the sum."""
     rows = [found[i] for i in sorted(found)]
     width = max(len(e.title) for e, _ in rows)
     lines = [
@@ -148,4 +178,4 @@ def _strict() -> bool:
     nbgrader gives a cell its points unless it raises. It sets `NBGRADER_EXECUTION` to "autograde" or "validate" while
     it runs a notebook, and to nothing where it only converts one, or runs the teacher's own for a page of solutions.
     """
-    return os.environ.get("CHECK_STRICT") == "1" or NBGRADER
+    return NBGRADER or "1" in (os.environ.get("CHECK_STRICT"), _STARTED.get("CHECK_STRICT"))

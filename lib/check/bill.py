@@ -1,4 +1,4 @@
-"""What a layout of 64 GPUs costs a model of 70B parameters, by the formulas of `lib.cost`: for exercise 13.6."""
+"""The costs of a layout of 64 GPUs for a model of 70B parameters, by the formulas of `lib.cost`: for exercise 13.6."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lib.layout import Layout
 
 ALL_HOLD = "all conditions hold"
 _MODEL, _RECIPE, _SENT_AS = MODELS["70B"], RECIPES["mixed Adam"], 2  # bytes of an element that is sent
-_AS_GPT = replace(_MODEL, llama=False, num_kv_heads=None, d_mlp=None)  # as the task says that activations are counted
+_AS_GPT = replace(_MODEL, llama=False, num_kv_heads=None, d_mlp=None)  # for the activations of the task
 _GPUS, _PER_NODE, _SEQUENCES = 64, 8, 64
 _MOST_BYTES, _MOST_BUBBLE, _MOST_SENT_BYTES = 0.9 * DEVICES["H100 80 GB"].memory_bytes, 0.1, 12e9
-_KEPT = {  # microbatches that the first rank keeps; only schedules that have closed forms
+_KEPT = {  # microbatches that the first rank keeps; only schedules with closed forms
     "1f1b": lambda layout: kept_by(0, layout.pp, layout.microbatches),
     "interleaved": lambda layout: kept_by(0, layout.pp, layout.microbatches, layout.stages_per_rank),
     "gpipe": lambda layout: layout.microbatches,
@@ -24,12 +24,12 @@ _KEPT = {  # microbatches that the first rank keeps; only schedules that have cl
 
 
 class Costs70B(NamedTuple):
-    """Bytes on the rank that has most of each, and the fraction of a step in which a rank waits."""
+    """Bytes on the rank that holds most of each, and the fraction of a step in which a rank waits."""
 
     state: dict[str, float]
     activations: float
     bubble: float
-    over_dp: float  # bytes to other nodes
+    over_dp: float  # bytes between nodes
     over_pp: float
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lib.check.exercise import SEEN, Data, Exercise, Mistake, same
+from lib.check.exercise import SEEN, Data, Exercise, Mistake, is_dense, plain, same
 from lib.check.listen import is_handle, must_be_in_step
 from lib.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
@@ -41,11 +41,13 @@ class NoAnswer:
     """An answer that has returned nothing: `status` is FAIL or TODO, `hint` says why.
 
     After a hang, `stuck` is the call that each rank waits in: a wrong program that hangs in the same way is recognised.
+    `fault`: the machine could not run it, as it has too little memory or disk.
     """
 
     status: str
     hint: str
     stuck: str = ""
+    fault: bool = False
 
 
 HANGS = NoAnswer(FAIL, "It hangs.")
@@ -101,7 +103,7 @@ def _in_rank(
             must_be_in_step()
         with torch.random.fork_rng(devices=()):
             found = body(answer, world, copy.deepcopy(inputs[world.rank]))
-        results.append({name: UNFINISHED if is_handle(value) else value for name, value in found.items()})
+        results.append({name: UNFINISHED if is_handle(value) else plain(value) for name, value in found.items()})
     return results
 
 
@@ -145,7 +147,7 @@ def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]
         results = run(_in_rank, len(inputs), exercise.body, answers, inputs, _cells(), timeout_s=timeout_s)
     except (RunError, MismatchError, TypeError) as error:
         if len(answers) == 1:
-            return [NoAnswer(*_why_none(exercise, error), _stuck(error))]
+            return [NoAnswer(*_why_none(exercise, error), _stuck(error), fault=type(error) is RunError)]
         return [outcome for answer in answers for outcome in in_ranks(exercise, [answer], inputs)]
     return [list(got) for got in zip(*results, strict=True)]
 
@@ -261,7 +263,7 @@ def _difference(got: list[Data], wanted: list[Data]) -> str:
 def _first_difference(name: str, got: Any, want: Any) -> tuple[str, Any, Any]:
     """Down to the first item of a list, or row of a matrix, that is seen to differ: its name, wanted, got."""
     lists = isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)) and len(want) == len(got)
-    tensors = torch.is_tensor(want) and torch.is_tensor(got) and want.shape == got.shape
+    tensors = is_dense(want) and is_dense(got) and want.shape == got.shape
     looks_right = tensors and want.dim() and _short(got) == _short(want)  # its first numbers are
     if lists or (tensors and want.dim() > 1) or looks_right:
         for i, (g, w) in enumerate(zip(got, want, strict=True)):
@@ -273,9 +275,12 @@ def _first_difference(name: str, got: Any, want: Any) -> tuple[str, Any, Any]:
 def _short(value: object, digits: int = 4) -> str:
     if value is None:
         return "None: is a `return` missing? (Functions of torch.distributed work in place and return None.)"
-    if isinstance(value, torch.Tensor):
-        numbers = ", ".join(f"{x:.{digits}g}" for x in value.flatten()[:4].tolist())
-        return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}" if value.dim() else numbers
-    if isinstance(value, (list, tuple)):
-        return f"{len(value)} of them: " + "; ".join(_short(v, digits) for v in value[:3])
-    return repr(value)[:200]
+    try:
+        if isinstance(value, torch.Tensor):
+            numbers = ", ".join(f"{x:.{digits}g}" for x in value.flatten()[:4].tolist())
+            return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}" if value.dim() else numbers
+        if isinstance(value, (list, tuple)):
+            return f"{len(value)} of them: " + "; ".join(_short(v, digits) for v in value[:3])
+        return repr(value)[:200]
+    except Exception:  # a sparse tensor, a number of five thousand digits
+        return f"a {type(value).__name__} that cannot be printed here"

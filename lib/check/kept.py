@@ -1,4 +1,4 @@
-"""What a rank keeps from one step to the next: bytes of the tensors in a dict, list or optimizer."""
+"""The state of a rank between two steps: bytes of the tensors in a dict, list or optimizer."""
 
 from __future__ import annotations
 

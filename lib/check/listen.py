@@ -1,4 +1,4 @@
-"""What a rank sends while an answer runs: through `comm`, or through `torch.distributed` itself."""
+"""Listens to the messages of a rank while an answer runs: through `comm`, or through `torch.distributed` itself."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Heard:
         self.calls.clear()
 
     def sent_bytes(self, n: int) -> float:
-        """All that this rank has sent, if the collectives of n ranks are rings."""
+        """All bytes that this rank sent, if the collectives of n ranks are rings."""
         collectives = sum(cost.wire_bytes(kind, payload_bytes, n) for kind, payload_bytes in self.calls)
         return sum(n_bytes for _, n_bytes in self.sent) + collectives
 
 
 def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], None] = lambda: None) -> Heard:
-    """From now on, and until this rank ends, note what it sends.
+    """From now on, and until this rank ends, count its messages.
 
     Args:
         on_start: called when a collective, or the sending of a message, begins.
@@ -49,7 +49,7 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
     heard = Heard()
 
     def starts(call: Call) -> None:
-        heard.unfinished += bool(call.payload_bytes)  # nobody need wait for a message without elements
+        heard.unfinished += bool(call.payload_bytes)  # a message without elements needs no wait
         if call.kind == "recv":
             return
         if call.kind == "send":
@@ -67,19 +67,19 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
 
 
 def must_be_in_step() -> None:
-    """Compare with all ranks how many calls each has made on each channel of the call table.
+    """Compare with all ranks how many calls each made on each channel of the call table.
 
     Raises:
-        RuntimeError: on one of them somebody is ahead: a message is under way that nobody has asked for.
+        RuntimeError: on one channel a rank is ahead: it sent a message that no rank receives.
     """
     everyones: list[dict[int, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyones, calls.table.calls())
     for channel in {channel for made in everyones for channel in made}:
         counts = [made[channel] for made in everyones if channel in made]
         if len(counts) == 1 < len(everyones) or min(counts) < max(counts):
-            raise RuntimeError(f"the ranks on a channel have made {counts} calls")
+            raise RuntimeError(f"the ranks on a channel made {counts} calls")
 
 
 def is_handle(x: object) -> bool:
-    """Whether this is a communication under way, and not what comes of it."""
+    """Whether this is a communication in flight, and not its result."""
     return isinstance(x, (comm.Pending, dist.Work))

@@ -18,7 +18,7 @@ PIPELINE_ZERO3, NODE, MODEL_STATES, KEPT = "zero-3", "node", "states", "activati
 
 
 def layout_of(result: Any) -> Layout4D | None:
-    """The layout that an answer has returned, if it is one."""
+    """The layout that an answer returned, if it is one."""
     try:
         layout = Layout4D(*result)
         *counts, zero = map(operator.index, layout[:7])
@@ -30,7 +30,7 @@ def layout_of(result: Any) -> Layout4D | None:
 
 
 def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
-    """The first condition that does not hold, and a sentence with its numbers; what is divided comes before memory."""
+    """The first condition that does not hold, and a sentence with its numbers; divisions come before memory."""
     tp, _, pp, dp, rows, v = layout[:6]
     model, gpus, per_node = training.model, training.cluster.gpus, training.cluster.per_node
     stages, m = pp * v, training.global_batch / (dp * rows)
@@ -59,7 +59,7 @@ def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
 
 
 def broken_layouts() -> list[tuple[Training, Layout4D]]:
-    """The six of exercise 14.3: what is trained, and a layout that is refused."""
+    """The six of exercise 14.3: a training, and a layout that is refused."""
     models = {  # Touvron et al. 2023 (Llama), table 2; Llama 2's 70B with shorter sequences
         "30B": ModelShape(6656, 60, 52, 32_000, 2048, d_mlp=17_920, llama=True, tied=False),
         "70B": replace(PRESET_MODELS["llama-70b"], context=2048),

@@ -13,10 +13,13 @@ import linecache
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+MOST_CODE = 2**20  # letters in all code cells of a notebook; to parse them takes about 600 MB
 _FOR_IPYTHON = re.compile(r"^\s*(\w+\s*=\s*)?[%!?]|^\s*[\w.]+\?{1,2}\s*$")
+_QUESTION = re.compile(r"\*\*([\w-]+)\*\* \(")
 
 
 class NotebookError(ValueError):
@@ -32,7 +35,9 @@ class Notebook:
         cells: (title, text) of each code cell that parses.
         checks: (exercise id, name of the answer) for each `check(...)` in it.
         notes: what could not be read, a sentence each.
-        texts: what was written into cells of Markdown that a person grades, by their `grade_id`.
+        texts: what was written into cells of Markdown that a person grades, by their `grade_id`; where it is lost, of
+            the cell behind `**grade_id** (`.
+        names: the functions, classes and constants that its cells define, and whether each is more than a stub.
         asked: the exercises that a homework has of its chapter, with their points, if the file says so.
     """
 
@@ -42,10 +47,11 @@ class Notebook:
     notes: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
+    names: dict[str, bool] = field(default_factory=dict)
 
     def defines(self, name: str) -> bool:
         """Whether one of its cells defines a function, a class or a constant of that name."""
-        return any(name in _names(s) for _, text in self.cells for s in _parse(text).body if _defines(s))
+        return name in self.names
 
     def define(self) -> tuple[dict[str, Any], list[str]]:
         """Names to objects, and what could not be defined, a sentence each."""
@@ -89,17 +95,23 @@ def read_notebook(path: str) -> Notebook:
     """A notebook's definitions, by its file.
 
     Raises:
-        NotebookError: no such file, a folder, or not a notebook's JSON.
+        NotebookError: no such file, a folder, not a notebook's JSON, or more code than anybody writes.
     """
     cells: list[tuple[str, str]] = []
     checks: list[tuple[str, str]] = []
     notes: list[str] = []
+    names: dict[str, bool] = {}
     every, about = _read(path)
     name = printable(Path(path).name)
-    for number, text in enumerate((_source(c) for c in every if c.get("cell_type") == "code"), 1):
+    code = [_source(cell) for cell in every if cell.get("cell_type") == "code"]
+    if (letters := sum(map(len, code))) > MOST_CODE:
+        raise NotebookError(f"{path} has {letters:,} letters of code, and {MOST_CODE:,} are read")
+    for number, text in enumerate(code, 1):
         title = f"{name}, code cell {number}"
         try:
-            checks += _checks(_parse(text))
+            tree = _parse(text)
+            checks += _checks(tree)
+            names |= {one: not _is_stub(s) for s in filter(_defines, tree.body) for one in _names(s)}
             cells.append((title, text))
         except SyntaxError as error:
             notes.append(f"{title}, line {error.lineno} does not parse: {error.msg}")
@@ -107,7 +119,7 @@ def read_notebook(path: str) -> Notebook:
             notes.append(f"{title} does not parse: {error}")
     asked = about.get("exercises")
     asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
-    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked)
+    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked, names)
 
 
 def _read(path: str) -> tuple[list[dict], dict]:
@@ -141,6 +153,9 @@ def _texts(cells: list[dict]) -> dict[str, str]:
         marks = about.get("nbgrader") if isinstance(about, dict) else None
         if cell.get("cell_type") == "markdown" and isinstance(marks, dict) and marks.get("solution") is True:
             found[str(marks.get("grade_id"))] = _source(cell)
+    for question, cell in pairwise(map(_source, cells)):
+        if (asked := _QUESTION.match(question)) and not _QUESTION.match(cell):
+            found.setdefault(asked[1], cell)
     return found
 
 
@@ -168,6 +183,14 @@ def _names(statement: ast.stmt) -> set[str]:
         return {statement.name}
     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
     return {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def _is_stub(statement: ast.stmt) -> bool:
+    """Whether a definition still has the line that a learner replaces."""
+    if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return False
+    raised = (ast.unparse(node.exc) for node in ast.walk(statement) if isinstance(node, ast.Raise) and node.exc)
+    return any(what.startswith("NotImplementedError") for what in raised)
 
 
 def _is_literal(value: ast.expr | None) -> bool:

@@ -1,7 +1,7 @@
 """A checkpoint as a plain `state_dict`: `python -m lib.checkpoint runs/step-00000120 --out weights.pt`.
 
 The file does not depend on ranks: `GPT(config).load_state_dict(torch.load("weights.pt"))`, with the sizes that
-`run.json` names. It has the precision of the optimizer's weights.
+`run.json` names. It has the precision of the weights that the optimizer updates.
 """
 
 from __future__ import annotations

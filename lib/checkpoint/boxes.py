@@ -1,11 +1,12 @@
-"""Which boxes of a whole tensor a rank has.
+"""The boxes of a full tensor that a rank has.
 
-The problem: a checkpoint that stores what each rank holds can be loaded by the same ranks only. Another layout cuts the
-same matrix by columns, along the heads, or anywhere at all: a ZeRO shard is a range of the flattened part.
-The idea: whatever a rank has of a tensor is a few *boxes* of it, each an offset and a shape in the whole. Then no rank
-has to know how another one cuts: who loads asks for its own boxes, and gets each from the stored ones that overlap it.
+The problem: a checkpoint with the tensors of each rank can be loaded only by the same ranks. A different layout splits
+the same matrix by columns, along the heads, or anywhere: a ZeRO shard is a range of the flattened shard.
+The idea: any shard of a tensor is a few *boxes* of it, each an offset and a shape in the full tensor. No rank needs the
+layout of the saved run: a rank reads its own boxes, each from the stored boxes that overlap it.
 
-Two steps lead there. A range of a flattened tensor is a few boxes of it: rows in part, whole rows, a row in part.
+The boxes of a rank follow in two steps. A range of a flattened tensor is a few boxes: part of a row, full rows, part of
+a row.
 
     flat [5, 17) of a [5, 4]       . . . .
                                    . a a a      a: offset (1, 1), shape (1, 3)
@@ -13,8 +14,8 @@ Two steps lead there. A range of a flattened tensor is a few boxes of it: rows i
                                    b b b b
                                    c . . .      c: offset (4, 0), shape (1, 1)
 
-And a box of a rank's part is moved to where the part lies in the whole; one that spans several sections of a fused
-weight is cut where they meet.
+Then each box of a shard is moved to its offset in the full tensor; a box that spans several sections of a fused weight
+is split at their boundaries.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from lib.placement import Placement, sections
 
 
 class Box(NamedTuple):
-    """A box of a tensor: where it begins, and how large it is, along each dim."""
+    """A box of a tensor: its start and its size along each dim."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -40,7 +41,7 @@ class Box(NamedTuple):
 def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     """The elements [start, stop) of a flattened tensor, as boxes of the tensor, in order; at most 2·dims − 1 of them.
 
-    Example: `boxes_of_range((5, 4), 5, 17)` are the three of the picture above.
+    Example: `boxes_of_range((5, 4), 5, 17)` are the three boxes of the picture above.
     """
     if not shape:
         yield from [Box((), ())] * (stop - start)
@@ -61,13 +62,13 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]
 def boxes_of_part(
     values: Tensor, span: slice, shape: torch.Size, placement: Placement, group: Group
 ) -> Iterator[tuple[Box, Tensor]]:
-    """The boxes of a whole tensor that a range of a rank's part is, each with its values: views, to read or to fill.
+    """The boxes of a full tensor for a range of the shard of a rank, each with its values: views, to read or to fill.
 
     Args:
-        values: the elements `span` of the flattened part, in any shape, contiguous.
-        span: of the flattened part.
-        shape: of the part.
-        placement, group: how the part lies in the whole.
+        values: the elements `span` of the flattened shard, in any shape, contiguous.
+        span: of the flattened shard.
+        shape: of the shard.
+        placement, group: the placement of the shard in the full tensor.
     """
     pieces = sections(placement, shape, group)
     flat = values.detach().view(-1)

@@ -38,7 +38,7 @@ DECISIVE = (
     "max_norm",
     "seed",
     "dtype",
-)  # settings that determine the losses, besides the model
+)  # together with the model, these settings determine the losses
 
 
 class BrokenCheckpoint(CheckpointError):
@@ -207,6 +207,4 @@ def _check(path: str, config: TrainConfig) -> None:
     ours, theirs = asdict(config), run["config"]
     other = [f"{name}={ours[name]} (was {theirs[name]})" for name in DECISIVE if ours[name] != theirs.get(name)]
     if other:
-        print(
-            f"{path}: continues with {', '.join(other)}, so its losses differ from those of one run", file=sys.stderr
-        )
+        print(f"{path}: continues with {', '.join(other)}, so the losses differ from one run", file=sys.stderr)

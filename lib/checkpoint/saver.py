@@ -2,8 +2,8 @@
 
 The problem: a save takes as long as many steps, and if every rank waits for the disk, the cluster is idle.
 The idea: copy the state in memory, and let a thread write it while training continues. Threads that communicate during
-training can deadlock, so this thread never does. The ranks learn whether all have finished from one all-reduce (max) of
-two numbers after each step. When no rank is writing, rank 0 gives the checkpoint its name.
+training can deadlock, so this thread never does. One all-reduce (max) of two numbers after each step shows the ranks
+whether all finished. When no rank is writing, rank 0 gives the checkpoint its name.
 
 A run that is asked to stop saves first. A run that is killed loses the steps since the last complete checkpoint: at
 most `checkpoint_every` and those during which it was written.
@@ -34,7 +34,7 @@ class Saver:
 
     Args:
         model: the model, with the pieces of this rank.
-        settings: where and how often; those of rank 0 count.
+        settings: where and how often; the settings of rank 0 count.
         config: settings of the run, for readers.
 
     Attributes:

@@ -1,15 +1,15 @@
 """The content of a checkpoint, written and read by `torch.distributed.checkpoint` (DCP).
 
-DCP stores tensors by name, each as any boxes of it, and reads any boxes back: its *planner* says which boxes a rank
-has, its *storage* where they are in which file. Both are used as they are; what this file adds is the boxes of *our*
-parameters and of their optimizer state, by serial name:
+DCP stores tensors by name, each as any boxes of it, and reads any boxes: its *planner* lists the boxes of a rank, its
+*storage* their place in the files. Both are used unchanged; this file adds the boxes of *our* parameters and of their
+optimizer states, by serial name:
 
-    model.blocks.0.attention.qkv.weight                   the parameter: of master weights, those
-    optimizer.blocks.0.attention.qkv.weight.exp_avg       state of its shape, cut as the parameter is
+    model.blocks.0.attention.qkv.weight                   the parameter, or its master weight if there is one
+    optimizer.blocks.0.attention.qkv.weight.exp_avg       state of its shape, sharded like the parameter
     optimizer.blocks.0.attention.qkv.weight.step          state that is one number, stored once
 
-A box on several ranks is written by one of them. So a checkpoint has the size of the model and its optimizer state, 12
-bytes per parameter for Adam in float32, in any layout, plus 1 to 2 kB per box.
+A box on several ranks is written by one of them. A checkpoint therefore has the size of the model and its optimizer
+states, 12 bytes per parameter for Adam in float32, in any layout, plus 1 to 2 kB per box.
 
 DCP stores its list of boxes as a pickle, which may run any code when it is read: read only files that you trust.
 """
@@ -261,7 +261,7 @@ def _read(model: ParallelGPT, folder: str) -> None:
 
 
 def read_boxes(wanted: dict[str, Stored], metadata: Metadata, folder: str) -> None:
-    """Read boxes of a checkpoint into the tensors that stand for them; no communication."""
+    """Read boxes of a checkpoint into their tensors, without communication."""
     planner, reader = _LoadPlanner(flatten_state_dict=False), FileSystemReader(folder)
     planner.set_up_planner(wanted, metadata)
     reader.set_up_storage_reader(metadata, is_coordinator=True)

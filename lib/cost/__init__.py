@@ -1,7 +1,7 @@
-"""What it should cost: bytes, seconds, operations, bubbles, each from a formula with its source.
+"""Predicted costs: bytes, seconds, operations, bubbles, each from a formula with its source.
 
 May import nothing else. It is pure Python, so that a planner or a web page never waits for torch.
-Must never know how anything is done: what is predicted here is measured elsewhere, and the two must agree.
+Must never know an implementation: the predictions of this room must agree with measurements made elsewhere.
 """
 
 from lib.cost.comm import block_wire_bytes, comm_s, overlap, sharded_step, wire_bytes, zero_wire_bytes

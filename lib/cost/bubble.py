@@ -1,7 +1,7 @@
-"""What a pipeline's schedule costs, in closed form: for equal stages, and messages that take no time.
+"""Costs of pipeline schedules in closed form: for equal stages, and messages that take no time.
 
-The simulator says the same of any schedule (`lib.pipeline.simulate`), and the tests hold the two against each other.
-These are for a planner, which has thousands of layouts to compare, and for a reader with a pencil.
+The simulator computes them for any schedule (`lib.pipeline.simulate`), and the tests compare the two. The formulas are
+for a planner, which compares thousands of layouts, and for a reader with a pencil.
 
 Letters: p ranks, m microbatches, v stages per rank; times are for one microbatch in all layers of a rank: T_F forward,
 T_B = T_I + T_W backward. Chapters 8 to 12.
@@ -38,7 +38,7 @@ def microbatches_for(num_ranks: int, most: float) -> int:
 
 
 def kept_by(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> float:
-    """Microbatches whose activations a rank keeps at the peak under 1F1B, counted in all of the rank's layers.
+    """Microbatches whose activations a rank keeps at the peak under 1F1B, counted over all layers of the rank.
 
     min(m, p-r) with one stage per rank. With v the warmup has 2(p-r-1) + (v-1)p stages, and one more is in flight.
     Under GPipe it is m on each rank.
@@ -65,11 +65,11 @@ def zero_bubble_wait_s(num_ranks: int, forward_s: float, input_s: float, weight_
 def v_wait_s(num_ranks: int, input_s: float, weight_s: float) -> float:
     """(p-1)/2 · max(T_I, 2(T_I - T_W)): how long a rank waits in a step under ZB-V, if m ≥ 2p - 1 and T_F ≤ T_I.
 
-    Half of a forward's time for each rank before it, if all three take as long: the step begins that much later on the
-    next rank, and no rank waits in between.
+    If T_F = T_I = T_W, half of T_F for each previous rank: the step begins that much later on the next rank, and no
+    rank waits in between.
 
     Args:
-        input_s, weight_s: as in `zero_bubble_wait_s`, of both of a rank's stages.
+        input_s, weight_s: as in `zero_bubble_wait_s`, for both stages of a rank.
 
     Source: read off the simulator; Qi et al. 2024, section 6, have the schedule.
     """

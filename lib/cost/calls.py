@@ -1,7 +1,7 @@
-"""Which collectives tensor-parallel ranks make for one microbatch, and of how many bytes.
+"""The collectives of tensor-parallel ranks for one microbatch, with their bytes.
 
-A layer with a part of each matrix sums, gathers or scatters x[b, s, h] between them (`lib/tensor_parallel/`). Letters:
-t tensor-parallel ranks; a payload is the whole array's bytes, b·s·h times `itemsize` for x.
+Layers with sharded matrices all-reduce, all-gather or reduce-scatter x[b, s, h] (`lib/tensor_parallel/`). Letters:
+t tensor-parallel ranks; a payload is the bytes of the full array, b·s·h times `itemsize` for x.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def block_calls(
     """A block, forward and backward: 4 all-reduces of x, that is 8(t−1)/t·bsh elements on the wire.
 
     With sequence parallelism 4 all-gathers and 4 reduce-scatters, the same elements; 2 all-gathers more where column
-    layers keep slices and gather again in backward, 10(t−1)/t·bsh. `full` recomputation sends again everything that
-    forward sent before the last matrix.
+    layers keep shards and gather again in backward, 10(t−1)/t·bsh. `full` recomputation repeats the communication of
+    forward before the last matrix.
 
-    Where keys and values have fewer heads than ranks, the gradients of their copies are summed: weights, and biases if
-    there are any.
+    If keys and values have fewer heads than ranks, the gradients of their copies are all-reduced: weights, and biases
+    if there are any.
 
     Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
     """
@@ -59,7 +59,7 @@ def head_calls(
 ) -> Calls:
     """The head and the loss: an all-reduce of the gradient of x; or a gather forward, a reduce-scatter backward.
 
-    The loss never sees all logits: for each token a maximum, then two sums, in float32 at least.
+    The loss never gathers logits: it all-reduces a maximum per token, then two sums, in float32 at least.
     """
     tokens, wide = rows * shape.context, max(itemsize, 4)
     x = tokens * shape.d_model * itemsize

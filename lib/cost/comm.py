@@ -1,28 +1,28 @@
 """Bytes on the wire and seconds on a link.
 
-The problem: published figures disagree by factors of two and eight, mostly because one of them counts both directions
-of a link, or the whole array where the other counts a shard. The idea: one function per quantity, with the unit in its
-name, and a claim in the chapter beside it that compares it with what was counted.
+The problem: published figures disagree by factors of two and eight, mostly because some count both directions of a
+link, or the full array instead of a shard. The idea: one function per quantity, with the unit in its name; a claim in a
+chapter compares it with counted bytes or measured seconds.
 
-Letters: `S` bytes of the whole array, `n` ranks, `alpha_s` seconds until the first byte of a message arrives,
-`bandwidth_Bps` bytes a second in one direction of one rank's link.
+Letters: `S` bytes of the full array, `n` ranks, `alpha_s` seconds until the first byte of a message arrives,
+`bandwidth_Bps` bytes per second in one direction of the link of one rank.
 """
 
 from __future__ import annotations
 
 from lib.cost.sizes import check_recompute, check_zero
 
-# For n ranks, as multiples of the whole array: bytes that a rank sends, the mean over all ranks; bytes that the busiest
-# link carries. Then messages that follow one another.
+# For n ranks, as multiples of the full array: bytes that a rank sends, the mean over all ranks; bytes that the busiest
+# link carries. Then the number of messages in sequence.
 _RING = {
     "all_reduce": (lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1)),
     "reduce_scatter": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
     "all_gather": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
     "all_to_all": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
-    # A chain of n ranks has n - 1 links, and each carries the whole array.
+    # A chain of n ranks has n - 1 links, and each carries the full array.
     "broadcast": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
     "reduce": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
-    # Straight to one rank, or from it: its link carries all parts but its own.
+    # Directly to one rank, or from it: its link carries all shards except its own.
     "gather": (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1),
     "scatter": (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1),
     "send": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),
@@ -40,11 +40,11 @@ def _ring(kind: str) -> tuple:
 def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
     """Bytes that one rank sends when `n` ranks do a collective as an ideal ring, or chain: the mean over the ranks.
 
-    `all_reduce` is a reduce-scatter and an all-gather, hence its factor 2(n-1)/n; it receives as much again.
+    `all_reduce` is a reduce-scatter and an all-gather, hence its factor 2(n-1)/n; a rank receives the same number.
 
     Args:
         kind: one of the names of `comm`.
-        payload_bytes: bytes of the whole array (not of a shard).
+        payload_bytes: bytes of the full array (not of a shard).
         n: ranks in the group.
 
     Source: Patarasuk & Yuan, JPDC 69(2), 2009; NCCL tests, PERFORMANCE.md.
@@ -53,14 +53,14 @@ def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
 
 
 def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bps: float) -> float:
-    """Seconds of a collective in the alpha-beta model: messages in a row, and bytes over one direction's bandwidth.
+    """Seconds of a collective in the alpha-beta model: messages in sequence, and bytes over one-way bandwidth.
 
     `all_reduce`: 2(n-1)·alpha + 2(n-1)/n · S / bandwidth.
 
     Args:
-        payload_bytes: bytes of the whole array.
+        payload_bytes: bytes of the full array.
         alpha_s: latency of one message in seconds.
-        bandwidth_Bps: bytes a second, one direction.
+        bandwidth_Bps: bytes per second, one direction.
 
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005.
     """
@@ -73,14 +73,14 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
 
 
 def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, float]]:
-    """When each bucket travels: not before its gradients exist, and not before the bucket ahead of it has arrived.
+    """When each bucket is reduced: not before its gradients exist, and not before the end of the previous bucket.
 
     Args:
-        ready_s: when backward has made the last gradient of each bucket, in the order of sending.
-        lasts_s: how long each bucket's all-reduce takes.
+        ready_s: when backward computes the last gradient of each bucket, in the order of sending.
+        lasts_s: duration of the all-reduce of each bucket.
 
     Returns:
-        (start, end) of each, in seconds. Whatever lies after the end of backward is exposed.
+        (start, end) of each, in seconds. Communication after the end of backward is exposed.
 
     Raises:
         ValueError: the two lists differ in length.
@@ -102,10 +102,10 @@ def zero_wire_bytes(
     between; stage 3 gathers all parameters for forward and again for backward.
 
     Args:
-        payload_bytes: of all parameters, as they travel (gradients have the same size), padding included.
-        microbatches: of a step. Stage 3 collects the parameters for each.
+        payload_bytes: of all parameters in the dtype of messages (gradients have the same size), padding included.
+        microbatches: of a step. Stage 3 gathers the parameters for each.
         reduce_each: stages 2 and 3 reduce after each microbatch; False keeps full gradients and reduces once.
-        reshard: after forward. False: stage 3 keeps what it has gathered until backward.
+        reshard: after forward. False: stage 3 keeps the gathered parameters until backward.
 
     Source: Rajbhandari et al. 2020 (ZeRO), section 7.
     """
@@ -126,13 +126,13 @@ def block_wire_bytes(
 ) -> float:
     """Bytes that one rank sends for a tensor-parallel block and microbatch: 8(n-1)/n · x, four all-reduces of x.
 
-    With sequence parallelism the same in four gathers and four scatters, and 10(n-1)/n · x if column layers keep their
-    slice and collect the rest again in backward.
+    With sequence parallelism the same in four all-gathers and four reduce-scatters, and 10(n-1)/n · x if column layers
+    keep their shard and gather x again in backward.
 
     Args:
-        payload_bytes: of x[b, s, h], whole, as it travels.
-        recompute: `full` sends again what forward sent; `none` and `selective` send nothing again.
-        early_stop: of a `full` checkpoint: without the last sum, as nobody needs it again (torch's default).
+        payload_bytes: of the full x[b, s, h], in the dtype of messages.
+        recompute: `full` repeats the communication of forward; `none` and `selective` repeat nothing.
+        early_stop: of a `full` checkpoint: skip the last sum, which backward does not need (the default of torch).
 
     Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
     """
@@ -149,18 +149,18 @@ def sharded_step(
     reduce_s: list[float],
     prefetch: bool = True,
 ) -> list[tuple[str, int, float, float]]:
-    """When ZeRO-3 computes and sends in a step, if the link carries one message after another.
+    """When ZeRO-3 computes and sends in a step, if the link carries one message at a time.
 
-    A unit computes when its parameters have arrived. They are asked for when it would compute, or with `prefetch`
-    when the unit before it begins to; and its gradients leave when its backward ends, if those before are through.
+    A unit computes when its parameters arrive. Their all-gather starts when it would compute, or with `prefetch` when
+    the previous unit begins to compute. Its reduce-scatter starts when its backward ends and the link is free.
 
     Args:
-        forward_s, backward_s: what each unit computes, in the order of forward.
-        gather_s, reduce_s: how long its all-gather and its reduce-scatter take.
+        forward_s, backward_s: seconds of computation of each unit, in the order of forward.
+        gather_s, reduce_s: seconds of its all-gather and of its reduce-scatter.
 
     Returns:
-        (what, unit, start_s, end_s), what being `forward`, `backward`, `gather` or `reduce`. All gradients have
-        arrived at the last end.
+        (event, unit, start_s, end_s), the event being `forward`, `backward`, `gather` or `reduce`. All gradients are
+        reduced at the last end.
     """
     times: list[tuple[str, int, float, float]] = []
     now_s = link_free_s = 0.0
@@ -185,6 +185,6 @@ def sharded_step(
             times.append((what, unit, now_s, now_s + lasts_s[unit]))
             now_s += lasts_s[unit]
             if what == "backward":
-                now_s = max(now_s, reduced_s)  # memory for one unit's gradients on their way
+                now_s = max(now_s, reduced_s)  # memory for gradients of one unit in flight
                 reduced_s = send("reduce", unit, reduce_s[unit])
     return times

@@ -1,8 +1,8 @@
-"""What measured times say about a link: its bandwidth, its latency.
+"""Bandwidth and latency of a link, from measured times.
 
 The problem: bytes divided by seconds is not the speed of a link. A collective sends more, or less, than its array, and
-a short message measures latency. The idea: `lib.cost` turns a link into a time; turn it around. `busbw_Bps` needs one
-large measurement, `fit_alpha_beta` several of different sizes, and with both numbers other sizes can be predicted.
+a short message measures latency. The idea: `lib.cost` predicts a time from a link; invert it. `busbw_Bps` needs one
+large measurement, `fit_alpha_beta` several sizes; its two results predict the times of further sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lib.cost.comm import comm_s
 
 
 def busbw_Bps(kind: str, payload_bytes: float, n: int, seconds: float) -> float:  # noqa: N802 a unit
-    """Bus bandwidth: bytes a second on the busiest link, the one to compare with a data sheet's, of one direction.
+    """Bus bandwidth: bytes per second on the busiest link, to compare with a data sheet, one direction.
 
     all_reduce: 2(n-1)/n · S / seconds.
 
@@ -27,8 +27,8 @@ def fit_alpha_beta(
 ) -> tuple[float, float]:
     """(alpha_s, bandwidth_Bps) with which `cost.comm_s` comes nearest to measured times, by least squares.
 
-    Each point counts by its *relative* error. Otherwise the largest message would decide alone: a millisecond is
-    nothing to it, and many times what a small one takes.
+    Each point counts by its *relative* error. Otherwise the largest message would dominate: an error of a millisecond
+    is small for a large message, and many times the duration of a small message.
 
     Args:
         sizes_bytes, seconds: payload and time of each measurement; two different sizes at least.
@@ -47,8 +47,8 @@ def fit_alpha_beta(
     aa, ab, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b = (sum(row[i] for row in rows) for i in (0, 1))
     alpha_s, beta = (a * bb - b * ab) / (aa * bb - ab**2), (b * aa - a * ab) / (aa * bb - ab**2)
-    if alpha_s < 0:  # noise; then the best one without latency
+    if alpha_s < 0:  # noise; then the best fit without latency
         alpha_s, beta = 0.0, b / bb
     if beta <= 0:
-        raise ValueError(f"{max(sizes_bytes):g} bytes take no longer than {min(sizes_bytes):g}; measure larger ones")
+        raise ValueError(f"{max(sizes_bytes):g} bytes take no longer than {min(sizes_bytes):g}; measure larger sizes")
     return alpha_s, 1 / beta

@@ -1,6 +1,6 @@
 """Operations of a step, and how long devices need for them.
 
-Letters: b rows of a microbatch, s tokens of a row, h width, l layers, V vocabulary size.
+Letters: b sequences of a microbatch, s tokens of a sequence, h width, l layers, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from lib.cost.sizes import ModelShape, check_recompute
 
 
 def forward_flops(shape: ModelShape, rows: int) -> int:
-    """FLOPs of one forward's matrix products; a multiply-add counts as two.
+    """FLOPs of the matmuls of one forward; a multiply-add counts as two.
 
-    24sbh²l(1 + s/6h + V/12hl) for a GPT: each token goes through each weight once, and attention multiplies
-    s × s scores twice. The part above the diagonal is counted, as the papers and PyTorch's counter do.
+    24sbh²l(1 + s/6h + V/12hl) for a GPT: each token is multiplied with each weight once, and attention has two
+    matmuls with s × s scores. Like the papers and the counter of PyTorch, it counts the scores above the diagonal.
 
     Source: Korthikanti et al. 2022, appendix A.
     """
@@ -22,17 +22,17 @@ def forward_flops(shape: ModelShape, rows: int) -> int:
 
 
 def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
-    """Operations of one step: forward, a backward of twice that, and what is computed again.
+    """Operations of one step: forward, a backward of twice as many, and recomputation.
 
-    Without recomputation that is what the *model* needs (for MFU); with it, what the *hardware* does (for HFU).
+    Without recomputation it counts the operations of the *model* (for MFU); with it, of the *hardware* (for HFU).
 
-    Source: Korthikanti et al. 2022, appendix A (which for `selective` counts a backward again, too; nobody runs it);
+    Source: Korthikanti et al. 2022, appendix A (for `selective` it also counts a second backward, which does not run);
     Narayanan et al. 2021, section 5.1.
     """
     tokens, forward = rows * shape.context, forward_flops(shape, rows)
     again = {
         "none": 0,
-        "selective": 4 * tokens * shape.context * shape.d_model * shape.num_layers,  # both products of attention
+        "selective": 4 * tokens * shape.context * shape.d_model * shape.num_layers,  # both matmuls of attention
         "full": forward - 2 * tokens * shape.vocab_size * shape.d_model,  # the layers, not the head
     }
     return 3 * forward + again[check_recompute(recompute)]
@@ -43,7 +43,7 @@ def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> 
 
     Args:
         peak_flops: of one device, per second, dense.
-        utilisation: the part of the peak that is reached (MFU), above 0 and at most 1.
+        utilisation: fraction of the peak that is reached (MFU), above 0 and at most 1.
     """
     if not 0 < utilisation <= 1:
         raise ValueError(f"utilisation={utilisation} must be above 0 and at most 1, such as 0.4")

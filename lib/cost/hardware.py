@@ -1,11 +1,11 @@
 """Published figures of devices and their links.
 
 The problem: the number on the first page of a data sheet is rarely the one that a formula takes. An H100's
-"1,979 TFLOP/s" holds for matrices of which half are zeros in a pattern, "900 GB/s" adds both directions of a link, and
-a network of "400" is in bits. The idea: one table, in one convention. FLOP/s are of dense 16-bit matrix products,
-links count one direction, all is in bytes, and each row says where it comes from.
+"1,979 TFLOP/s" requires matrices with zeros in half of their elements, "900 GB/s" adds both directions of a link, and
+a network of "400" is in bits. The idea: one table, in one convention. FLOP/s are of dense 16-bit matmuls, links count
+one direction, all sizes are in bytes, and each row has its source.
 
-None of it was measured here. What a device reaches is lower: see `matmul_flops`, where somebody has published it.
+None of it was measured here. A device reaches less than its peak: see `matmul_flops`, a published measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 _TABLES = "Bekman, Machine Learning Engineering Open Book, tables of 2026-08, which cite NVIDIA's data sheets"
 
-_V100 = f"link: {_TABLES}; the rest as NVIDIA's data sheet is commonly quoted, which was not read"
+_V100 = f"link: {_TABLES}; the rest as commonly quoted from NVIDIA's data sheet (the sheet itself was not read)"
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Device:
 
     Args:
         memory_bytes: its memory, in decimal bytes as it is sold.
-        peak_flops: a second, dense, bfloat16 (float16 on the V100).
-        memory_Bps: bytes a second between the GPU and its memory.
-        link_Bps: bytes a second to the other GPUs of its node, one direction.
-        network_Bps: bytes a second to other nodes, one direction, as it is usually built; None where it varies.
-        matmul_flops: the best matrix product that somebody measured, a second; None where unknown.
-        source: where the row was read.
+        peak_flops: operations per second, dense, bfloat16 (float16 on the V100).
+        memory_Bps: bytes per second between the GPU and its memory.
+        link_Bps: bytes per second between GPUs of a node, one direction.
+        network_Bps: bytes per second between nodes, one direction, in a usual cluster; None where it varies.
+        matmul_flops: operations per second of the fastest published matmul; None where unknown.
+        source: source of the row.
     """
 
     memory_bytes: float

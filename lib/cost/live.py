@@ -1,10 +1,10 @@
-"""Bytes of activations that are live while a layer computes, operation by operation, as `lib/model.py` does it.
+"""Bytes of activations that are live while a layer computes, operation by operation, for the GPT of `lib/model.py`.
 
-The problem: what a microbatch keeps between forward and backward (`lib/cost/saved.py`) is not the peak. At the peak one
-layer is at work, with everything it makes and frees on the way: three copies of the logits in the loss, two gradients
-of the widest activation in an MLP, a weight's gradient before it is added up.
-The idea: a tape. Each operation makes some bytes, then frees some; the tape keeps the sum and the highest sum. The
-forward of a layer and its backward are each a dozen lines, in the order in which autograd goes through them.
+The problem: the activations that a microbatch keeps between forward and backward (`lib/cost/saved.py`) are not the
+peak. At the peak one layer computes, with all its temporary tensors: three copies of the logits in the loss, two
+gradients of the widest activation in an MLP, a weight gradient before it is accumulated.
+The idea: a tape. Each operation allocates some bytes, then frees some; the tape keeps the sum and reports it. The
+forward of a layer and its backward are each a dozen lines, in the order in which autograd executes them.
 
 Letters: b sequences, s tokens of each, h width, a heads, V vocabulary, t tensor-parallel ranks; x = b·s·h elements.
 Without dropout, and with a fused attention.
@@ -21,35 +21,35 @@ from lib.cost.tensors import Weight, block_layers, embed_weights, head_weights, 
 
 
 class Tape:
-    """The live bytes of one action, counted from its beginning.
+    """The live bytes of one action, counted from its start.
 
     Args:
-        seen: called after each operation, with the live bytes of that moment.
-        gradient: called with each weight whose gradient is made, and the live bytes, this gradient among them.
+        seen: called with the live bytes during each operation.
+        gradient: called with each weight whose gradient is computed, and the live bytes, including this gradient.
     """
 
     def __init__(self, seen: Callable[[int], None], gradient: Callable[[Weight, int], None]) -> None:
         self.live, self.seen, self.gradient = 0, seen, gradient
 
     def op(self, makes: int, frees: int = 0) -> None:
-        """An operation that allocates its result, and after which some other tensors are freed."""
+        """An operation: it allocates its result; afterwards some tensors are freed."""
         self.live += makes
         self.seen(self.live)
         self.live -= frees
 
     def made(self, weight: Weight) -> None:
-        """A weight's gradient, which is live, is handed over."""
+        """Report the gradient of a weight; it is among the live bytes."""
         self.gradient(weight, self.live)
 
 
 class LiveGPT:
-    """The tapes of a GPT's layers on one tensor-parallel rank.
+    """The tapes of the layers of a GPT on one tensor-parallel rank.
 
     Args:
         rows: sequences of a microbatch, b.
         itemsize: bytes of an element.
-        sequence_parallel: slices of the sequence between the parallel layers.
-        split: backward comes in halves, and a weight gradient keeps its two factors until the second.
+        sequence_parallel: shards of the sequence between the parallel layers.
+        split: backward is split into I and W, and a weight gradient keeps its two factors until W.
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class LiveGPT:
         self.shape, self.tp, self.itemsize = shape, tp, itemsize
         self.slices, self.split = sequence_parallel, split
         self.tokens = rows * shape.context
-        self.copied = rows > 1  # dim 1 of one row is in front already, so a gather along it needs no copy
-        self.x = self.tokens * shape.d_model * itemsize  # whole
+        self.copied = rows > 1  # a gather along dim 1 needs no copy if dim 0 has one sequence
+        self.x = self.tokens * shape.d_model * itemsize  # full
         self.between = self.x // tp if sequence_parallel else self.x  # between the parallel layers
-        # The means and deviations of a norm, or its roots.
+        # The means and deviations of a LayerNorm, or the reciprocal roots of an RMSNorm.
         self.stats = (1 if shape.llama else 2) * self.between // shape.d_model
         self.mlp = self.tokens * shape.mlp_width // tp * itemsize
         self.up = 2 * self.mlp if shape.llama else self.mlp  # with the gate
         self.qkv = self.tokens * qkv_width(shape, tp) * itemsize
         self.heads = self.x // tp
-        self.turned = (self.qkv + self.heads) // 2  # queries and keys
-        self.points = shape.context * shape.d_model // shape.num_heads * max(itemsize, 4)  # by which they are turned
+        self.turned = (self.qkv + self.heads) // 2  # queries and keys, which rotary embeddings rotate
+        self.points = shape.context * shape.d_model // shape.num_heads * max(itemsize, 4)  # the angles
         self.logsumexp = self.tokens * shape.num_heads // tp * max(itemsize, 4)
         self.logits = self.tokens * shape.vocab_size // tp * itemsize
 
     # ---- between the parallel layers --------------------------------------------------------------------------------
 
     def gather(self, tape: Tape) -> int:
-        """A slice made whole, its own part copied to the front and the result back; what it leaves."""
+        """All-gather a shard, with a copy of dim 1 to the front and back; return the bytes of the full tensor."""
         if not self.slices:
             return 0
         part = self.between * self.copied
@@ -85,21 +85,21 @@ class LiveGPT:
         return self.x
 
     def scatter(self, tape: Tape) -> None:
-        """A term of a sum: what goes to the others, what comes from them, and their sum, which it leaves."""
+        """Reduce-scatter a partial sum: the tensors sent and received are freed, the shard of the sum is kept."""
         sent = self.x * self.copied
         tape.op(sent + self.between + self.x)
         tape.op(self.between * self.copied, sent + self.x + self.between * self.copied)
 
     def norm(self, tape: Tape) -> None:
-        """RMSNorm keeps what it has normalised, before its weight."""
+        """A norm; RMSNorm also keeps its normalised input, before the product with its weight."""
         tape.op((2 if self.shape.llama else 1) * self.between + self.stats)
 
     def norm_backward(self, tape: Tape, weights: list[Weight], adds: bool = True, held: bool = False) -> None:
-        """The gradient of its input, which is added to that of the residual stream; frees what it saved.
+        """The input gradient, added to the gradient of the residual stream; frees the saved tensors of the norm.
 
         Args:
             adds: False for the last norm, after which there is no residual stream.
-            held: the residual stream's gradient is needed further.
+            held: the gradient of the residual stream is needed further.
         """
         grads = sum(weight.size for weight in weights) * self.itemsize
         if self.shape.llama:
@@ -116,15 +116,15 @@ class LiveGPT:
     # ---- the parallel layers ----------------------------------------------------------------------------------------
 
     def column(self, tape: Tape, out: int) -> None:
-        """x · W: gathers x, and keeps its slice, or, where backward is split, x itself."""
+        """x · W: gathers x, and keeps its shard, or, if backward is split, x itself."""
         whole = self.gather(tape)
         tape.op(out, self.between if self.split and whole else whole)
 
     def column_backward(self, tape: Tape, out: int, weights: list[Weight], held: bool = False) -> None:
-        """From the gradient of the output to that of the input; gathers the input again if only a slice was kept.
+        """From output gradient to input gradient; gathers the input again if forward kept only a shard of it.
 
         Args:
-            held: the weight's gradient waits for another one of the same weight.
+            held: the weight gradient waits for a second gradient of the same weight.
         """
         if self.split:
             tape.op(self.x)
@@ -153,7 +153,7 @@ class LiveGPT:
         tape.live -= 0 if held else grads
 
     def row(self, tape: Tape) -> None:
-        """x · W, a term of a sum; summed or scattered; then the bias is added, and the residual stream."""
+        """x · W, a partial sum; all-reduced or reduce-scattered; then the bias is added, and the residual stream."""
         tape.op(self.x)
         if self.slices:
             self.scatter(tape)
@@ -166,7 +166,7 @@ class LiveGPT:
         tape.op(self.between, self.between)
 
     def row_backward(self, tape: Tape, width: int, weight: Weight, *bias: Weight, keeps_input: bool = False) -> None:
-        """From the gradient of the residual stream to that of the layer's input."""
+        """From the gradient of the residual stream to the input gradient of the layer."""
         for one in bias:
             tape.op(one.size * self.itemsize)
             tape.made(one)
@@ -184,10 +184,10 @@ class LiveGPT:
     # ---- a block ----------------------------------------------------------------------------------------------------
 
     def block(self, tape: Tape) -> None:
-        """Forward: what stays is saved, and the block's output."""
+        """Forward: the saved activations and the output of the block stay live."""
         self.norm(tape)
         self.column(tape, self.qkv)
-        if self.shape.llama:  # turned, into a new tensor
+        if self.shape.llama:  # rotated, into a new tensor
             tape.op(self.points + self.turned)
             tape.op(self.qkv, self.turned)
         tape.op(self.heads + self.logsumexp, self.qkv if self.shape.llama else 0)
@@ -198,15 +198,15 @@ class LiveGPT:
         self.row(tape)
 
     def block_backward(self, tape: Tape, layer: int, held: bool) -> None:
-        """Backward, from the gradient of the output to that of the input; frees what forward has saved.
+        """Backward, from output gradient to input gradient; frees the saved activations.
 
         Args:
-            held: whoever brought the gradient of the output keeps it.
+            held: the caller keeps the output gradient.
         """
         norm1, qkv, out, norm2, up, down = block_layers(self.shape, layer, self.tp)
-        deferred = self.split and not self.slices  # then it is a factor of a weight's gradient
+        deferred = self.split and not self.slices  # then it is a factor of a weight gradient
         self.row_backward(tape, self.mlp, *down)
-        if self.shape.llama:  # both factors' gradients, then gate's and up's side by side
+        if self.shape.llama:  # gradients of both factors, then gradients of gate and up concatenated
             tape.op(2 * self.mlp, 2 * self.mlp)
             tape.op(self.mlp, self.mlp + self.up)
             tape.op(self.up, self.up)
@@ -216,7 +216,7 @@ class LiveGPT:
         self.norm_backward(tape, norm2, held=held or deferred)
         self.row_backward(tape, self.heads, *out, keeps_input=True)
         tape.op(self.qkv, self.qkv + self.logsumexp + self.heads * (1 if self.split else 2))
-        tape.op(self.qkv, self.qkv)  # queries', keys' and values' gradients side by side
+        tape.op(self.qkv, self.qkv)  # gradients of queries, keys and values concatenated
         if self.shape.llama:
             tape.op(2 * self.turned + self.points, self.turned + 2 * self.points)
             tape.op(self.qkv, self.qkv + self.turned)
@@ -224,7 +224,7 @@ class LiveGPT:
         self.norm_backward(tape, norm1, held=deferred)
 
     def block_weight_gradients(self, tape: Tape, layer: int) -> None:
-        """The second half of a split backward: each product frees its two factors."""
+        """W of a split backward: each matmul frees its two factors."""
         _, qkv, out, _, up, down = block_layers(self.shape, layer, self.tp)
         for weights, factors in (
             (down[:1], self.x + self.mlp),
@@ -244,8 +244,8 @@ class LiveGPT:
     # ---- the ends ---------------------------------------------------------------------------------------------------
 
     def embed(self, tape: Tape) -> None:
-        """Tokens to x: each rank looks up its own entries, and the sum, or its slice, is added to the positions."""
-        tape.live += 9 * self.tokens  # entries, and which are here: saved
+        """Tokens to x: each rank looks up its own entries; the sum, or its shard, is added to the positions."""
+        tape.live += 9 * self.tokens  # saved: indices of entries, and a mask of the entries of this rank
         tape.op(self.x)
         tape.op(self.x, self.x)
         if self.slices:
@@ -259,10 +259,10 @@ class LiveGPT:
             tape.op(self.between, self.between + positions)
 
     def embed_backward(self, tape: Tape, held: bool) -> None:
-        """From the gradient of x to those of positions and entries.
+        """From the gradient of x to the gradients of positions and entries.
 
         Args:
-            held: the head's gradient of the same weight is there, and waits.
+            held: the gradient of the same weight from the head is live, and waits.
         """
         token, *positions = embed_weights(self.shape, self.tp)
         of_token = token.size * self.itemsize
@@ -282,18 +282,18 @@ class LiveGPT:
         tape.live -= of_token
 
     def head(self, tape: Tape) -> None:
-        """The last norm, the logits, and the loss: logits, the same less their maximum, and their powers at once."""
+        """Last norm, logits, loss. At the peak: logits, logits minus their maximum, and exponentials of these."""
         self.norm(tape)
         self.column(tape, self.logits)
-        wide = max(self.itemsize, 4) * self.tokens  # a number for each token
+        wide = max(self.itemsize, 4) * self.tokens  # one value per token
         powers = wide * self.shape.vocab_size // self.tp
         tape.op(2 * powers + 8 * wide + 10 * self.tokens, self.logits + powers + 8 * wide)
 
     def head_backward(self, tape: Tape, held: bool) -> None:
-        """From the loss to the gradient of the last block's output.
+        """From the loss to the output gradient of the last block.
 
         Args:
-            held: the gradient of the weight waits for the embedding's.
+            held: the weight gradient waits for the gradient from the embedding.
         """
         wide = max(self.itemsize, 4) * self.tokens
         powers = wide * self.shape.vocab_size // self.tp
@@ -304,5 +304,5 @@ class LiveGPT:
         self.norm_backward(tape, norm, adds=False)
 
     def head_weight_gradients(self, tape: Tape) -> None:
-        """The second half of a split backward."""
+        """W of a split backward."""
         self.weight_gradients(tape, head_weights(self.shape, self.tp)[-1:], self.logits + self.x)

@@ -1,6 +1,6 @@
-"""Bytes that a rank keeps: the model's state, and a layer's activations as the papers count them.
+"""Bytes that a rank keeps: model states, and the activations of a layer as the papers count them.
 
-Letters of Korthikanti et al.: b rows of a microbatch, s tokens of a row, h width, a heads.
+Letters of Korthikanti et al.: b sequences of a microbatch, s tokens of a sequence, h width, a heads.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from lib.cost.sizes import ModelShape, Recipe, check_recompute, check_zero
 def state_bytes(
     num_parameters: float, recipe: Recipe, *, zero: int = 0, dp: int = 1, tp: int = 1, pp: int = 1
 ) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer state (master copy included) that one rank keeps.
+    """Bytes of parameters, gradients and optimizer states (master copy included) that one rank keeps.
 
-    Tensor and pipeline parallelism divide all three by tp·pp; data parallelism divides nothing by itself. ZeRO
-    divides over dp what it shards: stage 1 the optimizer's state, stage 2 the gradients too, stage 3 all three.
-    An even split is taken for granted; what ZeRO-3 gathers for a moment is not in it.
+    Tensor and pipeline parallelism divide all three by tp·pp; data parallelism alone divides nothing. ZeRO shards
+    over dp: stage 1 optimizer states, stage 2 also gradients, stage 3 all three.
+    The formula assumes an even split, and omits the parameters that ZeRO-3 gathers temporarily.
 
     Raises:
-        ValueError: no such stage, or a degree that is no positive whole number.
+        ValueError: no such stage, or a degree that is not a positive integer.
 
     Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
@@ -39,19 +39,22 @@ def activation_bytes(
 ) -> float:
     """Bytes that one layer keeps for backward, in 16 bit: sbh(34 + 5as/h) for a GPT with dropout on one rank.
 
-    `selective` recomputes the attention matrix, and the second term goes; `full` keeps the layer's input only, 2sbh.
-    Tensor parallelism leaves 10sbh on every rank unless the sequence is split too.
+    `selective` recomputes the attention matrix, which removes the second term; `full` keeps only the input, 2sbh.
+    Tensor parallelism leaves 10sbh on every rank unless the sequence is also split. With fewer heads of keys and values
+    than ranks, a rank keeps a copy of one such head, like the layers of `lib.tensor_parallel`.
 
-    A Llama block has no dropout and so two masks less, fewer keys and values, and three times its MLP's width in
-    place of twice: 8sbh, and sb(4h + 4h_kv + 6f), which comes to 34sbh for Llama 3 8B as well.
+    A Llama block has no dropout and therefore two masks less, fewer keys and values, and three times the width of its
+    MLP instead of twice: 8sbh, and sb(4h + 4h_kv + 6f), again 34sbh for Llama 3 8B.
 
     Source: Korthikanti et al. 2022, table 2; for a Llama block the same count.
     """
     tokens, h, kv, f = rows * shape.context, shape.d_model, shape.d_kv, shape.mlp_width
     norms_and_inputs, masks = 8 * h, 0 if shape.llama else 2 * h
-    whole, inside = norms_and_inputs + masks, 4 * h + 4 * kv + (6 if shape.llama else 4) * f
+    whole, inside = norms_and_inputs + masks, 4 * h + (6 if shape.llama else 4) * f
     if sequence_parallel:
         whole, inside = 0, whole + inside
-    matrix = (2 if shape.llama else 5) * shape.num_heads * shape.context
-    kept = {"none": whole + (inside + matrix) / tp, "selective": whole + inside / tp, "full": 2 * h}
+    keys_and_values = 4 * max(kv / tp, h / shape.num_heads)
+    matrix = (2 if shape.llama else 5) * shape.num_heads * shape.context / tp
+    linear = whole + inside / tp + keys_and_values
+    kept = {"none": linear + matrix, "selective": linear, "full": 2 * h}
     return tokens * kept[check_recompute(recompute)]

@@ -1,7 +1,7 @@
-"""Bytes that *our* layers keep between forward and backward, in what PyTorch stores.
+"""Bytes that *our* layers keep between forward and backward, as PyTorch saves them.
 
-The papers' counts (`lib/cost/memory.py`) are of 16-bit kernels on a GPU. These are exact for `lib/model.py` on a CPU,
-and a chapter measures each of them. Letters: h width, s tokens of a row.
+The papers' counts (`lib/cost/memory.py`) are for 16-bit kernels on a GPU. These are exact for `lib/model.py` on a CPU,
+and a chapter measures each of them. Letters: h width, s tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ def block_saved_bytes(
     fused: bool = True,
     regather: bool = True,
 ) -> int:
-    """Bytes that one of *our* blocks keeps on a rank between forward and backward, on a CPU; tp=1 is the serial one.
+    """Bytes that one of *our* blocks keeps on a rank between forward and backward, on a CPU; tp=1 is the serial block.
 
-    The count of `activation_bytes`, in what PyTorch stores. For each token 16h numbers: the inputs of two norms and
-    four matrices (h, h; h, h, h, 4h), queries, keys, values (3h), what enters GELU (4h). Whole on each rank are 4h of
-    them, the norms' means and deviations, and with dropout two masks of h. Sequence parallelism divides these, too.
-    Attention adds a number for each token and head if it is fused. A CPU's fused kernel knows no dropout; the other one
-    works in float32 at least, on copies of queries, keys and values (of a rank's only head it does not copy values, and
-    what they are a part of stays) and on s numbers for each token and head, with dropout 3s: before, mask, after.
+    The count of `activation_bytes`, as PyTorch saves it. 16h elements per token: the inputs of two norms and four
+    matrices (h, h; h, h, h, 4h), queries, keys, values (3h), the input of GELU (4h). Each rank holds 4h of them
+    unsharded, the means and deviations of the norms, and with dropout two masks of h. Sequence parallelism shards
+    these as well. Fused attention adds one element per token and head. The fused kernel of a CPU has no dropout. The
+    unfused kernel computes in float32 at least, and keeps copies of queries, keys and values (with one head per rank
+    the values are not copied, and their storage stays) and s elements per token and head; with dropout 3s: before,
+    mask, after.
 
-    A Llama's block keeps in SwiGLU 3f numbers in the place of the 4h that enter GELU (gate, up, silu of the gate); of
-    each norm what it came to before its weight, in the place of means and deviations, and all in float32 at least; and
-    once for all rows s numbers for each of a head, the points that queries and keys are turned by.
+    A Llama block keeps 3f elements in SwiGLU (gate, up, silu of the gate) instead of the 4h that enter GELU. Each norm
+    keeps its normalised input instead of means and deviations, in float32 at least. Once for all sequences a block
+    keeps s angles for each element of a head, by which queries and keys are rotated.
 
     Args:
-        recompute: `none`; `selective`, what is between the projections of attention; `full`, all but the input.
-        itemsize: bytes of a number, 4 in float32.
-        regather: False keeps what the column layers collect.
+        recompute: of `none`; `selective`, attention between its projections; `full`, everything except the input.
+        itemsize: bytes of an element, 4 in float32.
+        regather: False keeps the gathered inputs of column layers.
 
     Raises:
         ValueError: heads or tokens that tp does not divide.
@@ -50,7 +51,7 @@ def block_saved_bytes(
     tokens = rows * shape.context
     mine = tokens // tp if sequence_parallel else tokens  # between the parallel layers
     norms_and_masks = 2 * mine * (_norm_bytes(shape, itemsize) + (itemsize * h if dropout else 0))
-    if shape.llama and itemsize < wide:  # the block's input, of which its norm keeps a wider copy
+    if shape.llama and itemsize < wide:  # the input of the block; its norm keeps a wider copy
         norms_and_masks += itemsize * mine * h
     into_columns = (mine if regather else tokens) * 2 * h
     into_rows = tokens * (h + (4 if shape.llama else 2) * shape.mlp_width) // tp
@@ -67,14 +68,14 @@ def block_saved_bytes(
 
 
 def _norm_bytes(shape: ModelShape, itemsize: int) -> int:
-    """For a token: the input and two statistics; RMSNorm's input and what it came to, and one, in float32 at least."""
+    """Per token: input and two statistics; for RMSNorm input, normalised input and a root, in float32 at least."""
     return max(itemsize, 4) * (2 * shape.d_model + 1) if shape.llama else itemsize * (shape.d_model + 2)
 
 
 def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompute: bool = False) -> int:
     """Bytes alive between forward and backward of `lib/model.py`'s GPT in float32, without its parameters or dropout.
 
-    Its blocks (`block_saved_bytes`; `recompute` keeps each block's input only), and its head.
+    Its blocks (`block_saved_bytes`; `recompute` keeps only the input of each block), and its head.
 
     Source: measured with `lib/memory.py`; Korthikanti et al. 2022, section 4.1, counts the same in bytes.
     """

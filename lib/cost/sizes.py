@@ -1,7 +1,7 @@
-"""What is trained: the sizes of a transformer, the published ones, and what training keeps for each parameter.
+"""Sizes of a transformer, sizes of published models, and the bytes that training keeps for each parameter.
 
 The problem: "a 7B model" has 6.74 billion parameters, or 6.61 if its head shares a weight, and needs 4 to 18
-bytes for each. The idea: a model is its few sizes, a recipe its four numbers of bytes, and `lib.cost` takes both.
+bytes for each. The idea: a model is a few sizes, a recipe is four numbers of bytes, and `lib.cost` takes both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer, from which its sums follow.
+    """The sizes of a decoder-only transformer, from which its counts follow.
 
     Args:
         d_model, num_layers, num_heads, vocab_size, context: h, l, a, V, s.
@@ -51,7 +51,7 @@ class ModelShape:
 
     @property
     def num_block_weights(self) -> int:
-        """Numbers in the matrices of one block: 12h² for a GPT."""
+        """Elements of the matrices of one block: 12h² for a GPT."""
         h = self.d_model
         return h * (2 * h + 2 * self.d_kv) + (3 if self.llama else 2) * h * self.mlp_width
 
@@ -64,7 +64,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, a tied weight counted once."""
+        """Parameters of the full model, a tied weight counted once."""
         tokens = self.vocab_size * self.d_model
         embed = tokens + (0 if self.llama else self.context * self.d_model)
         return embed + self.num_layers * self.num_block_parameters + self._norm + (0 if self.tied else tokens)
@@ -87,7 +87,7 @@ MODELS = {  # Touvron et al. 2023 (Llama 2); Brown et al. 2020 (GPT-3), table 2.
 @dataclass(frozen=True)
 class Recipe:
     """Bytes that training keeps for each parameter: the weight that computes, its gradient, a more precise master
-    copy that the optimizer updates (0: none), and what it remembers (8: Adam's two float32 averages; SGD: 0)."""
+    copy that the optimizer updates (0: none), and optimizer states (8: the two float32 moments of Adam; SGD: 0)."""
 
     weight_bytes: int
     gradient_bytes: int
@@ -110,18 +110,18 @@ RECIPES = {  # Rajbhandari et al. 2020, section 3.1; Megatron-LM's estimator kee
 
 
 ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
-RECOMPUTE = ("none", "selective", "full")  # what backward computes again: nothing, attention's inside, blocks
+RECOMPUTE = ("none", "selective", "full")  # what backward recomputes: nothing, the inside of attention, blocks
 
 
 def check_recompute(recompute: str) -> str:
-    """The way of recomputing itself, if it is one; otherwise a ValueError."""
+    """Return `recompute` if it is valid; otherwise raise a ValueError."""
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute={recompute!r} must be one of {', '.join(RECOMPUTE)}")
     return recompute
 
 
 def check_kv_heads(kv_heads: int, n: int, axis: str = "tp") -> int:
-    """Heads of keys and values themselves, if n ranks can share them or each has its own; otherwise a ValueError."""
+    """Return the number of key and value heads if n divides it, or it divides n; otherwise raise a ValueError."""
     if kv_heads % n and n % kv_heads:
         raise ValueError(
             f"num_kv_heads={kv_heads} cannot be split over {axis}={n}, nor {n} ranks over {kv_heads} heads; "
@@ -131,7 +131,7 @@ def check_kv_heads(kv_heads: int, n: int, axis: str = "tp") -> int:
 
 
 def check_zero(zero: int) -> int:
-    """The stage itself, if ZeRO has it; otherwise a ValueError."""
+    """Return the stage if ZeRO has it; otherwise raise a ValueError."""
     if zero not in ZERO_STAGES:
-        raise ValueError(f"zero={zero} is no stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
+        raise ValueError(f"zero={zero} is not a stage of ZeRO; use 0 (plain data parallelism), 1, 2 or 3")
     return zero

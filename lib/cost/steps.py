@@ -1,10 +1,10 @@
-"""Who sends what to whom, step by step: an all-reduce as plain data.
+"""The messages of an all-reduce, step by step, as plain data.
 
-The problem: an algorithm of many ranks is hard to see in the program of one of them, in which the others appear only as
-`send` and `recv`. The idea: list the moves of all ranks. From one list follow the picture, the bytes of each rank and
-the number of steps; `lib.collectives` is the same thing written for one rank, and the tests compare the two.
+The problem: the program of one rank hides the algorithm of all ranks: the peers appear only as `send` and `recv`. The
+idea: list the moves of all ranks. From one list follow the picture, the bytes of each rank and the number of steps;
+`lib.collectives` is the same algorithm written for one rank, and the tests compare the two.
 
-An array is cut into n chunks, so that a move says which it carries; naive and tree carry all of them at once.
+An array is split into n chunks, and a move lists the chunks that it carries; in naive and tree it carries all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Move(NamedTuple):
-    """One message of a step: `src` sends `chunks` to `dst`, which adds them to its own ones, or replaces those."""
+    """One message of a step: `src` sends `chunks` to `dst`, which adds them to its own chunks, or replaces its own."""
 
     src: int
     dst: int
@@ -22,18 +22,18 @@ class Move(NamedTuple):
     adds: bool
 
 
-Step = list[Move]  # moves that can go on at the same time
+Step = list[Move]  # moves that can run at the same time
 
 
 def naive_steps(n: int) -> list[Step]:
-    """All ranks send to rank 0, one after the other as it has one link; it sends the sum to each."""
+    """All ranks send to rank 0, one at a time because it has one link; it sends the sum to each."""
     whole = tuple(range(n))
     collect = [[Move(rank, 0, whole, True)] for rank in range(1, n)]
     return collect + [[Move(0, rank, whole, False)] for rank in range(1, n)]
 
 
 def tree_steps(n: int) -> list[Step]:
-    """Pairs, then pairs of pairs, until rank 0 has the sum; then the same way back."""
+    """Pairs, then pairs of pairs, until rank 0 has the sum; then the same moves in reverse."""
     whole = tuple(range(n))
     distances = [2**k for k in range((n - 1).bit_length())]
     up = [[Move(r + d, r, whole, True) for r in range(0, n - d, 2 * d)] for d in distances]
@@ -41,7 +41,7 @@ def tree_steps(n: int) -> list[Step]:
 
 
 def ring_steps(n: int) -> list[Step]:
-    """A chunk to the right in each step: n - 1 add, n - 1 hand on."""
+    """A chunk to the right per step: n - 1 steps add, n - 1 replace."""
 
     def step(first: int, k: int, adds: bool) -> Step:
         chunk = [((rank + first - k) % n,) for rank in range(n)]
@@ -56,10 +56,10 @@ ALL_REDUCE = {"naive": naive_steps, "tree": tree_steps, "ring": ring_steps}
 
 
 def after(steps: list[Step], n: int) -> list[list[frozenset[int]]]:
-    """For each rank and chunk, the ranks whose numbers are in the sum that it holds after these steps."""
+    """For each rank and chunk, the ranks whose values are in the sum that it holds after these steps."""
     held = [[frozenset([rank])] * n for rank in range(n)]
     for step in steps:
-        before = [list(chunks) for chunks in held]  # what a step sends is what was there when it began
+        before = [list(chunks) for chunks in held]  # a step sends the chunks that ranks held at its start
         for src, dst, chunks, adds in step:
             for c in chunks:
                 held[dst][c] = before[src][c] | held[dst][c] if adds else before[src][c]
@@ -71,7 +71,8 @@ def chunks_sent(steps: list[Step], n: int) -> list[int]:
     return [sum(len(m.chunks) for step in steps for m in step if m.src == rank) for rank in range(n)]
 
 
-# How many steps; then, as multiples of the array, what a link carries in all of them, and what the busiest rank sends.
+# The number of steps; then, as multiples of the array, bytes on a link in all steps, and bytes that the busiest rank
+# sends.
 _COST = {
     "naive": lambda n: (2 * (n - 1), 2 * (n - 1), n - 1),
     "tree": lambda n: (2 * _rounds(n), 2 * _rounds(n), _rounds(n)),

@@ -1,6 +1,6 @@
 """The parameters of `lib/model.py`'s GPT one by one, as a tensor-parallel rank holds them.
 
-The problem: sums such as 12h² + 13h do for a report, but buckets of gradients, shards of an optimizer's state and the
+The problem: sums such as 12h² + 13h do for a report, but buckets of gradients, shards of optimizer states and the
 largest gradient in flight depend on each tensor. The idea: a list, in the order of `named_parameters()`, and everything
 else is arithmetic on it. Letters: h width, s tokens of a sequence, V vocabulary, t tensor-parallel ranks.
 """
@@ -27,14 +27,14 @@ class Weight(NamedTuple):
 
 
 def embed_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
-    """V/t · h tokens, cut by vocabulary entries; s · h positions of a GPT-2."""
+    """V/t · h of the tokens (vocabulary-parallel); s · h of the positions of a GPT-2."""
     h = shape.d_model
     positions = [] if shape.llama else [Weight("embed.position.weight", shape.context * h, True)]
     return [Weight("embed.token.weight", shape.vocab_size // tp * h), *positions]
 
 
 def block_layers(shape: ModelShape, layer: int, tp: int = 1) -> list[list[Weight]]:
-    """Of one block, by layers: 12h²/t + 13h less what t divides of the biases, where keys have as many heads."""
+    """Weights of one block, by layers. Without grouped keys: 12h²/t + 13h, less for the biases that t divides."""
     h, qkv, mlp = shape.d_model, qkv_width(shape, tp), shape.mlp_width // tp
     up = 2 * mlp if shape.llama else mlp  # with the gate
     attention = ("attention.qkv", qkv * h, qkv, "weight, bias"), ("attention.out", h * h // tp, h, "weight")
@@ -44,20 +44,20 @@ def block_layers(shape: ModelShape, layer: int, tp: int = 1) -> list[list[Weight
 
 
 def _layer(shape: ModelShape, name: str, weight: int, bias: int, cut: str = "") -> list[Weight]:
-    """A layer's weight, and a GPT-2's bias; `cut` says which of them are."""
+    """The weight of a layer, and its bias in a GPT-2; `cut` names the sharded tensors."""
     both = [Weight(f"{name}.{what}", size, what not in cut) for what, size in (("weight", weight), ("bias", bias))]
     return both[:1] if shape.llama else both
 
 
 def head_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
-    """The last norm, and V/t · h, which is the token embedding again where the two are tied."""
+    """The last norm, and V/t · h of the head: the token embedding itself if the two are tied."""
     linear = "embed.token.weight" if shape.tied else "head.linear.weight"
     norm = _layer(shape, "head.norm", shape.d_model, shape.d_model)
     return [*norm, Weight(linear, shape.vocab_size // tp * shape.d_model)]
 
 
 def qkv_width(shape: ModelShape, tp: int = 1) -> int:
-    """Queries, keys and values of a rank's heads, side by side: 3h/t; of grouped keys and values at least one head."""
+    """Width of queries, keys and values of the heads of a rank: 3h/t; grouped keys and values have at least one."""
     return shape.d_model // tp + 2 * max(shape.d_kv // tp, shape.d_model // shape.num_heads)
 
 

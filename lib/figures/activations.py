@@ -1,6 +1,6 @@
-"""Figures of what lies between the layers: which part of each activation a rank has, and what is sent there.
+"""Figures of the activations between layers: which part of each activation a rank holds, and which messages it sends.
 
-An activation is a square, so that a part of its tokens and a part of its width can be told apart at a glance.
+An activation is a square, so that a part of its tokens looks different from a part of its width.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from lib.figures.svg import SMALLEST_PX, WIDE, Figure, color, drawn_twice, text_
 
 
 class Activation(NamedTuple):
-    """A square, tokens from top to bottom and the width from left to right, with what rank 0 has of it.
+    """A square, tokens from top to bottom and the width from left to right, with the part that rank 0 holds.
 
     Args:
         name, note: written above and below it.
-        tokens, width: the part that rank 0 has, 0 to 1.
+        tokens, width: the fraction that rank 0 holds, 0 to 1.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Activation(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What is sent between two squares, and how its arrow points; with something else that is sent there."""
+    """A message between two squares, and how its arrow points; `also` is a second message there."""
 
     what: str = ""
     arrow: str = "→"
@@ -38,11 +38,11 @@ class Sent(NamedTuple):
 def draw_activations(
     row: Sequence[Activation | Sent], *, title: str, alt: str, caption: str = "", width: float = WIDE
 ) -> Figure:
-    """Squares, and between two of them what is sent: blue is what rank 0 has, orange is sent."""
+    """Squares, and messages between them: blue is the part of rank 0, orange is sent."""
     canvas, side, sign, edge = Canvas(alt), 64, 80, 20.0
     x, top = edge, 62 + canvas.title(title, width)
     for item in row:
-        if x + (sign if isinstance(item, Sent) else side) > width - edge:  # it goes on below
+        if x + (sign if isinstance(item, Sent) else side) > width - edge:  # it continues below
             x, top = edge, top + side + 88
         middle = top + side / 2
         if isinstance(item, Sent):

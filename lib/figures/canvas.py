@@ -1,8 +1,8 @@
 """A canvas: shapes, words and tips are put on it, and it becomes a figure.
 
 The problem: a picture is computed from left to right and seen from back to front, and a thousand bars that each name
-their colour make a page heavy. The idea: layers. What is put on the canvas itself lies at the bottom, in order. A layer
-lies above it, gives its attributes to all that is put on it, and is there as soon as somebody asks for it.
+their colour make a page large. The idea: layers. Things put on the canvas itself are at the bottom, in order. A layer
+is above it, gives its attributes to everything put on it, and is made on first use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Layer:
         self._drawn.append(tag("a", drawn, href=escape(href), aria_label=escape(tip)) if href else drawn)
 
     def dashes(self, dashes: Iterable[tuple[float, float, float]], **paint: object) -> None:
-        """Level lines (x, y, length) as one path, each relative to the one before: so a thousand are light."""
+        """Level lines (x, y, length) as one path, each relative to the one before: so a thousand take few bytes."""
         written, x, y = "", 0.0, 0.0
         for *start, long in dashes:
             across, down = (round(end, 1) for end in start)
@@ -81,7 +81,7 @@ class Canvas(Layer):
         return f"url(#{self._idle})"
 
     def layer(self, level: int, **attributes: object) -> Layer:
-        """The layer with these attributes; a higher level lies in front."""
+        """The layer with these attributes; a higher level is in front."""
         return self._layers.setdefault((level, *attributes.items()), Layer(**attributes))
 
     def bars(self, name: str) -> Layer:
@@ -108,14 +108,14 @@ class Canvas(Layer):
         self.layer(BARS, fill=color("soft"), font_size=SMALLEST_PX).text(x, y, words, anchor)
 
     def title(self, words: str, width: float = math.inf) -> float:
-        """In as many lines as it takes; the height of those behind the first."""
+        """In as many lines as it takes; returns the height of the lines after the first."""
         lines = lines_of(words, width)
         for i, line in enumerate(lines):
             self.text(0, 15 + 17 * i, line, font_weight=650)
         return 17.0 * (len(lines) - 1)
 
     def head(self, title: str, legend: Legend, left: float, width: float) -> float:
-        """Title, then a legend that begins at `left`; the height that they take."""
+        """Title, then a legend that begins at `left`; returns the height that they take."""
         x, y = left, 25.0 + self.title(title, width)
         for name, words in legend:
             step = 17 + text_width(words)
@@ -133,7 +133,7 @@ class Canvas(Layer):
         return y + 25
 
     def figure(self, width: float, height: float, caption: str = "") -> Figure:
-        """What has been put on it. Its words are never shown smaller than 12 px."""
+        """Everything put on it. Its words are never shown smaller than 12 px."""
         least, most = width * READABLE_PX / SMALLEST_PX, width * 1.15
         style = f"display:block;width:100%;height:auto;min-width:{least:.0f}px;max-width:{most:.0f}px"
         body = self.drawing()
@@ -141,7 +141,7 @@ class Canvas(Layer):
             "svg",
             body,
             xmlns="http://www.w3.org/2000/svg",
-            role="group" if "<a " in body else "img",  # an image would hide its links from who cannot see them
+            role="group" if "<a " in body else "img",  # an image would hide its links from screen readers
             aria_label=escape(self._alt),
             viewBox=f"0 0 {num(width)} {num(height)}",
             fill=color("text"),
@@ -152,7 +152,7 @@ class Canvas(Layer):
         return Figure(picture, self._alt, caption)
 
     def drawing(self) -> str:
-        """All that has been put on it, from back to front, without a frame around it."""
+        """Everything put on it, from back to front, without a frame around it."""
         levels = sorted(self._layers.items(), key=lambda item: item[0][0])
         drawing = [self._hatch()] if self._is_hatched else []
         return "".join([*drawing, str(self), *(str(layer) for _, layer in levels)])

@@ -1,7 +1,7 @@
-"""Curves over axes, and bars of one total: what grows, and what it is made of.
+"""Curves over axes, and stacked bars: how a quantity grows, and of which kinds it consists.
 
-Curves are matplotlib's (`plot.py`). Bars have no axis, as every value is written on its bar, and an `Explorer` draws
-sixty of them: written by hand a picture takes 0.2 ms, and with matplotlib 16 ms and no fewer lines of code.
+matplotlib draws curves (`plot.py`). Bars have no axis, because every value is written on its bar, and an `Explorer`
+draws sixty of them: written by hand a picture takes 0.2 ms, and with matplotlib 16 ms and no fewer lines of code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lib.figures.svg import DASHED, INK, NARROW, OUTLINE, SMALLEST_PX, Figure, c
 from lib.figures.timeline import KINDS, legend
 
 # Colour, width and dash of each curve. The first is wide and the next ones narrower on top of it: if they coincide, all
-# stay seen.
+# stay visible.
 _STACKED = (("comm", 7, "-"), ("backward", 3.4, "-"), ("text", 1.5, (0, (1.4, 2.6))))
 _STACKED += (("weight", 1.5, (0, (6, 3.4))), ("opt", 1.5, (0, (0.8, 4.6))))
 _BESIDE = (("backward", 2.4, "-"), ("comm", 2.4, (0, (3.8, 2))), ("weight", 2.4, (0, (0.9, 1.7))))
@@ -40,10 +40,10 @@ def draw_curves(
 
     Args:
         series: name to its values at x = 0, 1, 2, ..., or to a pair (xs, ys). At most five; nan breaks a line.
-        x, y: names of the axes with their units ("step", "loss (nats per token)"). Several names for x stand for the
+        x, y: names of the axes with their units ("step", "loss (nats per token)"). Several names for x name the
             stretches from 0 to 1, from 1 to 2 and so on ("forward", "backward"), and there are no numbers.
         reference: name to the height of a horizontal line ("unigram entropy": 4.17).
-        points: (xs, ys) of what was measured, drawn as circles.
+        points: (xs, ys) of measured values, drawn as circles.
         width, height: of the drawing in pixels.
     """
     lines = _lines(series, len(_STACKED))
@@ -76,7 +76,7 @@ def draw_log_log(
 
     Args:
         curves: name to (xs, ys), all above 0; at most three.
-        points: (xs, ys) of what was measured.
+        points: (xs, ys) of measured values.
         height_range: lowest and highest y of the axis; give it in an `Explorer` so that frames compare.
     """
     for name, (xs, ys) in {**curves, "points": points}.items():
@@ -106,7 +106,7 @@ def _lines(series: Mapping[str, Sequence], most: int) -> dict[str, list[tuple[fl
 
 
 def _plot(title, alt, size, scales, names, lines, styles, points, limits=None, log=False):
-    """Lines, limits and circles. A name stands beside what it names; on a phone all are in a legend."""
+    """Lines, limits and circles. A name is next to its line; on a phone all names are in a legend."""
     from lib.figures.plot import Plot  # loads matplotlib
 
     limits, is_narrow = limits or {}, size[0] <= NARROW
@@ -139,7 +139,7 @@ def _name_ends(plot, lines: Mapping, paints: Sequence[Mapping]) -> None:
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
     """Places for labels, at least `gap` apart and as near as can be to the `wanted` ones, in the same order."""
     places, order = list(wanted), sorted(range(len(wanted)), key=lambda i: wanted[i])
-    for _ in range(99):  # any two that are too near give way by half; few labels are soon at rest
+    for _ in range(99):  # any two that are too near give way by half; few labels soon stop moving
         for low, high in itertools.pairwise(order):
             push = max(0, gap - places[high] + places[low]) / 2
             places[low], places[high] = places[low] - push, places[high] + push
@@ -159,7 +159,7 @@ def draw_bars(
     form: str | None = None,
     width: float = 680,
 ) -> Figure:
-    """Horizontal stacked bars, a row each, with the total beside it: memory by kind, traffic by technique.
+    """Horizontal stacked bars, a row each, then the total: memory by kind, traffic by technique.
 
     Args:
         rows: row name to its parts, kind to value: `{"ZeRO-1": {"parameter": 2, "gradient": 2}}`; kinds: `KINDS`.
@@ -169,7 +169,7 @@ def draw_bars(
         form: how a value is written. Default: four digits that count, and thousands in groups.
     """
     if not rows or not all(rows.values()):
-        raise ValueError(f"{len(rows)} rows, of which some have no parts; every row needs at least one")
+        raise ValueError(f"{len(rows)} rows, and some have no parts; every row needs at least one")
     kinds = [k for k in KINDS if any(k in parts for parts in rows.values())]
     values = {(name, k): float(v) for name, parts in rows.items() for k, v in parts.items()}
     wrong = [f"{name}: {k} = {v:g}" for (name, k), v in values.items() if k not in KINDS or not 0 <= v < math.inf]

@@ -1,10 +1,10 @@
 """Pictures with sliders and choices that live in a page without a kernel.
 
-The problem: an ipywidgets slider in a built page moves and changes nothing, because the Python behind it is gone.
+The problem: an ipywidgets slider in a built page moves and changes nothing, because no Python runs there.
 The idea: Python computes the picture and its sentence for every setting beforehand and is the only place with subject
-logic; a few lines of JavaScript (`explorer.js`) show the frame that belongs to what is set. The HTML needs nothing
+logic; a few lines of JavaScript (`explorer.js`) show the frame that belongs to the setting. The HTML needs nothing
 else: no kernel, no network, no widget manager. `live=True` shows the live version over the same function. In the book
-the address keeps what was set, so that one can send it.
+the address keeps the setting, so that one can send it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lib.figures.svg import FONT, Figure, color, in_box
 
 MOST_SLIDERS, MOST_FRAMES, MOST_BYTES = 3, 64, 300_000
 Format = str | Callable[[Any], str]
-_SHOWN = r"min-width:(\d+)px;max-width:(\d+)px"  # of a drawing, as its canvas writes it
+_SHOWN = r"min-width:(\d+)px;max-width:(\d+)px"  # of a drawing, in the form that its canvas writes
 
 _SCRIPT = Path(__file__).with_name("explorer.js")
 _STYLE = f"""
@@ -60,13 +60,13 @@ class Explorer:
 
     Args:
         compute: called as `compute(**setting)`, returns (picture, sentence): a `Figure` or one `<svg>` element, and
-            what it shows, with numbers and units. The sentence is both the caption and the alternative text.
-        title: what the reader explores.
+            its result, with numbers and units. The sentence is both the caption and the alternative text.
+        title: the subject.
         start: parameter to the value shown first. Default: the middle one of each.
         labels: parameter to (name, format): `{"bucket_MB": ("bucket size", "{} MB")}`; the format is a string or a
             function of the value. Default: the parameter's own name with spaces.
         live: show the widget in its place, for a reader with a kernel.
-        values: parameter to its values, one knob each, the first one at the left.
+        values: parameter to its values, one knob each, the first at the left.
 
     Raises:
         ValueError: more than three sliders or 64 frames, a start value that is none of the values, or a page part of
@@ -127,7 +127,7 @@ class Explorer:
                 raise ValueError(f"start: {name}={value!r} is none of its values {self.values[name]}")
 
     def _frame(self, setting: Mapping[str, Any]) -> tuple[str, str, str]:
-        """The picture, wide and narrow, without a name of its own, and the sentence for a setting."""
+        """The picture, wide and narrow, without its own name, and the sentence for a setting."""
         result = self.compute(**setting)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str)):
             raise ValueError(
@@ -154,7 +154,7 @@ class Explorer:
 
     def _repr_html_(self) -> str:
         texts = [[self._text(name, value) for value in choices] for name, choices in self.values.items()]
-        wides, narrows, sentences = zip(*self._frames, strict=True)  # alike beside alike: that compresses better
+        wides, narrows, sentences = zip(*self._frames, strict=True)  # similar texts together compress better
         data = as_json({"values": texts, "order": self._order, "frames": [wides, narrows, sentences]})
         identity = "pbh-" + hashlib.sha256(f"{self.title}{self.start}{data}".encode()).hexdigest()[:10]
         knobs = []
@@ -182,7 +182,7 @@ class Explorer:
     def widget(self) -> Any:
         """The live version, for a reader with a kernel: an ipywidgets box over the same `compute`.
 
-        Numbers may take any value between their least and greatest, not only those of the page. A `ValueError` of
+        Numbers may take any value between their least and greatest, not only the values of the page. A `ValueError` of
         `compute` (ranks that do not divide) is shown as the sentence.
 
         Raises:
@@ -251,7 +251,7 @@ def _equally_high(svgs: Sequence[str]) -> Sequence[str]:
 
 
 def _address(title: str) -> str:
-    """What stands for it in a page's address: its title, in plain letters."""
+    """Its name in the address of a page: its title, in plain letters."""
     return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
 
 

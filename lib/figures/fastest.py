@@ -1,8 +1,8 @@
-"""Which of several ways is the fastest for how many bytes: their curves, and behind them who is the lowest where.
+"""Which of several ways is the fastest for how many bytes: their curves, on a ground that shows the lowest curve.
 
-The problem: curves that cross on two logarithmic axes have to be read twice, for who is below and for what a place on
-the axis means. The idea: the ground has the colour of who wins there, each change its number of bytes, and the axes the
-numbers that people say: 1 MB, 1 ms. As no library has to choose these, an `Explorer` draws its frames in no time.
+The problem: curves that cross on two logarithmic axes have to be read twice, for the lowest curve and for the value of
+a place on the axis. The idea: the ground has the colour of the lowest curve there, each change its number of bytes, and
+the axes round numbers: 1 MB, 1 ms. No library has to choose these, so an `Explorer` draws its frames in little time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lib.figures.canvas import BARS, FRAMES, Canvas
 from lib.figures.curves import Points, spread
 from lib.figures.svg import Figure, color, drawn_twice, num, text_width
 
-_PAINT = (  # of each curve; a colour is also that of the ground where it is the lowest
+_PAINT = (  # of each curve; its colour is also on the ground where it is the lowest
     {"stroke": "backward"},
     {"stroke": "comm", "stroke_dasharray": "9 5"},
     {"stroke": "weight", "stroke_dasharray": "2 3"},
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 def fastest(curves: Mapping[str, Points]) -> list[Change]:
-    """Who is the lowest, from the smallest number of bytes to the largest.
+    """The lowest curve, from the smallest number of bytes to the largest.
 
     Args:
         curves: name to (bytes, seconds), all over the same bytes.

@@ -1,9 +1,9 @@
-"""Figures of a layer that is cut: which part of each matrix a rank has, and where the ranks must talk.
+"""Figures of a layer that is cut: which part of each matrix a rank holds, and where the ranks communicate.
 
-Matrices are drawn in proportion, as the formula has them: x · Wᵀ = y, with x's rows one below the other. Full colour is
-what rank 0 has, pale is what the others have, and a part bears its rank's number. Sheets behind one another are
-partial sums, one on each rank. Where a communication stands between two matrices, the upper half of the sign says what
-happens forward and the lower half what happens backward; orange is sent.
+Matrices are drawn in proportion, in the order of the formula: x · Wᵀ = y, with the rows of x from top to bottom. The
+part of rank 0 has full colour, all other parts are pale, and each part has the number of its rank. Stacked sheets are
+partial sums, one on each rank. A communication between two matrices is a sign: its upper half names the collective of
+forward, its lower half the collective of backward; orange is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Matrix(NamedTuple):
         rows, columns: its size, whole.
         cut: `whole` on every rank; in parts along `columns` or `rows`; `partial` sums, each of the whole size.
         kind: `activation`, `parameter` or `gradient`.
-        sections: widths of what lies side by side in it, each cut for itself; empty if it is one thing.
+        sections: widths of the matrices side by side in it, each cut separately; empty if it is one matrix.
         copies: for each section, how many neighbouring ranks have the same part.
     """
 
@@ -43,14 +43,14 @@ class Matrix(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """Where a communication stands, and what it is in each direction; empty where nothing is sent."""
+    """The place of a communication, and its name in each direction; empty where nothing is sent."""
 
     forward: str = ""
     backward: str = ""
 
 
 class HeadCut(NamedTuple):
-    """Attention between two projections: a square for each head of queries, those of a rank together."""
+    """Attention between two projections: a square for each head of queries, grouped by rank."""
 
     heads: int
 
@@ -59,7 +59,7 @@ Item = Matrix | Communication | HeadCut | str
 
 
 def part_of(matrix: Matrix, ranks: int) -> tuple[int, int]:
-    """(rows, columns) of what one rank has.
+    """(rows, columns) of the part of one rank.
 
     Raises:
         ValueError: it cannot be cut evenly, or there is no such cut.
@@ -101,9 +101,9 @@ def draw_layer(
     cell: float = 5,
     width: float = WIDE,
 ) -> Figure:
-    """Matrices, signs between them and what happens to the numbers, from left to right, as `ranks` ranks share them.
+    """Matrices, signs and operations between them, from left to right, as `ranks` ranks share them.
 
-    What has no room goes on in a row below.
+    Items without room continue in a row below.
 
     Args:
         items: `Matrix`, `Communication`, `HeadCut`, or words such as "·", "=" and "GELU".
@@ -273,7 +273,7 @@ def row_cut(tokens: int, inputs: int, outputs: int, backward: bool = False) -> l
 
 
 def mlp_cut(tokens: int, width: int, hidden: int, backward: bool = False) -> list[Item]:
-    """Column, GELU, row: what leaves the first is what enters the second."""
+    """Column, GELU, row: the output of the first is the input of the second."""
     names, kind = (("∂x", "∂y"), "gradient") if backward else (("x", "y"), "activation")
     first, last = (Matrix(name, tokens, width, kind=kind) for name in names)
     up = Matrix("upᵀ", width, hidden, "columns", "parameter")

@@ -1,8 +1,8 @@
-"""Memory through a step: what a `MemoryTracker` saw, stacked by kind.
+"""Memory through a step: the samples of a `MemoryTracker`, stacked by kind.
 
-The problem: a peak is one number and does not say what it is made of, nor when it comes. The idea: all kinds on top
-of each other, moment by moment. Moments are counted, not timed: under the tracker an operation on a small tensor takes
-as long as one on a large one, and the question is what is alive, not for how long.
+The problem: a peak is one number; it does not show the kinds in it, nor its time. The idea: all kinds stacked, after
+each change. Changes are counted, not timed: under the tracker an operation on a small tensor takes as long as an
+operation on a large tensor, and the figure shows which bytes are alive, not for how long.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def draw_memory(
         plot.axes.stackplot(range(len(samples) + 1), *alive, colors=colors, labels=labels, step="post", linewidth=0)
     for phase in memory.phases:
         begin, end = (bisect_left(times, time_s) for time_s in (phase.start_s, phase.end_s))
-        plot.axes.axvline(begin, color=INK["text"], linewidth=1, zorder=0.9)  # below what is alive
+        plot.axes.axvline(begin, color=INK["text"], linewidth=1, zorder=0.9)  # below the areas
         (left, _), (right, _) = plot.at(begin, 0), plot.at(end, 0)
         if text_width(phase.name, SMALLEST_PX) <= right - left:
             plot.canvas.text((left + right) / 2, plot.top - 10, phase.name, "middle", font_size=SMALLEST_PX)
@@ -79,7 +79,7 @@ def draw_memory(
 def memory_totals(memory: MemoryTracker, unit: str = "MB") -> tuple[list[float], list[float]]:
     """(xs, ys) for `draw_curves`: all bytes alive, in `unit`, where phase k of the tracker fills x from k-1 to k.
 
-    So steps of several techniques lie on one axis, though each has another number of changes.
+    So steps of several techniques share one axis, though each has its own number of changes.
     """
     xs, ys = [], []
     for k, phase in enumerate(memory.phases):
@@ -90,5 +90,5 @@ def memory_totals(memory: MemoryTracker, unit: str = "MB") -> tuple[list[float],
 
 
 def _style(kind: str) -> str:
-    """The tracker's name of a kind, as the other figures call it: there `optimizer` is the time of its step."""
+    """The tracker's kind, with the name that all figures use: there `optimizer` is the time of its step."""
     return "optimizer state" if kind == "optimizer" else kind

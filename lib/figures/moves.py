@@ -1,7 +1,7 @@
-"""Figures of who holds what: before and after a collective, and after each step of an all-reduce.
+"""Figures of the contents of ranks: before and after a collective, and after each step of an all-reduce.
 
-A row is a rank, rank 0 on top; a cell is a chunk of its array. What a cell holds is written in it. Orange is what came
-over the network.
+A row is a rank, rank 0 on top; a cell is a chunk of its array. The content of a cell is written in it. Orange content
+came over the network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def draw_before_after(
     """The numbers of all ranks before a collective, an arrow, and the numbers after it.
 
     Args:
-        before, held: for each rank its numbers, as they went in and as they came out of a real run. A number that was
+        before, held: for each rank its numbers, before and after a collective in a real run. A number that was
             not at that place of that rank before is drawn as received.
     """
     if len(before) != len(held) or not before:
@@ -65,7 +65,7 @@ def _cells(canvas: Canvas, x: float, y: float, wide: float, numbers: Sequence | 
 def draw_step(
     steps: Sequence[Step], n: int, number: int, *, alt: str, caption: str = "", width: float = WIDE
 ) -> Figure:
-    """What all ranks hold after step `number` of an all-reduce (0 is the start), and the moves of that step.
+    """The contents of all ranks after step `number` of an all-reduce (0 is the start), and the moves of that step.
 
     A cell lists the ranks whose numbers are in the sum; a full one is framed.
     """

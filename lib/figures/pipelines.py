@@ -1,8 +1,8 @@
-"""A step of a pipeline, drawn so that steps compare: as wide and as high whatever the ranks and the microbatches.
+"""A step of a pipeline, drawn so that steps compare: equally wide and high for any ranks and microbatches.
 
 The problem: 8 ranks with 16 microbatches are 256 blocks, and on a phone a block is four pixels wide. Numbers on some of
-them look like an accident, and of drawings with different clocks and heights nobody reads a ratio. The idea: the width
-is the step and the height all ranks, so that the bubble's part of the area is its part of the time. And either all
+them look like an accident, and drawings with different clocks and heights show no ratio. The idea: the width is the
+step and the height all ranks, so that the bubble's fraction of the area is its fraction of the time. Either all
 blocks have their number, or none has, and each row of blocks says which microbatches it holds.
 """
 
@@ -19,12 +19,12 @@ from lib.pipeline.gantt import KIND
 from lib.pipeline.simulate import Slot, Timeline
 
 HIGH, GAP = 168.0, 3.0  # pixels that all ranks have together, and between two of them
-AXIS = 39.0  # below them, with the unit in a line of its own or not
+AXIS = 39.0  # below them, with the unit in a separate line or not
 
 
 @drawn_twice
 def draw_bubble(timeline: Timeline, *, title: str, alt: str, caption: str = "", width: float = 680) -> Figure:
-    """A step, and below it which part of all ranks' time is bubble."""
+    """A step, and below it which fraction of all ranks' time is bubble."""
     canvas, left, right = Canvas(alt), _beside_names(width), width - 10
     top = canvas.head(title, legend([*_kinds(timeline), "idle"], False), left, width)
     rows = _Rows(timeline, left, right, top)
@@ -44,7 +44,7 @@ def draw_bubble(timeline: Timeline, *, title: str, alt: str, caption: str = "", 
 def draw_kept(
     timelines: Sequence[Timeline], *, title: str, alt: str, most: int, caption: str = "", width: float = 680
 ) -> Figure:
-    """Schedules below each other on one clock, and beside each rank the most microbatches that it keeps.
+    """Schedules on one clock, from top to bottom, and for each rank the most microbatches that it keeps.
 
     A line follows microbatch 0 down the ranks and back.
 
@@ -84,7 +84,7 @@ def _kinds(timeline: Timeline) -> list[str]:
 
 
 class _Rows(NamedTuple):
-    """Where each rank's blocks lie."""
+    """The places of the blocks of each rank."""
 
     timeline: Timeline
     left: float
@@ -96,11 +96,11 @@ class _Rows(NamedTuple):
         return HIGH / self.timeline.schedule.num_ranks
 
     def middle(self, rank: int) -> float:
-        """How high a rank's row lies."""
+        """The height of the middle of a row."""
         return self.top + rank * self.pitch + (self.pitch - GAP) / 2
 
     def span(self, first: Slot, last: Slot) -> tuple[float, float]:
-        """From the beginning of one to the end of the other."""
+        """From the beginning of `first` to the end of `last`."""
         unit = (self.right - self.left) / self.timeline.makespan
         return self.left + first.start * unit, self.left + last.end * unit
 

@@ -1,11 +1,11 @@
 """Mechanisms that one can play: things that stay the same from step to step, and a sentence for each step.
 
-The problem: how a ring turns or a bucket fills is a motion, and a row of stills leaves it to the reader to see what
-became what. An animation that runs by itself cannot be read.
-The idea: Python says for every step where each thing is, what it is made of and what is written on it, from a real
-schedule or a real collective. A few lines of JavaScript (`player.js`) put the things there; between two steps they
-glide. Nothing moves before somebody presses Play, and all ends with the last step. Without a script, and on paper, one
-chosen step is what there is.
+The problem: a ring that turns or a bucket that fills is a motion, and in a row of stills the reader has to find each
+thing again. An animation that starts without the reader cannot be read.
+The idea: Python computes the place, the colour and the words of each thing in every step, from a real schedule or a
+real collective. A few lines of JavaScript (`player.js`) put the things there; between two steps they glide. Nothing
+moves before the reader presses Play, and all ends with the last step. Without a script, and on paper, one chosen step
+is shown.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Thing(NamedTuple):
     Args:
         x, y, width, height: in pixels of the drawing.
         ink: a colour of the palette that carries words, or `idle`, `frame`, `outline` (dashed), `bad` (a red frame), or
-            `plain`, which is words alone.
+            `plain`: words alone.
         words: on it.
-        seen: 1, or less for what is pale; 0 is not there.
-        radius: of its corners; half of its side makes it round. Of the first step in which it is.
+        seen: 1, or less for a pale thing; 0 is invisible.
+        radius: of its corners; half of its side makes it round. The radius in its first step counts.
     """
 
     x: float
@@ -85,9 +85,9 @@ class Thing(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What is to be seen at one step, and the sentence that says what has happened.
+    """The things visible at one step, and the sentence that says which event it shows.
 
-    A thing that a step does not name is not there. Then it comes and goes where it is named next or was named last.
+    A thing that a step does not name is invisible. It appears at its next place, and disappears at its last place.
     """
 
     sentence: str
@@ -98,7 +98,7 @@ class Scene(NamedTuple):
     """A drawing of a mechanism in all its steps, for one width of page.
 
     Args:
-        canvas: what does not move.
+        canvas: the part that does not move.
         height: of the drawing.
         steps: their sentences are the same for each width.
     """
@@ -112,9 +112,9 @@ class Player:
     """A mechanism in steps; as a cell's last expression it shows itself.
 
     Args:
-        title: what one sees happen.
+        title: of the figure.
         draw: called with a width (`WIDE`, then `NARROW`), gives the scene for it.
-        still: the step that is shown at first, on paper, and without a script. Default: the last one.
+        still: the step that is shown at first, on paper, and without a script. Default: the last step.
 
     Raises:
         ValueError: scenes without steps, or of different sentences, or a part of the page of more than 60 KB
@@ -172,7 +172,7 @@ class Player:
 
 
 def _places(steps: Sequence[Step]) -> dict[str, list[Thing]]:
-    """Each thing in every step, those that come first lying behind; unseen where a step does not name it."""
+    """Each thing in every step, the first things at the back; invisible where a step does not name it."""
     names = list(dict.fromkeys(name for step in steps for name in step.things))
     found = {}
     for name in names:
@@ -186,7 +186,7 @@ def _places(steps: Sequence[Step]) -> dict[str, list[Thing]]:
 
 
 def _plain(thing: Thing) -> list:
-    """As `player.js` takes it."""
+    """In the form that `player.js` reads."""
     numbers = [round(x, 1) for x in thing[:4]]
     return [*numbers, thing.ink, thing.words, thing.seen]
 

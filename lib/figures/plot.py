@@ -2,8 +2,8 @@
 
 The problem: the SVG that matplotlib writes weighs three times as much, its colours are lost in dark mode, its ids
 repeat from picture to picture, and its style reaches every path of the page. The idea: matplotlib draws by calling a
-renderer, once for each line, area and word, and this renderer puts them on a `Canvas`. So a plot has the colours and
-the font of all other figures. It is imported where something is drawn: loading matplotlib takes half a second.
+renderer, once for each line, area and word, and this renderer puts them on a `Canvas`. A plot then has the colours and
+the font of all figures. It is imported only where a plot is drawn: loading matplotlib takes 0.5 s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LETTERS = {Path.LINETO: "l", Path.CURVE3: "q", Path.CURVE4: "c"}
 
 def marks(low: float, high: float, most: int, log: bool = False) -> dict[float, str]:
     """About `most` round numbers between the two, and how each is written: 0.01, 100; on a log scale 2 k, 10 M."""
-    few = (1, 2, 5) if log and high < 300 * low else (1,)  # few powers of ten: twice and five times them, too
+    few = (1, 2, 5) if log and high < 300 * low else (1,)  # few powers of ten: also twice and five times them
     locator = LogLocator(subs=few, numticks=20) if log else MaxNLocator(most, steps=(1, 2, 5, 10))
     low, high = low - 1e-9 * abs(low), high + 1e-9 * abs(high)
     inside = [mark for mark in locator.tick_values(low, high) if low <= mark <= high]
@@ -50,16 +50,16 @@ def marks_across(low: float, high: float, room: float, log: bool = False) -> dic
 
 
 class Plot:
-    """Axes on a canvas: what is drawn on `axes` in colours of `INK` becomes a figure of the book.
+    """Axes on a canvas: a drawing on `axes` in colours of `INK` becomes a figure of the book.
 
     Args:
         size: width and height of the picture, in pixels as all lengths; it is higher where title, legend or the name
             of y take more than a line.
         x, y: the lowest and the highest number.
-        names: of x and y, with their units. Several names for x are those of 0 to 1, 1 to 2 and so on, without numbers.
-        right: edge of the axes. What is beside them needs room: the numbers have it.
-        legend: the labels of what will be drawn. They stand below the title, each behind a sample.
-        sample: how long that is.
+        names: of x and y, with their units. Several names for x name 0 to 1, 1 to 2 and so on, without numbers.
+        right: edge of the axes. Words to the right of it need room; the numbers at the left have it.
+        legend: the labels of the curves to come. They are below the title, each after a sample.
+        sample: length of a sample.
         above: room between the axes and the name of y.
         log: x and y are logarithmic.
     """
@@ -102,7 +102,7 @@ class Plot:
             axes.set(xscale="log", yscale="log")
         axes.set(xlim=x, ylim=y, axisbelow=True)
         axes.minorticks_off()
-        axes.grid(False)  # whatever style the reader has chosen for plots of their own
+        axes.grid(False)  # also if the reader chose a style with a grid for other plots
         axes.tick_params(length=0, width=1, pad=8, direction="out", colors=INK["soft"], labelsize=SMALLEST_PX)
         axes.set_yticks(list(up), up.values())
         axes.set_xticks(list(across), across.values())
@@ -116,12 +116,12 @@ class Plot:
             self.canvas.note(self.right, size[1] - 6, names[0], "end")
 
     def at(self, x: float, y: float) -> Pair:
-        """Where a point lies."""
+        """The place of a point."""
         across, up = self.axes.transData.transform((x, y))
         return across, self.size[1] - up
 
     def clear_place(self, y: float, long: float) -> Pair:
-        """Where words near a horizontal line touch no other line: at its left or right, above or below, or farther."""
+        """Where words near a horizontal line touch no curve: at its left or right, above or below, or farther."""
         numbers = (y, self.axes.get_ylim()[0], *self.axes.get_yticks())
         level, ground, *grid = (self.at(self.axes.get_xlim()[0], number)[1] for number in numbers)
         lines = [line.get_transform().transform(line.get_path().interpolated(9).vertices) for line in self.axes.lines]
@@ -150,9 +150,9 @@ class Plot:
 
 
 class _Pen(RendererBase):
-    """What matplotlib calls to draw a path or words, each with a context that holds colour, width and dash.
+    """matplotlib calls it to draw a path or words, each with a context that holds colour, width and dash.
 
-    The words that the mouse finds on a mark come behind its address, after a space.
+    The words that the mouse finds on a mark follow its address, after a space.
     """
 
     def __init__(self, canvas: Canvas, size: Pair) -> None:

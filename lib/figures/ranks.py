@@ -1,4 +1,4 @@
-"""Figures of ranks: as a board, on the axes of a mesh, nested in nodes; and what of a step each of them has."""
+"""Figures of ranks: as a board, on the axes of a mesh, nested in nodes; and the part of a step that each rank holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draw_board(
     """Ranks as a board, numbered row by row; a dashed frame around each row, an orange one around each column.
 
     Args:
-        row, column: what a row and a column is, such as "a tp group".
+        row, column: the name of a row and of a column, such as "a tp group".
     """
     canvas, pitch = Canvas(alt), min(130, (width - 140) / columns)
     for rank in range(rows * columns):
@@ -40,10 +40,10 @@ _WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
 
 @drawn_twice
 def draw_rank(rank: int, sizes: Mapping[str, int], *, alt: str, caption: str = "", width: float = WIDE) -> Figure:
-    """What one rank of a mesh holds, and with whom it communicates on each axis.
+    """The model part that one rank of a mesh holds, and the ranks with which it communicates on each axis.
 
-    Copies stand side by side while there is room, the stages of a pipeline below each other, parts of a matrix next to
-    each other. The square in each rank is the model, layers down and width across; what is filled is the rank's own.
+    Copies are side by side while there is room, the stages of a pipeline from top to bottom, parts of a matrix from
+    left to right. The square in each rank is the model, layers down and width across; the rank holds the filled part.
 
     Args:
         rank: whose partners are framed, in the colour of the axis.
@@ -88,10 +88,10 @@ def _draw_one_rank(canvas: Canvas, x, y, rank: int, here: Mapping, sizes: Mappin
 def draw_nested(
     levels: Sequence[tuple[str, int, str]], *, alt: str, caption: str = "", width: float = WIDE
 ) -> Figure:
-    """Groups inside groups, the innermost at the left or, on a phone, on top: a tile of a panel is the panel before.
+    """Groups inside groups, the innermost at the left or, on a phone, on top: a tile of a panel is the previous panel.
 
     Args:
-        levels: what is said above a panel, how many tiles it has, what is said below.
+        levels: the words above a panel, its number of tiles, and the words below.
     """
     canvas, side, gap = Canvas(alt), 176, 44
     is_down = width < len(levels) * (side + gap) - 34

@@ -1,8 +1,8 @@
-"""A training run as a page: `python -m lib.figures.report run.json` draws what `lib.train --report run.json` measured.
+"""A training run as a page: `python -m lib.figures.report run.json` draws the data of `lib.train --report run.json`.
 
-The page, run.html, lies beside the file and needs nothing else: no kernel, no network, no folder of pictures. So one
-can copy it off a cluster, open it and send it. The run itself does not draw: a machine that trains need not have what
-draws.
+The page, run.html, is next to the file and needs nothing else: no kernel, no network, no folder of pictures. One can
+copy it off a cluster, open it and send it. The run itself does not draw: a machine that trains does not need the
+libraries that draw.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {"parameter": "parameter", "gradient": "gradient", "optimizer": "optimiz
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m lib.figures.report",
-        description="Draw what `python -m lib.train --report FILE.json` measured.",
+        description="Draw the measurements of `python -m lib.train --report FILE.json`.",
     )
     parser.add_argument("report", metavar="FILE.json", type=Path)
     args = parser.parse_args(argv)
@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def report_page(ranks: Sequence[Mapping], name: str) -> str:
-    """A page of its own.
+    """A page for a browser.
 
     Args:
-        ranks: what `lib.train_loop.train` reports of each rank, as JSON keeps it.
+        ranks: the report of `lib.train_loop.train` for each rank, as JSON keeps it.
         name: of the run.
     """
     settings = json.dumps(ranks[0]["config"], indent=2)
@@ -83,7 +83,7 @@ def summary(ranks: Sequence[Mapping]) -> str:
 
 
 def figures(ranks: Sequence[Mapping]) -> Iterator[Figure]:
-    """Loss, speed, memory and traffic, as far as this run has measured them."""
+    """Loss, speed, memory and traffic, as far as this run measured them."""
     yield _loss(ranks[0])
     if ranks[0]["step_s"]:  # not if all steps were done before
         yield _speed(ranks)
@@ -150,7 +150,7 @@ def _peaks(ranks: Sequence[Mapping]) -> Figure:
         form="{:.3g}",
         title="Peak memory of each rank",
         alt=said,
-        caption=f"{said} A bar adds up the highest of each kind, which need not be at the same moment.{more}",
+        caption=f"{said} A bar adds up the highest of each kind, which need not be at the same time.{more}",
     )
 
 
@@ -192,7 +192,7 @@ def _size_of_spans(values: Sequence, most: int = MOST_POINTS) -> int:
 
 
 def _spans(values: Sequence, of_what: str) -> str:
-    """What a caption says if a point stands for several."""
+    """A sentence for the caption if a point is several values."""
     size = _size_of_spans(values)
     return f" A point stands for {size} {of_what}." if size > 1 else ""
 

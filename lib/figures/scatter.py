@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lib.figures.svg import DASHED, INK, Figure, drawn_twice
 
-# A colour and a shape for each group, and its size: who cannot tell two colours apart still sees two shapes.
+# A colour, a shape and a size for each group: a reader for whom two colours look alike has two shapes.
 _MARKS = (
     *(("backward", "o", 9), ("comm", "s", 8), ("weight", "^", 10), ("opt", "D", 8)),
     *(("text", "s", 8), ("forward", "o", 9), ("bad", "D", 8), ("soft", "^", 10)),
@@ -16,7 +16,7 @@ _MARKS = (
 
 
 class Dot(NamedTuple):
-    """One thing: where it lies, what it is, and where one can read of it."""
+    """One thing: its place, its name, and the address of a text on it."""
 
     x: float
     y: float
@@ -42,11 +42,11 @@ def draw_scatter(
     """Dots of up to eight groups.
 
     Args:
-        groups: name → dots; a later one lies in front.
+        groups: name → dots; a later group is in front.
         x, y: names of the axes with their units.
         log: both axes are logarithmic.
         equal: draw the line on which x and y are the same.
-        limit: words and place of a vertical line: what lies to the right of it is too much.
+        limit: words and place of a vertical line: everything to the right of it is too much.
     """
     dots = [dot for group in groups.values() for dot in group]
     if not dots or len(groups) > len(_MARKS):
@@ -55,7 +55,7 @@ def draw_scatter(
         )
     places = [v for dot in dots for v in dot[:2]]
     if not all(math.isfinite(v) and (v > 0 or not log) for v in places):
-        raise ValueError("dots lie at finite numbers" + (" above 0" if log else ""))
+        raise ValueError("dots are at finite numbers" + (" above 0" if log else ""))
     xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
     if equal:
         xs = ys = [*xs, *ys]

@@ -12,14 +12,13 @@ from lib.pipeline.simulate import Timeline, simulate
 
 
 def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
-    """A bar for each action, with its microbatch; with its stage in front of it where a rank has several.
+    """A bar for each action, with its microbatch; with its stage before it where a rank has several.
 
-    Sums of gradients that take time are on the rank's network lane.
-
-    Bars of another stage than a rank's first are marked.
+    Sums of gradients that take time are on the network lane of the rank. Bars outside the first stage of a rank are
+    marked.
 
     Args:
-        scale: what times are multiplied with: 1000 for milliseconds, if they are seconds.
+        scale: factor of all times: 1000 for milliseconds, if they are seconds.
     """
     schedule = timeline.schedule
     several = schedule.num_stages > schedule.num_ranks
@@ -57,16 +56,16 @@ def draw_gantt(
 ) -> Figure:
     """Ranks from top to bottom, time to the right; the hatching that is left is the bubble.
 
-    Where a rank has several stages, a line is under what is done in another than its first, and the caption says so.
+    Where a rank has several stages, actions outside its first stage are underlined, and the caption says so.
 
     Args:
-        unit, scale: of the axis, and what the timeline's times are multiplied with to be in it.
-        predicted: another timeline, of the same unit, drawn as outlines.
+        unit, scale: of the axis, and the factor that converts the times of the timeline to it.
+        predicted: a second timeline, of the same unit, drawn as outlines.
         end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare.
     """
     bars = schedule_bars(timeline, scale)
     if any(bar.marked for bar in bars):
-        caption = f"{caption} Underlined is what is not in a rank's first stage.".strip()
+        caption = f"{caption} Underlined is everything outside the first stage of a rank.".strip()
     return draw_timeline(
         bars,
         title=title,
@@ -102,7 +101,7 @@ def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = ""
         canvas.words_on(kind).text(x + long / 2, y + 17.5, str(slot.action.microbatch))
         if message := message_behind(slot.action, schedule):
             down = message[0] > slot.rank
-            at = x + long - 0.5 + (4 if down else -4)  # beside the other direction's
+            at = x + long - 0.5 + (4 if down else -4)  # next to an arrow of the opposite direction
             near = y + _TALL + 3 if down else y - 3
             far = top + message[0] * _PITCH + (-3 if down else _TALL + 3)
             tip = -5 if down else 5

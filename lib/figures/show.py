@@ -1,4 +1,4 @@
-"""Show the library's own source in a notebook: what you read is what runs."""
+"""Show the source of the library in a notebook: the reader reads the code that runs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, wraps
 from html import escape
 
-PAPER = {"light": "#ffffff", "dark": "#12161c"}  # the page behind the figures
+PAPER = {"light": "#ffffff", "dark": "#12161c"}  # the background of the figures
 PALETTE = {  # name: (light, dark)
     "forward": ("#8ecae6", "#5fa8cf"),
     "backward": ("#0b5cad", "#2f74c0"),
@@ -105,7 +105,7 @@ class Figure:
         svg: the drawing, one `<svg>` element.
         narrow: the same, drawn for a phone; or empty, if it fits there as it is.
         alt: the sentence that you would say about it on the phone; screen readers and plain text get it.
-        caption: what to see in it, or empty.
+        caption: the result that it shows, or empty.
     """
 
     svg: str
@@ -131,13 +131,13 @@ _BOX = (
 
 
 def in_box(wide: str, narrow: str, role: str, name: str) -> str:
-    """Two drawings of the same in a box, which shows the one that it has room for."""
+    """Two drawings of the same in a box, which shows the drawing that it has room for."""
     both = f'<div class="pbh-wide">{wide}</div><div class="pbh-narrow">{narrow}</div>'
     return f'{_BOX}<div class="pbh-box" role="{role}" tabindex="0" aria-label="{name}">{both}</div>'
 
 
 def drawn_twice(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """For a function with a `width`: what it draws is also there as it would be drawn for a phone."""
+    """For a function with a `width`: its figure also has the drawing for a phone."""
 
     @wraps(draw)
     def twice(*args: object, **kwargs: object) -> Figure:

@@ -1,8 +1,8 @@
-"""Who does what, and when: the picture of a step.
+"""The timeline of a step: the actions of every rank, and their times.
 
-Who does what and when is one picture that every chapter draws again: ranks from top to bottom, time to the right,
-what was measured filled, what was predicted in outline, both on one axis. Nothing is told by colour alone: bars carry
-words, idle time is hatched, curves differ in width and dash. The palette is in `lib.figures.svg`.
+Every chapter draws this picture: ranks from top to bottom, time to the right, measured times filled, predicted times in
+outline, both on one axis. Colour is never the only difference: bars carry words, idle time is hatched, curves differ in
+width and dash. The palette is in `lib.figures.svg`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lib.figures.canvas import BARS, FRAMES, Canvas
 from lib.figures.svg import OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, num, text_width
 from lib.trace import Trace, stack
 
-KINDS = {  # what a bar can be: its colour and its name in the legend
+KINDS = {  # the kinds of bars: colour and name in the legend
     "forward": ("forward", "forward"),
     "backward": ("backward", "backward"),
     "weight": ("weight", "weight gradient"),
@@ -37,7 +37,7 @@ _SECONDS = {"s": 1.0, "ms": 1e3, "µs": 1e6}
 class Bar(NamedTuple):
     """One rectangle of a timeline; `start` and `end` in the unit of its axis, `kind` a key of `KINDS`.
 
-    One that is `marked` has a line at its foot, for what a caption says.
+    A `marked` bar has a line at its foot, which a caption explains.
     """
 
     rank: int
@@ -90,16 +90,16 @@ def draw_timeline(
     end: float | None = None,
     width: float = 680,
 ) -> Figure:
-    """Who does what, and when: a lane of compute and a lane of network for each rank, time to the right.
+    """The timeline of a step: a lane of compute and a lane of network for each rank, time to the right.
 
     Args:
         rows: a `Trace` (counted from its first span or event), or `Bar`s: (rank, lane, kind, label, start, end) with
             times already in `unit`. Bars of one lane that overlap are stacked. A bar of kind `idle` adds a line and
             its words ("waits 3 ms") to the hatching.
         unit: of the axis: `s`, `ms`, `µs`, or with bars any word ("forwards").
-        outline: a second timeline on the same axis, drawn as outlines: the predicted one, when `rows` is measured.
+        outline: one more timeline on the same axis, drawn as outlines: the prediction, when `rows` is measured.
         end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare. Default: last end.
-        width: of the drawing in pixels; a phone has one of its own.
+        width: of the drawing in pixels; a phone has its own width.
     """
     bars, predicted = (sorted(_bars(part, unit), key=lambda b: b.start) for part in (rows, outline))
     both = bars + predicted

@@ -1,7 +1,7 @@
 """The schedule workshop with buttons, for a reader with a kernel: type, check, simulate, run on ranks.
 
-The verdicts are those of `lib.pipeline.workshop`, and what runs is `lib.pipeline.rehearse`: real processes whose layers
-sleep. Here are only a text area, three buttons and a bar that says how far a run should be.
+The verdicts come from `lib.pipeline.workshop`, and `lib.pipeline.rehearse` runs the schedule: real processes whose
+layers sleep. Here are only a text area, three buttons and a bar that says how far a run should be.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from lib.figures.schedule import draw_gantt
 from lib.pipeline.rehearse import rehearse
 from lib.pipeline.workshop import Par, Verdict, workshop
 
-UNIT_S = 0.05  # of a unit of the schedule's time, while it runs
+UNIT_S = 0.05  # of a unit of the schedule, while it runs
 TICK_S = 0.1
 
 
 def workbench(text: str, par: Par | None = None) -> Any:
-    """A box of ipywidgets: the text, *check*, *simulate* and *run on ranks*, and what they say.
+    """A box of ipywidgets: the text, *check*, *simulate* and *run on ranks*, and their results.
 
     Args:
         text: a schedule to begin with, a line for each rank.

@@ -181,6 +181,12 @@ def _assignment(told: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
     due = datetime.datetime.fromisoformat(told["due"]) if told.get("due") else None
     if due and due.tzinfo is None:
         raise ValueError(f'due {told["due"]!r} has no time zone; write it as "2027-03-01T23:59:00+01:00"')
+    late = told.get("late", {})
+    if due and "max_days" not in late:
+        raise ValueError(
+            'it has a date, and does not say what is late: write "late": {"percent_per_day": 10, "max_days": 3}, or '
+            '{"max_days": 0} if nothing counts after that date'
+        )
     return Assignment(
         id=str(told["id"]),
         title=str(told["title"]),
@@ -188,7 +194,7 @@ def _assignment(told: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
         points=points,
         by_hand=by_hand,
         due=due,
-        late=Late(**told.get("late", {})),
+        late=Late(**late),
         hours=told.get("hours", 0),
         goals=tuple(told.get("goals", ())),
         text=told.get("text", ""),
@@ -200,7 +206,10 @@ def _own_exercises(path: str) -> list[Exercise]:
     if spec is None or not Path(path).is_file():
         raise AssignmentError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise AssignmentError(f"{path} cannot be run: {type(error).__name__}: {error}") from None
     found = getattr(module, "EXERCISES", None)
     if not isinstance(found, (list, tuple)) or not all(isinstance(e, Exercise) for e in found):
         raise AssignmentError(f"{path} has no list EXERCISES of lib.check.exercise.Exercise")

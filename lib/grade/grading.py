@@ -16,6 +16,8 @@ from lib.grade.jail import Jail, User
 from lib.grade.reports import BLOCKED, MISSING
 from lib.grade.submissions import Submission
 
+UNDECIDED = "could not be graded"  # how the hint begins of a case without a verdict
+
 
 def grade(assignment: Assignment, submission: Submission, user: User, secret: bytes) -> dict[str, Any]:
     """All that is known of a submission, ready for JSON.
@@ -33,7 +35,12 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         notes.append(f"{', '.join(submission.others)}: no notebook")
     elif not submission.paths:
         notes.append("nothing was handed in")
+    if not submission.listed:
+        notes.append(f"{submission.student} is not on the roster: is the name another there?")
     notes += [f"REVIEW: {what} in {book.name}" for book in notebooks for what in _suspicious(book)]
+    notes += [
+        f"no cell for question {name}" for name in assignment.by_hand if _text(notebooks, name) is None and notebooks
+    ]
     results = []
     for exercise in assignment.exercises:
         seed = _seed(secret, assignment.id, submission.student, exercise.id)
@@ -56,22 +63,36 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         "notes": notes,
         "results": results,
         "by_hand": [
-            {"question": name, "max": asked.points, "text": _text(notebooks, name)}
+            {"question": name, "max": asked.points, "text": _text(notebooks, name) or ""}
             for name, asked in assignment.by_hand.items()
         ],
-        "digest": submission.digest(),
+        "digest": None if any(map(_is_undecided, results)) else submission.digest(),  # without one: graded again
         "seconds": round(time.monotonic() - began_s, 1),
     }
 
 
-# What an answer has no use for. It costs no points: a person looks.
+# What an answer has no use for. It costs no points: a person looks. The imports of the book's own cells are no such
+# thing, word for word. No pattern may take long: a line may have millions of letters.
 _SUSPICIOUS = {
-    "lib.check": r"lib\.check(?!\s+import\s+check\b)|lib\s*/\s*check",
+    "lib.check": r"(?m)^(?!from lib\.check import check(?:, progress)?$|from lib\.check\.bill import bill$"
+    r"|from lib\.check\.refusals import broken_layouts$)[^\n]*\blib\s*\.\s*(?:check|grade|release)\b"
+    r"|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\b(?:check|grade|release)\b"
+    r"|from\s+lib\s+import\s*\([^)]{0,80}\b(?:check|grade|release)\b"
+    r"|lib\s*/\s*check|[\"']check[\"']|getattr\(\s*lib\b",
+    "lib.runtime": r"\blib\s*[./]\s*runtime\b|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\bruntime\b"
+    r"|from\s+lib\s+import\s*\([^)]{0,80}\bruntime\b",
+    "modules": r"(?m)sys\.modules(?! and getattr\(sys\.modules\[\"lib\"\], \"BOOK\", None\) != "
+    r"|\[\"lib\"\], \"BOOK\", None\) != )|from\s+sys\s+import|\bsys\s+as\b|\bpkgutil\b|\brunpy\b"
+    r"|\bimportlib\b(?!\.util, os, subprocess, sys, zipfile$|\.util\.find_spec\(\"lib\"\) if spec|"
+    r"\.util\.find_spec\(\"lib\"\)$)",
+    "what functions are made of": r"__(?:globals|builtins|subclasses|code|closure|getattribute|mro|bases)__"
+    r"|\bbuiltins\b",
     "/proc": r"/proc\b",
-    "frames": r"_getframe|currentframe|gc\.get_",
+    "frames": r"(?m)_getframe|currentframe|gc\.get_|\b[ft]b?_(?:back|frame|globals|locals)\b|walk_stack"
+    r"|\binspect[ \t]*(?:[.,;]|as\b|import\b|$)",
     "ctypes": r"\bctypes\b",
     "sockets": r"\bimport\s+socket|from\s+socket",
-    "code from a string": r"\b(exec|eval|compile|__import__)\s*\(",
+    "code from a string": r"(?<![.\w])(?:exec|eval|compile)\s*\(|__import__",
     # The first cell of each notebook fetches the book with such a run.
     "processes": r"\bos\.(fork|kill|setsid|exec\w*|spawn\w*|system)\b|from subprocess\b|\bsubprocess as\b"
     r"|\bsubprocess\.(?!PIPE\b|STDOUT\b|run\(command, stdout=subprocess\.PIPE, stderr=subprocess\.STDOUT, text=True\))",
@@ -115,6 +136,7 @@ def _results(
         }
 
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
+    holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs
     if len(holders) > 1:
         notes.append(f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts")
     if not holders:
@@ -124,6 +146,9 @@ def _results(
     jail = Jail(user)
     try:
         (cases,) = judge(exercise, [Answer(holders[-1], exercise.title)], seed, jail.returned)
+    except Exception as error:  # one exercise; the others have their points
+        notes.append(f"{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
+        return [row(case, BLOCKED, f"{UNDECIDED}: {error}") for case in asked]
     finally:
         jail.close()
     # A stub is judged once; what comes after it is not.
@@ -132,15 +157,20 @@ def _results(
     return [row(case, *outcome) for case, outcome in zip(asked, said, strict=True)]
 
 
-def _text(notebooks: list[Notebook], name: str) -> str:
-    return next((notebook.texts[name] for notebook in notebooks if name in notebook.texts), "")
+def _text(notebooks: list[Notebook], name: str) -> str | None:
+    return next((notebook.texts[name] for notebook in notebooks if name in notebook.texts), None)
+
+
+def _is_undecided(row: dict[str, Any]) -> bool:
+    """Whether a case has no verdict, through no fault of the student's."""
+    return row["status"] == BLOCKED and row["hint"].startswith(UNDECIDED)
 
 
 def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:
     """What is written where grading itself has failed: nobody is lost, and a person looks."""
     nothing = Submission(submission.student, (), submission.canvas_id)
     given = grade(assignment, nothing, User(None), b"")
-    why = f"could not be graded: {why}"
+    why = f"{UNDECIDED}: {why}"
     results = [row | {"status": BLOCKED, "hint": why} for row in given["results"]]
     files = [printable(path.name) for path in submission.paths]
     return given | {"notes": [why], "files": files, "results": results, "digest": None}  # so it is graded again

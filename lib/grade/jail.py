@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import multiprocessing
 import os
 import pickle
@@ -27,18 +26,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe, connection
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
-import torch
 
 from lib.check.exercise import Data, Exercise
-from lib.check.judge import FAIL, TODO, NoAnswer, in_ranks
+from lib.check.judge import FAIL, NoAnswer, in_ranks
 from lib.grade import sight
+from lib.grade.returns import MOST_BYTES, pack, unpack
 from lib.runtime import server
 
-MOST_BYTES = 64 * 2**20  # of all that the ranks of one case return
-MOST_WORDS = 20_000  # letters of what is said of an answer that returned nothing
+MOST_DISK_BYTES = 512 * 2**20  # of each folder that students' code may write to
 LIMITS = {
     resource.RLIMIT_CPU: 60,  # seconds of one process
     resource.RLIMIT_DATA: 4 * 2**30,
@@ -122,10 +119,7 @@ class Jail:
         too_late.start()
         try:
             self._conn.send_bytes(cloudpickle.dumps((exercise.body, exercise.timeout_s, list(answers), inputs)))
-            outcomes = [_outcome(x) for x in _data(self._conn.recv_bytes(MOST_BYTES))]
-            if len(outcomes) != len(answers):
-                raise ValueError("there are other outcomes than answers")
-            return outcomes
+            outcomes = unpack(self._conn.recv_bytes(MOST_BYTES), len(answers), len(inputs))
         except (EOFError, ConnectionError):
             ended = "Your function has ended the process that waited for it."
             why = f"Nothing came back within {limit_s:g} s." if self._leash.closed else ended
@@ -135,6 +129,9 @@ class Jail:
             return [NoAnswer(FAIL, why)] * len(answers)
         finally:
             too_late.cancel()
+        if faults := [x.hint for x in outcomes if isinstance(x, NoAnswer) and x.fault]:
+            raise JailError(faults[0])
+        return outcomes
 
     def close(self) -> None:
         """End it with all that has come of it."""
@@ -154,23 +151,6 @@ def _remove_what_is_of(uid: int | None, folder: str) -> None:
                     shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
-def _data(raw: bytes) -> Any:
-    """No class of the sender's is ever made here."""
-    return torch.load(io.BytesIO(raw), weights_only=True)
-
-
-def _outcome(x: Any) -> list[Data] | NoAnswer:
-    if isinstance(x, str):
-        raise ValueError(x)
-    if isinstance(x, dict):
-        if x["status"] not in (FAIL, TODO) or not all(isinstance(x[text], str) for text in ("hint", "stuck")):
-            raise ValueError("not a verdict")
-        return NoAnswer(x["status"], x["hint"][:MOST_WORDS], x["stuck"][:MOST_WORDS])
-    if not isinstance(x, list) or not all(isinstance(data, dict) for data in x):
-        raise ValueError("not what ranks return")
-    return x
-
-
 # ---- in the warden --------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +161,7 @@ def _warden(conn: connection.Connection, leash: connection.Connection, uid: int 
     _own_network()
     if uid is not None:
         sight.open_closed_folders()
+        sight.limit_disk(OPEN_TO_ALL, folder, uid, MOST_DISK_BYTES)
     jail = os.fork()
     if jail == 0:
         try:
@@ -192,6 +173,16 @@ def _warden(conn: connection.Connection, leash: connection.Connection, uid: int 
         if os.waitpid(jail, os.WNOHANG)[0]:
             break
     _end_all(uid, jail)
+
+
+def is_apart() -> bool:
+    """Whether the system lets a jail have a network and a disk of its own."""
+
+    def leave() -> None:
+        if _libc.unshare(_NEW_NETWORK) or not sight.new_view():
+            raise OSError("not allowed")
+
+    return sight.in_child(leave)
 
 
 def _own_network() -> None:
@@ -271,7 +262,7 @@ def _serve(conn: connection.Connection, uid: int | None, folder: str) -> None:
         except (EOFError, OSError):
             return
         exercise = Exercise("", "", 0, body, None, (), timeout_s=timeout_s)
-        conn.send_bytes(_packed([_plain_outcome(got) for got in in_ranks(exercise, answers, inputs)]))
+        conn.send_bytes(pack(in_ranks(exercise, answers, inputs)))
 
 
 def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -> None:
@@ -282,6 +273,8 @@ def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -
     os.closerange(conn.fileno() + 1, 4096)
     os.chdir(folder)
     os.umask(0o077)
+    with contextlib.suppress(OSError):  # where memory ends, the system ends these processes, and not the grader
+        Path("/proc/self/oom_score_adj").write_text("1000")
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "OMP_NUM_THREADS") if name in os.environ}
     os.environ.clear()
     os.environ.update(kept, HOME=folder, TMPDIR=folder)
@@ -295,34 +288,3 @@ def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -
         os.setuid(uid)
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # or `launch` could not see how busy its own ranks are
-
-
-def _plain_outcome(got: list[Data] | NoAnswer) -> Any:
-    if isinstance(got, NoAnswer):
-        return {"status": got.status, "hint": got.hint, "stuck": got.stuck}
-    return [{str(name): _plain(value) for name, value in data.items()} for data in got]
-
-
-def _plain(x: Any) -> Any:
-    """Data that is no more than data."""
-    if isinstance(x, torch.Tensor):
-        return x.detach().as_subclass(torch.Tensor).clone()
-    if isinstance(x, (list, tuple)):
-        return type(x)(_plain(y) for y in x) if type(x) in (list, tuple) else [_plain(y) for y in x]
-    if isinstance(x, dict):
-        return {_plain(name): _plain(value) for name, value in x.items()}
-    if x is None or type(x) in (bool, int, float, str):
-        return x
-    if hasattr(x, "item") and getattr(x, "ndim", None) == 0:  # a number of numpy's
-        return x.item()
-    return f"a {type(x).__name__}"
-
-
-def _packed(outcomes: list) -> bytes:
-    file = io.BytesIO()
-    torch.save(outcomes, file)
-    if file.tell() <= MOST_BYTES:
-        return file.getvalue()
-    file = io.BytesIO()
-    torch.save([f"more than {MOST_BYTES >> 20} MB"] * len(outcomes), file)
-    return file.getvalue()

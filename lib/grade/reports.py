@@ -6,16 +6,20 @@ import csv
 import io
 import json
 import os
-import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lib.check.judge import FAIL, PASS, TODO
 from lib.grade.assignment import Assignment
+from lib.grade.feedback import feedback
+from lib.grade.submissions import Submission
+from lib.grade.tables import read_table
 
 Grade = dict[str, Any]
+MARK = "\ufeff"
 MISSING = "MISSING"  # no cell defines it
 BLOCKED = "BLOCKED"  # a file or a cell that may define it cannot be read, or grading failed
 WITHOUT = {TODO: "not begun", MISSING: "not there", BLOCKED: "not readable"}  # why somebody has no points
@@ -36,15 +40,15 @@ def write_json(path: Path, thing: object) -> None:
     write(path, json.dumps(thing, indent=1, ensure_ascii=False) + "\n")
 
 
-def write_table(path: Path, rows: list[list[Any]]) -> None:
-    """A CSV; a cell that a spreadsheet would compute is text."""
-    _write_csv(path, [[_cell(x) for x in row] for row in rows])
+def write_table(path: Path, rows: list[list[Any]], mark: str = "") -> None:
+    """A CSV; a cell that a spreadsheet would compute is text. With the `MARK`, Excel reads letters as they are."""
+    _write_csv(path, [[_cell(x) for x in row] for row in rows], mark)
 
 
-def _write_csv(path: Path, rows: list[list[Any]]) -> None:
+def _write_csv(path: Path, rows: list[list[Any]], mark: str = "") -> None:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
-    write(path, out.getvalue())
+    write(path, mark + out.getvalue())
 
 
 def _cell(x: Any) -> Any:
@@ -57,63 +61,98 @@ def points_of(given: Grade, exercise: str) -> float:
 
 
 def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict[str, float]:
-    """`grades.csv`, and `by_hand.csv` for questions in words: points that a person has entered there stay and count.
+    """`grades.csv`, feedback for each student, and `by_hand.csv` for questions in words.
+
+    Points that a person has entered in `by_hand.csv` stay and count. If the answer has changed since, `look again`
+    says so until that person empties the cell.
 
     Returns:
         Student -> all points, those for words among them.
 
     Raises:
-        ValueError: points for words that are no number.
+        ValueError: points for words that cannot be.
     """
     ids = [e.id for e in assignment.exercises]
-    by_hand = _points_by_hand(out / "by_hand.csv")
+    by_hand = _read_by_hand(out / "by_hand.csv", assignment)
+    entered = {key: one.points for key, one in by_hand.items() if one.points is not None}
     rows: list[list[Any]] = [
         ["student", *ids, *assignment.by_hand, "raw", "days_late", "score", "max", "look at it because"]
     ]
     totals = {}
     for given in grades:
-        words = [by_hand.get((given["student"], name), "") for name in assignment.by_hand]
-        extra = sum(x for x in words if x != "") * given["late_factor"]
-        totals[given["student"]] = round(given["score"] + extra, 4)
+        student = given["student"]
+        words = {name: entered[student, name] for name in assignment.by_hand if (student, name) in entered}
+        totals[student] = round(given["score"] + sum(words.values()) * given["late_factor"], 4)
+        said = feedback(assignment, given, totals[student], words)
+        write(out / "feedback" / f"{Submission(student).file_name}.md", said)
+        again = [
+            f"{asked['question']}: the answer has changed since its points were entered"
+            for asked in given["by_hand"]
+            if (known := by_hand.get((student, asked["question"]))) and known.must_look_again(asked["text"])
+        ]
         rows.append(
             [
-                given["student"],
+                student,
                 *(points_of(given, i) for i in ids),
-                *words,
+                *(words.get(name, "") for name in assignment.by_hand),
                 given["raw_score"],
                 given["days_late"],
-                totals[given["student"]],
+                totals[student],
                 given["max_score"] + assignment.points_by_hand,
-                "; ".join(given["notes"]),
+                "; ".join([*given["notes"], *again]),
             ]
         )
-    write_table(out / "grades.csv", rows)
+    write_table(out / "grades.csv", rows, MARK)
     if assignment.by_hand:
-        table = [["student", "question", "points", "max", "text", "row", "model answer"]]
+        table = [["student", "question", "points", "max", "text", "row", "model answer", "look again"]]
         for student, asked in ((given["student"], q) for given in grades for q in given["by_hand"]):
             if (name := asked["question"]) not in assignment.by_hand:  # graded before the question was taken out
                 continue
             row = assignment.row_of(student, name)
             answer = assignment.by_hand[name].answers[row]
-            table.append([student, name, by_hand.get((student, name), ""), asked["max"], asked["text"], row, answer])
-        write_table(out / "by_hand.csv", table)
+            known = by_hand.get((student, name), _ByHand())
+            points, most, text = entered.get((student, name), ""), assignment.by_hand[name].points, asked["text"]
+            again = "the answer has changed" * known.must_look_again(text)
+            table.append([student, name, points, most, text, row, answer, again])
+        if not any(row[-1] for row in table[1:]):  # nobody need look again
+            table = [row[:-1] for row in table]
+        write_table(out / "by_hand.csv", table, MARK)
     return totals
 
 
-def _points_by_hand(path: Path) -> dict[tuple[str, str], float]:
-    if not path.exists():
-        return {}
-    csv.field_size_limit(sys.maxsize)  # an answer may have a picture pasted into it
-    with open(path, encoding="utf-8", newline="") as file:
-        entered = [row for row in csv.DictReader(file) if row["points"].strip()]
+@dataclass(frozen=True)
+class _ByHand:
+    """A row of `by_hand.csv`, as a person has left it."""
+
+    points: float | None = None
+    text: str = ""
+    look_again: str = ""
+
+    def must_look_again(self, text: str) -> bool:
+        """Whether the points are for another text than this; spreadsheets cut long ones, and change ends of lines."""
+        same = self.text.split() == str(_cell(text)).split() or len(text) > 30_000
+        return self.points is not None and (bool(self.look_again) or not same)
+
+
+def _read_by_hand(path: Path, assignment: Assignment) -> dict[tuple[str, str], _ByHand]:
     found = {}
-    for row in entered:
-        try:
-            found[row["student"].removeprefix("'"), row["question"]] = float(row["points"])
-        except ValueError:
-            where = f"{path}, {row['student']}, {row['question']}"
-            raise ValueError(f"{where}: {row['points']!r} is no number of points; write 2.5") from None
+    for row in read_table(path, "student", "question", "points", "text") if path.exists() else ():
+        student, name = row["student"].removeprefix("'"), row["question"]
+        points = None
+        if name in assignment.by_hand and (said := row["points"].strip()):
+            points = _points(said, assignment.by_hand[name].points, f"{path}, {student}, {name}")
+        found[student, name] = _ByHand(points, row["text"], row.get("look again", "").strip())
     return found
+
+
+def _points(said: str, most: float, where: str) -> float:
+    try:
+        points = float(said.replace(",", "."))
+    except ValueError:
+        raise ValueError(f"{where}: {said!r} is no number of points; write 2.5") from None
+    if not 0 <= points <= most:
+        raise ValueError(f"{where}: {said} points cannot be; it takes a number from 0 to {most:g}")
+    return points
 
 
 def overview(assignment: Assignment, grades: list[Grade]) -> str:

@@ -37,20 +37,46 @@ def open_closed_folders() -> None:
 
     Where the system does not allow that, as in most containers, nothing changes.
     """
-    paths = needed()
-    closed = {folder for path in paths if (folder := _closed_above(path))}
-    if not closed or _libc.unshare(_NEW_VIEW) or _mount(None, "/", None, _ALL_BELOW | _PRIVATE):
+    closed = {folder for path in needed() if (folder := _closed_above(path))}
+    if closed and new_view():
+        for folder in closed:
+            _cover(folder, "mode=755,size=1m")
+
+
+def limit_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int) -> None:
+    """Give this process and its children such folders of their own, in memory, that hold so many bytes each.
+
+    Args:
+        open_to_all: folders where anybody may write.
+        folder: for the files of user `uid`.
+        uid: the user's number.
+        most_bytes: that each of them holds.
+    """
+    if not new_view():
         return
-    for folder in closed:
-        below = [path for path in paths if folder in path.parents]
-        kept = [(path, os.open(path, os.O_PATH)) for path in below]  # holds what the empty folder is about to cover
-        _mount("none", str(folder), "tmpfs", 0, b"mode=755,size=1m")
-        for path, fd in kept:
-            path.mkdir(parents=True)
-            for made in (p for p in path.parents if folder in p.parents):
-                made.chmod(0o755)  # whatever umask there is
-            _mount(f"/proc/self/fd/{fd}", str(path), None, _BIND | _ALL_BELOW)
-            os.close(fd)
+    size = f"size={most_bytes},nr_inodes=10000"
+    for place in {Path(one).resolve() for one in open_to_all if Path(one).is_dir()}:
+        _cover(place, f"mode=1777,{size}")
+    Path(folder).mkdir(parents=True, exist_ok=True)  # it may lie in one that is now empty
+    _mount("none", folder, "tmpfs", 0, f"mode=700,uid={uid},gid={uid},{size}")
+
+
+def new_view() -> bool:
+    """Whether this process and its children now have a view of the disk of their own."""
+    return not (_libc.unshare(_NEW_VIEW) or _mount(None, "/", None, _ALL_BELOW | _PRIVATE))
+
+
+def _cover(folder: Path, options: str) -> None:
+    """Lay an empty folder over this one, with what is `needed` in it."""
+    below = [path for path in needed() if folder in path.parents]
+    kept = [(path, os.open(path, os.O_PATH)) for path in below]  # holds what the empty folder is about to cover
+    _mount("none", str(folder), "tmpfs", 0, options)
+    for path, fd in kept:
+        path.mkdir(parents=True)
+        for made in (p for p in path.parents if folder in p.parents):
+            made.chmod(0o755)  # whatever umask there is
+        _mount(f"/proc/self/fd/{fd}", str(path), None, _BIND | _ALL_BELOW)
+        os.close(fd)
 
 
 def unreadable(uid: int) -> Path | None:
@@ -100,6 +126,6 @@ def _closed_above(path: Path) -> Path | None:
     return next((p for p in reversed(path.parents) if not p.stat().st_mode & stat.S_IXOTH), None)
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int, data: bytes | None = None) -> int:
-    source, kind = (x and x.encode() for x in (source, kind))
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> int:
+    source, kind, data = (x and x.encode() for x in (source, kind, data))
     return _libc.mount(source, target.encode(), kind, ctypes.c_ulong(flags), data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import hashlib
 import os
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lib.check.source import Notebook, NotebookError, printable, read_notebook
+from lib.grade.tables import read_rows, read_text
 
 MOST_BYTES = 20 * 2**20  # of a notebook
 _CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_.+$", re.IGNORECASE)
@@ -30,6 +30,7 @@ class Submission:
         canvas_id: of the student, from the name of the file; "" without.
         marked_late: Canvas says so.
         when: it was handed in; None if nobody knows. Times of files do not survive a zip.
+        listed: on the roster, if there is one.
     """
 
     student: str
@@ -38,6 +39,7 @@ class Submission:
     marked_late: bool = False
     when: datetime.datetime | None = None
     others: tuple[str, ...] = ()
+    listed: bool = True
 
     @property
     def file_name(self) -> str:
@@ -60,7 +62,7 @@ class Submission:
 
     def digest(self) -> str:
         """Of all that was handed in, and when: another one is another submission."""
-        found = hashlib.sha256(repr((self.others, self.marked_late, self.when)).encode())
+        found = hashlib.sha256(repr((self.others, self.marked_late, self.when, self.listed)).encode())
         for path in self.paths:
             found.update(os.fsencode(path.name))
             try:
@@ -108,9 +110,10 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
         else:
             continue
         found[one.student] = one
-    for name in read_roster(roster) if roster else ():
+    roll = read_roster(roster) if roster else [*found]
+    for name in roll:
         found.setdefault(name, Submission(name))
-    return [replace(s, when=when.get(s.student)) for _, s in sorted(found.items())]
+    return [replace(s, when=when.get(s.student), listed=s.student in roll) for _, s in sorted(found.items())]
 
 
 def _with(one: Submission, *files: Path) -> Submission:
@@ -128,21 +131,21 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def read_roster(path: str) -> list[str]:
     """A file with a student a line."""
-    return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = (line.strip().strip('"') for line in read_text(path).splitlines())
+    return [name for name in names if name]
 
 
 def _times(path: str) -> dict[str, datetime.datetime]:
     found = {}
-    with open(path, encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.reader(file), 1):
-            if len(row) < 2 or (number == 1 and row[1].strip().lower() in ("time", "when", "submitted")):
-                continue
-            try:
-                found[row[0].strip()] = datetime.datetime.fromisoformat(row[1].strip())
-            except ValueError:
-                raise ValueError(
-                    f"{path}, line {number}: {row[1]!r} is no time; write 2027-03-01T23:59:00+01:00"
-                ) from None
-            if found[row[0].strip()].tzinfo is None:
-                raise ValueError(f"{path}, line {number}: {row[1]!r} has no time zone")
+    for number, row in enumerate(read_rows(path), 1):
+        if len(row) < 2 or (number == 1 and row[1].strip().lower() in ("time", "when", "submitted")):
+            continue
+        try:
+            found[row[0].strip()] = datetime.datetime.fromisoformat(row[1].strip())
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {number}: {row[1]!r} is no time; write 2027-03-01T23:59:00+01:00"
+            ) from None
+        if found[row[0].strip()].tzinfo is None:
+            raise ValueError(f"{path}, line {number}: {row[1]!r} has no time zone")
     return found

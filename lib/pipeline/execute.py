@@ -52,7 +52,7 @@ class StepResult:
         loss: loss of the batch, on all ranks: the sum of the terms of the microbatches.
         losses: the term of each microbatch, shape [m], on all ranks.
         slots: times of this rank's actions, in seconds of `time.perf_counter`; `timeline` combines all ranks. A REDUCE
-            ends when its sums have arrived.
+            ends when its sums arrive.
     """
 
     loss: Tensor
@@ -183,7 +183,7 @@ class _Step:
         return start_s
 
     def _arrivals(self, action: Action) -> Iterator[float]:
-        """Times at which the sums of a REDUCE arrived; empty for every other action."""
+        """Times at which the sums of a REDUCE arrived; empty for compute and messages."""
         for pending in self.sums.get(action, ()):
             pending.wait()
             yield pending.ended_s

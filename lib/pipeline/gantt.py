@@ -14,7 +14,7 @@ SUM = "="
 def gantt(timeline: Timeline, unit: float | None = None) -> str:
     """A line for each rank, a cell for each unit of time: `F0 F1 ·  B0--`. Messages are not drawn.
 
-    Below it, if sums of gradients take time, one of theirs: `===`.
+    Below it, if sums of gradients take time, a line for the sums: `===`.
 
     Args:
         unit: time of a cell; without it, the shortest action's.
@@ -48,8 +48,8 @@ def to_trace(timeline: Timeline, unit_s: float = 1.0, lane: str = "compute") -> 
         Trace.merge(both).save("pipeline.json")
 
     Args:
-        unit_s: seconds of the timeline's unit; 1 for what `execute` has measured.
-        lane: the row of each rank that they are shown in.
+        unit_s: seconds of the timeline's unit; 1 for a timeline from `execute`.
+        lane: the row of each rank that shows them.
     """
     spans = [
         Span(rank, KIND[action.op], str(action), unit_s * start, unit_s * end, lane)

@@ -4,8 +4,8 @@ The problem: a receive right before its use and a send right after its action lo
 sends an activation while rank 1 sends a gradient; if a send ends only when it is received, as on NCCL, neither ends.
 gloo may not hang, so a test on a laptop does not show it.
 The idea: one global order. Simulate the schedule and go through its actions in the order of their ends. After each
-action, insert the send on its rank and the receive on the peer at the same position. So the first message in this order
-that is not done is the next message on both its ranks: some rank can always continue.
+action, insert the send on its rank and the receive on the peer at the same position. The first message in this order
+that is not done is then the next message on both its ranks: some rank can always continue.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def proves(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
         schedule: a schedule with messages.
 
     Returns:
-        Receive → sends to the same peer that have ended when it has. The last messages of a step have no such receive.
+        Receive → sends to the same peer that ended before it. The last messages of a step have no such receive.
     """
     through: dict[Action, list[Action]] = {}
     pairs = pairwise(schedule.rank_of)  # ranks of neighbouring stages

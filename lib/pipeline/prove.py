@@ -3,7 +3,7 @@
 A wrong schedule does not crash. It hangs, or it trains with half of the gradients. It must satisfy:
 
 1. In each stage each microbatch runs forward once, and backward once: B, or I and then W.
-2. No rank waits forever: F before B, stage before stage, and no cycle of ranks that wait for each other.
+2. No rank waits forever: F before B, stage before stage, and no cycle of waiting ranks.
 3. Each message between ranks is sent once, after the action that makes it, and received once, before its use.
 4. Between two ranks messages are received in the order in which they are sent, because they have no tags.
 5. There is no cycle of waits even if a send ends only when it is received (`lib.pipeline.rendezvous`).
@@ -43,12 +43,12 @@ def prove(schedule: Schedule) -> Schedule:
 
 
 def prove_times(timeline: Timeline) -> Timeline:
-    """The timeline itself, if it can be: nothing begins before what it needs, and a rank does one thing at a time.
+    """Return the timeline if it is possible: each action begins after its inputs exist, and a rank runs one at a time.
 
-    For what did not come out of `simulate`: a drawing, or a measurement.
+    For a timeline that is not from `simulate`: a drawing, or a measurement.
 
     Raises:
-        ScheduleError: it cannot; the message names two actions and their times.
+        ScheduleError: it is impossible; the message names two actions and their times.
     """
     ends = {slot.action: slot.end for slot in timeline.compute}
     busy: dict[int, Slot] = {}
@@ -70,12 +70,12 @@ def prove_times(timeline: Timeline) -> Timeline:
 def _fail(
     schedule: Schedule, kind: Fault, about: tuple[Action, ...], what: str, marked: Action | None = None
 ) -> None:
-    """With the first action that it is `about` marked in the grid, or `marked` where that one is not there."""
+    """Raise the error. Its grid marks the first action of `about`, or `marked` where the schedule lacks that action."""
     raise ScheduleError(f"{schedule.name}: {what}\n{schedule.grid(marked or about[0])}", kind, about)
 
 
 def _belongs(schedule: Schedule) -> None:
-    """Each action is of a stage and a microbatch that there is, on the rank that has the stage."""
+    """Each action is of an existing stage and microbatch, on the rank that has the stage."""
     for rank, row in enumerate(schedule.actions):
         for action in row:
             if not 0 <= action.stage < schedule.num_stages:
@@ -90,11 +90,11 @@ def _belongs(schedule: Schedule) -> None:
 
 
 def _once(schedule: Schedule) -> None:
-    """Each microbatch goes through each stage once, forward and back."""
+    """Each microbatch runs once forward and once backward through each stage."""
     counts = Counter(action for row in schedule.actions for action in row)
     for action, count in counts.items():
         if count > 1:
-            _fail(schedule, Fault.REPEATED, (action,), f"{action} is there {count} times")
+            _fail(schedule, Fault.REPEATED, (action,), f"{action} occurs {count} times")
     for stage in range(schedule.num_stages):
         for m in range(schedule.num_microbatches):
             f, b, i, w = (Action(stage, op, m) for op in (Op.F, Op.B, Op.I, Op.W))
@@ -102,7 +102,7 @@ def _once(schedule: Schedule) -> None:
                 _fail(schedule, Fault.MISSING, (f,), f"{f} is missing")
             if b in counts and (i in counts or w in counts):
                 half = i if i in counts else w
-                what = f"{b} is the whole backward, so {half} does a half of it again"
+                what = f"{b} is the full backward, so {half} repeats a half of it"
                 _fail(schedule, Fault.HALF_AGAIN, (half, b), what)
             if (i in counts) != (w in counts):
                 there, lacks = (i, w) if i in counts else (w, i)
@@ -123,7 +123,7 @@ def _in_order(schedule: Schedule) -> None:
 
 
 def _sums(schedule: Schedule) -> None:
-    """If gradients are summed: those of every stage and microbatch once, after the backward that makes them."""
+    """If there are REDUCEs: one for each stage and microbatch, after the backward that computes its gradients."""
     if not any(action.op == Op.REDUCE for row in schedule.actions for action in row):
         return
     for stage, rank in enumerate(schedule.rank_of):
@@ -132,11 +132,11 @@ def _sums(schedule: Schedule) -> None:
             made = max(i for i, a in enumerate(row) if a.microbatch == m and a.op in (Op.B, Op.W))
             sums = [i for i, a in enumerate(row) if a.op == Op.REDUCE and a.microbatch in (m, ALL)]
             if len(sums) != 1:
-                what = f"the weight gradients of stage {stage}, microbatch {m}, are summed {len(sums)} times"
+                what = f"the weight gradients of stage {stage}, microbatch {m}, are reduced {len(sums)} times"
                 guilty = row[sums[-1]] if sums else row[made]
                 _fail(schedule, Fault.REPEATED if sums else Fault.MISSING, (guilty,), what)
             if sums[0] < made:
-                what = f"{row[sums[0]]} comes before {row[made]}, which makes some of what it sums"
+                what = f"{row[sums[0]]} comes before {row[made]}, whose gradients it reduces"
                 _fail(schedule, Fault.TOO_EARLY, (row[sums[0]], row[made]), what)
 
 
@@ -152,23 +152,23 @@ def _messages(schedule: Schedule) -> None:
             peer, send, receive = message
             wanted |= {send, receive}
             if send not in places[rank]:
-                what = f"{send} is missing: rank {peer} needs what {action} makes"
+                what = f"{send} is missing: rank {peer} needs the result of {action}"
                 _fail(schedule, Fault.MISSING, (send,), what, marked=action)
             if receive not in places[peer]:
-                what = f"{receive} is missing on rank {peer}: nobody takes {send}"
+                what = f"{receive} is missing on rank {peer}: {send} has no receive"
                 _fail(schedule, Fault.MISSING, (receive,), what, marked=send)
             if places[rank][send] < places[rank][action]:
-                what = f"{send} comes before {action}, which makes what it sends"
+                what = f"{send} comes before {action}, whose result it sends"
                 _fail(schedule, Fault.TOO_EARLY, (send, action), what)
             ops = (Op.F,) if receive.op == Op.RECV_F else (Op.B, Op.I)
             user = next(user for op in ops if (user := receive._replace(op=op)) in places[peer])
             if places[peer][user] < places[peer][receive]:
-                what = f"{receive} comes after {user}, which needs what it receives"
+                what = f"{receive} comes after {user}, which needs its message"
                 _fail(schedule, Fault.TOO_LATE, (receive, user), what)
     for row in schedule.actions:
         for action in row:
             if action.op in SENDS + RECVS and action not in wanted:
-                _fail(schedule, Fault.NEEDLESS, (action,), f"{action} carries nothing that another rank needs")
+                _fail(schedule, Fault.NEEDLESS, (action,), f"{action} is a message that no rank needs")
 
 
 def _channels(schedule: Schedule) -> None:
@@ -185,5 +185,5 @@ def _channels(schedule: Schedule) -> None:
             if theirs != mine:
                 send = other_end(theirs)
                 what = f"rank {src} sends {send} next, but rank {dst} receives {mine}: messages between two "
-                what += "ranks come in the order in which they are sent"
+                what += "ranks arrive in the order in which they are sent"
                 _fail(schedule, Fault.CROSSED, (mine, send), what)

@@ -14,7 +14,7 @@ from lib.pipeline.simulate import Costs, Slot, Timeline, Wait, stuck
 
 
 def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """Simulate a schedule with messages that block both ranks until both have reached it.
+    """Simulate a schedule with messages that block both ranks until both reach the message.
 
     Raises:
         ScheduleError: two or more ranks wait for each other's messages.
@@ -24,7 +24,7 @@ def rendezvous(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     clock, place = [0.0] * schedule.num_ranks, [0] * schedule.num_ranks
     slots: list[Slot] = []
     awake = list(range(schedule.num_ranks))
-    at: dict[Action, int] = {}  # a message that one rank has reached -> this rank, which waits
+    at: dict[Action, int] = {}  # a message that one rank reached -> this rank, which waits
     while awake:
         rank = awake.pop()
         row = schedule.actions[rank]

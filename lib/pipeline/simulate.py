@@ -5,7 +5,7 @@ previous stage, a backward the gradient from the next stage and its own forward,
 between ranks takes its time. The result gives the time of a step, the idle time of each rank, and the microbatches that
 a rank keeps.
 
-Pure Python and O(number of actions): 64 ranks with 1024 microbatches, 131,072 actions, take less than a second.
+Pure Python and O(number of actions): 64 ranks with 1024 microbatches, 131,072 actions, take less than 1 s.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     takes, rank_of = costs.of_stages(schedule.num_stages), schedule.rank_of
     sends_itself = not schedule.is_lowered
     batch, stages = range(schedule.num_microbatches), range(schedule.num_stages)
-    # Time since which each input exists: there[what][stage][microbatch]. Lists, because a dict of 400,000 tuples takes
+    # Time since which each input exists: by kind, stage and microbatch. Lists, because a dict of 400,000 tuples takes
     # twice the time.
     there: list[list[list[float | None]]] = [[[None for _ in batch] for _ in stages] for _ in range(4)]
     there[IN][0], there[BACK][-1] = [0 for _ in batch], [0 for _ in batch]
@@ -242,11 +242,11 @@ def stuck(schedule: Schedule, waits: dict[int, Wait]) -> ScheduleError:
         row = schedule.actions[schedule.rank_of[stage]]
         made_by = [a for a in row if a.stage == stage and a.op in ops and a.microbatch == microbatch]
         what = f"{made_by[-1] if made_by else f'{stage}{ops[0]}{microbatch}'}, which "
-        what += f"rank {schedule.rank_of[stage]} does later" if made_by else "nobody does"
+        what += f"rank {schedule.rank_of[stage]} does later" if made_by else "no rank does"
         lines.append(f"  rank {one} at {schedule.actions[one][place]} waits for {what}")
     at = tuple(schedule.actions[one][waits[one].place] for one in cycle)
     several = len(cycle) > 1
-    first = "ranks wait for each other" if several else f"rank {cycle[0]} waits for ever"
+    first = "ranks wait for each other" if several else f"rank {cycle[0]} waits forever"
     said = "\n".join([f"{schedule.name}: {first}", *lines, schedule.grid(at[0])])
     whom = {one: schedule.rank_of[waits[one].stage] for one in cycle}
     return ScheduleError(said, Fault.CIRCLE if several else Fault.ENDLESS, at, whom)

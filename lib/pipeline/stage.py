@@ -34,8 +34,8 @@ class Stage:
             the inputs.
         recompute: keep only the input of each microbatch, and recompute forward in backward.
         slices: number of shards of these tensors along the last dim of the inputs; one is sent.
-        dtype: dtype of tensors between stages, equal for all stages. None: that of the inputs; with `width`, that of
-            the parameters, or the default of torch.
+        dtype: dtype of tensors between stages, equal for all stages. None: the dtype of the inputs; with `width`, the
+            dtype of the parameters, or the default of torch.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""A place to try schedules: type one, and read what becomes of it.
+"""A place to try schedules: type one, and read its verdict.
 
-The problem: whoever invents a schedule learns too late what is wrong with it, from a hang or from weights that learn
-from half of the gradients. And one that is right says nothing of how good it is. The idea: a verdict in place of an
-exception. Where the schedule is wrong, it shows the place and says why that cannot be. Where it is right, it puts its
-time and memory beside those of the schedules of this book, and says where the next unit is to be had.
+The problem: a wrong schedule shows its fault late, as a hang or as weights trained with half of the gradients. A right
+schedule does not show how good it is. The idea: a verdict instead of an exception. If the schedule is wrong, the
+verdict marks the action and explains the fault. If it is right, the verdict compares its time and memory with the
+schedules of this book, and names the next improvement.
 
     workshop("0F0 0I0 0W0\\n1F0 1I0 1W0", Par(2, 1))
 
-Nothing is run here: `verdict.schedule` is for `lib.pipeline.rehearse`, `verdict.timeline` for a picture.
+Nothing runs here: `verdict.schedule` is for `lib.pipeline.rehearse`, `verdict.timeline` for a picture.
 Read before: `lib/pipeline/prove.py`, `lib/pipeline/simulate.py`. Page: the schedule workshop.
 """
 
@@ -32,25 +32,25 @@ from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
 
 SLACK = 1e-9  # times that differ by less are equal
 
-_LETTERS = "F is forward, B the whole backward, I and W are its two halves. Blanks go between actions."
-WHY = {  # what a fault means to somebody who is learning
+_LETTERS = "F is forward, B the full backward, I and W are its two halves. Write blanks between actions."
+WHY = {  # the meaning of each fault, for a learner
     Fault.OTHER_SIZES: "Times and memory compare only where the work is the same.",
     Fault.UNEQUAL: "A rank with more stages would be the slowest, and all others would wait for it.",
-    Fault.NO_BACKWARD: "An evaluation has no bubble to fill; training does.",
+    Fault.NO_BACKWARD: "An evaluation runs forward alone; par is for a step of training.",
     Fault.EMPTY: _LETTERS,
     Fault.NO_ACTION: _LETTERS,
-    Fault.OTHER_LINE: "Lines are ranks, from rank 0 downward, whatever they are called.",
+    Fault.OTHER_LINE: "Lines are ranks in order, from rank 0: a label must agree with its line.",
     Fault.NO_RANK: "A microbatch passes through all stages, so every number up to the last needs a rank.",
-    Fault.WRONG_RANK: "A stage's weights lie on one rank, and all that is done with them is done there.",
+    Fault.WRONG_RANK: "One rank holds the weights of a stage, so all actions of the stage run there.",
     Fault.HALF_AGAIN: "B is I and W in one. Write B, or I and later W.",
-    Fault.REPEATED: "Done twice, its gradient would count twice.",
-    Fault.HALF: "I without W: these weights would not learn from that microbatch. W without I: nothing to do.",
-    Fault.MISSING: "Each microbatch goes once forward and once back through each stage, or its gradient is missing.",
-    Fault.TOO_EARLY: "A backward uses what its own forward has left behind, and W what I has left behind.",
-    Fault.CIRCLE: "None of these ranks can go on before another one does. Put what is waited for in front of the wait.",
-    Fault.ENDLESS: "What it waits for is never done. Is it missing, or behind the wait on the same rank?",
+    Fault.REPEATED: "If it ran twice, its gradient would count twice.",
+    Fault.HALF: "I without W: these weights lack a gradient. W without I: W needs tensors that I keeps for it.",
+    Fault.MISSING: "Each microbatch runs once forward and once backward in each stage, or its gradient is missing.",
+    Fault.TOO_EARLY: "A backward uses activations that its own forward kept, and W uses gradients that I kept.",
+    Fault.CIRCLE: "None of these ranks can continue before another rank does. Move an awaited action to before a wait.",
+    Fault.ENDLESS: "The awaited action never runs. Is it missing, or does it come after the wait on the same rank?",
 }
-SHORT = "Write a line for each rank: a stage's number, F, B, I or W, and the microbatch's, such as 0F0 0F1 0B0 0B1."
+SHORT = "Write a line for each rank; an action is a stage, then F, B, I or W, then a microbatch: 0F0 0F1 0B0 0B1."
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Score:
 
     Args:
         time: from the first action to the last.
-        bubble: the part of all ranks' time in which they did not compute.
-        kept: by each rank, the most microbatches at a time, counted in all the layers that a rank has.
-        in_limit: whether no rank keeps more than it may.
+        bubble: idle fraction of the time of all ranks.
+        kept: per rank, the most microbatches at a time; with two stages on a rank, each counts half in each stage.
+        in_limit: whether every rank keeps to the limit.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Par:
-    """A course: ranks, microbatches, times and a memory limit, and what the book's schedules need for it.
+    """A task: ranks, microbatches, times and a memory limit, and the scores of the book's schedules in it.
 
     Args:
         limit: microbatches that a rank may keep at a time. Default: one for each rank, as rank 0 of 1F1B keeps.
-        costs: of all layers that a rank has, the same on each; several stages on a rank have equal parts of them.
+        costs: of all layers of a rank, equal on all ranks; the stages of a rank share them equally.
 
     Raises:
         ValueError: a number below 1, or costs that differ from stage to stage.
@@ -105,13 +105,13 @@ class Par:
         return self.num_ranks if self.limit is None else self.limit
 
     def play(self, schedule: Schedule) -> Timeline:
-        """The schedule in time, with a rank's times divided among its stages."""
+        """Simulate the schedule, with the times of a rank divided among its stages."""
         share, costs = schedule.num_ranks / schedule.num_stages, self.costs
         times = (share * time for time in (costs.F, costs.I, costs.W))
         return simulate(schedule, Costs(*times, latency=costs.latency, transfer=costs.transfer))
 
     def score(self, timeline: Timeline, name: str = "") -> Score:
-        """Of a timeline that `play` gave."""
+        """The score of a timeline from `play`."""
         schedule = timeline.schedule
         share = schedule.num_ranks / schedule.num_stages
         kept = tuple(share * timeline.peak(rank) for rank in range(schedule.num_ranks))
@@ -119,7 +119,7 @@ class Par:
         return Score(name or schedule.name, timeline.makespan, timeline.bubble, kept, in_limit)
 
     def scores(self) -> list[Score]:
-        """Of schedules of this book, the fastest first; ZB-V is left for somebody to be under par with."""
+        """Scores of schedules of this book, the fastest first; without ZB-V, with which a reader can be under par."""
         n, m = self.num_ranks, self.num_microbatches
         known = [make(n, m) for make in (zb_h1, zb_h2, one_f_one_b, gpipe, naive)]
         known += [interleaved(n, m, 2)] if m % n == 0 else []
@@ -127,15 +127,15 @@ class Par:
 
     @property
     def time(self) -> float:
-        """Par: the best time of a schedule of this book that keeps to the limit; without one, the best time."""
+        """Par: the best time of a schedule of this book that keeps to the limit; if none does, the best time."""
         scores = self.scores()
         return min((s.time for s in scores if s.in_limit), default=scores[0].time)
 
     def least(self, stages_per_rank: int = 1) -> float:
-        """No order takes less: all work of a rank, and the wait that nothing can fill.
+        """A lower bound for every order: all work of a rank, and the wait that no action can fill.
 
-        The last rank waits until a first microbatch has passed the others. Rank 0 may begin as many as it may keep;
-        then it waits until the first of them is back.
+        The last rank waits until a first microbatch passes the previous ranks. Rank 0 may start as many
+        microbatches as it may keep; then it waits for the gradient of the first.
         """
         n, costs = self.num_ranks, self.costs
         work = self.num_microbatches * (costs.F + costs.I + costs.W)
@@ -149,14 +149,14 @@ class Par:
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """What becomes of a schedule, readable in a terminal and in a notebook.
+    """The verdict on a schedule, readable in a terminal and in a notebook.
 
     Args:
-        schedule: what was typed, None if it cannot be read.
-        timeline: when it runs, None if it is wrong.
+        schedule: the typed schedule, None if it cannot be read.
+        timeline: times of its actions, None if it is wrong.
         score: None if it is wrong.
-        error: what is wrong, and where; None if nothing is.
-        advice: why that cannot be, or what to try next.
+        error: the fault and its place; None if it is right.
+        advice: why it is wrong, or the next improvement.
     """
 
     par: Par
@@ -172,7 +172,7 @@ class Verdict:
         return str(self.error or "")
 
     def rows(self) -> list[Score]:
-        """This one between the book's, the fastest first; none if it is wrong."""
+        """This score among the book's, the fastest first; none if it is wrong."""
         if self.score is None:
             return []
         return sorted([self.score, *self.par.scores()], key=lambda score: score.time)
@@ -220,11 +220,11 @@ def _letters(lines: str) -> str:
 
 
 def workshop(text: str, par: Par | None = None, name: str = "yours") -> Verdict:
-    """The verdict on a schedule that somebody has typed. It raises nothing: what is wrong is said.
+    """Judge a typed schedule. A wrong schedule raises no exception: the verdict contains its fault.
 
     Args:
         text: a line for each rank, as `Schedule.from_text` reads it.
-        par: what it is compared with; default: that of 4 ranks and 6 microbatches, F = I = W = 1.
+        par: the task to compare with; default: 4 ranks and 6 microbatches, F = I = W = 1.
     """
     par, schedule = par or Par(), None
     try:
@@ -233,7 +233,7 @@ def workshop(text: str, par: Par | None = None, name: str = "yours") -> Verdict:
         prove(lower(prove(schedule)))
     except ScheduleError as error:
         return Verdict(par, schedule, error=error, advice=WHY.get(error.kind, SHORT))
-    except ValueError:  # Python's own, of thousands of digits
+    except ValueError:  # from `int`, for thousands of digits
         error = ScheduleError("a number in it is too long for a stage or a microbatch", Fault.NO_ACTION)
         return Verdict(par, error=error, advice=SHORT)
     timeline = par.play(schedule)
@@ -241,7 +241,7 @@ def workshop(text: str, par: Par | None = None, name: str = "yours") -> Verdict:
 
 
 def _fits(schedule: Schedule, par: Par) -> None:
-    """Whether it is a schedule of as many ranks and microbatches, with a backward."""
+    """Raise unless the schedule has the ranks and microbatches of par, equal numbers of stages, and a backward."""
     sizes = schedule.num_ranks, schedule.num_microbatches
     if sizes != (par.num_ranks, par.num_microbatches):
         raise ScheduleError(
@@ -253,60 +253,58 @@ def _fits(schedule: Schedule, par: Par) -> None:
     if len(counts) < par.num_ranks or len({*counts.values()}) > 1:
         raise ScheduleError(
             "ranks with different numbers of stages have different work, and par is for equal work: give each rank "
-            "as many stages",
+            "the same number of stages",
             Fault.UNEQUAL,
         )
     if schedule.is_forward_only:
-        raise ScheduleError("nothing goes backward, so nothing is learned: add B, or I and W", Fault.NO_BACKWARD)
+        raise ScheduleError("it has no backward, so there is no gradient: add B, or I and W", Fault.NO_BACKWARD)
 
 
 def _next(timeline: Timeline, par: Par) -> str:
-    """Where there is something to be had, in one or two sentences."""
+    """The next improvement, in one or two sentences."""
     schedule, score = timeline.schedule, par.score(timeline)
     per_rank = schedule.num_stages // schedule.num_ranks
     if not score.in_limit:
         rank = max(range(par.num_ranks), key=score.kept.__getitem__)
         return (
             f"Rank {rank} keeps {score.kept[rank]:g} microbatches; the limit is {par.most}. Start fewer forwards "
-            "there before the first backward, or do a W sooner."
+            "there before the first backward, or run a W sooner."
         )
     if score.time <= par.least(per_rank) + SLACK:
         return (
-            f"No order is faster: {par.least(per_rank):g} is all work of a rank and the wait that nothing can fill. "
+            f"No order is faster: {par.least(per_rank):g} is all work of a rank and a wait that no action can fill. "
             f"Now keep less: your ranks keep {sum(score.kept):g} microbatches together."
         )
     if whole := [slot.action for slot in timeline.compute if slot.action.op == Op.B]:
         stage, _, m = whole[-1]
         return (
-            f"The stage before waits for the whole of a B and needs half of it. Write {stage}I{m} {stage}W{m} for "
+            f"The previous stage waits for a full B and needs half of it. Write {stage}I{m} {stage}W{m} for "
             f"{stage}B{m}, and the same elsewhere; then put a W where its rank waits."
         )
     holes = sorted(_holes(timeline), key=lambda hole: hole[0].end - hole[1].start)
     for before, slot in holes:
         if late := _could_fill(timeline, before, slot):
             return (
-                f"Rank {slot.rank} does nothing from {before.end:g} to {slot.start:g}. Its {late} could be done then: "
-                f"put it in front of {slot.action}."
+                f"Rank {slot.rank} is idle from {before.end:g} to {slot.start:g}. Its {late} could run then: "
+                f"put it before {slot.action}."
             )
     if in_the_way := _in_the_way(timeline):
         weight, behind = in_the_way
         return (
-            f"{weight} holds up {behind}, and with it the last action of all. Nobody waits for a W: put it off, to "
-            "where its rank has nothing better to do."
+            f"{weight} delays {behind}, and through it the last action of all. No rank waits for a W: defer it until "
+            "its rank is idle."
         )
     if holes:
         before, slot = holes[0]
         return (
-            f"Rank {slot.rank} does nothing from {before.end:g} to {slot.start:g}, and no W is ready: {slot.action} "
-            "must come sooner, from the ranks behind it; or start another forward in front of it, if the limit allows."
+            f"Rank {slot.rank} is idle from {before.end:g} to {slot.start:g}, and no W is ready. The input of "
+            f"{slot.action} must arrive sooner; or run one more forward before it, if the limit allows."
         )
-    return (
-        "No rank waits between two of its actions. What is left is at the ends: let the first gradients come sooner."
-    )
+    return "No rank waits between two of its actions. The rest is at the ends: let the first gradients arrive sooner."
 
 
 def _holes(timeline: Timeline) -> list[tuple[Slot, Slot]]:
-    """The actions before and behind each wait in the middle of a rank's work."""
+    """The actions before and after each wait between two actions of a rank."""
     found = []
     for rank in range(timeline.schedule.num_ranks):
         mine = [slot for slot in timeline.compute if slot.rank == rank]
@@ -315,7 +313,7 @@ def _holes(timeline: Timeline) -> list[tuple[Slot, Slot]]:
 
 
 def _could_fill(timeline: Timeline, before: Slot, slot: Slot) -> str:
-    """A W of the rank that comes behind a hole and could be in it; empty if there is none."""
+    """A W of the rank that comes after a wait and could fill it; empty if there is none."""
     mine = [one for one in timeline.compute if one.rank == slot.rank]
     ready = {one.action[::2] for one in mine if one.action.op == Op.I and one.end <= before.end + SLACK}
     late = (one.action for one in mine if one.action.op == Op.W and one.start >= slot.start)
@@ -323,7 +321,7 @@ def _could_fill(timeline: Timeline, before: Slot, slot: Slot) -> str:
 
 
 def _in_the_way(timeline: Timeline) -> tuple[Action, Action] | None:
-    """A W, and what comes behind it, among the actions that the last one had to wait for, on another rank."""
+    """A W on the critical path, not on the rank that ends last, and the next action on this path."""
     slot_of = {slot.action: slot for slot in timeline.compute}
     last = slot = max(timeline.compute, key=lambda slot: slot.end)
     while True:

@@ -1,9 +1,9 @@
-"""What a run in any layout will send and hold, and how long its ranks will wait, before anything starts.
+"""Messages, memory and waits of a run in any layout, before it starts.
 
 May import `lib.cost`, `lib.pipeline.balance`, `lib.pipeline.schedules`, `lib.pipeline.simulate`, `lib.pipeline.lower`,
 `lib.pipeline.gantt`, `lib.layout`, `lib.trace`, and of `lib.model` the type of its sizes. It is pure Python: a plan for
 1024 ranks needs none of them, nor torch.
-Must never know how anything is done: `tests/test_plan.py` holds every number against a run that was measured.
+Must never know an implementation: `tests/test_plan.py` compares every number with a measured run.
 """
 
 from lib.plan.memory import step_memory

@@ -1,8 +1,8 @@
-"""What a rank holds at the peak of a step, by kind, as `lib.memory` measures it.
+"""Bytes that a rank holds at the peak of a step, by kind, as `lib.memory` measures them.
 
-Parameters and the optimizer's state are sums over tensors. For the rest one has to be there: `step_memory` goes through
-the rank's actions in order, with the tape of each (`lib/cost/live.py`), and keeps count of what waits between them:
-activations of microbatches in flight, messages, gradients that are summed.
+Parameters and optimizer states are sums over tensors. The rest depends on the order: `step_memory` goes through the
+actions of the rank, with the tape of each (`lib/cost/live.py`), and counts the tensors that live between actions:
+activations of microbatches in flight, messages, gradients in buckets.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from lib.plan.plan import Bucketful, Plan
 
 
 def parameter_bytes(plan: Plan, place: int) -> int:
-    """Ψ/(t·p) elements, each bucket with its padding where ranks share it out."""
+    """Ψ/(t·p) elements, with the padding of buckets that ranks shard."""
     return sum(bucket.size(plan.layout.zero > 0) for bucket in plan.buckets(place)) * plan.itemsize
 
 
 def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
-    """Adam's two moments of each parameter, or of this rank's share of it; and a float32 count of steps for each piece.
+    """Two moments of Adam for each parameter, or for this rank's shard of it; per tensor or shard a float32 step count.
 
-    With a `master_itemsize` also this rank's share of the master weights.
+    With a `master_itemsize` also the shard of the master weights.
     """
     wide, total = plan.master_itemsize or plan.itemsize, 0
     for bucket in plan.buckets(place):
@@ -36,7 +36,7 @@ def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
 
 
 def _overlaps(sizes: list[int], share: int, rank: int) -> list[int]:
-    """What of each tensor, side by side, is in a rank's share, where that is anything."""
+    """Elements of each of the concatenated tensors in the shard of a rank, without tensors outside the shard."""
     found, start, low, high = [], 0, share * rank, share * (rank + 1)
     for size in sizes:
         mine = min(start + size, high) - max(start, low)
@@ -46,10 +46,10 @@ def _overlaps(sizes: list[int], share: int, rank: int) -> list[int]:
 
 
 def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) -> dict[str, int]:
-    """The highest of each kind and of the total in one step, which need not be at the same moment.
+    """The peak of each kind and of the total in one step; the peaks may be at different times.
 
     Args:
-        place, dp_rank, tp_rank: of the rank on each axis.
+        place, dp_rank, tp_rank: coordinates of the rank.
     """
     state = {
         "parameter": parameter_bytes(plan, place),
@@ -62,10 +62,10 @@ def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) 
 
 
 def not_counted(plan: Plan) -> list[str]:
-    """What of this run `step_memory` leaves out: then its activations, and with zero=3 all kinds, are not exact."""
+    """Bytes of this run that `step_memory` omits: then activations, and with zero=3 all kinds, are not exact."""
     layout, left_out = plan.layout, []
     if layout.zero == 3:
-        left_out.append("zero=3 shards parameters and gradients, which count whole here")
+        left_out.append("zero=3 shards parameters and gradients; the counts here are unsharded")
     if layout.recompute != "none":
         left_out.append(f"recompute={layout.recompute} keeps less")
     if plan.model.dropout:
@@ -76,7 +76,7 @@ def not_counted(plan: Plan) -> list[str]:
 
 
 class _Walk:
-    """A step of one rank, and what waits between its actions."""
+    """A step of one rank, and the tensors that live between its actions."""
 
     def __init__(self, plan: Plan, place: int) -> None:
         layout = plan.layout
@@ -85,7 +85,7 @@ class _Walk:
         self.whole, self.halved = LiveGPT(*sizes, split=False), LiveGPT(*sizes, split=True)
         self.between = self.whole.between
         self.sums = _Sums(plan, place)
-        # The text, the whole batch and its targets, the numbers of this rank's rows, and a loss for each microbatch.
+        # The text, the full batch and its targets, the indices of the sequences of this rank, a loss per microbatch.
         tokens = plan.global_batch * plan.shape.context
         rows = plan.global_batch // layout.dp
         self.held = plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16
@@ -112,14 +112,14 @@ class _Walk:
         self.optimizer_step()
 
     def see(self, live: int) -> None:
-        """A moment: these bytes are live in the action, beside everything that waits."""
+        """Record a time at which these bytes are live in the action, in addition to tensors between actions."""
         activation = self.held + live + self.sums.flying
         self.activation = max(self.activation, activation)
         self.gradient = max(self.gradient, self.sums.held)
         self.total = max(self.total, activation + self.sums.held)
 
     def gradient_made(self, weight: Weight, live: int) -> None:
-        """A gradient moves to its bucket, which may have to be made first: for a moment that is nobody's."""
+        """A gradient moves to its bucket. If the bucket is allocated now, it first counts as an activation."""
         size, before, waits = weight.size * self.plan.itemsize, self.sums.held, self.held + self.sums.flying
         on_its_way = self.sums.made(weight)
         bucket = max(0, on_its_way - before - size)
@@ -152,20 +152,20 @@ class _Walk:
         if stage == 0:
             live.embed_backward(tape, tied)
         elif message_before(Action(stage, Op.F, microbatch), self.plan.schedule) is None:
-            tape.live += live.between  # its input is the output of another stage here, which still needs it
+            tape.live += live.between  # its input is the output of a stage on this rank, which still needs it
         if not last:
-            # The output's gradient may be a factor of a weight gradient, which the second half still needs.
+            # The output gradient may be a factor of a weight gradient, so that W still needs it.
             is_factor = live.split and not live.slices
             tape.live -= live.between * (1 if is_factor else 2)  # the output, and its gradient
 
     def release_sends(self, action: Action) -> None:
-        """What a message for this action proves to be used: gradients that were sent."""
+        """Free the sent gradients that a message for this action proves to be used."""
         message = message_before(action, self.plan.schedule)
         for send in self.proved.get(other_end(message[1]), ()) if message else ():
             self.held -= self.between if send.op == Op.SEND_B else 0
 
     def optimizer_step(self) -> None:
-        """Adam makes two tensors for each piece, and keeps one of them until the next piece has its own."""
+        """Adam allocates two temporary tensors per parameter, and keeps one of them until it updates the next."""
         self.sums.finish()
         wide, before = self.plan.master_itemsize or self.plan.itemsize, 0
         for bucket in self.plan.buckets(self.place):
@@ -177,11 +177,11 @@ class _Walk:
 
 
 class _Sums:
-    """Gradients of a rank in the course of a step.
+    """Gradients of a rank during a step.
 
     Attributes:
         held: bytes of gradients.
-        flying: bytes that sums hold until they have arrived.
+        flying: bytes of sums in flight.
     """
 
     def __init__(self, plan: Plan, place: int) -> None:
@@ -191,10 +191,10 @@ class _Sums:
         self.held = 0 if self.zero >= 2 else sum(map(self._bytes, self.buckets))
         self.own: dict[str, int] = {}  # gradients outside of any bucket
         self.missing: dict[Bucketful, set[str]] = {}
-        self.known: set[str] = set()  # weights whose gradient has come before
-        self.sharded: set[Bucketful] = set()  # whose sums have arrived before
-        self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket on its way, and its bytes
-        # By line, which is what has the same ranks and stages: stages whose last backward has begun, and is through.
+        self.known: set[str] = set()  # weights with an earlier gradient
+        self.sharded: set[Bucketful] = set()  # buckets with an earlier sum
+        self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket in flight, and its bytes
+        # By line, that is by ranks and stages: stages whose last backward began, and stages whose last backward ended.
         self.closed = {bucket.line: set() for bucket in self.buckets}
         self.through = {bucket.line: set() for bucket in self.buckets}
 
@@ -211,7 +211,7 @@ class _Sums:
             closed |= {stage} & set(line[1])
 
     def made(self, weight: Weight) -> int:
-        """A weight's gradient is there; bytes of all gradients while it is on its way into its bucket."""
+        """A weight gradient is computed; return the bytes of all gradients while it is copied into its bucket."""
         bucket, size = self.of[weight.name], weight.size * self.itemsize
         first, closes = weight.name not in self.known, set(bucket.stages) <= self.closed[bucket.line]
         self.known.add(weight.name)
@@ -240,7 +240,7 @@ class _Sums:
             self._send(bucket)
 
     def _send(self, bucket: Bucketful) -> None:
-        """A sum leaves when the one before has arrived: zero=1 receives as much, zero=2 also frees what it sent."""
+        """A sum starts when the previous sum ends: zero=1 receives as many bytes, zero=2 also frees the sent bytes."""
         whole, n = self._bytes(bucket), bucket.ranks
         self._arrive(bucket.line)
         received = whole if n > 1 else 0
@@ -252,14 +252,14 @@ class _Sums:
         self.missing.pop(bucket, None)
 
     def _arrive(self, line: tuple) -> None:
-        """The sum on its way is there; with zero=2 as this rank's share, to which later ones are added."""
+        """The sum in flight ends; with zero=2 as the shard of this rank, to which later sums are added."""
         bucket, _ = self.arriving.pop(line, (None, 0))
         if bucket is not None and self.zero >= 2 and bucket not in self.sharded:
             self.sharded.add(bucket)
             self.held += self._bytes(bucket) // bucket.ranks
 
     def reduce(self, stage: int) -> None:
-        """What the stage's backwards have left leaves now."""
+        """Start the sums of the remaining gradients of the stage."""
         for line, through in self.through.items():
             through |= {stage} & set(line[1])
             of_line = [bucket for bucket in self.buckets if bucket.line == line]

@@ -1,7 +1,7 @@
-"""Who holds what: a model, a batch and a layout, and each rank's stages, parameters and buckets of gradients.
+"""A plan: a model, a batch and a layout, and the stages, parameters and gradient buckets of each rank.
 
-The problem: a run tells what it sent and held when it is over, or out of memory. The idea: everything it will do
-follows from a few numbers, so write the numbers into one object and work out the rest.
+The problem: a run shows its messages and its memory when it ends, or when memory runs out. The idea: both follow from a
+few numbers, so write the numbers into one object and compute the rest.
 
 Letters: d, p, t data-, pipeline- and tensor-parallel ranks; m microbatches; b sequences of a microbatch; s tokens of a
 sequence; h width; V vocabulary; Ψ parameters.
@@ -35,15 +35,15 @@ class Plan:
 
     Args:
         model: sizes of the GPT.
-        layout: how it is spread over ranks.
+        layout: its distribution over ranks.
         global_batch: sequences of a step, over all ranks.
-        itemsize: bytes of an element that is computed with and sent: 4 in float32.
-        master_itemsize: bytes of an element that the optimizer works on. None: it works on what is computed with.
-        bucket_bytes: of gradients that travel together.
-        corpus_bytes: of the text that each rank draws its batches from.
+        itemsize: bytes of an element in computation and messages: 4 in float32.
+        master_itemsize: bytes of an element of the master weights. None: the optimizer updates the weights themselves.
+        bucket_bytes: size of a gradient bucket.
+        corpus_bytes: size of the text from which each rank draws its batches.
 
     Raises:
-        ValueError: a model and a batch that cannot be split so.
+        ValueError: a model and a batch that the layout cannot split.
     """
 
     model: GPTConfig
@@ -68,22 +68,22 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """What the ranks of a pipeline do, with all messages and sums."""
+        """The actions of the ranks of a pipeline, with all messages and sums."""
         return lower(with_reduce(self.layout.make_schedule(), each=self.layout.zero >= 2))
 
     @cached_property
     def layers(self) -> list[range]:
-        """Of each stage; the head is the layer after the last block, the embedding is in stage 0."""
+        """The layers of each stage; the head is the layer after the last block, the embedding is in stage 0."""
         return layers_of_stages(self.model, self.layout.num_stages)
 
     def place(self, rank: int) -> int:
-        """Of a rank in the pipeline: its coordinate on that axis."""
+        """The place of a rank in the pipeline: its pp coordinate."""
         order = self.layout.order.split(",")
         inner = math.prod(getattr(self.layout, axis) for axis in order[order.index("pp") + 1 :])
         return rank // inner % self.layout.pp
 
     def stages(self, place: int) -> list[int]:
-        """Of a rank at this place in the pipeline."""
+        """The stages of a rank at this place in the pipeline."""
         return self.schedule.stages_on(place)
 
     def weights(self, stage: int) -> list[Weight]:
@@ -95,14 +95,14 @@ class Plan:
         return list({weight.name: weight for weight in found}.values())
 
     def num_parameters(self, place: int) -> int:
-        """Ψ of a rank at this place; what is sharded over d counts whole."""
+        """Ψ of a rank at this place, not divided by d."""
         return sum({w.name: w.size for stage in self.stages(place) for w in self.weights(stage)}.values())
 
     def buckets(self, place: int) -> list[Bucketful]:
-        """Gradients that travel together on a rank, in the order of `lib.data_parallel.bucketed_gradients`.
+        """The gradient buckets of a rank, in the order of `lib.data_parallel.bucketed_gradients`.
 
-        From the last parameter to the first; those summed over other ranks, or of other stages, apart. With zero=3 a
-        block at a time: the embedding and the head first, then the blocks.
+        From the last parameter to the first; gradients with different groups or stages have separate buckets. With
+        zero=3 one bucket per block: the embedding and the head first, then the blocks.
         """
         layout = self.layout
         used: dict[Weight, tuple[int, ...]] = {}
@@ -126,10 +126,10 @@ class Plan:
         return found
 
     def _sum_over(self, weight: Weight) -> tuple[tuple[str, ...], int]:
-        """Axes and number of ranks that a gradient is a sum over.
+        """Axes and number of ranks over which a gradient is summed.
 
-        d; with sequence parallelism d·t for what is whole on each of t ranks; 2d for a weight that the first and the
-        last stage share from different ranks.
+        d; with sequence parallelism d·t for a weight that each of t ranks holds in full; 2d for a weight that the first
+        and the last stage share from different ranks.
         """
         layout, rank_of = self.layout, self.schedule.rank_of
         if self.shape.tied and weight.name == "embed.token.weight" and rank_of[0] != rank_of[-1]:
@@ -139,7 +139,7 @@ class Plan:
         return ("dp",), layout.dp
 
     def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int) -> int:
-        """Of a rank among those that share a bucket out."""
+        """The number of a rank among the ranks that shard a bucket."""
         coordinate = {"dp": (dp_rank, self.layout.dp), "tp": (tp_rank, self.layout.tp), "pp": (int(place > 0), 2)}
         number = 0
         for axis in (axis for axis in self.layout.order.split(",") if axis in bucket.axes):
@@ -148,12 +148,12 @@ class Plan:
         return number
 
     def axis(self, *axes: str) -> str:
-        """How a group along these axes is called, as `lib.mesh` calls it: those of one rank are left out."""
+        """The name of a group along these axes, as in `lib.mesh`: without axes of one rank."""
         return "×".join([axis for axis in axes if getattr(self.layout, axis) > 1] or axes[:1])
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The step in time, in multiplications of a stage for one token and a backward of two forwards."""
+        """The simulated step; times are multiplications of a stage per token, a backward takes two forwards."""
         costs = layer_costs(self.model)
         forward = [sum(costs[layer] for layer in stage) for stage in self.layers]
         return simulate(self.layout.make_schedule(), Costs(F=forward, I=forward, W=forward))
@@ -161,12 +161,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Bucketful:
-    """Gradients that travel together.
+    """Gradients that are reduced together.
 
     Args:
-        weights: whose.
+        weights: the weights of these gradients.
         axes, ranks: along which axes and over how many ranks they are summed.
-        stages: those of this rank that use them.
+        stages: the stages of this rank that use the weights.
     """
 
     weights: tuple[Weight, ...]
@@ -176,24 +176,24 @@ class Bucketful:
 
     @property
     def line(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Buckets that agree in it are sent one after the other."""
+        """Buckets of one line are sent one at a time."""
         return self.axes, self.stages
 
     @property
     def crosses(self) -> bool:
-        """Whether stages of other ranks use them, too."""
+        """Whether stages of other ranks also use the weights."""
         return "pp" in self.axes
 
     def size(self, sharded: bool) -> int:
-        """Elements; with zeros behind them until each rank has as many, where ranks share them out."""
+        """Elements; if sharded, padded with zeros to a multiple of the ranks."""
         size = sum(weight.size for weight in self.weights)
         return -(-size // self.ranks) * self.ranks if sharded else size
 
 
 def step_bubble(plan: Plan) -> tuple[float, float]:
-    """The fraction of all ranks' time in which they wait: of these stages, and if all stages were equal.
+    """The idle fraction of the time of all ranks: of these stages, and if all stages were equal.
 
-    By `simulate`: a stage takes time in proportion to its multiplications, backward twice its forward, and messages
-    take none.
+    From `simulate`: the time of a stage is proportional to its multiplications, backward takes twice its forward, and
+    messages take none.
     """
     return plan.timeline.bubble, simulate(plan.layout.make_schedule()).bubble

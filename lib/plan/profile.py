@@ -1,7 +1,7 @@
-"""One step of all ranks as a trace, what was predicted beside what was measured.
+"""One step of all ranks as a trace, with measured and predicted lanes.
 
-The prediction takes how long each stage's forward and backward took, the median over microbatches and replicas, and
-knows nothing else of the run: where the two lanes differ, ranks waited for messages, or for a core.
+The prediction uses the durations of the forward and backward of each stage, the median over microbatches and replicas,
+and no further data of the run: where the two lanes differ, ranks waited for messages, or for a core.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def step_profile(plan: Plan, traces: Sequence[Trace]) -> Trace:
     """Measured and predicted lanes in one trace, whose `save` writes a file for ui.perfetto.dev; times from the start.
 
     Args:
-        traces: of each rank, of the same step, by clocks that agree: those of one machine do.
+        traces: of each rank, of the same step, from synchronised clocks, such as the clock of one machine.
     """
     start_s = min(item.start_s for trace in traces for item in [*trace.spans, *trace.events])
     return Trace.merge([*traces, predicted_spans(plan, traces)], start_s)
 
 
 def predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
-    """The step as `simulate` has it, on a lane `predicted` of each rank, from the first measured forward on."""
+    """The simulated step, on a lane `predicted` of each rank, from the first measured forward on."""
     measured = [span for trace in traces for span in trace.spans if is_action(span)]
     seconds: dict[tuple[int, Op], list[float]] = defaultdict(list)
     for span in measured:
@@ -55,5 +55,5 @@ def predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
 
 
 def is_action(span: Span) -> bool:
-    """Whether a span is one of a schedule's forwards and backwards, `2F0`; there are others inside of them."""
+    """Whether a span is a forward or backward of a schedule, such as `2F0`; a trace also has spans inside these."""
     return span.label != "" and Action.parse(span.label).op in COMPUTE

@@ -1,4 +1,4 @@
-"""A plan as text, for a terminal: who holds what, what is sent, what is held, who waits."""
+"""A plan as text, for a terminal: the layout, and the memory, messages and waits of its ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lib.plan.plan import Plan, step_bubble
 from lib.plan.traffic import step_traffic
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
-KINDS = {  # of bytes → the words for them, which are `lib.planner`'s, too
+KINDS = {  # kind of bytes → its word; `lib.planner` uses the same words
     "parameter": "parameters",
     "gradient": "gradients",
     "optimizer": "optimizer",
@@ -22,7 +22,7 @@ KINDS = {  # of bytes → the words for them, which are `lib.planner`'s, too
 
 
 def plan_text(plan: Plan, ranks_per_node: int) -> str:
-    """All of it, at most 100 characters wide."""
+    """The full plan, at most 100 characters wide."""
     return "\n\n".join(
         [
             _holds(plan),
@@ -34,7 +34,7 @@ def plan_text(plan: Plan, ranks_per_node: int) -> str:
 
 
 def _holds(plan: Plan) -> str:
-    """The layout in words: what each axis cuts."""
+    """The layout in words: the dimension that each axis splits."""
     layout, model = plan.layout, plan.model
     order = " x ".join(f"{axis} {n}" for axis, n in layout.sizes.items())
     rows, tokens = plan.global_batch // layout.dp, model.context
@@ -81,7 +81,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _sends(plan: Plan, ranks_per_node: int) -> list[list[str]]:
-    """A row for each kind on each axis; from the place that sends least to the one that sends most."""
+    """A row for each kind on each axis; a range goes from the place that sends least to the place that sends most."""
     of_places = [step_traffic(plan, place) for place in range(plan.layout.pp)]
     rows = [["sent by a rank in a step", "calls", "MB", "nodes"]]
     for kind, axis in sorted({key for traffic in of_places for key in traffic if key[0] != "recv"}):

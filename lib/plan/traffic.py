@@ -1,7 +1,7 @@
-"""What a rank sends in one step: calls and bytes of each kind on each axis, as a trace counts them.
+"""Messages of a rank in one step: calls and bytes of each kind on each axis, as a trace counts them.
 
-One function per cause. Each gives (kind, axis) → [calls, wire bytes], and a step is their sum. What depends on the rank
-is its place in the pipeline alone: all ranks along d and t send the same.
+One function per cause. Each gives (kind, axis) → [calls, wire bytes], and a step is their sum. The counts of a rank
+depend only on its place in the pipeline: all ranks along d and t send the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def step_traffic(plan: Plan, place: int) -> Traffic:
 def layer_traffic(plan: Plan, place: int) -> Traffic:
     """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism.
 
-    What column layers gather for a whole backward, they keep for one in two halves.
+    Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
     """
     layout = plan.layout
     each = []
@@ -43,7 +43,7 @@ def layer_traffic(plan: Plan, place: int) -> Traffic:
 
 
 def _stage_calls(plan: Plan, stage: int, regather: bool) -> Calls:
-    """Of a microbatch, there and back."""
+    """Calls of a microbatch, forward and backward."""
     shape, rows, itemsize, layout = plan.shape, plan.rows, plan.itemsize, plan.layout
     how = {"sequence_parallel": layout.sequence_parallel}
     calls = embed_calls(shape, rows, itemsize, **how) if stage == 0 else Counter()
@@ -66,10 +66,10 @@ def message_traffic(plan: Plan, place: int) -> Traffic:
 
 
 def gradient_traffic(plan: Plan, place: int) -> Traffic:
-    """Sums of gradients, and parameters on their way back: 2(d−1)/d·Ψ/(t·p), zero=2 its first half per microbatch.
+    """Sums of gradients, and the gather of parameters: 2(d−1)/d·Ψ/(t·p), zero=2 its first half per microbatch.
 
-    zero=3 gathers each unit twice per microbatch and scatters its gradients once. With sequence parallelism some
-    buckets go over d·t ranks, and a tied embedding's over both ends of the pipeline.
+    zero=3 gathers each unit twice per microbatch and reduce-scatters its gradients once. With sequence parallelism some
+    buckets are reduced over d·t ranks; a tied embedding is reduced over both ends of the pipeline.
 
     Source: Rajbhandari et al. 2020 (ZeRO), section 7.
     """
@@ -89,8 +89,8 @@ def gradient_traffic(plan: Plan, place: int) -> Traffic:
 def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
     """How often a bucket is summed in a step: once, and from zero=2 on after each microbatch.
 
-    A tied embedding waits for the backwards of all stages that use it. Where one of them is another rank's, it is
-    summed once, at the end.
+    A tied embedding waits for the backwards of all stages that use it. If one of these stages is on another rank, it
+    is summed once, at the end.
     """
     if plan.layout.zero < 2 or bucket.crosses:
         return 1
@@ -105,14 +105,14 @@ def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
 
 
 def loss_traffic(plan: Plan, place: int) -> Traffic:
-    """The rank that knows the losses tells the pipeline m of them, and replicas add up one; all are float64."""
+    """The rank with the losses broadcasts m of them over the pipeline, and replicas all-reduce one; all are float64."""
     layout = plan.layout
     losses = ("broadcast", "pp", layout.pp, 8 * layout.microbatches, 1)
     return _table([losses, ("all_reduce", "dp", layout.dp, 8, 1)])
 
 
 def norm_traffic(plan: Plan, place: int) -> Traffic:
-    """To clip: one number, over the ranks of one replica; over all where replicas share gradients out."""
+    """For clipping: one element, over the ranks of one replica; over all ranks if replicas shard gradients."""
     layout, wide = plan.layout, max(plan.itemsize, 4)
     if layout.zero:
         return _table([("all_reduce", "world", layout.num_ranks, wide, 1)])

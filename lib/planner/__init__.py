@@ -1,8 +1,8 @@
-"""Which layout for a model on a cluster that is not here: memory and seconds of every one that can be, by formulas.
+"""Layouts for a model on a distant cluster: memory and seconds of every possible layout, from formulas.
 
-May import `lib.cost`, `lib.layout` for what it refuses, and `lib.plan` for the form of its tables. It is pure Python.
-Must never know ranks: what it says is compared with what others have published (`lib.planner.rows`), and with what
-`lib.plan` and a run on this machine say.
+May import `lib.cost`, `lib.layout` for its checks, and `lib.plan` for the form of its tables. It is pure Python.
+Must never know ranks: its predictions are compared with published runs (`lib.planner.rows`), with `lib.plan`, and with
+a run on this machine.
 """
 
 from lib.planner.memory import memory_bytes

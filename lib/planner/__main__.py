@@ -1,6 +1,6 @@
 """Layouts for a model on a cluster: `python -m lib.planner --model llama-70b --gpus 64 --gpu h100`.
 
-With `--rows FILE.json` it predicts published runs instead, and says how far off it is.
+With `--rows FILE.json` it predicts published runs instead, and prints the errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lib.planner.search import Choices, best_layouts
 from lib.planner.text import layouts_json, layouts_text, rows_json, rows_text
 from lib.planner.training import Cluster, Training
 
-TOKENS = 4 * 2**20  # of a step, unless --batch says how many sequences
+TOKENS = 4 * 2**20  # of a step, unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size"}
 MORE_SIZES = {"kv_heads": "num_kv_heads", "ffn": "d_mlp"}
 
@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}; or give its numbers:")
     for name in (*SIZES, *MORE_SIZES):
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N")
-    parser.add_argument("--gated", action="store_true", help="three MLP matrices, no biases, as Llama has it")
-    parser.add_argument("--seq", type=int, metavar="TOKENS", help="sequence length; default: that of the model")
+    parser.add_argument("--gated", action="store_true", help="three MLP matrices, no biases, as in Llama")
+    parser.add_argument("--seq", type=int, metavar="TOKENS", help="sequence length; default: of the model")
     parser.add_argument("--gpus", type=int, metavar="N")
     parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)}")
     parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs that share the fast link")

@@ -1,8 +1,8 @@
-"""Bytes on the rank with the most, by kind.
+"""Bytes on the rank with the highest peak, by kind.
 
-State by the stage of ZeRO (`lib.cost.memory`); activations of a rank's blocks, times the microbatches under way at the
-peak (`lib.cost.bubble.kept_by`); the logits. The first rank of a pipeline keeps the most microbatches, the last one
-the logits, and the second may have a layer more than both: the fullest of the three counts.
+Model states by the stage of ZeRO (`lib.cost.memory`); activations of the blocks of a rank, times the microbatches in
+flight at the peak (`lib.cost.bubble.kept_by`); the logits. The first rank of a pipeline keeps the most microbatches,
+the last rank the logits, and the second may have a layer more than both: the highest peak of the three counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Bytes(NamedTuple):
     optimizer: float
     activations: float
     logits: float
-    gathered: float  # a block that ZeRO-3 has whole, and its gradients
+    gathered: float  # a block that ZeRO-3 unsharded, and its gradients
 
     @property
     def total(self) -> float:
@@ -32,13 +32,13 @@ class Bytes(NamedTuple):
 
 
 def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
-    """By kind, on the fullest one of the pipeline's first, second and last rank."""
+    """By kind, on the rank with the highest peak among the first, second and last of the pipeline."""
     ranks = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
     return max((_of_rank(training, layout, rank) for rank in ranks), key=sum)
 
 
 def fits(training: Training, layout: Layout4D) -> bool:
-    """Whether the fullest rank stays within what a GPU has."""
+    """Whether the rank with the highest peak stays within the memory of a GPU."""
     return memory_bytes(training, layout).total <= training.room_bytes
 
 
@@ -53,7 +53,7 @@ def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     m = max(1, int(layout.microbatches(training.global_batch)))
     in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
     kept = in_flight * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
-    if recompute == "full":  # one block's inside, while it is computed again
+    if recompute == "full":  # the inside of one block, while backward recomputes it
         kept += _block_bytes(training, tp, cp, rows, slices, "none")
     logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
@@ -69,7 +69,7 @@ def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
 
 @lru_cache(maxsize=4096)
 def _block_bytes(training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str) -> float:
-    """What a block keeps for backward; fused attention keeps no matrix."""
+    """Bytes that a block keeps for backward; fused attention keeps no matrix."""
     if recompute == "none" and training.stack.fused_attention:
         recompute = "selective"
     bytes_ = activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices) / cp

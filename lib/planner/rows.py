@@ -1,7 +1,7 @@
-"""Published runs, predicted: the test of a planner is what it did not know.
+"""Predictions of published runs: the test of a planner is a run that it was not fitted to.
 
-A row is a dict as in `published/runs.json`: sizes of a model, a layout, a batch, the seconds of a step that somebody
-measured, and where that is printed.
+A row is a dict as in `published/runs.json`: sizes of a model, a layout, a batch, the measured seconds of a step, and
+its source.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ NEEDED = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row, and what the planner says of it."""
+    """The prediction of the planner for a row."""
 
     id: str
     group: str
     seconds: Seconds
     measured_s: float
-    tflops: float  # per GPU, with the whole of attention
+    tflops: float  # per GPU, with the full attention matrix
 
     @property
     def error(self) -> float:
-        """0.05: the planner says 5 % more seconds than were measured."""
+        """0.05: the planner predicts 5 % more seconds than measured."""
         return self.seconds.total / self.measured_s - 1
 
 
@@ -47,14 +47,14 @@ def read_rows(path: str | Path) -> list[dict]:
     """The rows of a JSON file.
 
     Raises:
-        ValueError: no list of rows, or a row without something that a prediction needs.
+        ValueError: not a list of rows, or a row that lacks a value for the prediction.
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} must be a list of runs, each an object such as those of {PUBLISHED / 'runs.json'}")
+        raise ValueError(f"{path} must be a list of runs, each an object as in {PUBLISHED / 'runs.json'}")
     for number, row in enumerate(rows):
         if missing := [name for name in NEEDED if name not in row]:
             raise ValueError(f"run {row.get('id', number)} of {path} lacks {', '.join(missing)}")
@@ -62,7 +62,7 @@ def read_rows(path: str | Path) -> list[dict]:
 
 
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:
-    """What a row trained, and its layout."""
+    """The training run of a row, and its layout."""
     gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
     zero, flash = int(row.get("zero", 0)), bool(row.get("flash"))
     default = "fsdp" if zero == 3 else "megatron" if flash else "megatron-2021"
@@ -97,7 +97,7 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
 
 
 def predict(row: Mapping) -> Prediction:
-    """Seconds of a step by kind, beside what was measured."""
+    """Seconds of a step by kind, with the measured seconds."""
     training, layout = training_of(row)
     seconds = step_s(training, layout)
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
@@ -105,7 +105,7 @@ def predict(row: Mapping) -> Prediction:
 
 
 def calibrated(row: Mapping) -> float:
-    """The share of its peak that a large matmul must reach for a row to be predicted exactly.
+    """The fraction of its peak that a large matmul must reach for an exact prediction of the row.
 
     Raises:
         ValueError: as `matmul_share_of`.
@@ -114,10 +114,10 @@ def calibrated(row: Mapping) -> float:
 
 
 def matmul_share_of(training: Training, layout: Layout4D, measured_s: float) -> float:
-    """The share of the peak that makes a step last as long as measured.
+    """The fraction of the peak with which the prediction of a step is the measured time.
 
     Raises:
-        ValueError: no share between 0.1 and 1 does: something else is off.
+        ValueError: no fraction between 0.1 and 1: the error has a different cause.
     """
 
     def too_slow(share: float) -> bool:
@@ -134,13 +134,13 @@ def matmul_share_of(training: Training, layout: Layout4D, measured_s: float) -> 
 
 
 def group_of(row: Mapping) -> str:
-    """Whose rows it is judged with: those of its stack on its GPU, unless it names a group."""
+    """The group of rows that it is judged with: the same stack and GPU, unless the row names a group."""
     stack = row.get("stack", "")
     return row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
 
 
 def constant_share(row: Mapping) -> float:
-    """The fraction of the peak that a row's GPUs computed with, recomputation included: its HFU."""
+    """The fraction of the peak that the GPUs of a row reached, recomputation included: its HFU."""
     training, layout = training_of(row)
     return training.utilisation(row["step_s"], layout.recompute)
 
@@ -162,7 +162,7 @@ def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, 
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """1 if both rank everything alike, −1 if one is the other reversed; pairs that are equal in either count nothing.
+    """1 if both have the same order, −1 if the orders are opposite; pairs that are equal in either are not counted.
 
     Source: Kendall 1938.
     """

@@ -1,8 +1,8 @@
-"""All layouts that can be, in order of their predicted seconds; and why the next one is slower.
+"""All possible layouts, in order of their predicted seconds; and why the next layout is slower.
 
 The problem: a cluster of 16,384 GPUs has thousands of layouts, and a person compares three. The idea: list them all,
-drop what does not fit into memory, and sort. A layout takes microseconds, as what belongs to a block is worked out once
-for each (tp, cp, microbatch, recomputation).
+drop those that do not fit into memory, and sort. A layout takes microseconds, because the costs of a block are computed
+once for each (tp, cp, microbatch, recomputation).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEWEST_TOKENS = 2048  # of a sequence, on a context-parallel rank
 
 
 class Planned(NamedTuple):
-    """A layout, with what it takes."""
+    """A layout, with its seconds and its memory."""
 
     layout: Layout4D
     seconds: Seconds
@@ -29,15 +29,15 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """What the search may use.
+    """The choices of the search.
 
     Args:
-        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as our own library and DeepSpeed have it. 2 sums
-            the gradients of each microbatch, and so it is left out unless it is asked for.
-        recompute: ways of recomputing.
-        context_parallel: whether a sequence may be cut.
+        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as in our own library and DeepSpeed. 2 is off by
+            default, because it reduces the gradients of each microbatch.
+        recompute: kinds of recomputation.
+        context_parallel: whether a sequence may be split.
         interleaved: whether a rank may have several stages.
-        zero_bubble: whether the weights' half of a backward may wait (ZB-H1, ZB-V).
+        zero_bubble: whether weight gradients may be deferred (ZB-H1, ZB-V).
     """
 
     zero: tuple[int, ...] = (0, 1, 3)
@@ -48,7 +48,7 @@ class Choices:
 
 
 def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
-    """Every layout on exactly the cluster's GPUs that cuts heads, layers, tokens and sequences evenly."""
+    """Every layout on exactly the GPUs of the cluster that splits heads, layers, tokens and sequences evenly."""
     model, gpus = training.model, training.cluster.gpus
     most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
     keys = model.num_kv_heads or model.num_heads
@@ -64,7 +64,7 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
 
 
 def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
-    """All microbatches, stages per rank, stages of ZeRO and ways of recomputing on these ranks."""
+    """All microbatch sizes, stages per rank, stages of ZeRO and kinds of recomputation on these ranks."""
     mine = training.global_batch // dp
     for rows in (2**k for k in range(MOST_ROWS.bit_length())):
         if mine % rows:
@@ -87,13 +87,13 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
 
 
 def _stages_per_rank(layers: int, pp: int, m: int, interleaved: bool) -> list[int]:
-    """v that cut the layers evenly; several only where the microbatches go round, and m is a multiple of the ranks."""
+    """v that split the layers evenly; above 1 only in a pipeline where m is a multiple of the ranks."""
     most = MOST_STAGES_PER_RANK if interleaved and pp > 1 and m % pp == 0 else 1
     return [v for v in range(1, most + 1) if has_even_stages(layers, pp * v)]
 
 
 def _context_ranks(training: Training) -> list[int]:
-    """Ranks that a sequence can be cut for: each has at least `FEWEST_TOKENS`."""
+    """Numbers of ranks that can split a sequence: each has at least `FEWEST_TOKENS`."""
     return [2**k for k in range(10) if training.model.context // 2**k >= FEWEST_TOKENS or k == 0]
 
 
@@ -106,7 +106,7 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     """The fastest layouts that fit, the fastest first.
 
     Raises:
-        ValueError: none can be cut evenly, or none fits: by how much the smallest is too large, and what would help.
+        ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
     room = training.room_bytes
     found: list[Planned] = []
@@ -141,12 +141,12 @@ def _nothing(training: Training, smallest: tuple[float, Layout4D] | None, room: 
     help_ = f"use {many} GPUs" if many > gpus else "use shorter sequences, or context parallelism"
     return (
         f"nothing fits: the smallest layout ({layout_text(layout)}) needs {size / 1e9:.1f} GB on a GPU, "
-        f"{(size - room) / 1e9:.1f} GB more than there are; {help_}, or a GPU with more memory"
+        f"{(size - room) / 1e9:.1f} GB more than available; {help_}, or a GPU with more memory"
     )
 
 
 def why_slower(one: Planned, other: Planned) -> str:
-    """What the other takes longer for, in a clause: the largest difference of a kind, against the first."""
+    """Why the second layout is slower, in a clause: the kind with the largest difference from the first."""
     differences = {kind: b - a for kind, a, b in zip(Seconds._fields, one.seconds, other.seconds, strict=True)}
     kind = max(differences, key=lambda kind: differences[kind])
     whole = other.seconds.total / one.seconds.total - 1
@@ -154,7 +154,7 @@ def why_slower(one: Planned, other: Planned) -> str:
 
 
 def layout_text(layout: Layout4D) -> str:
-    """In a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
+    """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
     axes = [
         f"{axis} {n}" for axis, n in zip(("tp", "cp", "pp", "dp"), layout[:4], strict=True) if n > 1 or axis != "cp"
     ]

@@ -1,18 +1,18 @@
 """Seconds of a step, by kind.
 
-The idea, in ten lines (M microbatches of r = b·s/c tokens on a rank, W weights of a block):
+The idea, in ten lines (m microbatches of r = b·s/c tokens on a rank, W weights of a block):
 
     matmuls      6 · r · W/t · (1 + w₀/r + w₀·t/h)  ÷  (peak · share)
     attention    4 · r · s · h/t forward, half of it where it is fused and causal; 2 or 2.5 times that backward
-    memory       2A forward and 3A backward for the A bytes that a block keeps, ÷ the memory's bandwidth
-    tp           4 sums of x (6 with full recomputation), ÷ the link
-    stage        (L/p) · (matmuls + attention + memory + tp) + messages to the neighbours
-    step         M · the slowest stage, head included  +  (p − 1)/v · a stage
-    dp           sum of the gradients, gather of the parameters; less what backward hides
-    optimizer    30 bytes per parameter that a rank updates, ÷ the memory's bandwidth
+    memory       2A forward and 3A backward for the A bytes that a block keeps, ÷ memory bandwidth
+    tp           4 all-reduces of x (6 with full recomputation), ÷ the link
+    stage        (l/p) · (matmuls + attention + memory + tp) + messages to the neighbours
+    step         m · the slowest stage, head included  +  (p − 1)/v · a stage
+    dp           reduction of gradients, all-gather of parameters; less the part that backward hides
+    optimizer    30 bytes per parameter that a rank updates, ÷ memory bandwidth
 
-Each line is a formula of the papers; the shares are the stack's, and two of them are calibrated. Chapter 14 holds the
-sum against published runs.
+Each line is a formula of the papers; the stack has the shares, and two of them are calibrated. Chapter 14 compares the
+sum with published runs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from lib.cost.comm import wire_bytes
 from lib.cost.memory import activation_bytes
 from lib.planner.training import Layout4D, Training
 
-OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy and both averages, the weight
+OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy and both moments, the weight
 
 
 class Seconds(NamedTuple):
-    """Of a step, on the rank that everybody waits for."""
+    """Seconds of a step, on the slowest rank."""
 
-    matmuls: float  # of the blocks and the head, with what is computed again
+    matmuls: float  # of the blocks and the head, with recomputation
     attention: float
     memory: float
     tp: float
     cp: float
     pp: float  # messages between stages
-    dp: float  # what is not hidden
+    dp: float  # exposed communication
     bubble: float
     optimizer: float
 
@@ -51,7 +51,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     """Seconds of a step by kind.
 
     Raises:
-        ValueError: a number of GPUs that is not the cluster's.
+        ValueError: the layout and the cluster have different numbers of GPUs.
     """
     tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
     model, cluster, stack = training.model, training.cluster, training.stack
@@ -70,16 +70,16 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     of_block = sum(block)
     stage = layers * of_block + messages
     slowest = max(layers * of_block, with_head * of_block + head) + messages
-    ends = slowest - messages - layers * of_block  # of the head, what the other stages wait for
+    ends = slowest - messages - layers * of_block  # time of the head for which all stages wait
     m = layout.microbatches(training.global_batch)
 
     replicas = dp * cp
     mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
-    if zero == 3:  # for each microbatch two gathers of the parameters and a sum of the gradients, all in 16 bit
+    if zero == 3:  # per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit
         exposed = stack.exposed_zero3 * m * _over_dp_s(training, 3 * 2 * mine, replicas, tp)
-    else:  # the sum of the gradients, or its first half and the gather of the parameters
+    else:  # an all-reduce of gradients, or a reduce-scatter of gradients and an all-gather of parameters
         second = stack.recipe.weight_bytes if zero else stack.recipe.gradient_bytes
-        times = m if zero == 2 else 1  # who keeps a piece of the gradients has to sum each microbatch's
+        times = m if zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
         exposed = _over_dp_s(training, (times * stack.recipe.gradient_bytes + second) * mine, replicas, tp)
         if stack.overlaps_dp:
             exposed = max(0.0, exposed - times * layers * backward_s(block))
@@ -89,22 +89,22 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     if schedule == "1f1b":
         bubble = (pp - 1) / v * stage
     else:
-        weights = layers * block[0] / 3  # of a rank: the gradients that no rank waits for
+        weights = layers * block[0] / 3  # of a rank: the weight gradients, for which no rank waits
         other = (stage - weights) / 2
         bubble = v_wait_s(pp, other, weights) if schedule == "zb-v" else zero_bubble_wait_s(pp, other, other, weights)
     return Seconds(matmuls + m * ends, attention, memory, sums, context, m * messages, exposed, bubble, optimizer)
 
 
 def has_even_stages(layers: int, stages: int) -> bool:
-    """Whether so many stages have the same number of layers, or would, were embedding and head two more of them."""
+    """Whether all stages have the same number of layers, perhaps with embedding and head counted as two layers."""
     return layers % stages == 0 or (layers + 2) % stages == 0
 
 
 def stage_layers(layers: int, pp: int, v: int, schedule: str = "1f1b") -> tuple[float, float]:
-    """Blocks of a rank in the middle, and of one that has the embedding or the head; ZB-V has both on one.
+    """Blocks of a rank in the middle, and of a rank with the embedding or the head; in ZB-V one rank has both.
 
-    Where only the layers with two more divide, the first and the last stage have one less (as Llama 3's 126 on 16
-    ranks); where neither does, all have the mean.
+    If only layers + 2 is a multiple of the stages, the first and the last stage have one block less (126 blocks of
+    Llama 3 on 16 ranks). If neither is, all ranks have the mean.
     """
     if layers % (pp * v) and has_even_stages(layers, pp * v):
         most = (layers + 2) // pp
@@ -113,14 +113,14 @@ def stage_layers(layers: int, pp: int, v: int, schedule: str = "1f1b") -> tuple[
 
 
 def matmul_s(training: Training, flops: float, rows: float, columns: float) -> float:
-    """Seconds of so many operations in matmuls of so many rows and columns on a rank: few of either are slow."""
+    """Seconds of operations in matmuls of so many rows and columns on a rank; few of either make matmuls slow."""
     stack = training.stack
     slower = 1 + stack.half_width / rows + stack.half_width / columns
     return flops * slower / (training.cluster.device.peak_flops * stack.matmul_share)
 
 
 def backward_s(block: Sequence[float]) -> float:
-    """Of what `block_s` says, the seconds that compute backward: 2 of 3 of the products, 3 of 5 of the traffic."""
+    """The seconds of backward in the result of `block_s`: 2/3 of the matmuls, 3/5 of the memory traffic."""
     return 2 / 3 * (block[0] + block[1]) + 3 / 5 * block[2]
 
 
@@ -148,7 +148,7 @@ def block_s(
     memory = moved / (stack.memory_share * device.memory_Bps)
 
     sums = (6 if full else 4) * wire_bytes("all_reduce", 2 * tokens * h, tp)
-    if tp > training.cluster.per_node:  # what hides a sum behind a matmul works inside a node, on its small messages
+    if tp > training.cluster.per_node:  # overlap with matmuls works only inside a node, on small messages
         over_tp = sums / training.cluster.bandwidth(stack, tp, 1, stack.message_share)
     else:
         over_tp = stack.exposed_tp * sums / training.cluster.bandwidth(stack, tp, 1) if tp > 1 else 0.0
@@ -158,7 +158,7 @@ def block_s(
 
 
 def _over_dp_s(training: Training, gathered_bytes: float, replicas: int, tp: int) -> float:
-    """A gather of so many bytes among the data-parallel ranks; a scatter takes as long, an all-reduce is both."""
+    """An all-gather over data-parallel ranks; a reduce-scatter takes the same time, an all-reduce is both."""
     if replicas == 1:
         return 0.0
     sent = wire_bytes("all_gather", gathered_bytes, replicas)

@@ -1,7 +1,7 @@
-"""Tables of measured layouts: does the planner choose well, and does it know what fits?
+"""Tables of measured layouts: does the planner choose well, and does it predict which layouts fit?
 
-Aleph Alpha measured hundreds of layouts of three models on A100s, among them those that ran out of memory. So one can
-ask the question that a planner is for: of these, which would it have taken, and what did that cost against the best?
+Aleph Alpha measured hundreds of layouts of three models on A100s, including layouts that ran out of memory. This tests
+the purpose of a planner: which layout would it choose, and how much slower is this layout than the best?
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lib.planner.seconds import step_s
 from lib.planner.training import Cluster, Layout4D, Training
 
 PUBLISHED = Path(__file__).parent / "published" / "layouts_a100.json"
-_SIZES = {  # Touvron et al. 2023 (Llama), table 2; the vocabulary as inferred by who collected the tables
+_SIZES = {  # Touvron et al. 2023 (Llama), table 2; the vocabulary as inferred by the collectors of the tables
     "13B": ModelShape(5120, 40, 40, 128_000, 2048, d_mlp=13_824, llama=True, tied=False),
     "30B": ModelShape(6656, 60, 52, 128_000, 2048, d_mlp=17_920, llama=True, tied=False),
     "65B": ModelShape(8192, 80, 64, 128_000, 2048, d_mlp=22_016, llama=True, tied=False),
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
 
 
 def read_tables(path: str | Path = PUBLISHED) -> dict[str, list[Cell]]:
-    """Name of a table → its cells; a kernel that was not there is left out."""
+    """Name of a table → its cells, without kernels that were not available."""
     found = json.loads(Path(path).read_text(encoding="utf-8"))
     tables = {}
     for name, rows in found["tables"].items():
@@ -59,7 +59,7 @@ def _cell(name: str, record: dict) -> Cell:
     model = replace(_SIZES[name.split("_")[1]], context=8192 if long else 2048)
     tp, pp = record["model_parallel_size"], record["pipe_parallel_size"]
     of_kernel = replace(stack_for("aleph-alpha", "a100"), fused_attention="flash" in kernel)
-    if "RMS" not in kernel:  # a norm of many small kernels keeps what each of them made
+    if "RMS" not in kernel:  # a norm of many small kernels keeps the output of each
         of_kernel = replace(of_kernel, spare_activations=2.0)
     slices = bool(record["sequence_parallel"]) and tp > 1
     recompute = "none" if record["activation_checkpointing_type"] == "disabled" else "full"
@@ -72,17 +72,17 @@ def _cell(name: str, record: dict) -> Cell:
 
 
 def choice_among(table: list[Cell]) -> Cell:
-    """Of the cells that were measured, the one that the planner takes: the fastest that it believes to fit."""
+    """The planner's choice among the measured cells: the fastest cell that fits by its prediction."""
     ran = [cell for cell in table if cell.measured_s]
     return min([cell for cell in ran if cell.should_fit] or ran, key=lambda cell: cell.predicted_s)
 
 
 def regret(table: list[Cell]) -> float:
-    """What the planner's choice lost against the best: 0.05 is 5 % more seconds."""
+    """How much slower the planner's choice is than the best cell: 0.05 is 5 % more seconds."""
     return choice_among(table).measured_s / min(cell.measured_s for cell in table if cell.measured_s) - 1
 
 
 def right_about_memory(tables: dict[str, list[Cell]]) -> float:
-    """The fraction of all cells of which it knows whether they fit."""
+    """The fraction of all cells for which it predicts correctly whether they fit."""
     cells = [cell for table in tables.values() for cell in table]
     return sum(cell.should_fit == bool(cell.measured_s) for cell in cells) / len(cells)

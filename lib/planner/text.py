@@ -1,4 +1,4 @@
-"""What the planner found, for a terminal and as JSON."""
+"""Results of the planner, for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lib.planner.training import Layout4D, Training
 
 
 def layouts_text(training: Training, found: list[Planned]) -> str:
-    """The layouts, a column each: memory and seconds by kind, utilisation, and why the next one is slower."""
+    """The layouts, a column each: memory and seconds by kind, utilisation, and why the next layout is slower."""
     rows = [["", *(f"{place}." for place, _ in enumerate(found, 1))]]
     rows += [[name, *(str(getattr(one.layout, name)) for one in found)] for name in Layout4D._fields]
     rows += [["GB: " + kind, *(f"{one.memory[i] / 1e9:.2f}" for one in found)] for i, kind in _kinds(found, "memory")]
@@ -29,7 +29,7 @@ def layouts_text(training: Training, found: list[Planned]) -> str:
 
 
 def _kinds(found: list[Planned], what: str) -> list[tuple[int, str]]:
-    """Those of which one of the layouts has anything, with their places."""
+    """The kinds that are not zero in every layout, with their places."""
     names = getattr(found[0], what)._fields
     return [(i, name) for i, name in enumerate(names) if any(getattr(one, what)[i] for one in found)]
 
@@ -54,7 +54,7 @@ def layouts_json(training: Training, found: list[Planned]) -> dict:
 
 
 def rows_text(predictions: list[Prediction]) -> str:
-    """Predicted beside measured, a line for each run, and the medians of each group."""
+    """Measured and predicted seconds, a line for each run, and the medians of each group."""
     rows = [["run", "measured s", "predicted s", "error", "TFLOP/s", "mostly"]]
     for one in predictions:
         kind = max(Seconds._fields, key=lambda kind: getattr(one.seconds, kind))

@@ -1,8 +1,8 @@
-"""What is to be trained, on what, and with which layout.
+"""The model to train, the cluster, the software and the layout.
 
-The problem: a planner that takes forty numbers is used by nobody, and one that takes five hides what it assumes. The
-idea: four small objects. A model (`lib.cost.sizes`), a cluster, a layout; and a stack: what a GPU with its software
-reaches of the figures on its data sheet. All that is not arithmetic is in the stack, and can be seen and changed.
+The problem: a planner with forty inputs is too much work to use, and a planner with five hides its assumptions. The
+idea: four small objects. A model (`lib.cost.sizes`), a cluster, a layout; and a stack: the fractions of data-sheet
+figures that a GPU reaches with its software. The stack holds all assumptions, where a reader finds and changes them.
 
 Letters: d, t, p, c data-, tensor-, pipeline- and context-parallel ranks; v stages per rank; m microbatches of b
 sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
@@ -37,11 +37,11 @@ class Cluster:
     def bandwidth(self, stack: Stack, ranks: int, stride: int, share: float | None = None) -> float:
         """Bytes per second, one direction, of each rank of a group whose neighbours are `stride` ranks apart.
 
-        Inside a node, the link. Across nodes, the network cards of the group's GPUs on a node, in one direction, as
-        its ring enters and leaves each node once; never more than the link.
+        Inside a node, the link. Across nodes, the network cards of the GPUs of the group on a node, in one direction,
+        because its ring enters and leaves each node once; never more than the link.
 
         Args:
-            share: of the network's bandwidth. Default: what collectives reach.
+            share: fraction of the network bandwidth. Default: the fraction that collectives reach.
         """
         link = self.device.link_Bps * stack.link_share
         if ranks * stride <= self.per_node:
@@ -53,26 +53,26 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Stack:
-    """What a GPU and its software reach; every fraction is of the data sheet's figure.
+    """The performance that a GPU and its software reach, as fractions of data-sheet figures.
 
     Args:
         matmul_share: of the peak, by a large matmul. Calibrated on one published run for each GPU.
         attention_share: of the peak, by fused attention.
-        half_width: a matmul with so few rows, or columns on a rank, takes twice as long for each.
-        memory_share: of the memory's bandwidth, by everything that is no matmul.
+        half_width: a matmul with so few rows, or columns on a rank, takes twice the time per operation.
+        memory_share: of the memory bandwidth, by all operations except matmuls.
         link_share: of the link inside a node, by a collective.
         network_share, message_share: of the network, by a collective over many GPUs, and by one message.
         exposed_tp, exposed_pp: fraction of the tensor-parallel sums, and of the messages between the stages of an
             interleaved pipeline, that computation does not hide.
-        exposed_zero3: fraction of the ZeRO-3 gathers and sums that computation does not hide.
-        overlaps_dp: whether gradients are summed while the last microbatch runs backward.
+        exposed_zero3: fraction of the communication of ZeRO-3 that computation does not hide.
+        overlaps_dp: whether gradients are reduced while the last microbatch runs backward.
         fused_attention: whether the matrix of scores never goes to memory.
         recipe: bytes kept per parameter.
         logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
-        spare_activations: what gaps of the allocator and temporary tensors make of a byte that is counted; below 1
+        spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
             where the software keeps less than the formula has.
-        usable_share: of a GPU's memory as it is sold, by all of this. An "80 GB" GPU has 80 GiB, that is 86 GB: what
-            the driver, the collectives and the allocator's gaps take is about the difference.
+        usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 80 GiB, that is 86 GB:
+            the driver, the collectives and the gaps of the allocator take about the difference.
     """
 
     matmul_share: float
@@ -93,7 +93,7 @@ class Stack:
     usable_share: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)  # the same only as itself: what is worked out once is found again quickly
+@dataclass(frozen=True, eq=False)  # compared by identity, so that caches find it quickly
 class Training:
     """A training run whose layout is open.
 
@@ -118,26 +118,26 @@ class Training:
 
     @cached_property
     def end_parameters(self) -> int:
-        """Of the embedding, and as many of the head."""
+        """Parameters of the embedding; the head has the same number."""
         return self.model.vocab_size * self.model.d_model
 
     @property
     def room_bytes(self) -> float:
-        """Of a GPU, for everything that `memory_bytes` counts."""
+        """Memory of a GPU for all bytes that `memory_bytes` counts."""
         return self.cluster.device.memory_bytes * self.stack.usable_share
 
     def utilisation(self, step_s: float, recompute: str = "none") -> float:
-        """MFU: the model's operations per second, attention counted whole, as a fraction of all GPUs' peak.
+        """MFU: operations per second of the model, with the full attention matrix, as a fraction of the total peak.
 
         Args:
-            recompute: count what is computed again, too: HFU.
+            recompute: also count recomputation: HFU.
         """
         flops = train_flops(self.model, self.global_batch, recompute)
         return flops / step_s / self.cluster.gpus / self.cluster.device.peak_flops
 
 
 class Layout4D(NamedTuple):
-    """A layout as planners and papers write it.
+    """A layout in the notation of planners and papers.
 
     Args:
         tp, cp, pp, dp: ranks along each axis; from the innermost to the outermost.
@@ -146,8 +146,8 @@ class Layout4D(NamedTuple):
         zero: stage of ZeRO over dp·cp.
         sequence_parallel: with tp.
         recompute: `none`, `selective` or `full`.
-        schedule: of a pipeline: `1f1b`, which is interleaved where a rank has several stages; `zb-h1`, with one stage;
-            or `zb-v`, with two.
+        schedule: of a pipeline: `1f1b`, interleaved if a rank has several stages; `zb-h1`, with one stage; or `zb-v`,
+            with two.
     """
 
     tp: int

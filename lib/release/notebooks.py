@@ -71,11 +71,19 @@ def _cut(
             if restores_check:  # a student's cell above may have put another function in its place
                 cell.source = f"from lib.check import check\n\n{cell.source}"
     metadata = {key: whole.metadata[key] for key in ("kernelspec", "language_info") if key in whole.metadata}
+    points = {i: assignment.points[i] for i in ids}
+    for cell in progress:
+        cell.source = cell.source.replace("progress()", f"progress({_as_python(points)})")
     cells = [*head, *(cell for section in kept for cell in section), *progress]
     for cell in cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    return nbformat.v4.new_notebook(cells=cells, metadata={**metadata, ASKED: {i: assignment.points[i] for i in ids}})
+    return nbformat.v4.new_notebook(cells=cells, metadata={**metadata, ASKED: points})
+
+
+def _as_python(points: dict[str, float]) -> str:
+    """As a person would write it."""
+    return "{" + ", ".join(f'"{i}": {most:g}' for i, most in points.items()) + "}"
 
 
 def _title(name: str, old: str, ids: list[str], assignment: Assignment) -> str:

@@ -22,10 +22,11 @@ c.ExecutePreprocessor.timeout = 120
 """
 
 # Gradescope unzips all that is handed in into submission/, runs this as root and reads results.json. A grader that
-# dies leaves the file that is written first.
+# dies leaves the file that is written first. Students' code could read model answers and hidden cases if all could.
 RUN_AUTOGRADER = """#!/usr/bin/env bash
 cd /autograder/source
 chmod 700 /autograder/results
+chmod 600 {secret}
 results=/autograder/results/results.json
 echo '{{"score": 0, "output": "The grader has ended early: please tell your teacher."}}' > $results
 rm -rf /tmp/given /tmp/grades && mkdir -m 700 /tmp/given && cp -r /autograder/submission /tmp/given/student
@@ -64,25 +65,40 @@ jobs:
 """
 
 # Classroom 50 runs this once per submission, in the student's repository, and reads result.json. Whatever the points,
-# it ends with 0. Install the book's library in its runtime block.
+# it ends with 0; if it ends otherwise, there is no score. Install the book's library in its runtime block. As root,
+# which GitHub's machines let everybody be, the grader gives students' code a user of its own. `-P`: a folder lib/ that
+# a student has pushed is not the library.
 CLASSROOM50 = """#!/usr/bin/env python3
 import datetime, json, os, pathlib, shutil, subprocess, sys, tempfile
 
 here, given, grades = pathlib.Path(__file__).parent, pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
-shutil.copytree(".", given / os.environ["USERNAME"], ignore=shutil.ignore_patterns(".git"))
-command = [sys.executable, "-m", "lib.grade", str(here / "ASSIGNMENT.json"), str(given), "--out", grades, "--trust"]
-command += ["--cases", str(here / "cases.py")] * (here / "cases.py").exists()
+ask = os.environ.get
+pathlib.Path("result.json").unlink(missing_ok=True)
+shutil.copytree(".", given / ask("USERNAME"), symlinks=True, ignore=shutil.ignore_patterns(".git"))
+asked, cases = here / "ASSIGNMENT.json", here / "cases.py"
+for path in (asked, cases):
+    if path.exists():
+        path.chmod(0o600)  # model answers and hidden cases are not for students' code
+sudo, trust = [], []
+if os.geteuid():
+    sudo = ["sudo", "-n", "env", "PYTHONPATH=" + ask("PYTHONPATH", "")]
+    if not shutil.which("sudo") or subprocess.run([*sudo, "true"]).returncode:
+        sudo, trust = [], ["--trust"]
+        print("There is no root here: students' code runs as the grader, and could write its own points.")
+command = [*sudo, sys.executable, "-P", "-m", "lib.grade", str(asked), str(given), "--out", grades, *trust]
+command += ["--cases", str(cases)] * cases.exists()
 ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 print(ended.stdout)
-found = [json.loads(path.read_text()) for path in pathlib.Path(grades, "students").glob("*.json")]
-score, most = (found[0]["score"], found[0]["max_score"]) if found else (0, 0)
-ask = os.environ.get
+if ended.returncode:
+    sys.exit("The grader has ended early.")
+read = [*sudo, "cat", str(pathlib.Path(grades, "students", ask("USERNAME") + ".json"))]
+found = json.loads(subprocess.run(read, check=True, stdout=subprocess.PIPE).stdout)
 pathlib.Path("result.json").write_text(json.dumps({
     "schema": "classroom50/result/v1",
     "classroom": ask("CLASSROOM"), "assignment": ask("ASSIGNMENT"), "owner": ask("USERNAME"),
     "submission": ask("SUBMISSION_TAG"), "commit": ask("COMMIT_URL"), "release": ask("RELEASE_URL"),
     "review": ask("REVIEW_URL"), "datetime": datetime.datetime.now(datetime.timezone.utc).isoformat(),
-    "score": score, "max-score": most, "tests": [],
+    "score": found["score"], "max-score": found["max_score"], "tests": [],
 }))
 """
 
@@ -94,7 +110,11 @@ def for_gradescope(assignment: Assignment, packages: Iterable[str], with_cases: 
     return {
         "setup.sh": SETUP_SH.format(torch=torch, others=others),
         "run_autograder": RUN_AUTOGRADER.format(
-            id=assignment.id, seconds=seconds, python=PYTHON, more=f" --cases {CASES}" * with_cases
+            id=assignment.id,
+            seconds=seconds,
+            python=PYTHON,
+            secret=f"{assignment.id}.json" + f" {CASES}" * with_cases,
+            more=f" --cases {CASES}" * with_cases,
         ),
     }
 

@@ -58,8 +58,8 @@ EXERCISE = Exercise(
             lowest(lambda p, n: needs(p, n, optimizer=8)),
         ),
         Mistake(
-            "Your stage 1 shards the gradients. Stage 1 begins with the optimizer state, which is six times as large; "
-            "the gradients follow in stage 2.",
+            "Your stage 1 shards the gradients. Stage 1 begins with the optimizer state, which takes six times the "
+            "bytes; the gradients follow in stage 2.",
             lowest(lambda p, n: [16 * p, (14 + 2 / n) * p, *needs(p, n)[2:]]),
         ),
         Mistake(

@@ -32,7 +32,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 
 def trained(vocab_size: int, width: int, padding: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model in bfloat16 after a step: its gradients are views of one bucket, which is longer than they are."""
+    """A model in bfloat16 after a step. Its gradients are views of one bucket, and the bucket is longer."""
     model = Tied(vocab_size, width).bfloat16()
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params)

@@ -53,7 +53,7 @@ EXERCISE = Exercise(
     ranks=(1,),
     mistakes=(
         Mistake(
-            "That is what one layer keeps. All layers keep their activations until backward reaches them: multiply by "
+            "You count the activations of one layer. All layers keep theirs until backward reaches them: multiply by "
             "`layers`.",
             first_that_fits(lambda b, s, h, a, layers: kept(b, s, h, a, 1)),
         ),
@@ -67,7 +67,7 @@ EXERCISE = Exercise(
             first_that_fits(lambda b, *sizes: kept(1, *sizes)),
         ),
         Mistake(
-            "That is the choice that keeps least. Recomputing costs time: take the first that fits, in the order "
+            "You choose the way that keeps least. Recomputing costs time: take the first that fits, in the order "
             '"none", "selective", "full".',
             first_that_fits(order=("full",)),
         ),

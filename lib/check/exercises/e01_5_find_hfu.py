@@ -85,8 +85,8 @@ EXERCISE = Exercise(
     ranks=(1,),
     mistakes=(
         Mistake(
-            "You named the run with the highest claim. A high claim can be true: compare each claim with "
-            "6 · parameters · tokens, over what its GPUs could execute in that time.",
+            "You named the run with the highest claim. A high claim can be true: compare each claim with 6 · "
+            "parameters · tokens, over the operations that its GPUs could execute in that time.",
             find(lambda run: run["claimed"]),
             about=("name",),
         ),

@@ -144,7 +144,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "You made one checkpoint of all blocks. Few activations are kept after forward, but backward then "
-            "recomputes all blocks together, and the peak is that of no checkpoint. Give each block a checkpoint.",
+            "recomputes all blocks together, and the peak is as high as without a checkpoint. Give each block a "
+            "checkpoint.",
             in_one_checkpoint,
             about=("activations",),
         ),

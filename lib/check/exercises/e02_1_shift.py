@@ -76,7 +76,7 @@ def all_gather(x, dst, src, group):
 
 
 def blocking(sends_first):
-    """One message after the other; `sends_first(rank, dst, n)` says in which order."""
+    """First one message, then the second; `sends_first(rank, dst, n)` says in which order."""
 
     def swap(x, dst, src, group):
         if sends_first(group.rank, dst, group.size):
@@ -110,7 +110,7 @@ EXERCISE = Exercise(
         blocking(lambda rank, dst, n: rank < gcd(n, dst - rank)),  # each cycle has one such rank
     ),
     mistakes=(
-        # First what is most common: to run a program that hangs takes seconds.
+        # The most common mistake first: a program that hangs takes seconds to run.
         Mistake(PARITY, blocking(lambda rank, dst, n: rank % 2 == 0), hangs=True),
         Mistake(
             "All ranks wait in send, so no rank starts its receive. Start the send and the receive, then wait for "

@@ -93,8 +93,8 @@ EXERCISE = Exercise(
             partial(gather, turn=1),
         ),
         Mistake(
-            "All parts are there, in the order in which they arrived: your own part first. Put the part of rank i in "
-            "place i, on all ranks.",
+            "You return all parts, but in the order in which they arrived: your own part first. Put the part of rank i "
+            "in place i, on all ranks.",
             partial(gather, order=lambda parts, r: list(parts.values())),
         ),
         Mistake(

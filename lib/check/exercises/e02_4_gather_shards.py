@@ -18,7 +18,7 @@ RESULT, SENT, UNFINISHED = "all shards", "what was sent", "calls that were not w
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """One shard is empty, and each of the others has a 0 in it, so that padding cannot be told by its value."""
+    """One shard is empty, and each of the others has a 0 in it, so the value 0 does not identify padding."""
     lengths = torch.cat([torch.zeros(1), 2 + torch.randperm(6, generator=generator)[: n - 1]]).int()
     lengths = lengths[torch.randperm(n, generator=generator)].tolist()
     shards = [random(generator, length) for length in lengths]
@@ -133,8 +133,8 @@ EXERCISE = Exercise(
             for wrong in (partial(by_padding, gather=rows_too_early), partial(by_messages, waits=False))
         ),
         Mistake(
-            "The result is right, and the bytes are several times what is needed: functions whose names end in _object "
-            "pickle the tensor. Send the lengths as one tensor, then the numbers.",
+            "The result is right, and you send several times the bytes needed: functions whose names end in _object "
+            "pickle the tensor. Send the lengths as one tensor, then the values.",
             by_objects,
         ),
         Mistake(

@@ -42,7 +42,7 @@ def messages(count: Callable[[int, int], float]) -> Callable:
 
 
 def by_running_the_program(rank, payload_bytes, n):
-    """The program of the page with counts in place of messages."""
+    """The program of the page, with counts instead of messages."""
     sent, distance = 0, 1
     while distance < n and rank % (2 * distance) == 0:
         distance *= 2
@@ -75,8 +75,8 @@ EXERCISE = Exercise(
     right=(messages(lambda rank, n: children(rank, n) + (rank > 0)), by_running_the_program),
     mistakes=(
         Mistake(
-            "⌈log₂ n⌉·S is what the busiest rank sends, rank 0. Count the messages of this rank: one to its parent, "
-            "and one to each child.",
+            "⌈log₂ n⌉·S are the bytes that rank 0 sends, the busiest rank. Count the messages of this rank: one to its "
+            "parent, and one to each child.",
             messages(lambda rank, n: (n - 1).bit_length()),
         ),
         Mistake(
@@ -85,21 +85,21 @@ EXERCISE = Exercise(
             messages(lambda rank, n: 2 * (n - 1) / n),
         ),
         Mistake(
-            "You count only the way down, to the children. On the way up, every rank except rank 0 also sends its "
-            "partial sum to its parent.",
+            "You count only the messages to the children. Before that, every rank except rank 0 also sends its partial "
+            "sum to its parent.",
             messages(children),
         ),
         Mistake(
-            "You count only the way up. On the way down a rank sends the sum to each of its children.",
+            "You count only the message to the parent. After that, a rank sends the sum to each of its children.",
             messages(lambda rank, n: rank > 0),
         ),
         Mistake(
-            "Rank 0 has no parent: on the way up it only receives. It sends S to each child, and nothing more.",
+            "Rank 0 has no parent, so it sends no partial sum. It sends S to each child, and nothing more.",
             messages(lambda rank, n: children(rank, n) + 1),
         ),
         Mistake(
-            "You also count the bytes that the rank receives. The question is what it sends: S up, and S to each "
-            "child.",
+            "You also count the bytes that the rank receives. Count only the bytes that it sends: S to its parent, and "
+            "S to each child.",
             messages(lambda rank, n: 2 * (children(rank, n) + (rank > 0))),
         ),
         Mistake(
@@ -108,8 +108,8 @@ EXERCISE = Exercise(
             messages(lambda rank, n: len(distances(rank, n)) + (rank > 0)),
         ),
         Mistake(
-            "On the way down you count a message for each rank below this one. A rank sends to its children, and they "
-            "pass the sum on.",
+            "You count a message of the full sum for each rank below this one. A rank sends the sum to its children, "
+            "and they send it on.",
             messages(lambda rank, n: descendants(rank, n) + (rank > 0)),
         ),
         Mistake(

@@ -1,4 +1,4 @@
-"""02.6: latency and bandwidth of a link from times of a ring all-reduce, the first of which is not like the others."""
+"""02.6: latency and bandwidth of a link from times of a ring all-reduce; the first also has the setup."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ EXERCISE = Exercise(
         *(
             Mistake(
                 "Your line goes through the first time, which contains the setup of the connections. Fit the line to "
-                "the other times, then compare the first time with it.",
+                "the later times, then compare the first time with it.",
                 fit_ring(line=line, first=0),
                 about=(ALPHA, BANDWIDTH),
             )
@@ -139,7 +139,8 @@ EXERCISE = Exercise(
             lambda *given: (lambda a, b, s: (b, a, s))(*fit_ring()(*given)),
         ),
         wrong_alpha(
-            "Your latency is the height of the line at 0 bytes. That is the latency of all 2(n-1) steps: divide.",
+            "Your latency is the height of the line at 0 bytes: the latency of all 2(n-1) steps. Divide by their "
+            "number.",
             lambda height, n, sizes, seconds: height,
         ),
         wrong_alpha(
@@ -152,8 +153,7 @@ EXERCISE = Exercise(
             lambda height, n, sizes, seconds: height / n,
         ),
         wrong_alpha(
-            "Your latency counts 2n steps. A ring all-reduce has 2(n-1): after n - 1 steps a chunk has passed all "
-            "ranks.",
+            "Your latency counts 2n steps. A ring all-reduce has 2(n-1): in n - 1 steps a chunk passes all ranks.",
             lambda height, n, sizes, seconds: height / (2 * n),
         ),
         wrong_alpha(
@@ -171,7 +171,8 @@ EXERCISE = Exercise(
             lambda slope, n, sizes, seconds: 1 / slope,
         ),
         wrong_bandwidth(
-            "Your bandwidth counts (n-1)/n · S, the reduce-scatter. The all-gather sends as many bytes again.",
+            "Your bandwidth counts (n-1)/n · S, the reduce-scatter. The all-gather sends the same number of bytes "
+            "again.",
             lambda slope, n, sizes, seconds: (n - 1) / n / slope,
         ),
         wrong_bandwidth(
@@ -179,11 +180,11 @@ EXERCISE = Exercise(
             lambda slope, n, sizes, seconds: 2 * (n - 1) / slope,
         ),
         wrong_bandwidth(
-            "Your bandwidth counts 2S per rank, which is only the limit for many ranks. It is 2(n-1)/n · S.",
+            "Your bandwidth counts 2S per rank, the limit for many ranks. A rank sends 2(n-1)/n · S.",
             lambda slope, n, sizes, seconds: 2 / slope,
         ),
         wrong_bandwidth(
-            "Your bandwidth is in seconds per byte, as the slope is. Bytes per second are 1 over it.",
+            "Your bandwidth is in seconds per byte, like the slope. Bytes per second are 1 over the slope.",
             lambda slope, n, sizes, seconds: slope * n / (2 * (n - 1)),
         ),
         *(

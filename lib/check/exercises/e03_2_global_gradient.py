@@ -41,7 +41,7 @@ def right_by_weights(g, count, group):
 
 
 def divided_by(factor: Callable) -> Callable:
-    """The sum over all ranks, divided by this rank's count times a factor."""
+    """The sum over all ranks, divided by a factor and by this rank's count."""
 
     def program(g, count, group):
         total = comm.all_reduce(g, group)
@@ -83,13 +83,13 @@ EXERCISE = Exercise(
             lambda g, count, group: comm.all_reduce(g, group, op="mean") / everyones(count, group),
         ),
         Mistake(
-            "You divided the sum over all ranks by this rank's own count, so each rank has another gradient. "
-            "All-reduce the count, too.",
+            "You divided the sum over all ranks by this rank's own count, so each rank has a different gradient. "
+            "All-reduce the count as well.",
             divided_by(lambda group: 1),
         ),
         Mistake(
-            "You divided by the number of ranks times this rank's own count. That is the count of all ranks only if "
-            "they have equally many: all-reduce the count, too.",
+            "You divided by the number of ranks times this rank's own count. This is the count of all ranks only if "
+            "all counts are equal: all-reduce the count as well.",
             divided_by(lambda group: group.size),
         ),
         Mistake(

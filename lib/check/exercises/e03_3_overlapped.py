@@ -46,7 +46,7 @@ def buckets(overrun: bool = False) -> list[tuple[int, int]]:
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
-    made = 0  # gradients that backward has made so far
+    made = 0  # gradients that backward made so far
     starts: list[int] = []  # at each start of a communication, how many were made
     waits: list[int] = []
 
@@ -160,7 +160,7 @@ EXERCISE = Exercise(
     right=(overlapped, partial(overlapped, when="lazy"), partial(overlapped, start=Started)),
     mistakes=(
         Mistake(
-            "The averages are right, and no byte travels during backward: you start every all-reduce after the last "
+            "The averages are right, and no byte is sent during backward: you start every all-reduce after the last "
             "gradient. Do not collect the iterator into a list; start a bucket while you loop.",
             ahead(None),
         ),
@@ -170,8 +170,8 @@ EXERCISE = Exercise(
             partial(overlapped, waits=True),
         ),
         Mistake(
-            "The averages are right, but each gradient travels alone and pays its own latency. Put several into "
-            "one flat tensor (torch.cat of the flattened gradients).",
+            "The averages are right, but each gradient is sent alone and pays its own latency. Put several into one "
+            "flat tensor (torch.cat of the flattened gradients).",
             lambda gradients, bucket_bytes, group: overlapped(gradients, 1, group),
         ),
         Mistake(
@@ -185,13 +185,13 @@ EXERCISE = Exercise(
             ahead(2),
         ),
         Mistake(
-            "The last bucket never left: its gradients are missing. It is not full when the iterator ends: send it "
+            "The last bucket was never sent: its gradients are missing. It is not full when the iterator ends: send it "
             "after the loop.",
             partial(overlapped, last="dropped"),
             about=("averages",),
         ),
         Mistake(
-            "The last bucket never left: its gradients are still those of this rank. It is not full when the iterator "
+            "The last bucket was never sent: its gradients are still this rank's own. It is not full when the iterator "
             "ends: send it after the loop.",
             partial(overlapped, last="own"),
             about=("averages",),
@@ -202,7 +202,7 @@ EXERCISE = Exercise(
             about=("averages",),
         ),
         Mistake(
-            "The averages are right but in a different order than the gradients came in.",
+            "The averages are right, but not in the order in which the gradients came.",
             lambda *given: overlapped(*given)[::-1],
             about=("averages",),
         ),

@@ -14,7 +14,7 @@ from lib.check.exercise import DTYPE, Data, Exercise, Mistake, everywhere, rando
 from lib.check.listen import listen
 from lib.mesh import Group
 
-MICROBATCHES = 5  # not a number of ranks, as mistakes are told apart by their factor; more than parameters, see below
+MICROBATCHES = 5  # no number of ranks, so that a factor identifies a mistake; more than parameters: see `body`
 ONCE, EACH_TIME = "at most one message for each parameter", "more than one message for each parameter"
 
 
@@ -106,8 +106,8 @@ EXERCISE = Exercise(
             about=("gradients",),
         ),
         Mistake(
-            "The gradients are right, and you paid for them several times: you communicate after every microbatch. "
-            "The weights do not change in between, so communicating after the last is enough.",
+            "The gradients are right, and you send them several times: you communicate after every microbatch. The "
+            "weights do not change in between, so communicating after the last is enough.",
             partial(accumulate, each_time=True),
         ),
     ),

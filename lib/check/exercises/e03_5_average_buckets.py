@@ -1,4 +1,4 @@
-"""03.5: average gradients in buckets, all under way together, in plain torch.distributed."""
+"""03.5: average gradients in buckets, all in flight together, in plain torch.distributed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     ]
     for i, (p, g) in enumerate(zip(params, given["gradients"], strict=True)):
         p.grad = (g.T.contiguous().T if i == TURNED else g.clone()) if used(i, group.rank) else None
-    kept = [p.grad for p in params]  # alive, so that no other tensor gets the id of one of them
+    kept = [p.grad for p in params]  # alive, so that no new tensor gets the id of one of them
     seen, events = [state(params)], []
 
     def waits() -> None:
@@ -46,7 +46,7 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
 
     heard = listen(lambda: events.append("start"), waits)
     if group.rank == group.size - 1:
-        time.sleep(0.02)  # so that nothing has arrived when the others read too early
+        time.sleep(0.02)  # so that a rank that reads without a wait reads before this arrives
     answer([[params[i] for i in bucket] for bucket in BUCKETS])
     del kept
     return {
@@ -139,7 +139,7 @@ def average_buckets(buckets, give=view, divide=everyone, frozen=False, waits="af
 
 
 def divide_by_users(flat, params):
-    """By the number of ranks that had a gradient, which is 1 for one parameter; it is known by its size."""
+    """By the number of ranks that had a gradient: 1 for one parameter, recognised by its size."""
     for p, piece in zip(params, flat.split([p.numel() for p in params]), strict=True):
         piece /= 1 if p.numel() == SHAPES[USED_ONCE][0] else dist.get_world_size()
 

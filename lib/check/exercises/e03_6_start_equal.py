@@ -84,7 +84,7 @@ def reference(given: list[Data]) -> list[Data]:
 
 
 def by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The dtypes in the order of their first tensors, which is the same on all ranks."""
+    """The dtypes in the order of their first tensors: the same on all ranks."""
     found: dict[torch.dtype, list[Tensor]] = {}
     for x in tensors:
         found.setdefault(x.dtype, []).append(x)
@@ -161,7 +161,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "You averaged the weights of the ranks. They are equal now, and much smaller than any initialisation makes "
-            "them: take those of rank 0.",
+            "them: take the weights of rank 0.",
             partial(start_equal, of=partial(comm.all_reduce, op="mean"), buffers=False),
             about=("parameters",),
         ),

@@ -52,7 +52,7 @@ def reference(given: list[Data]) -> list[Data]:
 
 
 def program(model, batches, group, reset=True, after=None, fill=False, give=False):
-    """That of the task, with a place for each repair."""
+    """The program of the task, with a place for each repair."""
     params = list(model.parameters())
     optimizer = torch.optim.AdamW(params, lr=0.01)
     sizes = [p.numel() for p in params]
@@ -104,8 +104,8 @@ EXERCISE = Exercise(
             program,
         ),
         Mistake(
-            "The replicas are equal, but the mean of the step before is still in the bucket, and backward adds to it. "
-            "Write zeros into the bucket before each backward.",
+            "The replicas are equal, but the mean of the previous step is still in the bucket, and backward adds to "
+            "it. Write zeros into the bucket before each backward.",
             partial(program, reset=False),
         ),
         Mistake(

@@ -19,7 +19,7 @@ ZEROS, NOT_ZEROS = "zeros", "not zeros"
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    # n divides the first; the second needs padding; of the third, the last rank gets nothing but padding.
+    # n divides the first; the second needs padding; of the third, the last rank gets only padding.
     shapes = ((2 * n, 3), (5, 7), (n + 1,))
     return [{"tensors": [random(generator, *shape) for shape in shapes]} for _ in range(n)]
 
@@ -49,7 +49,7 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
 
 
 def reference(given: list[Data]) -> list[Data]:
-    """The full tensor has elements of each rank's own x, which is how a wrong order is seen."""
+    """The full tensor has elements of each rank's own x, so a wrong order changes it."""
     n, found = len(given), [{} for _ in given]
     for tensors in zip(*(g["tensors"] for g in given), strict=True):
         shards = [shards_of(x.flatten(), n)[r] for r, x in enumerate(tensors)]

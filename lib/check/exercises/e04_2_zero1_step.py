@@ -17,16 +17,16 @@ from lib.check.kept import kept_bytes
 from lib.check.listen import Heard, listen
 from lib.mesh import Group
 
-SETTINGS = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 0.1, "weight_decay": 0.1}  # with this eps, n times is seen
+SETTINGS = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 0.1, "weight_decay": 0.1}  # with this eps a factor n shows
 STEPS = 4
-STATE, CALLS = "kept", "calls"  # not judged: they tell mistakes apart
+STATE, CALLS = "kept", "calls"  # not judged: they identify mistakes
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
     """Numbers with which all right programs agree to the last bit.
 
-    Sums and means of these gradients are exact in bfloat16, in any order. And no master weight comes near the middle
-    between two numbers of bfloat16, where the last bit of a float32 decides.
+    Sums and means of these gradients are exact in bfloat16, in any order. No master weight comes near the middle
+    between two numbers of bfloat16, where the last bit of a float32 would determine the rounding.
     """
     size = 10 * n + 2
     while True:
@@ -141,7 +141,7 @@ def adamw(kept: dict, weights: Tensor, gradient: Tensor, settings: dict) -> Tens
 
 
 def by_hand(kept, weights, gradient, settings, dtype=torch.float32, keeps="wmvt", counts=True):
-    """AdamW without torch.optim; `dtype` of the moments, and the letters of what is kept."""
+    """AdamW without torch.optim; `dtype` of the moments, and the letters of the values to keep."""
     lr, (beta1, beta2), eps, decay = settings.values()
     zeros = torch.zeros_like(weights, dtype=dtype)
     w, m, v, t = (kept.get(name, start) for name, start in zip("wmvt", (weights, zeros, zeros, 0), strict=True))
@@ -240,8 +240,8 @@ EXERCISE = Exercise(
             old_shards_of_others,
         ),
         named(
-            "Each rank has the others' shards of the step before: the all-gather comes after the step, and carries "
-            "its result.",
+            "Each rank has the other ranks' shards of the previous step. Gather after the step, so that the all-gather "
+            "sends its result.",
             old_shards_of_others,
             gathers=True,
         ),
@@ -252,15 +252,15 @@ EXERCISE = Exercise(
             whole=gather,
             about=("dtype",),
         ),
-        named("You return the padding with the weights: cut off what follows the first k elements.", end=10**6),
+        named("You return the padding with the weights: only the first k elements are weights.", end=10**6),
         named(
             "The last weights never change: you cut k // n elements for each rank, and k % n of them have no owner. "
             "Pad weights and gradient with zeros until n divides their length.",
             without_padding,
         ),
         named(
-            "The shard of the weights and the shard of the gradient are different elements: one begins at a multiple "
-            "of k // n, the other at a multiple of ceil(k / n). Pad both, then cut both in the same way.",
+            "The shard of the weights and the shard of the gradient are different elements: the weights are cut at "
+            "multiples of k // n, the gradient at multiples of ceil(k / n). Pad both, then cut both in the same way.",
             start=cut_at_floors,
         ),
         named(
@@ -292,8 +292,8 @@ EXERCISE = Exercise(
             about=(STATE,),
         ),
         named(
-            "Each step begins anew at weights that are rounded to bfloat16, and loses what was rounded off. Convert "
-            "them to float32 in the first step only; keep that copy in `kept` and step it.",
+            "Each step begins at weights that are rounded to bfloat16, and loses the rounding error. Convert them to "
+            "float32 only in the first step; keep that copy in `kept` and step it.",
             step=partial(by_hand, keeps="mvt"),
         ),
         named(

@@ -19,7 +19,7 @@ CASES = LARGE, SMALL = ("a large gradient", "a small one")
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
     """Each rank's shards, and the replicated tensors; the norm is far above MAX_NORM, then far below it."""
     replicated = [random(generator, 4), random(generator, 1)]
-    # Larger on each rank than on the one before, as the gradient of an embedding differs from that of a bias.
+    # Larger on each rank than on the rank before it: gradients of an embedding and of a bias differ as much.
     shards = [[(r + 1) * random(generator, *shape) for shape in ((5,), (3, 2))] for r in range(n)]
 
     def scaled(scale: float, rank: int) -> Data:
@@ -91,8 +91,8 @@ EXERCISE = Exercise(
     right=(clip, clip_by_one_long_tensor),
     mistakes=(
         Mistake(
-            "Each rank clips by the norm of its shards alone. Their factors differ, and the gradient changes its "
-            "direction. Add the squares up over the ranks, one all-reduce of one number.",
+            "Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its "
+            "direction. Add the squares up over the ranks: one all-reduce of one number.",
             partial(clip, norm_of=lambda own, alike, group: (own + alike).sqrt()),
         ),
         Mistake(

@@ -14,7 +14,7 @@ from lib.check.exercise import Data, Exercise, Mistake, random, whole
 from lib.check.listen import listen
 from lib.mesh import Group
 
-M = 5  # microbatches; not a number of ranks, because mistakes are told apart by their factor
+M = 5  # microbatches; no number of ranks, so that a factor identifies a mistake
 SIZE = 40  # elements of a shard: many compared with a count
 EACH = "one reduce-scatter for each microbatch, as it comes"
 AFTERWARDS, LATE = "everything after the last microbatch", "a microbatch later than it could"
@@ -92,7 +92,7 @@ def accumulate(
     late=False,
     mean=by_all_tokens,
 ):
-    """With `late`, a gradient waits until the next one is there."""
+    """With `late`, a gradient waits until the next gradient exists."""
     shard, counts, waiting = torch.zeros((), dtype=torch.float64), [], []
     for gradient, count in microbatches:
         waiting.append((gradient, count))
@@ -133,7 +133,7 @@ def accumulate_by_messages(microbatches, group):
 
 
 def mean_of_the_means_of_ranks(microbatches, group):
-    """Each rank divides by its own tokens, which it must know first: so it keeps the list."""
+    """Each rank divides by its own tokens. It counts them first, so it keeps the list."""
     pairs = list(microbatches)
     own = sum(count for _, count in pairs)
     return sum(comm.reduce_scatter(g / own, group, op="mean") for g, _ in pairs)
@@ -202,18 +202,18 @@ EXERCISE = Exercise(
             about=("shard",),
         ),
         Mistake(
-            "The shard is right, but you keep full gradients until the last microbatch and reduce then. That saves "
-            "bytes on the wire, and takes the memory that ZeRO-2 is to save.",
+            "The shard is right, but you keep full gradients until the last microbatch and reduce then. That sends "
+            "fewer bytes, and takes the memory that ZeRO-2 saves.",
             reduced_at_the_end,
         ),
         Mistake(
-            "The shard is right, but you send twice what you need: an all-reduce gives every rank the sum of all "
+            "The shard is right, but you send twice the bytes needed: an all-reduce gives every rank the sum of all "
             "shards. A reduce-scatter gives each its own.",
             partial(accumulate, reduce=all_reduced),
         ),
         Mistake(
             "The shard is right, but each gradient is still held when the next one is made. Start its reduce-scatter "
-            "before you ask the iterator for more.",
+            "before you take more from the iterator.",
             partial(accumulate, late=True),
         ),
     ),

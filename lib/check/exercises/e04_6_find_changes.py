@@ -69,7 +69,7 @@ EXERCISE = Exercise(
             3,
         ),
         *changes(
-            "A", "with that change the gradients of step 1 would be added to those of step 2. Its norm is right.", "a"
+            "A", "with that change step 2 would add to the gradients of step 1. The norm of step 2 is right.", "a"
         ),
         *changes(
             "A",
@@ -91,13 +91,11 @@ EXERCISE = Exercise(
         ),
         *changes(
             "B",
-            "with that change both gradients of step 1 would be twice as large: both losses are not divided. The "
-            "first one is right.",
+            "with that change both gradients of step 1 would be twice as large: both losses are not divided. The first "
+            "gradient is right.",
             "c",
         ),
-        *changes(
-            "B", "with that change both gradients of step 1 would be those of rank 2. The first is its own.", "h"
-        ),
+        *changes("B", "with that change both gradients of step 1 would come from rank 2. The first is its own.", "h"),
         *changes(
             "B",
             "that change acts on a shard, after the reduce-scatter. Here a gradient is wrong before it is sent, in "

@@ -1,4 +1,4 @@
-"""05.2: a unit that gathers its parameters, computes, forgets all, and does both again in backward."""
+"""05.2: a unit that gathers its parameters, computes, frees them, and does all again in backward."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     memory.count_as("parameter", shard)
     with memory:
         y = answer.apply(x, shard, compute)
-        lost = heard.collectives > len(waits)  # the buffer of a call without wait() stays, too
+        lost = heard.collectives > len(waits)  # the buffer of a call without wait() also stays
         keeps_much = saves_much(y) or lost or not falls(lambda: memory.live["activation"], KEPT_BYTES)
         result = y.detach().clone()
         y.backward(given["gradient"])
@@ -185,8 +185,8 @@ EXERCISE = Exercise(
     timeout_s=20,
     mistakes=(
         Mistake(
-            "The gradients are right, but between forward and backward the full unit stays in memory: you gather in "
-            "forward only, and save the result. Save x and the shard, and gather again in backward.",
+            "The gradients are right, but between forward and backward the full unit stays in memory: you gather only "
+            "in forward, and save the result. Save x and the shard, and gather again in backward.",
             unit(keep=True),
             about=("gradient", "kept"),
         ),
@@ -201,8 +201,8 @@ EXERCISE = Exercise(
             unit(reduce=lambda g, shard: mine(all_reduced(g))),
         ),
         Mistake(
-            "The gradient of the shard is n times too large: it is the sum over the ranks, and the mean is wanted. "
-            "gloo has no ReduceOp.AVG, so divide after the sum.",
+            "The gradient of the shard is n times too large: it is the sum over the ranks, not the mean. gloo has no "
+            "ReduceOp.AVG, so divide after the sum.",
             unit(reduce=lambda g, shard: scattered(g, shard) * dist.get_world_size()),
             about=("gradient",),
         ),
@@ -214,7 +214,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "Backward returns no gradient of x, so the layers before this unit get none. autograd.grad takes several "
-            "tensors: ask for both gradients in one call.",
+            "tensors: compute both gradients in one call.",
             unit(of_x=lambda g: None),
             about=("gradient",),
         ),
@@ -231,8 +231,8 @@ EXERCISE = Exercise(
             about=("without wait",),
         ),
         Mistake(
-            "The shard has changed: you received its gradient in the memory of the parameter. torch.distributed "
-            "writes into the tensor that it is given: allocate a new one for the output.",
+            "The shard is overwritten: you received its gradient in the memory of the parameter. torch.distributed "
+            "writes into the tensor that it is given: allocate a new tensor for the output.",
             unit(reduce=into_the_shard),
             about=("afterwards",),
         ),

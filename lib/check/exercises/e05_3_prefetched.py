@@ -154,12 +154,12 @@ EXERCISE = Exercise(
             partial(prefetched, ahead=UNITS - 1),
         ),
         Mistake(
-            "You start more than the next all-gather. Two units are in memory anyway, the one that computes and the "
-            "one that arrives: more must not be.",
+            "You start more than the next all-gather. At most two units may be in memory: the unit that computes and "
+            "the unit that arrives.",
             partial(prefetched, ahead=2),
         ),
         Mistake(
-            "A unit computes before its parameters have arrived, with whatever its buffer holds. wait() comes before "
+            "A unit computes before its parameters arrive, with arbitrary values in its buffer. Call wait() before "
             "compute.",
             computes_too_early,
         ),

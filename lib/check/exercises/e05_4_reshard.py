@@ -1,4 +1,4 @@
-"""05.4: a rank's shard, out of the shards that another number of ranks has saved."""
+"""05.4: a rank's shard, out of the shards that a different number of ranks saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_MORE, MORE = "no more than it keeps", "more than it keeps"
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """Other numbers of ranks; the padding is not zero, so that an answer which keeps it is found out."""
+    """Different numbers of ranks; the padding is not zero, so that an answer which keeps it fails."""
     sizes = ((7 - n, 10 * n), (7 - n, 10 * n - 1), (2 * n + 1, 11 * n + 2))
     cases = [
         {"size": size, "old_n": old_n, "saved": list(random(generator, old_n * ceil(size / old_n)).chunk(old_n))}

@@ -13,7 +13,7 @@ from lib.check.listen import listen
 from lib.mesh import Group
 
 UNITS, WIDTH = 6, 16
-FLAGS_BYTES = 8 * 8 * UNITS  # a few numbers per unit may be exchanged, in whatever way
+FLAGS_BYTES = 8 * 8 * UNITS  # a few numbers per unit may be exchanged, in any way
 
 
 class GivenUnit:
@@ -28,7 +28,7 @@ class GivenUnit:
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """Each rank skips two units, unit 1 is skipped by all: with equally many calls, the program that hangs does not."""
+    """Each rank skips two units, and unit 1 is skipped by all. Calls are equally many, so a wrong program ends."""
     units = [shards_of(random(generator, WIDTH * WIDTH), n) for _ in range(UNITS)]
     skipped = [{1, 0}, {1, 2}, {1, 3}, {1, 5}][:n]
     kept = [[i not in mine for i in range(UNITS)] for mine in skipped]
@@ -107,8 +107,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "You gather only the units that this rank computes. In this run all ranks skip equally many, so nothing "
-            "hangs, and it is worse: an all-gather of one rank meets the all-gather of a different unit on another "
-            "rank, and the result mixes both.",
+            "hangs, and it is worse: all-gathers of different units meet, and the result mixes the units.",
             only_its_own,
             about=("y",),
         ),

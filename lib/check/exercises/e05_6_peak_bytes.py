@@ -1,4 +1,4 @@
-"""05.6: the peak of a step of FSDP with units of different sizes, next to what it needs when it is run."""
+"""05.6: the peak of a step of FSDP with units of different sizes, next to the measured peak."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOSE = "the measured bytes, to 1%"
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """Equal units, and units of which one is much larger than its neighbours: the peak is at different moments."""
+    """Equal units, and one unit much larger than its neighbours: the peak comes at different times."""
     one = 96 * whole(generator, 20, 40)  # so many that 4 tensors and 3 ranks divide it
     small, medium = (96 * whole(generator, *between) for between in ((8, 16), (24, 40)))
     large = 96 * whole(generator, 120, 200)
@@ -29,7 +29,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 
 class GivenUnit(nn.Module):
-    """Four tensors, of which forward needs the sums: activations of a few bytes."""
+    """Four tensors. Forward needs only their sums: activations of a few bytes."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def peak_bytes(units, n, states=3, ahead=1, newest=1 / TENSORS, receive=1, shard
 
 
 def peak_bytes_by_events(units, n):
-    """Each allocation, and each release, one after the other."""
+    """Each allocation, and each release, in order."""
     live = peak = 12 * sum(units) / n + 4 * units[-1]
     on_the_way = 0
     for size, before in [*pairwise(units[::-1]), (units[0], 0)]:
@@ -149,7 +149,7 @@ EXERCISE = Exercise(
             partial(peak_bytes, receive=0),
         ),
         Mistake(
-            "The gradient shards are missing: those of the units that are done, and the output of the reduce-scatter.",
+            "The gradient shards are missing: the shards of units that are done, and the output of the reduce-scatter.",
             partial(peak_bytes, shards=0),
         ),
         Mistake(

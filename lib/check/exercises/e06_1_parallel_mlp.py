@@ -13,7 +13,7 @@ from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, everywh
 from lib.check.listen import listen
 from lib.mesh import Group
 
-WIDTH, HIDDEN = 6, 8  # of x; of each rank, so many that to gather them is more than a sum of y
+WIDTH, HIDDEN = 6, 8  # of x; of each rank: gathering them sends more than a sum of y
 ARGUMENTS = ("x", "up", "up_bias", "down", "down_bias")
 
 

@@ -38,7 +38,7 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
             return {"y": y}
     result = y.detach().clone()
     if not y.requires_grad:
-        return {"y": result, "gradient of x": "none: y does not know where it came from"}
+        return {"y": result, "gradient of x": "none: y has no graph"}
     y.backward(given["gradient"])
     most = sum(
         cost.wire_bytes("all_gather", y.nbytes, n) + cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, y)
@@ -109,7 +109,7 @@ def layer(before=(same, total), after=(gathered, mine)) -> Callable:
 
 
 def layer_that_puts_its_own_back(x, weight, group):
-    """The parts of others are constants; backward of what x was used for is a hook."""
+    """Shards of the other ranks are constants; a hook is the backward of Copy."""
     inside = x.view_as(x)
     inside.register_hook(total)
     y = inside @ weight.T
@@ -178,20 +178,20 @@ EXERCISE = Exercise(
             about=("y", "gradient"),
         ),
         Mistake(
-            "The columns are in a wrong order. all_gather receives the tensors of the ranks one after the other, and "
+            "The columns are in a wrong order. all_gather receives the tensors of the ranks in the order of ranks, and "
             "a view of that memory as [B, out] mixes rows: concatenate them along dim 1.",
             layer(after=(by_rows, mine)),
             about=("y",),
         ),
         Mistake(
-            "Backward of Gather returns the columns of rank 0 on all ranks. Each rank needs the columns of its own "
-            "outputs.",
+            "Backward of Gather returns the columns of rank 0 on all ranks. Each rank needs the columns that it "
+            "computed.",
             layer(after=(gathered, lambda g: g.chunk(dist.get_world_size(), 1)[0])),
             about=("y", "gradient"),
         ),
         Mistake(
-            "y does not know where it came from: dist.all_gather writes into new tensors, and autograd does not "
-            "differentiate it. Call it inside a Function.",
+            "y has no graph: dist.all_gather writes into new tensors, and autograd does not differentiate it. Call it "
+            "inside a Function.",
             loses_the_graph,
         ),
         Mistake(

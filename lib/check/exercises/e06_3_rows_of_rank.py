@@ -41,7 +41,7 @@ def reference(given: list[Data]) -> list[Data]:
 
 
 def neighbours(heads: int, r: int, n: int) -> range:
-    """heads/n that follow each other; one if there are fewer than ranks."""
+    """heads/n consecutive heads; one if there are fewer than ranks."""
     first = r * heads // n
     return range(first, first + max(1, heads // n))
 

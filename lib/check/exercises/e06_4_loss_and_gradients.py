@@ -16,9 +16,9 @@ from lib.check.listen import listen
 from lib.conjugate import identity_all_reduce
 from lib.mesh import Group
 
-ENTRIES, WIDTH = 40, 4  # of each rank; so many that a token needs little beside its logits, and the head is large
+ENTRIES, WIDTH = 40, 4  # of each rank; so many that logits, and the head, exceed all else
 NO_TARGET = -100
-CASES = {  # what x is multiplied with, and what is added to each logit
+CASES = {  # the factor of x, and the constant that is added to each logit
     "logits of about 1": (1.0, 0.0),
     "logits of about 10,000": (1e4, 0.0),
     "logits of about -10,000": (1.0, -1e4),
@@ -320,7 +320,7 @@ EXERCISE = Exercise(
             weight=lambda counts: torch.ones(len(counts)).double() / counts.sum(),
         ),
         of_gradients(
-            "Your gradients are those of the sum over tokens. The loss is a mean: divide by the number of tokens that "
+            "You return the gradients of the sum over tokens. The loss is a mean: divide by the number of tokens that "
             "count.",
             weight=lambda counts: counts.double(),
         ),
@@ -330,8 +330,9 @@ EXERCISE = Exercise(
         ),
         mistake(
             OF_X,
-            "Your gradient of x contains only the entries of this rank. Every logit depends on x, also those of the "
-            "other ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce it.",
+            "Your gradient of x contains only the entries of this rank. Every logit depends on x, also the logits of "
+            "the other ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce "
+            "it.",
             of_x=lambda term, group: term,
         ),
         mistake(

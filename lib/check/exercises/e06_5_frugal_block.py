@@ -1,4 +1,4 @@
-"""06.5: a block that is right and sends three and a half times too much; what is left are two all-reduces."""
+"""06.5: a block that is right and sends three and a half times too much; two all-reduces are enough."""
 
 from __future__ import annotations
 

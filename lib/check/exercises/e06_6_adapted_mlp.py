@@ -76,7 +76,7 @@ def through_f(*names: str, by: Callable = f) -> Callable:
 
 
 def with_small_sums(x, w, group):
-    """What is replicated is used on what is replicated: outside of the pair."""
+    """Replicated matrices multiply replicated tensors, outside the pair."""
     low = f(x @ w["up A"].T, group)
     inside = gelu(f(x, group) @ w["up"].T + low @ w["up B"].T)
     return g(inside @ w["down"].T, group) + g(inside @ w["down A"].T, group) @ w["down B"].T
@@ -153,8 +153,8 @@ EXERCISE = Exercise(
             about=("y",),
         ),
         Mistake(
-            "Through the adapter, the gradient of x is n times too large: x has passed f, and x @ A.T once more. Use "
-            "the x before f for A, or pass A itself.",
+            "Through the adapter, the gradient of x is n times too large: x passes f, and then x @ A.T passes f again. "
+            "Use the x before f for A, or pass A itself.",
             sums_twice,
             about=("y", "gradient"),
         ),

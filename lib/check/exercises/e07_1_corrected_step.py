@@ -115,12 +115,12 @@ def in_one_message(x, goal, W, group):
 
 
 ROWS_GATHERED = (
-    "Shards are still put together along dim 0, as more sequences: attention then sees only tokens of one rank. An "
-    "MLP would not notice. They are shards of the sequence: dim=1, in the gather and in the scatter."
+    "Shards are still put together along dim 0, as more sequences: attention is then within the tokens of one rank. An "
+    "MLP would still be right. They are shards of the sequence: dim=1, in the gather and in the scatter."
 )
 TWO_SUMS = (
     "The output is right, and the gradient of the bias is now a partial gradient: after the reduce-scatter each rank "
-    "adds the bias to its own tokens. Sum it over the ranks, as you sum that of the norm."
+    "adds the bias to its own tokens. Sum it over the ranks, like the gradient of the norm."
 )
 
 EXERCISE = Exercise(
@@ -161,7 +161,7 @@ EXERCISE = Exercise(
         Mistake("The bias is gone. Add it, once per token: after the reduce-scatter.", step(left_out)),
         Mistake(
             "The gradient of the norm is no longer summed. It was right in the program that you were given: the norm "
-            "multiplies the tokens of this rank only.",
+            "multiplies only the tokens of this rank.",
             step(sums=("bias",)),
         ),
         Mistake(

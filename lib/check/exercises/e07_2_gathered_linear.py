@@ -60,7 +60,7 @@ def units(heard: Heard, n: int, x: Tensor) -> str:
     return next((words for most, words in enumerate(UNITS) if count < most + 0.1), "more than 4 units")
 
 
-SEEN_BY = SimpleNamespace(x=None)  # what backward has returned for x, whatever its shape
+SEEN_BY = SimpleNamespace(x=None)  # the gradient of x that backward returned, of any shape
 
 
 def watched(function: Any, shape: torch.Size) -> Any:
@@ -79,7 +79,7 @@ def watched(function: Any, shape: torch.Size) -> Any:
 
 
 class Kept:
-    """The storages that a graph holds, without those of the parameters."""
+    """The storages that a graph holds, without parameters."""
 
     def __init__(self, *parameters: Tensor) -> None:
         self.bytes: dict[int, int] = {}
@@ -179,7 +179,7 @@ def layer(
 
 
 class Overlapping(torch.autograd.Function):
-    """Both messages of backward travel during a matmul."""
+    """Both messages of backward are in flight during a matmul."""
 
     @staticmethod
     def forward(x, W, b):
@@ -294,8 +294,8 @@ EXERCISE = Exercise(
             layer(of_parameters=lambda dy, x: (of_weight(cut(dy), cut(x)), dy.sum((0, 1)))),
         ),
         Mistake(
-            "You summed the gradients of W and b over the ranks. Each rank has its own columns and has seen all "
-            "tokens: those gradients are complete.",
+            "You summed the gradients of W and b over the ranks. Each rank has its own columns and multiplied them "
+            "with all tokens: those gradients are complete.",
             layer(of_parameters=lambda dy, x: (all_reduce(of_weight(dy, x)), all_reduce(dy.sum((0, 1))))),
             about=("gradient",),
         ),

@@ -117,8 +117,8 @@ EXERCISE = Exercise(
             about=NAMES,
         ),
         Mistake(
-            "The gradient of the weight is summed, that of the bias still comes from this rank's tokens. Each rank "
-            "adds the bias to its own tokens: sum both.",
+            "The gradient of the weight is summed, the gradient of the bias still comes from this rank's tokens. Each "
+            "rank adds the bias to its own tokens: sum both.",
             norm(lambda two, group: (comm.all_reduce(two[0], group), two[1])),
             about=NAMES,
         ),

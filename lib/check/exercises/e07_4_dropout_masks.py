@@ -28,7 +28,7 @@ DROPPED, KEPT = "as often as p says", "as often as 1 - p says"
 SCALED, UNSCALED = "0 and 1/(1-p)", "0 and 1"
 THE_SAME, NEW = "the same masks", "new masks"
 ANEW, A_PART = "drawn for itself", "a part of the first"
-RUN = 200  # so many elements in a row are equal in two masks: they were drawn from the same seed
+RUN = 200  # if so many consecutive elements of two masks are equal, both were drawn from the same seed
 
 
 def shapes_of(n: int) -> dict[str, tuple[int, int, int]]:
@@ -84,7 +84,7 @@ def right_shapes(n: int) -> Data:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether elements from the middle of b also follow each other somewhere in a."""
+    """Whether a run of elements from the middle of b also occurs in a."""
     a, b = (2 * x.flatten().float() - 1 for x in (a, b))
     run = b[len(b) // 2 :][:RUN]
     return bool(conv1d(a[None, None], run[None, None]).max() > RUN - 0.5)
@@ -179,8 +179,8 @@ EXERCISE = Exercise(
             about=(f"shape of {SECOND}",),
         ),
         Mistake(
-            "Both masks come from the seed that all ranks share, so the shards get the same mask, or the same one "
-            "shifted. Add the rank to the seed before you draw the second.",
+            "Both masks come from the seed that all ranks share, so the shards get the same mask, or a shifted copy. "
+            "Add the rank to the seed before you draw the second.",
             masks(seed=lambda group: int(torch.randint(2**40, ()))),
             about=(AMONG[SECOND],),
         ),
@@ -191,8 +191,8 @@ EXERCISE = Exercise(
             about=(AMONG[FIRST],),
         ),
         Mistake(
-            "The second mask, on some rank, is a part of the first: the two dropouts drop the same. Draw it anew, from "
-            "a different seed.",
+            "The second mask, on some rank, is a part of the first: the two dropouts drop the same elements. Draw it "
+            "anew, from a different seed.",
             shard_of_the_first,
             about=(ORIGIN,),
         ),
@@ -203,14 +203,14 @@ EXERCISE = Exercise(
             about=(AFTERWARDS,),
         ),
         Mistake(
-            "The same state of the generator gives different masks, and a recomputation would not find those of "
-            "forward. Only that state may decide: draw the seed with torch.randint.",
+            "The same state of the generator gives different masks, so a recomputation would not repeat the masks of "
+            "forward. They must depend on that state alone: draw the seed with torch.randint.",
             masks(seed=lambda group: int.from_bytes(os.urandom(5), "big")),
             about=(AGAIN,),
         ),
         Mistake(
-            "Two calls in a row give the same mask, or share one, so layers and steps drop the same. Let the seed come "
-            "from the generator, drawn anew at each call, and let the generator move on.",
+            "Two calls in a row give the same mask, or share one, so layers and steps drop the same elements. Let the "
+            "seed come from the generator, drawn anew at each call, and let the generator move on.",
             masks(seed=lambda group: 1000 + group.rank),
             about=(NEXT,),
         ),

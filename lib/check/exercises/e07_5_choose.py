@@ -68,7 +68,7 @@ def least_sent(choice: Choice) -> tuple:
 
 
 def choose(best: Callable = least_sent, **how) -> Callable:
-    """The answer, by what makes a choice better, and with a place for other mistakes."""
+    """The answer, by a score that the best choice minimises, and with a place for each mistake."""
     return lambda: [min(that_fit(*case, **how), key=best) for case in CASES.values()]
 
 
@@ -125,7 +125,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "For sequence parallelism that keeps its full inputs you divide everything by t. The inputs of the "
-            "column-parallel layers, 4 bytes, stay in full on every rank; gathering them again is what divides them.",
+            "column-parallel layers, 4 bytes, stay in full on every rank; only gathering them again divides them.",
             choose(kept=inputs_cut),
             about=("GB",),
         ),
@@ -147,8 +147,8 @@ EXERCISE = Exercise(
             about=("choice",),
         ),
         Mistake(
-            "You take what keeps least. A limit that holds is enough; memory that is left over buys nothing, and the "
-            "bytes that you send for it cost time.",
+            "You take the choice that keeps least. A limit that holds is enough; memory that is left over buys "
+            "nothing, and the bytes that you send for it cost time.",
             choose(lambda choice: (choice[2], choice[3])),
             about=("choice",),
         ),
@@ -168,7 +168,7 @@ EXERCISE = Exercise(
             about=("sent",),
         ),
         Mistake(
-            "You return units. A unit is (t-1)/t of bsh elements, and that is what makes degrees comparable.",
+            "You return units. A unit is (t-1)/t of bsh elements: counted in elements, degrees can be compared.",
             units_alone,
             about=("sent",),
         ),

@@ -124,7 +124,7 @@ def reference(given: list[Data]) -> list[Data]:
 
 
 def best_by(score: Callable) -> Callable:
-    """The cut with the smallest score of its stages' work, without the head, and the head's."""
+    """The cut with the smallest score: a function of the work of its stages, without the head, and of the head."""
 
     def program(costs, head, num_stages):
         cuts = all_cuts((costs, head, num_stages))
@@ -234,8 +234,8 @@ EXERCISE = Exercise(
             about=(HEAVY,),
         ),
         Mistake(
-            "You keep the stages close to each other: the sum of the squares is smallest, and so is the variance. "
-            "That is a different aim. All wait for the most expensive stage, however cheap the others are.",
+            "You make the work of the stages similar: the sum of the squares is smallest, and so is the variance. That "
+            "is a different aim. All wait for the most expensive stage, however cheap the others are.",
             by_squares,
             about=("squares",),
         ),

@@ -256,8 +256,8 @@ EXERCISE = Exercise(
             step(waits=False),
         ),
         Mistake(
-            "Only the last stage learns: zeros are sent backward. A tensor that dist.recv filled has no history and "
-            "asks for no gradient. Declare it a leaf before your stage computes with it.",
+            "Only the last stage is trained: zeros are sent backward. A tensor that dist.recv filled has no history "
+            "and requires no gradient. Declare it a leaf before your stage computes with it.",
             step(leaf=False),
             about=(*GRADIENTS, ASKS),
         ),
@@ -274,26 +274,26 @@ EXERCISE = Exercise(
             )
         ),
         Mistake(
-            "Only the last stage learns, and no gradient is sent. Autograd does not see a message: the graph ends "
-            "where a tensor is sent. Send the gradient of the tensor that came in, and let backward start with it.",
+            "Only the last stage is trained, and no gradient is sent. Autograd does not record messages: the graph "
+            "ends at a send. Send the gradient of the tensor that came in, and let backward start with it.",
             step(comes_back=False),
             about=(*GRADIENTS, BACK),
         ),
         Mistake(
             "Stages before the last begin backward with ones, the gradient of the sum of their output. Begin with the "
-            "gradient that the next stage has sent.",
+            "gradient that the next stage sent.",
             step(starts=lambda of_y, y, target: torch.ones_like(of_y)),
             GRADIENTS,
         ),
         Mistake(
-            "Every stage compares its own output with the targets. Only the last one has a loss; the others begin "
-            "backward with the gradient that the next stage has sent.",
+            "Every stage compares its own output with the targets. Only the last stage has a loss; the others begin "
+            "backward with the gradient that the next stage sent.",
             step(starts=of_own_loss),
             GRADIENTS,
         ),
         Mistake(
-            "You send the gradient of your output. The previous stage needs the gradient of its own output, and that "
-            "is your *input*.",
+            "You send the gradient of your output. The previous stage needs the gradient of the tensor that it sent: "
+            "of your *input*.",
             step(runs=of_output),
             GRADIENTS,
         ),
@@ -309,8 +309,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "The last rank runs backward from the last microbatch to the first, the others from the first to the last. "
-            "Messages of equal shape arrive in the order in which they were sent: each rank took the gradient of one "
-            "microbatch for another one's, without an error. Use one order on all ranks.",
+            "Messages of equal shape arrive in the order in which they were sent: each rank used the gradient of a "
+            "different microbatch. Use one order on all ranks.",
             step(order=lambda m, last: range(m)[:: -1 if last else 1]),
             GRADIENTS,
         ),
@@ -327,23 +327,23 @@ EXERCISE = Exercise(
             GRADIENTS,
         ),
         Mistake(
-            "The gradients are right, and the loss is that of the last microbatch. Add up all of them.",
+            "The gradients are right, and the loss covers only the last microbatch. Add up the losses of all.",
             step(loss_of=lambda losses: losses[-1]),
             about=(*GRADIENTS, LOSS),
         ),
         Mistake(
-            "Every rank returns the loss. Only the last one has it: return None on the others. No rank has to send it.",
+            "Every rank returns the loss. Only the last rank has it: return None on the others. No rank has to send "
+            "it.",
             hands_the_loss_round,
             about=(*GRADIENTS, LOSS),
         ),
         Mistake(
-            "All gradients are right, but the weights have changed. Leave them: the step of an optimizer is no part of "
-            "this.",
+            "All gradients are right, but the weights changed. Leave them: an optimizer step is no part of this.",
             then(updates),
         ),
         Mistake(
             "All numbers are right, but you send more than an activation forward and a gradient backward per "
-            "microbatch. A rank sends to its neighbours only.",
+            "microbatch. A rank sends only to its neighbours.",
             then(broadcasts),
         ),
     ),

@@ -59,14 +59,14 @@ EXERCISE = Exercise(
             RANK,
             0,
             "rank 0 has the longest gap before its second backward, because it waits for the gradient that rank 1 "
-            "sends late. Look for a rank that could have gone on.",
+            "sends late. Look for a rank that could continue.",
         ),
         mistake(
             "A",
             RANK,
             2,
             "rank 2 runs its backwards without a pause, one after each gradient of rank 3. The rank that reads its "
-            "gradients waits, although one has arrived.",
+            "gradients waits, although a gradient arrived.",
         ),
         mistake(
             "A", RANK, 3, "rank 3 runs without a pause, as in GPipe. The first gap that GPipe does not have is later."
@@ -81,7 +81,7 @@ EXERCISE = Exercise(
             "A",
             ACTION,
             "1B3",
-            "for 1B3 rank 1 would wait until rank 2 has done two more backwards, 4 units. It waits 2.",
+            "for 1B3 rank 1 would wait for two more backwards of rank 2, 4 units. It waits 2.",
         ),
         mistake(
             "A",

@@ -19,7 +19,7 @@ from lib.model import mean_loss
 TOKENS, D, VOCABULARY, IGNORED = 6, 4, 7, -100
 GRADIENT, LOSS, KEPT = "gradient of the", "the loss", "microbatches that wait for backward"
 ONE, SEVERAL = "one at a time", "several at the same time"
-AGAIN = """Each backward frees the graph that it has been through. A sum of losses has all their graphs: run backward
+AGAIN = """Each backward frees its graph. A sum of losses has all their graphs: run backward
 with each microbatch's own loss, and add up numbers."""
 
 Piece = tuple[Tensor, Tensor]  # x[b, T, D] and targets[b, T] of a microbatch
@@ -27,7 +27,7 @@ Piece = tuple[Tensor, Tensor]  # x[b, T, D] and targets[b, T] of a microbatch
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
     def piece() -> Piece:
-        rows = whole(generator, 3, 8)  # the largest and any other are clearly more than the largest
+        rows = whole(generator, 3, 8)  # two microbatches are clearly more than the largest
         targets = torch.randint(VOCABULARY, (rows * TOKENS,), generator=generator)
         counted = whole(generator, 1, len(targets))
         order = torch.randperm(len(targets), generator=generator)
@@ -218,8 +218,8 @@ EXERCISE = Exercise(
             about=(GRADIENT,),
         ),
         Mistake(
-            "You divide by m. That is the mean of the means, right only if each microbatch has as many tokens that "
-            "count as any other. Here a token of a small one weighs more.",
+            "You divide by m. The result is the mean of the means, right only if all microbatches have equally many "
+            "tokens that count. Here a token of a small one weighs more.",
             accumulate(alike),
             about=(GRADIENT,),
         ),
@@ -230,7 +230,7 @@ EXERCISE = Exercise(
             about=(GRADIENT,),
         ),
         Mistake(
-            "You count the targets above 0. Token 0 is a token as any other: only -100 does not count.",
+            "You count the targets above 0. Token 0 is an ordinary token: only -100 does not count.",
             accumulate(counts=lambda targets: targets > 0),
             about=(GRADIENT,),
         ),
@@ -259,7 +259,7 @@ EXERCISE = Exercise(
         ),
         *(Mistake(EMPTIED, accumulate(weigh, empty=True), (GRADIENT,)) for weigh in (by_tokens, as_they_come, alike)),
         Mistake(
-            "The gradient is right, and the loss is that of the last microbatch. Add the losses up with the same "
+            "The gradient is right, and the loss covers only the last microbatch. Add the losses up with the same "
             "shares.",
             accumulate(loss_of=lambda losses: losses[-1]),
             about=(GRADIENT, LOSS),
@@ -272,7 +272,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "All numbers are right, but the graphs of several microbatches are kept at the same time. Run each "
-            "backward before the next runs forward, and retain no graph: then memory is that of one.",
+            "backward before the next runs forward, and retain no graph: then memory holds one microbatch.",
             all_in_one,
         ),
     ),

@@ -22,7 +22,7 @@ Case = tuple[
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
     def stages(p: int) -> tuple[list[int], list[int]]:
-        """The slowest forward and the slowest backward are in different stages, neither in the first or last one."""
+        """The slowest forward and the slowest backward are in different stages, neither in the first or last."""
         T_F, T_B = ([whole(generator, low, low + 40) for _ in range(p)] for low in (50, 90))
         slow = whole(generator, 1, p - 1)
         T_F[slow] = 100 + whole(generator, 0, 20)
@@ -43,7 +43,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
         return T_F, T_B, m, (bubble(T_F, T_B, m + 2) + bubble(T_F, T_B, m + 3)) / 2
 
     def at_the_limit(p: int, times: Fraction) -> Case:
-        """The bubble of however many microbatches stays above so many times this fraction, or above the fraction."""
+        """The fraction is `times` the limit above which the bubble stays, for any number of microbatches."""
         T_F, T_B = stages(p)
         return T_F, T_B, whole(generator, 3, 40), times * least(T_F, T_B)
 
@@ -173,9 +173,9 @@ EXERCISE = Exercise(
     right=(plan(), by_simulation),
     mistakes=(
         mistake(
-            "Your microbatches follow each other by the largest T_F + T_B of a stage. GPipe runs all forwards before "
-            "the backwards: the forwards wait for the slowest forward, the backwards for the slowest backward, and "
-            "these can be in different stages.",
+            "Your microbatches are the largest T_F + T_B of a stage apart. GPipe runs all forwards before the "
+            "backwards: the forwards wait for the slowest forward, the backwards for the slowest backward, and these "
+            "can be in different stages.",
             step=lambda F, B, m: once(F, B) + (m - 1) * max(map(sum, zip(F, B, strict=True))),
         ),
         mistake(
@@ -184,13 +184,13 @@ EXERCISE = Exercise(
             step=lambda F, B, m: (m + len(F) - 1) * once(F, B) / len(F),
         ),
         mistake(
-            "Your step is the formula of equal stages, with the slowest times. The first microbatch passes the other "
-            "stages faster: the p - 1 at the ends take their own times.",
+            "Your step is the formula of equal stages, with the slowest times. The first microbatch passes p - 1 "
+            "stages that are faster: count the own times of these stages.",
             step=lambda F, B, m: (m + len(F) - 1) * apart(F, B),
         ),
         mistake(
             "Your last rank never waits. That holds for equal stages; here a slower stage before it delays each "
-            "forward, and one after it, on the way back, each backward.",
+            "forward, and a slower stage also delays each backward.",
             step=lambda F, B, m: once(F, B) + (m - 1) * (F[-1] + B[-1]),
         ),
         mistake(
@@ -199,8 +199,8 @@ EXERCISE = Exercise(
             step=lambda F, B, m: m * max(map(sum, zip(F, B, strict=True))),
         ),
         mistake(
-            "Your step has the slowest forward and the slowest backward for each microbatch, and no time for the other "
-            "stages.",
+            "Your step has the slowest forward and the slowest backward for each microbatch, and no time for the rest "
+            "of the stages.",
             step=lambda F, B, m: m * apart(F, B),
         ),
         mistake(
@@ -208,7 +208,7 @@ EXERCISE = Exercise(
             step=lambda F, B, m: once(F, B) + m * apart(F, B),
         ),
         mistake(
-            "Your step is that of the naive pipeline, in which a microbatch returns before the next one starts.",
+            "Your step is a step of the naive pipeline, in which a microbatch returns before the next one starts.",
             step=lambda F, B, m: m * once(F, B),
         ),
         mistake(
@@ -216,13 +216,13 @@ EXERCISE = Exercise(
             bubble=lambda F, B, m: (len(F) - 1) / (m + len(F) - 1),
         ),
         mistake(
-            "Your bubble is that of the rank that computes longest. The ranks wait for different times: take the idle "
+            "Your bubble counts only the rank that computes longest. The ranks wait for different times: take the idle "
             "time of all p ranks.",
             bubble=lambda F, B, m: 1 - m * max(map(sum, zip(F, B, strict=True))) / time(F, B, m),
         ),
         *(
             mistake(
-                f"Your bubble is that of the {name} rank. The ranks wait for different times: take the idle time of "
+                f"Your bubble counts only the {name} rank. The ranks wait for different times: take the idle time of "
                 "all p ranks.",
                 bubble=lambda F, B, m, at=at: 1 - m * (F[at] + B[at]) / time(F, B, m),
             )
@@ -252,8 +252,8 @@ EXERCISE = Exercise(
             bubble=lambda F, B, m: 100 * bubble(F, B, m),
         ),
         mistake(
-            "Your number of microbatches is that of equal stages, (p-1)(1-f)/f. Unequal stages wait in the steady "
-            "state too, and for some fractions no number is enough.",
+            "Your number of microbatches is for equal stages, (p-1)(1-f)/f. Unequal stages wait in the steady state "
+            "too, and for some fractions no number is enough.",
             enough=for_equal_stages,
         ),
         mistake(
@@ -274,7 +274,7 @@ EXERCISE = Exercise(
         *(
             mistake(
                 "Your number of microbatches is right, and was computed in floats. Where some number gives just that "
-                "fraction, rounding decides: compute with the Fraction as it is.",
+                "fraction, a rounding error changes the answer: compute with the Fraction as it is.",
                 enough=floated,
             )
             for floated in FLOATED

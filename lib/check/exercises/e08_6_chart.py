@@ -205,7 +205,7 @@ def by_microbatch(row: list[str]) -> list[str]:
     return sorted(row, key=lambda a: a[-1])
 
 
-ABLE = tuple(f"case {name}" for name in "ABCD")  # what can be executed
+ABLE = tuple(f"case {name}" for name in "ABCD")  # the cases that can be executed
 HANG = (
     "Case E cannot be executed: rank 0 has a backward before a forward that the next rank waits for. Return None when "
     "a round starts nothing and actions are left."
@@ -221,14 +221,14 @@ EXERCISE = Exercise(
     right=(by_recursion, chart(), by_a_clock),
     mistakes=(
         Mistake(
-            "A rank does not wait for messages: its actions follow each other without a gap. An action also waits for "
-            "every action that it needs, on any rank.",
+            "A rank does not wait for messages: its actions run without a gap. An action also waits for every action "
+            "that it needs, on any rank.",
             chart(waits_for=lambda needs: []),
             about=ABLE,
         ),
         Mistake(
             "A rank does two things at the same time. An action waits for the actions that it needs, and for the "
-            "previous action of its own rank.",
+            "previous action of its rank.",
             chart(own=False),
             about=ABLE,
         ),
@@ -273,7 +273,7 @@ EXERCISE = Exercise(
             chart(draw=without_the_end),
         ),
         Mistake(
-            "The starts are right, and each action has one cell in the chart, however long it takes. Draw `--` for "
+            "The starts are right, and each action has one cell in the chart, regardless of its length. Draw `--` for "
             "each further unit.",
             chart(draw=a_cell_each),
         ),

@@ -22,7 +22,7 @@ EXCESS = "microbatches above the limit, by rank"
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """Small ones first, as they are shown when they are wrong; last a limit that limits nothing."""
+    """Small cases first: a FAIL shows the first wrong case. Last a limit that limits nothing."""
     cases = [(3, 4, 2), (4, whole(generator, 6, 9), 2), (4, whole(generator, 7, 10), 3), (5, 8, 3), (2, 3, 1)]
     return [{"cases": [*cases, (3, whole(generator, 4, 7), 5)]}]
 
@@ -78,7 +78,7 @@ def as_soon_as_it_can(ranks, m, limit, first="BF"):
 
 
 def in_rounds(ranks, m, limit):
-    """By hand: what a rank may start before a gradient is back, it starts; the gradients say when the next."""
+    """By a formula for the time of each action: microbatches run in groups of `limit`."""
     limit, rows = min(limit, ranks), [[] for _ in range(ranks)]
     for r, row in enumerate(rows):
         when = {}
@@ -107,7 +107,7 @@ def turns(forwards=lambda rank, ranks, limit: min(limit, ranks - rank) - 1, pair
 
 
 def one_group_after_the_other(ranks, m, limit):
-    """Of as many as there is memory for; the next begins when the last is through."""
+    """Of as many as there is memory for; the next group begins when this one ends."""
     rows = [[] for _ in range(ranks)]
     for begin in range(0, m, limit):
         for row, new in zip(rows, gpipe(ranks, min(limit, m - begin)).actions, strict=True):
@@ -116,7 +116,7 @@ def one_group_after_the_other(ranks, m, limit):
 
 
 def rewritten(change):
-    """Right, but for what each line's actions are called."""
+    """Right, except for the names of the actions in each line."""
     return lambda *case: [
         change([*map(Action.parse, line.split())]) for line in as_soon_as_it_can(*case).splitlines()
     ]
@@ -144,7 +144,7 @@ EXERCISE = Exercise(
             lambda ranks, m, limit: one_f_one_b(ranks, m),
         ),
         Mistake(
-            "That is GPipe: each rank keeps every microbatch. Run a backward as soon as its gradient is there.",
+            "That is GPipe: each rank keeps every microbatch. Run a backward as soon as its gradient arrives.",
             lambda ranks, m, limit: gpipe(ranks, m),
         ),
         Mistake(
@@ -160,12 +160,12 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "A rank prefers a forward where both are ready. Rank 0 waits for the gradient, and may start nothing until "
-            "it is back: run the backward first.",
+            "the gradient arrives: run the backward first.",
             partial(as_soon_as_it_can, first="FB"),
         ),
         Mistake(
-            "You stop one microbatch too early. A rank that keeps one microbatch less than the limit may start another "
-            "forward.",
+            "You stop one microbatch too early. A rank that keeps one microbatch less than the limit may start one "
+            "more forward.",
             lambda ranks, m, limit: as_soon_as_it_can(ranks, m, max(limit - 1, 1)),
         ),
         Mistake(
@@ -200,12 +200,12 @@ EXERCISE = Exercise(
             about=KINDS,
         ),
         Mistake(
-            "You number the stages from 1. The first one is number 0.",
+            "You number the stages from 1. The first stage is number 0.",
             rewritten(lambda row: [a._replace(stage=a.stage + 1) for a in row]),
             about=KINDS,
         ),
         Mistake(
-            "You number the microbatches from 1. The first one is number 0.",
+            "You number the microbatches from 1. The first microbatch is number 0.",
             rewritten(lambda row: [a._replace(microbatch=a.microbatch + 1) for a in row]),
             about=KINDS,
         ),

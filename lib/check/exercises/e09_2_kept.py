@@ -85,8 +85,8 @@ EXERCISE = Exercise(
     right=(kept, kept_by_simulating),
     mistakes=(
         counted(
-            "Under 1F1B every rank keeps p in yours. That is rank 0, from which the way to the loss and back is "
-            "longest. How many does the last rank keep?",
+            "Under 1F1B every rank of yours keeps p. Only rank 0 does: it waits longest for the gradient of its first "
+            "microbatch. How many does the last rank keep?",
             lambda rank, ranks, m: min(m, ranks),
         ),
         counted(
@@ -101,11 +101,12 @@ EXERCISE = Exercise(
             about=(COUNT,),
         ),
         counted(
-            "You keep more microbatches than there are. With few of them, a rank has no more than all.",
+            "You keep more microbatches than there are. With fewer microbatches than ranks, a rank keeps at most all "
+            "of them.",
             lambda rank, ranks, m: ranks - rank,
         ),
         counted(
-            "Under 1F1B with fewer microbatches than ranks, every rank keeps all of them in yours. The last rank still "
+            "Under 1F1B with fewer microbatches than ranks, every rank of yours keeps all of them. The last rank still "
             "runs each backward right after its forward: the limit by the rank also holds.",
             lambda rank, ranks, m: m if m < ranks else ranks - rank,
         ),
@@ -114,7 +115,7 @@ EXERCISE = Exercise(
         counted(WARMUP, lambda rank, ranks, m: min(m, ranks - rank - 1)),
         counted(WARMUP, lambda rank, ranks, m: ranks - rank - 1),
         counted(
-            "One too many under 1F1B. Ranks are counted from 0: the last one is p - 1, and keeps one.",
+            "One too many under 1F1B. Ranks are counted from 0: the last rank is p - 1, and keeps one.",
             lambda rank, ranks, m: min(m, ranks - rank + 1),
         ),
         counted(
@@ -123,8 +124,8 @@ EXERCISE = Exercise(
             lambda rank, ranks, m: min(m, rank + 1),
         ),
         weighed(
-            "With recomputation you keep what every layer saves, for each microbatch. What is kept for each is the "
-            "stage input; the rest is recomputed before its backward.",
+            "With recomputation you keep the saved tensors of every layer, for each microbatch. Only the stage input "
+            "is kept for each; the rest is recomputed before its backward.",
             again=lambda alive, layers, saved, boundary: alive * layers * saved,
         ),
         weighed(
@@ -143,8 +144,8 @@ EXERCISE = Exercise(
             again=lambda alive, layers, saved, boundary: layers * ((alive - 1) * boundary + saved),
         ),
         weighed(
-            "With recomputation you count an input twice. The input of the microbatch that runs backward is among what "
-            "its first layer saves.",
+            "With recomputation you count an input twice. The input of the microbatch that runs backward is among the "
+            "tensors that its first layer saves.",
             again=lambda alive, layers, saved, boundary: alive * boundary + layers * saved,
         ),
         weighed(

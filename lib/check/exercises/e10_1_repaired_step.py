@@ -40,7 +40,7 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
         gradient.add_(g * x)
         return None if rank == 0 else g * weight
 
-    # A list that ranks of other answers have, too: only while this one runs.
+    # Other answers share this list of listeners: these are in it only while this answer runs.
     heard = Listener(lambda call: calls.update([call.kind]), lambda call: calls.subtract([call.kind]))
     sent = Listener(lambda call: calls.update(["all"] * (call.kind == "send")), lambda call: None)
     listeners.extend([heard, sent])
@@ -220,7 +220,7 @@ EXERCISE = Exercise(
             partial(step, one_buffer=True),
         ),
         Mistake(
-            "You send on the gradient that you received. The previous rank needs the result of backward.",
+            "You pass on the gradient that you received. The previous rank needs the result of backward.",
             partial(step, passes_on=True),
         ),
         Mistake(

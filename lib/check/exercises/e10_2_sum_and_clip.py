@@ -149,13 +149,13 @@ def by_torch_distributed(gradients, holders, max_norm, group):
 
 
 def rebinds(gradients, holders, max_norm, group):
-    """The dict gets new tensors; those of the optimizer stay as they are."""
+    """The dict gets new tensors; the tensors of the optimizer do not change."""
     copies = {name: g.clone() for name, g in gradients.items()}
     return sum_and_clip(copies, holders, max_norm, group)
 
 
 def over_all_ranks(gradients, holders, max_norm, group):
-    """Ranks that do not hold a tensor know its shape, and add zeros."""
+    """Ranks that do not hold a tensor add zeros of its shape."""
     for name, shape in SHAPES.items():
         total = comm.all_reduce(gradients.get(name, torch.zeros(shape, dtype=torch.float64)), group)
         if name in gradients:
@@ -177,9 +177,7 @@ MORE_THAN_IT_HOLDS = (
     "All numbers are right, but a rank sends more than needed. A shared gradient concerns its holders alone; of "
     "everything else one number is enough, the sum of the squares."
 )
-ONE_HOLDER = (
-    "Only one of the holders has the sum. The copies of the weight on the other ranks would go their own way."
-)
+ONE_HOLDER = "Only one of the holders has the sum. The copies of the weight on the other ranks would drift apart."
 
 EXERCISE = Exercise(
     id="10.2",
@@ -210,13 +208,14 @@ EXERCISE = Exercise(
         mistake(ONE_HOLDER, about=TIED, together=only(0)),
         mistake(ONE_HOLDER, about=TIED, together=only(-1)),
         mistake(
-            "Each holder has the gradients of its peers without its own. Add what you received to your own.",
+            "Each holder has the gradients of its peers without its own. Add the gradients that you received to your "
+            "own.",
             about=TIED,
             together=partial(exchange, of=lambda terms, me: sum(terms) - terms[me]),
         ),
         mistake(
-            "Two shared gradients are mixed up. Messages carry no names, and each rank sent in the order of its own "
-            "dict: go through holders, which has the same order on all ranks.",
+            "Two shared gradients are mixed up. Messages carry no names, and each rank sent in the order of its dict: "
+            "go through holders, which has the same order on all ranks.",
             about=TIED,
             names=lambda gradients, holders: gradients,
         ),
@@ -231,8 +230,8 @@ EXERCISE = Exercise(
             counts=lambda ranks, rank: True,
         ),
         mistake(
-            "You took the norm before the shared gradients were summed. The optimizer reads the sums, and the norm is "
-            "of those.",
+            "You took the norm before the shared gradients were summed. The optimizer reads the sums: take the norm of "
+            "the sums.",
             norm_first=True,
             counts=lambda ranks, rank: True,
         ),

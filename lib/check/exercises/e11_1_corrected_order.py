@@ -116,7 +116,7 @@ def by_tags(group, orders, forward, backward, like, tag=lambda op, stage, to, k:
 
 
 def by_the_order_of_the_sender(group, orders, forward, backward, like):
-    """Whatever comes next is what the sender's list says; what is not needed yet is kept."""
+    """Receives in the order of the sender's list, and keeps each message until it is needed."""
     n, me, last, sends = group.size, group.rank, max(stage for row in orders for _, stage, _ in row), []
 
     def sent_by(rank: int) -> Iterator:
@@ -176,13 +176,13 @@ EXERCISE = Exercise(
             partial(by_tags, tag=lambda *which: 0),
         ),
         Mistake(
-            "You told messages apart by the stage that receives them. An activation and a gradient for the same stage "
-            "still cross.",
+            "You tag messages by the stage that receives them. An activation and a gradient for the same stage still "
+            "cross.",
             partial(by_tags, tag=lambda op, stage, to, k: to),
         ),
         Mistake(
-            "You told messages apart by the stage that sends them. The activations and the gradients that leave the "
-            "same stage go to the same rank here, and still cross.",
+            "You tag messages by the stage that sends them. The activations and the gradients that leave the same "
+            "stage go to the same rank here, and still cross.",
             partial(by_tags, tag=lambda op, stage, to, k: stage),
         ),
         Mistake(

@@ -110,7 +110,7 @@ EXERCISE = Exercise(
     right=(choose, by_hand),
     mistakes=(
         mistake(
-            "You took the times of a layer for those of a stage. A stage has several layers.",
+            "You took the times of a layer for the times of a stage. A stage has several layers.",
             about=STEP,
             short=lambda layers, v: 1,
         ),
@@ -120,8 +120,8 @@ EXERCISE = Exercise(
             short=lambda layers, v: layers,
         ),
         mistake(
-            "You count what is kept as 1F1B keeps it, p microbatches in all layers. The longer warmup of the "
-            "interleaved order keeps more.",
+            "You count the microbatches that 1F1B keeps, p in all layers. The longer warmup of the interleaved order "
+            "keeps more.",
             about=KEPT,
             count=lambda ranks, m, v: ranks * v,
         ),
@@ -162,7 +162,7 @@ EXERCISE = Exercise(
             fits=lambda kept, room: True,
         ),
         mistake(
-            "A schedule that needs exactly the bytes that there are also fits.",
+            "A schedule that needs exactly the available bytes also fits.",
             about=STAGES,
             fits=lambda kept, room: kept < room,
         ),

@@ -57,7 +57,7 @@ def with_limit(answer: Callable, limit: int, given: Data) -> Data:
         now = flops.get_total_flops()
 
         def pairs() -> int:
-            """One of a pair's two tensors is the check's own, the other has the width between the layers."""
+            """One tensor of a pair is an input of the check, the second has the width between the layers."""
             grads = [w.grad for w in weights.values() if w.grad is not None]
             memory.count_as("parameter", *ours, *found.values(), *grads)
             return round(memory.live["activation"] / (8 * ROWS * TOKENS * F))
@@ -83,7 +83,7 @@ def gradient_of(tensor: Tensor) -> Tensor:
 def reference(given: list[Data]) -> list[Data]:
     weights, found = [given[0][name] for name in SHAPES], {}
     pieces, back = given[0]["microbatches"], given[0]["back"]
-    terms, common = [], {}  # terms: one for each pair, in the order of backward: what it adds to the gradients
+    terms, common = [], {}  # terms: the gradients of each pair, in the order of backward
     for m in back:
         x, gradient = pieces[m]
         leaves = [tensor.clone().requires_grad_() for tensor in (x, *weights)]
@@ -184,7 +184,7 @@ def a_queue_each(self: Any, pair: tuple) -> None:
 
 
 class Shared(Later):
-    """All calls share the x and ∂y so far of a layer; `uses` says of which a gradient is computed."""
+    """All calls of a layer share lists of x and ∂y; `uses` chooses the pair for each gradient."""
 
     def __init__(self, limit):
         super().__init__(limit)
@@ -203,7 +203,7 @@ class Shared(Later):
 
 
 class InFunctions(Later):
-    """One more in the queue for a moment: both tensors of a pair exist in backward in any case."""
+    """One more in the queue for a short time: both tensors of a pair exist in backward in any case."""
 
     def linear(self, x, weight, bias):
         class Function(torch.autograd.Function):
@@ -259,7 +259,7 @@ EXERCISE = Exercise(
             compute=lambda self, weight, bias, x, dy: self.add(bias, dy.sum((0, 1))),
         ),
         mistake("No weight gets a gradient, and no pair is kept. Put x and ∂y into the queue.", put=nothing),
-        mistake("No weight gets a gradient. Add it to weight.grad, which is None at first.", compute=nothing),
+        mistake("No weight gets a gradient. Add it to weight.grad (None at first).", compute=nothing),
         mistake(
             "The biases have no gradient. A bias gets the sum of ∂y over sequences and tokens.",
             compute=lambda self, weight, bias, x, dy: self.add(weight, self.matmul(dy, x)),
@@ -319,7 +319,7 @@ EXERCISE = Exercise(
         *(
             mistake(
                 "The matmul for a weight gradient runs in backward, and only its result is added later. The previous "
-                "stage waits for it as before. Put x and ∂y into the queue, and compute when the pair leaves it.",
+                "stage still waits for it. Put x and ∂y into the queue, and compute when the pair leaves it.",
                 matmul=how,
                 pair=lambda self, x, dy: (self.matmul(dy, x), dy.sum((0, 1))),
                 compute=lambda self, *pair: [self.add(*of) for of in zip(pair[:2], pair[2:], strict=True)],
@@ -327,7 +327,7 @@ EXERCISE = Exercise(
             for how in (Later.matmul, elementwise)
         ),
         mistake(
-            "Backward computes more than ∂x and the pairs that leave the queue. Is forward run a second time?",
+            "Backward computes more than ∂x and the pairs that leave the queue. Does forward run again?",
             put=lambda self, pair: (linear(pair[2], *pair[:2]), Later.put(self, pair))[1],
         ),
         mistake(

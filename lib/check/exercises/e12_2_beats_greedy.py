@@ -167,8 +167,8 @@ EXERCISE = Exercise(
             about=(WORKS, KEPT, TIME, BACKWARD),
         ),
         Mistake(
-            f"{ENTIRE} With one stage on each rank three microbatches do not fill the time until the first one has "
-            "passed all ranks and is back. What shortens that wait in chapter 11?",
+            f"{ENTIRE} With one stage on each rank three microbatches do not fill the time until the first "
+            "gradient returns from the last rank. What shortens that wait in chapter 11?",
             lambda: greedy(1, "FWI", spare=0),
             about=(WORKS, KEPT, TIME, STAGES),
         ),
@@ -204,7 +204,8 @@ EXERCISE = Exercise(
             about=WRONG_KIND,
         ),
         Mistake(
-            "Ranks wait for each other. Move the action that a rank waits for before the wait of its own rank.",
+            "Ranks wait for each other. Move the action that a rank waits for, so that it runs before the wait on its "
+            "rank.",
             typed("0F0 0F1(.*?) 7F0", r"0F0 7F0 0F1\1"),
             about=WRONG_KIND,
         ),

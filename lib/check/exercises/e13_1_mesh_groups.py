@@ -13,7 +13,7 @@ from lib.mesh import Group
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """The chapter's eight ranks first, as the first that is wrong is shown."""
+    """The eight ranks of the chapter first: a FAIL shows the first wrong groups."""
     eight, x, y = {"dp": 2, "pp": 2, "tp": 2}, whole(generator, 2, 4), whole(generator, 2, 5)
     cases: list[tuple] = [(eight, (axis,)) for axis in eight]
     cases += [({"pp": 3, "dp": x, "tp": 2}, ("dp",)), ({"dp": 2, "pp": 3, "tp": y}, ("pp",))]
@@ -23,7 +23,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
-    """Groups in one form, in whatever order they were written; and whether the ranks of each ascend."""
+    """Groups in one form, in any order; and whether the ranks of each ascend."""
     found: Data = {}
     ascend = True
     for sizes, axes in given["cases"]:
@@ -105,7 +105,7 @@ EXERCISE = Exercise(
             lambda sizes, axes: by_coordinates(dict(reversed(sizes.items())), axes),
         ),
         Mistake(
-            "Every group of yours has consecutive ranks. That holds for the innermost axis only. On any other axis, "
+            "Every group of yours has consecutive ranks. That holds only for the innermost axis. On any outer axis, "
             "neighbours are as far apart as all axes to the right of it have ranks together.",
             consecutive,
         ),

@@ -15,7 +15,7 @@ TIED = "embedding"
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """Each kind with and without sequence parallelism; the chapter's eight ranks first, then one stage alone."""
+    """Each kind with and without sequence parallelism; the eight ranks of the chapter first, then one stage."""
 
     def case(sizes: dict[str, int], kind: str, slices: bool) -> tuple:
         """For a rank whose stage has such a parameter."""
@@ -108,8 +108,8 @@ EXERCISE = Exercise(
             with_tp("norm"),
         ),
         Mistake(
-            "Positions are missing: with sequence parallelism a tp rank looks up the positions of its own slice only, "
-            "so the table's gradient is a sum over tp as well.",
+            "Positions are missing: with sequence parallelism a tp rank looks up only the positions of its slice, so "
+            "the table's gradient is a sum over tp as well.",
             with_tp("norm", "row bias"),
         ),
         Mistake(
@@ -123,23 +123,23 @@ EXERCISE = Exercise(
             with_tp(*CUT, *REPLICATED, TIED),
         ),
         Mistake(
-            "You treat every bias as replicated. A column layer's bias belongs to its output features, which are cut "
-            "over tp: each rank has its own elements. Only the row layer's bias is replicated.",
+            "You treat every bias as replicated. The bias of a column layer belongs to its output features, and they "
+            "are cut over tp: each rank has its own elements. Only the bias of a row layer is replicated.",
             with_tp(*REPLICATED, "column bias"),
         ),
         Mistake(
-            "The embedding is tied: the first stage looks tokens up in it, the last one multiplies with it. You sum "
+            "The embedding is tied: the first stage looks tokens up in it, the last stage multiplies with it. You sum "
             "over the replicas of one of these uses. Its gradient is the sum over both stages.",
             along(stages=lambda pp, mine: {mine}),
         ),
         Mistake(
-            "You sum the tied embedding over all stages. Only the first and the last one use it; the stages between "
+            "You sum the tied embedding over all stages. Only the first and the last stage use it; the stages between "
             "hold no copy, and nothing to add.",
             along(stages=lambda pp, mine: range(pp)),
         ),
         Mistake(
-            "The tied embedding is summed over its two stages, but not over dp. Its replicas processed different rows "
-            "of the batch, like those of any parameter.",
+            "The tied embedding is summed over its two stages, but not over dp. Its replicas processed different "
+            "sequences, like the replicas of any parameter.",
             along(lambda kind, slices: () if kind == TIED else axes_of(kind, slices)),
         ),
         Mistake(
@@ -153,8 +153,8 @@ EXERCISE = Exercise(
             along(lambda kind, slices: (*axes_of(kind, slices), "pp")),
         ),
         Mistake(
-            "You sum along the wrong axis: tp where it should be dp. Replicas, which processed different rows of the "
-            "batch, differ in their dp coordinate.",
+            "You sum along the wrong axis: tp where it should be dp. Replicas, which processed different sequences, "
+            "differ in their dp coordinate.",
             along(lambda kind, slices: ("tp",)),
         ),
         Mistake(

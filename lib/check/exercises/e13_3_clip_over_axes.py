@@ -144,7 +144,7 @@ ALONE = (
     "one weight drift apart. Add the squares up over all ranks first."
 )
 ONE_AXIS = (
-    "Your sum goes over one axis only. The ranks along it do not hold the whole model, so each group has a different "
+    "Your sum goes over only one axis. The ranks along it do not hold the whole model, so each group has a different "
     "norm and factor, and copies of one weight are scaled apart. Sum over all ranks: the default group."
 )
 
@@ -159,13 +159,14 @@ EXERCISE = Exercise(
     right=(clip, as_torch_does, by_gathering),
     mistakes=(
         Mistake(
-            "Your norm counts every copy: a matrix d times, a norm's weight d·t times. Then the gradient seems longer "
-            "than it is, and the step gets shorter the more replicas there are. Divide each square by its copies.",
+            "Your norm counts every copy: a matrix d times, the weight of a norm d·t times. Then the gradient seems "
+            "longer than it is, and the step gets shorter the more replicas there are. Divide each square by its "
+            "copies.",
             partial(clip, square=every_copy),
         ),
         Mistake(
-            "You divided the whole sum by d. That is right for cut matrices, and not for the rest: a norm is held "
-            "along tp as well, a tied embedding on two stages. Each gradient has its own number of copies.",
+            "You divided the whole sum by d. Cut matrices have d copies, but a norm has copies along tp as well, and a "
+            "tied embedding on two stages. Each gradient has its own number of copies.",
             partial(clip, square=lambda x, c: x.square().sum() / 2),
         ),
         Mistake(

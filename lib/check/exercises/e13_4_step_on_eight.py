@@ -113,7 +113,7 @@ def reference(given: list[Data]) -> list[Data]:
 
 
 def by_parallelize(world, model, inputs, targets, max_norm):
-    """By the library, with another schedule and number of microbatches, without sequence parallelism."""
+    """By the library, with a different schedule and number of microbatches, without sequence parallelism."""
     layout = Layout(dp=2, pp=2, tp=2, schedule="gpipe", microbatches=4)
     ours = parallelize(model, Mesh(MeshShape(**layout.sizes), world), layout, make_sgd)
     return ours.step(inputs, targets, max_norm), ours.facts
@@ -190,7 +190,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The "
-            "second is in the sums: copies of norms and of the tied embedding have drifted apart.",
+            "second is in the sums: copies of norms and of the tied embedding drift apart.",
             partial(step, count_of=local_count, over=over_dp),
             about=(LOSS, NORMS, TIED),
         ),
@@ -202,21 +202,21 @@ EXERCISE = Exercise(
             about=(LOSS, NORMS, TIED),
         ),
         Mistake(
-            "The two replicas have drifted apart: cut matrices are not summed over dp, whose ranks processed different "
-            "rows. Each fact says over which ranks its gradient is a sum: fact.sum_over.",
+            "The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different "
+            "sequences. Each fact says over which ranks its gradient is a sum: fact.sum_over.",
             partial(step, over=lambda fact, mesh: mesh.group("tp")),
             about=(REPLICAS,),
         ),
         Mistake(
-            "Norms have drifted apart between tp ranks, and the tied embedding between stages: dp alone is not enough "
-            "for them. With sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the "
-            "tied embedding has one on each of its two stages. Each fact says over which ranks: fact.sum_over.",
+            "Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for "
+            "them. With sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied "
+            "embedding has one on each of its two stages. Each fact says over which ranks: fact.sum_over.",
             partial(step, over=over_dp),
             about=(NORMS, TIED),
         ),
         Mistake(
-            "The copies of the tied embedding agree, but norms and row biases have drifted apart between tp ranks: "
-            "with sequence parallelism each processed its slice of the tokens, so dp×tp is their sum.",
+            "The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks: with "
+            "sequence parallelism each processed its slice of the tokens, so dp×tp is their sum.",
             partial(step, over=lambda fact, mesh: fact.sum_over if fact.crosses else mesh.group("dp")),
             about=(NORMS,),
         ),

@@ -30,7 +30,7 @@ def culprits_in_lists():
 
 
 def blames(report: str, *pair: object) -> Callable:
-    """This pair for a report, and the right one for the other."""
+    """This pair for a report, and the right pair for the second."""
     return lambda: [pair if r == report else right for r, right in zip(REPORTS, culprits(), strict=True)]
 
 

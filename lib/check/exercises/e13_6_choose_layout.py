@@ -109,7 +109,7 @@ EXERCISE = Exercise(
             Layout(dp=1, pp=32, tp=2, microbatches=64, **SLIM),
         ),
         layouts(
-            "The bill has closed forms for 1f1b, interleaved and gpipe only. Choose one of them.",
+            "The bill has closed forms only for 1f1b, interleaved and gpipe. Choose one of them.",
             Layout(dp=2, pp=4, tp=8, microbatches=32, schedule="zb-h1", sequence_parallel=True),
         ),
         layouts(
@@ -145,8 +145,8 @@ EXERCISE = Exercise(
             Layout(dp=2, pp=4, tp=8, microbatches=32, zero=2, **SLIM),
         ),
         layouts(
-            "Too many bytes of gradients are sent between nodes. What a dp rank sends is about 2(d-1)/d of its "
-            "gradients: more stages, or a larger tp, leave it fewer parameters, and fewer replicas a smaller factor.",
+            "Too many bytes of gradients are sent between nodes. A dp rank sends about 2(d-1)/d of its gradients: more "
+            "stages, or a larger tp, leave it fewer parameters, and fewer replicas a smaller factor.",
             Layout(dp=4, pp=2, tp=8, microbatches=16, zero=1, **SLIM),
         ),
         layouts(
@@ -160,7 +160,7 @@ EXERCISE = Exercise(
             a=memory(in_flight=1),
         ),
         numbers(
-            "that would fit, as the attention matrices are missing: 5as/h of the 34 + 5as/h bytes. Without "
+            "that would fit, because the attention matrices are missing: 5as/h of the 34 + 5as/h bytes. Without "
             "recomputation they are kept.",
             MEMORY,
             a=memory(per_element=34),
@@ -196,10 +196,10 @@ EXERCISE = Exercise(
         ),
         numbers("p stages take p - 1 units to fill: the first microbatch is work.", BUBBLE, b=8 / 40),
         numbers("that is the bubble of four stages. B has eight.", BUBBLE, b=bubble(p=4)),
-        numbers("asked is a fraction, not per cent.", BUBBLE, b=100 * bubble()),
+        numbers("return a fraction, not per cent.", BUBBLE, b=100 * bubble()),
         numbers(
-            "that is the reduce-scatter of the gradients alone. ZeRO-1 all-gathers the parameters as well, which are "
-            "as many bytes.",
+            "that is the reduce-scatter of the gradients alone. ZeRO-1 also all-gathers the parameters, as many bytes "
+            "again.",
             BYTES,
             c=gradients(ways=1),
         ),
@@ -219,7 +219,7 @@ EXERCISE = Exercise(
             BYTES,
             c=16 * gradients(),
         ),
-        numbers("a rank holds 1/(t·p) of the parameters: tp divides them, too.", BYTES, c=8 * gradients()),
+        numbers("a rank holds 1/(t·p) of the parameters: tp also divides them.", BYTES, c=8 * gradients()),
         numbers(
             "d = 4 here: the replicas of C are four. With two a rank would send that much.", BYTES, c=gradients(d=2)
         ),

@@ -76,12 +76,12 @@ EXERCISE = Exercise(
     right=(by_the_last_rank, by_a_walk, step),
     mistakes=(
         Mistake(
-            "You add the head to every rank. Only the last rank computes it; the others wait for that rank, which is "
-            "how the head costs m times its seconds.",
+            "You add the head to every rank. Only the last rank computes it; the others wait for that rank, so the "
+            "head costs m times its seconds.",
             partial(step, heads=lambda p: [1] * p),
         ),
         Mistake(
-            "The head is missing. It belongs to the last rank, and makes it the slowest one here.",
+            "The head is missing. It belongs to the last rank, and makes it the slowest rank here.",
             partial(step, heads=lambda p: [0] * p),
         ),
         Mistake(
@@ -91,7 +91,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "The bubble is missing: while the pipeline fills and drains, the slowest rank waits for the first "
-            "microbatch to reach it, and the others finish the last one.",
+            "microbatch to reach it, and the others finish the last microbatch.",
             partial(step, fill=lambda stages, m: 0),
         ),
         Mistake(
@@ -100,13 +100,13 @@ EXERCISE = Exercise(
             partial(step, fill=lambda stages, m: (len(stages) - 1) * max(stages)),
         ),
         Mistake(
-            "You fill the pipeline p - 1 times with the first rank. That is right where all ranks but the last are "
+            "You fill the pipeline p - 1 times with the first rank. This would be right if all ranks but the last were "
             "equal. Here each has its own number of blocks.",
             partial(step, fill=lambda stages, m: (len(stages) - 1) * stages[0]),
         ),
         Mistake(
             "The slowest rank is counted m + 1 times: m times for its microbatches, and again in the bubble. The "
-            "bubble holds the other ranks only.",
+            "bubble holds only the other ranks.",
             partial(step, fill=lambda stages, m: sum(stages)),
         ),
         Mistake(

@@ -1,4 +1,4 @@
-"""14.2: what the rank with the highest peak keeps in three layouts, in gigabytes."""
+"""14.2: the memory of the rank with the highest peak in three layouts, in gigabytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHATS = END, STATES, ACTIVATIONS, LOGITS = ("the rank", "model states", "activat
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
-    """A number that is a right one rounded, or that of a mistake, is taken for it."""
+    """A rounded number is taken for the right number, or the number of a mistake, that it is near."""
     result = answer()
     found: Data = {"what was returned": kind(result)}
     programs = [EXERCISE.right[0](), *(mistake.wrong() for mistake in EXERCISE.mistakes)]
@@ -94,7 +94,7 @@ def times(factor):
 
 MORE_ON_THE_FIRST = recomputed(microbatches=4) - recomputed()
 ONE_MICROBATCH = "these are the activations of one microbatch. "
-WRONG = (  # layouts, entry, what is returned, hint
+WRONG = (  # layouts, entry, the wrong result, hint
     (
         "AB",
         END,
@@ -106,7 +106,7 @@ WRONG = (  # layouts, entry, what is returned, hint
         "C",
         END,
         lambda name: "first",
-        "the first rank keeps four times the microbatches of the last one. With full recomputation that is "
+        "the first rank keeps four times the microbatches of the last rank. With full recomputation that is "
         f"{MORE_ON_THE_FIRST:.1f} GB more; compare it with the logits, which only the last rank has.",
     ),
     (
@@ -163,7 +163,7 @@ WRONG = (  # layouts, entry, what is returned, hint
         "ABC",
         ACTIVATIONS,
         lambda name: ON_PAPER[name][2] / LAYOUTS[name][0].tp,
-        "activations are divided by t twice. The bytes of a block in the task are already those of one rank.",
+        "activations are divided by t twice. The task gives the bytes of a block on one rank.",
     ),
     ("A", ACTIVATIONS, times(1 / 4), ONE_MICROBATCH + "The first rank keeps min(m, p) of them."),
     (
@@ -176,7 +176,8 @@ WRONG = (  # layouts, entry, what is returned, hint
         "C",
         ACTIVATIONS,
         lambda name: insides(name, 16),
-        "you keep the insides of all blocks. With full recomputation a rank keeps their inputs, and the inside of one.",
+        "you keep the insides of all blocks. With full recomputation a rank keeps their inputs, and the insides of "
+        "one.",
     ),
     (
         "C",
@@ -194,13 +195,13 @@ WRONG = (  # layouts, entry, what is returned, hint
         "C",
         LOGITS,
         lambda name: LOGITS_OF_C * 4,
-        "your logits are those of the whole vocabulary. It is cut over tp.",
+        "your logits cover the full vocabulary. It is cut over tp.",
     ),
     (
         "C",
         LOGITS,
         lambda name: LOGITS_OF_C / 7,
-        "2 bytes per logit are what the head computes. The loss makes it 14 at its peak.",
+        "the head computes 2 bytes per logit. The loss makes it 14 at its peak.",
     ),
     (
         "AB",

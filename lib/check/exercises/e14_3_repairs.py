@@ -75,12 +75,12 @@ def judged(i: int, pair: Any) -> tuple[str, str]:
 
 
 def followed(layout: Layout4D) -> Layout4D:
-    """With what follows from the other fields: the replicas, and sequence parallelism wherever there is tp."""
+    """With the fields that depend on the rest: the replicas, and sequence parallelism wherever there is tp."""
     return layout._replace(dp=max(1, 64 // (layout.tp * layout.pp)), sequence_parallel=layout.tp > 1)
 
 
 def singles(layout: Layout4D) -> Iterator[Layout4D]:
-    """All layouts that differ in one field, and in what follows from it."""
+    """All layouts that differ in one field, and in the fields that depend on it."""
     for field, values in FIELDS.items():
         yield from (followed(layout._replace(**{field: x})) for x in values if x != getattr(layout, field))
 
@@ -100,7 +100,7 @@ CHANGES = [{"tp": 2}, {"pp": 2}, {"rows": 1}, {"tp": 4}, {"zero": 1}, {"rows": 1
 
 
 def repairs(words=None, changes=None):
-    """With other words or changes at these places."""
+    """With these words or changes at these places."""
     words = [(words or {}).get(i, word) for i, word in enumerate(WORDS)]
     changes = [(changes or {}).get(i, change) for i, change in enumerate(CHANGES)]
     triples = zip(words, broken_layouts(), changes, strict=True)
@@ -108,7 +108,7 @@ def repairs(words=None, changes=None):
 
 
 def with_stages():
-    """Other changes; dp as it follows; plain tuples."""
+    """Different changes; dp as it follows; plain tuples."""
     pairs = repairs(changes={4: {"pp": 4, "dp": 2}, 1: {"pp": 4, "dp": 4}})
     return tuple((word.upper(), tuple(layout)) for word, layout in pairs)
 
@@ -131,7 +131,7 @@ EXERCISE = Exercise(
     right=(repairs, with_stages),
     mistakes=(
         Mistake(
-            "Return six pairs, one for each layout: the word for what binds, and the repaired layout.", lambda: WORDS
+            "Return six pairs, one for each layout: the word for the limit, and the repaired layout.", lambda: WORDS
         ),
         words("That is none of the six words of the task.", 2, "sequences"),
         words(
@@ -146,13 +146,13 @@ EXERCISE = Exercise(
             "batch",
         ),
         words(
-            "It is another count that cannot be shared out. tp divides heads, and reaches over ranks of a node; p "
-            "times v divides layers, or layers and two more; dp times b divides the sequences of a step.",
+            "A different count cannot be shared out. tp divides heads, and reaches over ranks of a node; p times v "
+            "divides layers, or layers and two more; dp times b divides the sequences of a step.",
             1,
             "heads",
         ),
         words(
-            "Memory it is, but the other kind. Model states bind if they alone are more than a GPU has; activations "
+            "Memory binds, but not this kind. Model states bind if they alone are more than a GPU has; activations "
             "bind if the states fit without them.",
             4,
             "activations",
@@ -173,9 +173,9 @@ EXERCISE = Exercise(
         changes("With your change a count still cannot be shared out.", 1, pp=16),
         changes("Your change leaves everything divided evenly, but it does not fit into memory.", 3, tp=2),
         changes(
-            "It can be, and it fits. But another single change costs less time. Full recomputation costs a third of "
-            "the blocks; a smaller tp sends fewer sums and a smaller b makes the bubble shorter: take the mildest "
-            "change that fits.",
+            "Your layout is possible, and it fits. But a different single change costs less time. Full recomputation "
+            "costs a third of the blocks; a smaller tp sends fewer sums and a smaller b makes the bubble shorter: take "
+            "the mildest change that fits.",
             5,
             recompute="full",
         ),

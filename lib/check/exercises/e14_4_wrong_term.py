@@ -14,7 +14,7 @@ from lib.check.exercise import Data, Exercise, Mistake, whole, word
 from lib.mesh import Group
 from lib.planner.rows import PUBLISHED, predict, read_rows
 
-FACTORS: dict[str, Callable[[dict], float]] = {  # of a kind of time, in a row: what the wrong formula makes of it
+FACTORS: dict[str, Callable[[dict], float]] = {  # kind of time → the factor of its wrong formula, in a row
     "tp": lambda row: row["tp"] / 2,
     "attention": lambda row: 2 if row["flash"] else 1,
     "bubble": lambda row: row["interleave"],
@@ -25,7 +25,7 @@ FACTORS: dict[str, Callable[[dict], float]] = {  # of a kind of time, in a row: 
 }
 SHOWN = ("id", "gpu", "gpus", "tp", "pp", "dp", "interleave", "microbatches", "recompute", "flash", "seq", "step_s")
 ROWS, CLEAR = 36, 1.05
-LEFT_OUT = {"aa", "zb"}  # one was not calibrated, on a shared network; the other has neither tp nor dp
+LEFT_OUT = {"aa", "zb"}  # not calibrated, on a shared network; and without tp or dp
 
 
 @lru_cache(maxsize=1)
@@ -112,8 +112,8 @@ EXERCISE = Exercise(
     right=(wrong_term, partial(wrong_term, score=mean), by_capped_errors),
     mistakes=(
         Mistake(
-            "You name the kind that takes most of the time. It is the largest in every planner, right or wrong: ask "
-            "which correction makes the errors smaller.",
+            "You name the kind that takes most of the time. It is the largest in every planner, right or wrong: find "
+            "the correction that makes the errors smaller.",
             lambda rows: max(rows[0]["seconds"], key=lambda kind: sum(row["seconds"][kind] for row in rows)),
         ),
         Mistake(
@@ -132,7 +132,7 @@ EXERCISE = Exercise(
             partial(wrong_term, score=lambda errors, rows: abs(median(errors))),
         ),
         Mistake(
-            "You add up seconds. Then the few runs with the longest steps decide. Divide each difference by the "
+            "You add up seconds. Then the few runs with the longest steps dominate. Divide each difference by the "
             "measured seconds of its run.",
             partial(
                 wrong_term,
@@ -144,7 +144,7 @@ EXERCISE = Exercise(
             partial(wrong_term, kinds=tuple(FACTORS)[:-1]),
         ),
         Mistake(
-            "You apply each wrong factor a second time. To undo it, divide the kind by it.",
+            "You apply each wrong factor again. To undo it, divide the kind by it.",
             partial(wrong_term, undo=lambda factor: factor),
         ),
     ),

@@ -186,8 +186,8 @@ EXERCISE = Exercise(
             but(lambda share, exposed: (exposed, share)),
         ),
         Mistake(
-            "You minimise seconds. Runs of 200 s then outweigh runs of 3 s, and in the long ones there are hardly any "
-            "tp sums to learn from. Minimise errors relative to what was measured.",
+            "You minimise seconds. Runs of 200 s then outweigh runs of 3 s, and the long runs hardly have any tp sums. "
+            "Minimise errors relative to the measured seconds.",
             partial(least_squares, weight=lambda row: 1),
         ),
         Mistake(
@@ -200,23 +200,23 @@ EXERCISE = Exercise(
             but(lambda share, exposed: (share, 9)),
         ),
         Mistake(
-            "That share is the book's, for another stack on this GPU. A stack has its own kernels: calibrate it on "
-            "its own runs.",
+            "That is the share of the book, for a different stack on this GPU. A stack has its own kernels: calibrate "
+            "it on its own runs.",
             lambda rows: (SHARES["a100"][0], 0.0),
         ),
         Mistake(
-            "You take all tp sums for hidden, and the share makes up for them. It then depends on how much tp the "
-            "calibrated runs have, and runs with more tp are predicted too fast.",
+            "You assume that all tp sums are hidden, and the share makes up for them. It then depends on how much tp "
+            "the calibrated runs have, and runs with more tp are predicted too fast.",
             partial(share_alone, exposed=0),
         ),
         Mistake(
-            "You take no tp sum for hidden, and the share makes up for it. Runs with more tp are then predicted too "
-            "slow.",
+            "You assume that no tp sum is hidden, and the share makes up for it. Runs with more tp are then predicted "
+            "too slow.",
             partial(share_alone, exposed=1),
         ),
         Mistake(
             "Even runs without tensor parallelism are off, so the share is wrong. There the sums are 0 s: those runs "
-            "determine the share alone. Use more than one run, as each is off by up to 1%.",
+            "determine the share alone. Use more than one run: each is off by up to 1%.",
             but(lambda share, exposed: (0.9 * share, exposed)),
         ),
         Mistake(

@@ -1,4 +1,4 @@
-"""14.6: one layout for a cluster that may turn out in two ways, and what defends it."""
+"""14.6: one layout for two possible cases of a cluster, and a number and a reason for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED = {NODE: NODE, PIPELINE_ZERO3: PIPELINE_ZERO3, MODEL_STATES: "does not f
 
 
 class Clusters(NamedTuple):
-    """What is certain, and what it may turn out to be: GB/s of the network, and the fraction of tp sums exposed."""
+    """A cluster in two cases, which differ in the GB/s of the network and in the fraction of tp sums exposed."""
 
     model: str
     gpus: int
@@ -48,7 +48,7 @@ CLUSTERS = (
 
 @cache
 def either_way(cluster: Clusters) -> tuple[Training, ...]:
-    """The same training on what the cluster may turn out to be; the same pair each time, by which others are cached."""
+    """The same training in both cases of the cluster; cached, because further caches are keyed by this pair."""
     shape, device, stack = PRESET_MODELS[cluster.model], GPUS["h100"], stack_for("megatron", "h100")
     batch = cluster.million_tokens * 2**20 // shape.context
     return tuple(
@@ -128,7 +128,7 @@ def of_layout(trainings: tuple[Training, Training], result: Any) -> tuple[str, s
         return HOLDS, ""
     figures = (
         f"{layout_text(layout)}: {mine[0]:.1%} slower than the best of the first case, {mine[1]:.1%} of the second.\n"
-        f"With another layout the larger of the two is {judged.least:.1%}."
+        f"With a different layout the larger of the two is {judged.least:.1%}."
     )
     least_mean = min(judged.of, key=lambda one: sum(judged.of[one]))
     named = dict(zip((least_mean, *judged.bests), ("least mean", "first's best", "second's best"), strict=True))
@@ -192,7 +192,7 @@ def answer(layout=None, loss=None, reason=None):
 
 
 def chosen(**fields):
-    """The right layout, with other fields."""
+    """The right layout, with these fields."""
     return lambda trainings: answer()(trainings)[0]._replace(**fields)
 
 
@@ -265,7 +265,7 @@ EXERCISE = Exercise(
             across_nodes,
         ),
         layouts("ZeRO-3 gathers weights for every microbatch; here it goes with dp alone.", pipelined_zero3),
-        layouts("The layout does not fit. Drop what does not fit before you compare seconds.", too_large),
+        layouts("The layout does not fit. Drop such layouts before you compare seconds.", too_large),
         layouts(
             "That is the best layout for the first case. In the second it loses far more than it gains in the first: "
             "for each layout look at the larger of its two regrets.",
@@ -278,12 +278,14 @@ EXERCISE = Exercise(
         ),
         layouts(
             "You take the layout with the least mean of both regrets. It may be good in one case and bad in the "
-            "other; asked for is the least of the larger ones.",
+            "second: take the layout whose larger regret is least.",
             lambda trainings: min(regrets(trainings).of, key=lambda one: sum(regrets(trainings).of[one])),
         ),
-        layouts("It can be, and it fits. But there is a layout whose larger regret is smaller.", slowest),
+        layouts(
+            "Your layout is possible, and it fits. But there is a layout whose larger regret is smaller.", slowest
+        ),
         losses(
-            "That is in per cent. Asked for is a fraction: 0.1 if it takes a tenth longer.",
+            "That is in per cent. Return a fraction: 0.1 if it takes a tenth longer.",
             loss_as(lambda x: 100 * x),
         ),
         losses("That is the ratio of the two times. Subtract 1.", loss_as(lambda x: 1 + x)),
@@ -293,12 +295,12 @@ EXERCISE = Exercise(
         ),
         losses("That is in seconds. Divide by the seconds of the best layout.", in_seconds),
         losses(
-            "That is what the second's best loses in the first training. Asked for is the reverse: the first's best, "
-            "in the second training.",
+            "That is the loss of the second's best in the first training. Return the reverse: the loss of the first's "
+            "best in the second training.",
             lambda trainings: regrets(trainings).of[regrets(trainings).bests[1]][0],
         ),
         losses(
-            "That is the larger regret of your own layout. Defend it: how much would the first's best have lost?",
+            "That is the larger regret of your layout. Defend it: how much would the first's best have lost?",
             lambda trainings: regrets(trainings).least,
         ),
         reasons("The reason is the name of a kind of time, such as `tp`.", lambda trainings: "network"),
@@ -308,7 +310,7 @@ EXERCISE = Exercise(
             largest,
         ),
         reasons(
-            "The reason is another. Compare two layouts in the second case: the one that is best in the first case, "
+            "That is not the reason. Compare two layouts in the second case: the one that is best in the first case, "
             "and the one that is best in the second. For which kind does the former take longer?",
             lambda trainings: "optimizer",
         ),

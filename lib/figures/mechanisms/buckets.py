@@ -1,6 +1,6 @@
 """Gradients fill buckets while backward runs, and each full bucket leaves as one all-reduce.
 
-Time is modelled: each weight takes part in as many products as any other, so backward makes equal bytes in equal times.
+Time is modelled: all weights take part in equally many products, so backward makes equal bytes in equal times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lib.figures.player import NARROW, Player, Scene, Step, Thing
 from lib.figures.svg import SMALLEST_PX, color, num, text_width
 
 HIGH, ROW, LANE = 24, 50, 30  # pixels: of a bar, from bucket to bucket, from lane to lane
-LEAST, GAP = 2, 1  # pixels of a gradient besides those for its bytes, and to the next one
+LEAST, GAP = 2, 1  # pixels of a gradient, added to the pixels for its bytes, and to the next gradient
 TOP, ZERO = 26, 66  # pixels: the first bar from the top, where time begins from the left
 
 
@@ -27,7 +27,7 @@ def play_buckets(
     Args:
         tensors: name and bytes of each gradient, in the order in which backward makes them. A name begins with its
             layer, such as `head.` or `blocks.3.`
-        bucket_bytes: about as many go into a bucket, as in `lib.data_parallel.buckets.fill_buckets`.
+        bucket_bytes: about the bytes of a bucket, as in `lib.data_parallel.buckets.fill_buckets`.
         backward_s: seconds of the backward pass.
         reduce_s: seconds of an all-reduce of so many bytes.
     """
@@ -38,7 +38,7 @@ def play_buckets(
 
 
 class _Backward:
-    """When each gradient exists, in which bucket it is, and when each bucket travels; in seconds."""
+    """When each gradient exists, in which bucket it is, and when each bucket is in flight; in seconds."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class _Backward:
         return f"{count} gradient{'s' * (count != 1)} ({said})"
 
     def moments_s(self) -> list[float]:
-        """The start; when a layer has made its gradients, and when a bucket is full; the end."""
+        """The start; when the gradients of a layer exist, and when a bucket is full; the end."""
         return sorted({0.0, *self.layer_s.values(), *self.ready_s, self.end_s})
 
     def network_s(self, now_s: float) -> float:
@@ -76,7 +76,7 @@ class _Backward:
         return sum(max(0, min(now_s, end_s) - start_s) for start_s, end_s in self.travels_s)
 
     def sentence(self, now_s: float) -> str:
-        """What has just happened."""
+        """The event of this step."""
         if now_s == 0:
             made = self.words(range(len(self.sizes)))
             return f"Forward is over. Backward will make {made}, the last layer first. Width shows bytes."

@@ -1,4 +1,4 @@
-"""Ways to cut a training step over ranks: batch and model come apart, and what the ranks send crosses the gaps."""
+"""Ways to cut a training step over ranks: batch and model come apart, and the messages of the ranks cross the gaps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lib.figures.svg import SMALLEST_PX, text_width
 SIDE = 4  # rows of the batch, layers and columns of the model
 ROW, PILL, GAP = 18, 19, 22  # pixels: from row to row of the batch; height of a message; between ranks of one copy
 EDGE = 5  # pixels left free at either side
-TECHNIQUES = {  # what is cut → the technique: what its ranks send
+TECHNIQUES = {  # the dimension that is cut → the technique: the messages of its ranks
     "batch": "data parallelism: gradients, in one all-reduce. Each rank sends {all_reduce:g} times their bytes.",
     "state": "ZeRO-3: weights of a layer before it computes, then gradients: {zero:g} times the bytes of all weights.",
     "width": "tensor parallelism: activations, partial sums for {in_a_layer} all-reduces per layer and microbatch.",
@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     Args:
         batch: row of the batch → the rank that works on it; empty if all of them need it.
         model: (layer, column) of the model → the same.
-        sent: what the ranks send one another.
+        sent: the messages of the ranks.
     """
 
     batch: Callable[[int], int | str]
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 
 
 def play_cuts(cuts: Mapping[str, Cut]) -> Player:
-    """One cut after the other and what its ranks send; at the end all techniques side by side.
+    """Each cut, and the messages of its ranks; at the end all techniques side by side.
 
     Args:
         cuts: name → how a batch of four rows and a model of four layers and columns are cut: one of `TECHNIQUES`.
@@ -50,16 +50,16 @@ def play_cuts(cuts: Mapping[str, Cut]) -> Player:
 
 
 class _Parts:
-    """What a cut makes of a step, read off its functions.
+    """The shares of a step under a cut, read off its functions.
 
     Attributes:
         batch: the share of each row.
         model: (layer, column) → the share of this cell.
         lines: the shares of rows, layers and columns, in their order.
-        copies: shares of the batch. Each goes through a model of its own.
+        copies: shares of the batch. Each goes through its own model.
         shares: of the model.
         keeps: batch and model are shared by the same ranks (ZeRO): a rank keeps its cells, and computes with all.
-        axes: what is cut, a key of `TECHNIQUES`.
+        axes: the dimensions that are cut, a key of `TECHNIQUES`.
         ranks: how many.
     """
 
@@ -75,7 +75,7 @@ class _Parts:
         self.ranks = len(self.copies) * (1 if self.keeps else len(self.shares))
 
     def rank(self, mine: int | str | None, share: int | str) -> str | None:
-        """Who has a share of the model, in the copy for a share of the batch: None for a rank of another copy.
+        """The rank with a share of the model, in the copy for a share of the batch: None in a different copy.
 
         Args:
             mine: None for all of the batch.
@@ -103,7 +103,7 @@ class _Box(NamedTuple):
         return self.model + self.high
 
     def cells(self, parts: _Parts) -> dict[tuple[int, int], Thing]:
-        """They overlap a little, so that those of a rank look like one block."""
+        """They overlap a little, so that the cells of a rank look like one block."""
         across, wide = _lay(parts.lines["width"], self.left, self.width - 1, self.gap)
         down, high = _lay(parts.lines["depth"], self.model, self.high - 1, self.gap)
         return {(k, c): Thing(across[c], down[k], wide + 1, high + 1, "param", radius=0) for k, c in CELLS}
@@ -126,7 +126,7 @@ class _Box(NamedTuple):
             yield f"{k} cell {cell}", thing._replace(seen=seen)
 
     def labels(self, parts: _Parts, mine: int | str | None) -> Iterator[tuple[str, Thing]]:
-        """Whose the parts of the model are, as if it were written on them; the number alone if there is no room."""
+        """The rank of each part of the model, as words on it; the number alone if there is no room."""
         cells = self.cells(parts)
         for share in parts.shares:
             rank = parts.rank(mine, share)
@@ -185,7 +185,7 @@ def _boxes(parts: _Parts, width: float) -> list[_Box]:
 
 
 def _held(parts: _Parts, boxes: list[_Box]) -> dict[str, Thing]:
-    """Four copies, always. Those that are not needed lie behind others, come from there and go back into them."""
+    """Four copies, always. A copy that is not needed is hidden under a visible copy, comes from there and returns."""
     copies = [(k, k % len(boxes)) for k in reversed(range(SIDE))]
     things = {name: thing for k, i in copies for name, thing in boxes[i].copy(k, parts, parts.copies[i])}
     for box, share in zip(boxes, parts.copies, strict=True):
@@ -195,7 +195,7 @@ def _held(parts: _Parts, boxes: list[_Box]) -> dict[str, Thing]:
 
 def _messages(parts: _Parts, boxes: list[_Box]) -> Iterator[tuple[Thing, Thing]]:
     """Each where it comes from, and where it is once sent."""
-    first = parts.model[0, 0]  # whose the first layer is
+    first = parts.model[0, 0]  # the share of the first layer
     for box, share in zip(boxes, parts.copies, strict=True):
         cells = box.cells(parts)
         for (layer, column), words in product([] if parts.keeps else CELLS, "⇄⇅"):
@@ -216,7 +216,7 @@ def _messages(parts: _Parts, boxes: list[_Box]) -> Iterator[tuple[Thing, Thing]]
 
 
 def _overview(cuts: Mapping[str, Cut], width: float) -> dict[str, Thing]:
-    """Each technique with its shares and its messages; not those that are put together from others."""
+    """Each technique with its shares and its messages; not combined techniques."""
     techniques = {name: parts for name, cut in cuts.items() if "," not in (parts := _Parts(cut)).axes}
     columns, high = (4, 190.0) if width > NARROW else (2, 86.0)
     pitch, things = (width - 2 * EDGE + 20) / columns, {}

@@ -22,12 +22,12 @@ Point = tuple[float, float]
 
 
 class _Moment(NamedTuple):
-    """What is the case at a step.
+    """The state of all ranks at a step.
 
     Args:
         program: of all ranks.
         calls: of the ranks that are in one.
-        moved: how far each message is on its way: 0, 0.5 or 1.
+        moved: the fraction of its path that each message covered: 0, 0.5 or 1.
     """
 
     program: str
@@ -58,13 +58,13 @@ def _moments(n: int) -> Iterator[_Moment]:
     stuck = sum(bool(wait.late) for wait in _waits(both).values())
     said = f"Each send meets its recv, and {stuck} of {n} ranks are stuck."
     yield _Moment("exchange", both, 0, f"Exchange starts both calls, then waits. {said}")
-    yield _Moment("exchange", both, 0.5, f"{n} of {n} messages are on their way at the same time.")
+    yield _Moment("exchange", both, 0.5, f"{n} of {n} messages are in flight at the same time.")
     said = f"{n} of {n} messages have arrived, in the time of one. Each rank has the x of its left neighbour."
     yield _Moment("exchange", {}, 1, said)
 
 
 def _waits(calls: Calls) -> dict[int, AwaitedCall]:
-    """Of each rank in a call: the others that are not in the other half of it."""
+    """For each rank in a call: the peers that are not in the other half of it."""
     waits = {}
     for rank, mine in calls.items():
         late = (peer for half, peer in mine if (OTHER_HALF[half], rank) not in calls.get(peer, ()))
@@ -83,7 +83,7 @@ def _scene(n: int, width: float) -> Scene:
     middle_y = down + (12 if is_flat else BOX[1] / 2 + 1)
 
     def on_circle(place: float) -> Point:
-        """Where rank `place` is, or if that is no whole number, what lies between two."""
+        """Where rank `place` is, or if that is no whole number, a point between two."""
         turn = 2 * pi * place / n - (pi / 2 if is_flat else 0)
         return width / 2 + across * sin(turn), middle_y - down * cos(turn)
 
@@ -108,7 +108,7 @@ def _scene(n: int, width: float) -> Scene:
         held_out, *_, at_door = free(rank, MESSAGE)
         dots = free(rank, (DOT, DOT))
         *dots, before, tip = dots[dots.index(held_out) :]
-        for k, dot in enumerate([*dots, before]):  # where there is no wait they are in their rank, unseen
+        for k, dot in enumerate([*dots, before]):  # without a wait they are in their rank, invisible
             at = dot if late else (x, y)
             yield f"dot {rank} {k}", _around(at, (DOT, DOT), "bad" if in_circle else "soft", seen=late)
         arrow = ARROWS[round(4 * atan2(tip[1] - before[1], tip[0] - before[0]) / pi) % 8]

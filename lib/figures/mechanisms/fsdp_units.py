@@ -1,7 +1,7 @@
 """FSDP through a step: a unit is unsharded only while it computes, and the next one is already in flight.
 
-One sees rank 0. A thin bar is its shard, a thick one all shards. The shards of the other ranks come in an all-gather;
-their shards of the gradients leave in a reduce-scatter. Below, the parameters that are live, in bytes.
+The figure shows rank 0. A thin bar is its shard, a thick bar all shards. The shards of the other ranks come in an
+all-gather; their shards of the gradients leave in a reduce-scatter. Below, the parameters that are live, in bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from lib.figures.canvas import Canvas
 from lib.figures.player import NARROW, Player, Scene, Step, Thing
 from lib.figures.svg import OUTLINE, SMALLEST_PX, color, text_width
 
-ROOT = 0  # of the units: what is in no block
-TOP, ROW, HIGH = 26, 44, 34  # pixels: of the first row, from row to row, of what is whole
+ROOT = 0  # the unit of all layers outside the blocks
+TOP, ROW, HIGH = 26, 44, 34  # pixels: of the first row, from row to row, of a full unit
 DASHED = OUTLINE | {"stroke": color("soft")}
 COLUMNS = {  # pixels: x and width
     "wide": {"gradients": (84, 124), "parameters": (220, 124), "in flight": (372, 152), "other ranks": (552, 124)},
@@ -24,12 +24,12 @@ COLUMNS = {  # pixels: x and width
 
 
 class Moment(NamedTuple):
-    """What rank 0 does at one time, and with which units.
+    """The work of rank 0 at one time, and the units in it.
 
     Args:
         what: `forward`, `backward`, or empty where it waits.
         unit: that computes.
-        arriving, whole, leaving: units in an all-gather, with all parameters there, in a reduce-scatter.
+        arriving, whole, leaving: units in an all-gather, with full parameters, in a reduce-scatter.
     """
 
     what: str = ""
@@ -52,25 +52,25 @@ def play_fsdp_units(sizes: Sequence[float], n: int = 4) -> Player:
 
 
 def live_bytes(moment: Moment, sizes: Sequence[float], n: int) -> float:
-    """Bytes of parameters on a rank: all shards, and each unit that is whole or arrives."""
+    """Bytes of parameters on a rank: all shards, and each unit that is unsharded or arrives."""
     return sum(sizes) / n + sum(sizes[unit] for unit in moment.whole | moment.arriving)
 
 
 def moments_of_step(num_blocks: int) -> list[Moment]:
     """A step in the order of `sharded_step`; before it and after it a rank has only shards.
 
-    The root is not in that formula: it arrives at the beginning of each pass, and is whole to its end.
+    The root is not in that formula: it arrives at the beginning of each pass, and is unsharded to its end.
     """
     moments = [Moment()]
-    gathers, reduces = frozenset(), frozenset()  # started since a block has computed
-    for what, block, *_ in sharded_step(*[[0.0] * num_blocks] * 4):  # of its times only their order is looked at
+    gathers, reduces = frozenset(), frozenset()  # started since the last computation of a block
+    for what, block, *_ in sharded_step(*[[0.0] * num_blocks] * 4):  # only the order of its times is used
         unit = frozenset({block + 1})
         if what == "gather":
             gathers |= unit
         elif what == "reduce":
             reduces |= unit
         else:
-            if unit <= gathers:  # nothing can compute before it has arrived
+            if unit <= gathers:  # nothing can compute before it arrives
                 moments.append(Moment(arriving=unit | {ROOT}))
             moments.append(Moment(what, block + 1, gathers - unit, unit | {ROOT}, reduces))
             gathers, reduces = frozenset(), frozenset()
@@ -78,7 +78,7 @@ def moments_of_step(num_blocks: int) -> list[Moment]:
 
 
 def _whole(moments: list[Moment], unit: int) -> Iterator[tuple[int, int]]:
-    """For each all-gather of a unit: the moment in which it arrives, and the first one in which it is freed."""
+    """For each all-gather of a unit: when it arrives, and when it is freed."""
     for begin, moment in enumerate(moments):
         if unit in moment.arriving:
             yield begin, next(i for i in range(begin + 1, len(moments)) if unit not in moments[i].whole)
@@ -167,7 +167,7 @@ def _name(unit: int) -> str:
 
 
 def _size(size: float, sizes: Sequence[float]) -> str:
-    """In the unit that suits all of them."""
+    """In a unit of bytes that suits all sizes."""
     return f"{size / 1e9:.2f} GB" if sum(sizes) >= 1e9 else f"{size / 1e6:.2f} MB"
 
 

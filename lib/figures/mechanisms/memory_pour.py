@@ -1,4 +1,4 @@
-"""A training step poured into a GPU: what each part of it adds and frees, and what spills over."""
+"""A training step poured into a GPU: the bytes that each part of it adds and frees, and the bytes that do not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Held = dict[tuple[str, int], float]  # (kind, group of layers) → bytes
 
 
 class _Instant(NamedTuple):
-    """An instant of the step: its name, the groups at work and their ink, all that is alive, what has happened."""
+    """An instant of the step: its name, the groups at work and their ink, all bytes alive, and its event."""
 
     phase: str
     busy: range
@@ -43,9 +43,9 @@ def play_memory_pour(name: str, device_bytes: float, *, rows: int = 1, recompute
 
     Args:
         name: of a model of `lib.cost.sizes.MODELS`.
-        device_bytes: of the GPU; what spills over lies beside it.
+        device_bytes: of the GPU; bytes that do not fit are drawn to the right of it.
         rows: sequences of the batch.
-        recompute: as `activation_bytes` takes it. `selective` is what a fused attention keeps.
+        recompute: as `activation_bytes` takes it. `selective` counts the tensors of a fused attention.
     """
     instants = list(_instants(name, device_bytes, rows, recompute))
     still = [instant.phase for instant in instants].index("optimizer")
@@ -101,7 +101,7 @@ def _instants(name: str, room: float, rows: int, recompute: str) -> Iterator[_In
     held = {chunk: n_bytes for chunk, n_bytes in held.items() if chunk[0] != "gradients"}
     yield now("at rest", range(0), "idle", "Gradients are freed, moments stay")
     held |= {("activations", i): n_bytes for i, n_bytes in enumerate(activations)}
-    said = "The second forward adds its activations and logits to all that has stayed"
+    said = "The second forward adds its activations and logits to all that stayed"
     yield now("forward", range(GROUPS + 1), "forward", said)
 
 
@@ -124,7 +124,7 @@ def _scene(name: str, instants: list[_Instant], room: float, width: float) -> Sc
         yield "phase", Thing(0, TOP - 22, max(side, 70), 18, "plain", instant.phase)
         for i, words in enumerate(names):
             yield f"group {i}", Thing(*boxes[i], instant.ink if i in instant.busy else "idle", words)
-        below = 0.0  # bytes that lie under the next chunk
+        below = 0.0  # bytes under the next chunk
         for kind, ink in KINDS.items():
             mine = {group: instant.held.get((kind, group), 0.0) for of, group in chunks if of == kind}
             words = dict.fromkeys(("inside", "outside"), f"{kind} {sum(mine.values()) / GB:.1f}{' GB' * wide}")

@@ -1,4 +1,4 @@
-"""Pipelines on one clock: microbatches travel down the ranks and back, and each rank keeps those that come back."""
+"""Pipelines on one clock: microbatches travel down the ranks and back, and each rank keeps them until then."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ROW, HEAD = 30, 24  # pixels: from rank to rank, and above the first
 
 
 class _Grid(NamedTuple):
-    """Where things stand: a name and a tray left of the bars of each rank, time to the right."""
+    """The places: a name and a tray left of the bars of each rank, time to the right."""
 
     tray: float
-    item: float  # width of what lies in a tray
+    item: float  # width of an item in a tray
     left: float  # where time begins
     unit: float
 
@@ -32,25 +32,25 @@ class _Grid(NamedTuple):
         return cls(name, item, left, (width - left - 2) / makespan)
 
     def bar(self, top: float, slot: Slot, now: float, words: str) -> Thing:
-        """What of it is done."""
+        """The part of it that is done."""
         x = self.left + slot.start * self.unit
         width = max(1.0, (min(slot.end, now) - slot.start) * self.unit - 2)
         return Thing(x, top + ROW * slot.rank, width, ROW - 6, KIND[slot.action.op], words)
 
 
 def play_pipelines(schedules: Sequence[Schedule], costs: Costs | None = None) -> Player:
-    """Schedules below each other, as they run when each action of a rank takes what it costs.
+    """Schedules from top to bottom, run with the given costs of actions.
 
     Args:
         schedules: of the same ranks and microbatches, such as GPipe and 1F1B. Where a rank has several stages, those
-            behind its first bear a dash, and each takes its part of the time.
+            after its first have a dash, and each takes its part of the time.
         costs: of all stages of a rank. Default: a forward of 1, a backward of 2.
     """
     costs = costs or Costs()
     timelines = [simulate(schedule, _of_a_stage(costs, schedule)) for schedule in schedules]
     title = " and ".join(schedule.name for schedule in schedules)
     title = f"{title}, {schedules[0].num_microbatches} microbatches"
-    middle = len(_moments(timelines)) // 2  # the end would answer what a page asks first
+    middle = len(_moments(timelines)) // 2  # the last step would answer the question of the page
     return Player(title, lambda width: _scene(timelines, width), still=middle)
 
 
@@ -86,7 +86,7 @@ def _scene(timelines: Sequence[Timeline], width: float) -> Scene:
 
 
 def _things(timeline: Timeline, now: float, top: float, grid: _Grid) -> Iterator[tuple[str, Thing]]:
-    """What has begun before `now`, and what is kept then. What comes next waits, unseen, where it comes from."""
+    """The actions that began before `now`, and the microbatches kept then. The next actions wait, invisible."""
     name, schedule = timeline.schedule.name, timeline.schedule
     of_stage = {slot.action: slot for slot in timeline.compute}
     for slot in timeline.compute:
@@ -121,7 +121,7 @@ def _words(schedule: Schedule, action: Action) -> str:
 
 
 def _freed(timeline: Timeline, forward: Slot) -> float:
-    """When what a forward has kept is needed no more."""
+    """When the activations of a forward are freed."""
     of_whole, of_half = (forward.action._replace(op=op) for op in (Op.B, Op.W))
     return next(slot.end for slot in timeline.compute if slot.action in (of_whole, of_half))
 

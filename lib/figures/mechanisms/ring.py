@@ -1,4 +1,4 @@
-"""An all-reduce, step by step: ranks on a circle, chunks that travel and add up, bytes that each rank has sent."""
+"""An all-reduce, step by step: ranks on a circle, chunks that travel and add up, bytes that each rank sent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
         return places[rank][0] + CELL * chunk, places[rank][1], CELL - 2, HIGH
 
     def things(done: int) -> Iterator[tuple[str, Thing]]:
-        """What there is after so many steps, and what has just travelled."""
+        """The chunks of all ranks after so many steps, and the chunks of the last messages."""
         for rank, chunks in enumerate(after(steps[:done], n)):
             for chunk, inside in enumerate(chunks):
                 ink = "frame" if len(inside) == n else "idle"
@@ -65,7 +65,7 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
         if algorithm == "ring" and done:
             half = "reduce-scatter" if done < n else "all-gather"
             yield half, Thing(middle - 60, TOP + 96, 120, 30, "plain", half)
-        for number in (done, done + 1):  # those of the next step wait, unseen, where they will leave
+        for number in (done, done + 1):  # chunks of the next step wait, invisible, at their sender
             held = after(steps[: number - 1], n) if 0 < number <= len(steps) else []
             for move in steps[number - 1] if held else []:
                 for chunk in move.chunks:
@@ -92,5 +92,5 @@ def _sentence(algorithm: str, steps: list[Moves], n: int, done: int) -> str:
     carried = f"Step {done}: {len(steps[done - 1])} of {n} links carry {busy} chunks"
     if algorithm == "ring" and done == n - 1:
         return f"{carried}. Each rank has one complete sum: that is a reduce-scatter. The rest is an all-gather."
-    adds = "are added" if steps[done - 1][0].adds else "replace what was there"
+    adds = "are added" if steps[done - 1][0].adds else "replace the old values"
     return f"{carried}, which {adds}. The busiest rank has sent {sent:g} arrays."

@@ -1,4 +1,4 @@
-"""A layer under sequence parallelism: tokens, heads, tokens, columns, and what of them a rank keeps and sends."""
+"""A layer under sequence parallelism: tokens, heads, tokens, columns, and the parts that a rank keeps and sends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lib.figures.svg import SMALLEST_PX, color, text_width
 
 PLACES = "norm", "attention", "norm", "MLP"
 SIDE, SHEET = 108, 4  # pixels of a place, and between two of several copies
-PITCH, PAIR = 160, 336  # from place to place, and from a norm and what follows it to the next two
+PITCH, PAIR = 160, 336  # from place to place, and from a norm and its successor to the next two
 TOP, HIGH, BAR = 58, 212, 26  # of the places, and height with all words; of a row at the bottom
-HALVES, APART = 1, 2  # steps: all-reduces are two halves each; a norm stands between the halves
+HALVES, APART = 1, 2  # steps: all-reduces are two halves each; a norm is between the halves
 WALK = [  # then forward: where it is, and how the ranks share the activation there
     *((0, "tokens"), (1, "copies"), (1, "parts"), (1, "terms")),
     *((2, "tokens"), (3, "copies"), (3, "parts")),
@@ -27,7 +27,7 @@ SENT, BACKWARD = APART + len(WALK) + 1, APART + len(WALK) + 2  # the last steps
 def play_sequence_parallel(shape: ModelShape, rows: int, tp: int) -> Player:
     """A layer of `shape` on tp ranks: tensor parallelism, then its all-reduces in two halves with a norm in between.
 
-    Bytes are those of a layer in 16 bit, as the papers count them, with an attention that stores no matrices.
+    Bytes are of a layer in 16 bit, counted as in the papers, with an attention that stores no matrices.
 
     Args:
         rows: sequences of a microbatch.
@@ -40,7 +40,8 @@ def play_sequence_parallel(shape: ModelShape, rows: int, tp: int) -> Player:
 def _kept_bytes(shape: ModelShape, rows: int, tp: int, sequence_parallel: bool) -> list[float]:
     """Bytes that a rank keeps at each of `PLACES`, from `activation_bytes`.
 
-    What tp ranks do not divide lies around the two norms, which are alike; an MLP twice as wide keeps twice as much.
+    The bytes that tp ranks do not divide are around the two norms, half at each; an MLP twice as wide keeps twice the
+    bytes.
     """
     one, many = (activation_bytes(shape, rows, "selective", tp=n) for n in (1, tp))
     norms = one - (one - many) * tp / (tp - 1)
@@ -51,7 +52,7 @@ def _kept_bytes(shape: ModelShape, rows: int, tp: int, sequence_parallel: bool) 
 
 
 class _Ribbon:
-    """All steps for one width of page; the second norm and the MLP stand beside the first two places or below them."""
+    """All steps for one width of page; the second norm and the MLP are next to the first two places or below them."""
 
     def __init__(self, shape: ModelShape, rows: int, tp: int, width: float) -> None:
         self.tp, self.width = tp, width
@@ -98,7 +99,7 @@ class _Ribbon:
         ]
 
     def _things(self, at: int) -> Iterator[tuple[str, Thing]]:
-        """What comes later lies in front."""
+        """Later things are in front."""
         walks = APART < at < SENT
         done = WALK[: at - APART] if walks else WALK
         now = done[-1] if walks else None
@@ -125,7 +126,7 @@ class _Ribbon:
         return x + 44 + PITCH * (place % 2), y + TOP
 
     def _share(self, place: int, form: str, r: int, seen: float = 1.0) -> Thing:
-        """What rank r has of the activation at a place."""
+        """The part of the activation that rank r holds at a place."""
         x, y = self._corner(place)
         part = SIDE / self.tp
         if form == "tokens":
@@ -158,7 +159,7 @@ class _Ribbon:
                 yield f"bar {pair} {k}", Thing(x + 10 + 10 * k + away, y + 46, 10, TOP + SIDE - 46, "comm", seen=seen)
 
     def _bars(self, kept: list[float], at: int, sent: int) -> Iterator[tuple[str, Thing]]:
-        """What a rank keeps and sends, beside what it would under tensor parallelism alone."""
+        """The bytes that a rank keeps and sends, and in outline the bytes under tensor parallelism alone."""
         left, y = 44, self.bars
         longest = self.width - left - 74
         scale, each = longest / sum(self.whole), longest // self.calls[1]

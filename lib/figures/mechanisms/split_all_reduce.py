@@ -1,7 +1,7 @@
 """An all-reduce comes apart, and the optimizer step moves in between its halves: from data parallelism to ZeRO-1.
 
 Each rank is a row, each shard a column. A reduce-scatter collapses the columns onto the diagonal, an all-gather spreads
-the diagonal: gradients at first, then parameters in their place.
+the diagonal: first gradients, then parameters instead.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _block(n: int, order: tuple[str, ...], operation: str) -> Thing:
 
 
 def _sent(n: int, done: tuple[str, ...]) -> float:
-    """Bytes that a rank has sent, in multiples of S: gradients and parameters are equally long."""
+    """Bytes that a rank sent, in multiples of S: gradients and parameters are equally long."""
     return sum(wire_bytes(operation, 1, n) for operation in done if operation != "step")
 
 

@@ -12,10 +12,10 @@ from lib.figures.svg import color, text_width
 
 Numbers = Sequence[Sequence[int]]
 HIGH, LINE = 22, 18  # pixels of a row of numbers, and of a line of words
-PANEL, LANE = LINE + 4 * HIGH + 18, 4 * HIGH + 44  # heights: of a rank, and of what lies between the two
+PANEL, LANE = LINE + 4 * HIGH + 18, 4 * HIGH + 44  # heights: of a rank, and of the lane between the two
 X, W1, H, W2, Y = range(5)  # the matrices from left to right
 SHAPES = (2, 2), (2, 4), (2, 4), (4, 2), (2, 2)  # of them, on one process
-WHOLE, CUT, PART, TERM, SUM, DONE, WRONG = range(7)  # how far forward or backward has come
+WHOLE, CUT, PART, TERM, SUM, DONE, WRONG = range(7)  # the phases of forward and of backward
 STEPS = [  # (whether backward, how far)
     *((False, phase) for phase in (WHOLE, CUT, PART, TERM, SUM, DONE)),
     *((True, phase) for phase in (PART, TERM, SUM, DONE)),
@@ -82,7 +82,7 @@ def _sentences(sent: float) -> list[str]:
 
 
 class _Drawing:
-    """All steps for one width of page: a panel for each rank, and between them a lane for what the two share."""
+    """All steps for one width of page: a panel for each rank, and between them a lane for their collectives."""
 
     def __init__(self, x: Numbers, w1: Numbers, w2: Numbers, dy: Numbers, width: float) -> None:
         self.x, self.dy, self.width, self.whole = x, dy, width, _computed(x, w1, w2, dy)
@@ -107,7 +107,7 @@ class _Drawing:
         return Scene(canvas, 2 * PANEL + LANE, list(map(Step, _sentences(sent), things)))
 
     def _things(self, back: bool, phase: int) -> Iterator[tuple[str, Thing]]:
-        """What comes later lies in front."""
+        """Later things are in front."""
         if phase == WHOLE:
             yield from self._matrix("whole h", H, self.middle, self.whole.h)
             yield from self._matrix("whole y", Y, self.middle, self.whole.y)
@@ -129,7 +129,7 @@ class _Drawing:
             yield from self._call(X if back else Y, phase)
 
     def _terms(self, back: bool, phase: int, r: int) -> Iterator[tuple[str, Thing]]:
-        """A rank's term; and a copy of it that goes to meet that of the other rank, and returns as the sum."""
+        """A rank's term; and a copy of it that meets the term of the other rank, and returns as the sum."""
         slot, ink = (X, "gradient") if back else (Y, "activation")
         term = self.ranks[r].dx if back else self.ranks[r].y
         if phase != DONE:
@@ -143,7 +143,7 @@ class _Drawing:
             yield from self._matrix(f"sent {slot} {r}", slot, top, numbers, ink, seen=float(phase > TERM))
 
     def _words(self, back: bool, phase: int, r: int, top: float) -> Iterator[tuple[str, Thing]]:
-        """What each matrix is called, a dashed frame in place of the part that the other rank has, signs between."""
+        """The name of each matrix, a dashed frame for the part of the other rank, signs between."""
         result = "term" if phase in (TERM, SUM) else "∂x" if back else "y"
         names = [result, "W₁ᵀ", "∂h", "W₂ᵀ", "∂y"] if back else ["x", "W₁ᵀ", "h", "W₂ᵀ", result]
         there = {X, W1, H, W2, Y} - {CUT: {H, Y}, PART: {X if back else Y}}.get(phase, set())
@@ -160,7 +160,7 @@ class _Drawing:
                 yield f"sign {slot} {r}", Thing(*place, "plain", sign)
 
     def _call(self, slot: int, phase: int) -> Iterator[tuple[str, Thing]]:
-        """In the lane: the collective and what it gives, or that there is none."""
+        """In the lane: the collective and its result, or that there is none."""
         if phase == SUM:
             yield from self._matrix(f"sum {slot}", slot, self.middle, self.sums[slot], "comm")
         words, ink = ("all-reduce", "comm") if phase == SUM else ("no all-reduce", "bad")

@@ -1,7 +1,7 @@
-"""ZeRO, stage by stage: what each rank keeps of parameters, gradients and optimizer states, and what it frees.
+"""ZeRO, stage by stage: the parameters, gradients and optimizer states that each rank keeps, and those that it frees.
 
 Each rank is a column, each kind of model state a row; heights are bytes. The shard of rank r is the r-th n-th of its
-row, so that one sees that all shards together are the whole.
+row, so all shards together make the full row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS = {  # of model states, as `state_bytes` names them: words, ink
     "gradient": ("gradients", "gradient"),
     "optimizer": ("optimizer states", "opt"),
 }
-MARKED = {  # what is said of a kind before it is sharded
+MARKED = {  # the sentence on a kind before it is sharded
     "optimizer": "Every rank keeps the same optimizer states. To update one shard, it needs one shard of them.",
     "gradient": "To update its shard, a rank needs one shard of the reduced gradients: a reduce-scatter is enough.",
     "parameter": "A layer needs its parameters only while it computes: an all-gather can deliver them each time.",
@@ -32,7 +32,7 @@ Frame = tuple[int, str]  # a stage, and the kind that the next stage will shard,
 
 
 def play_zero_stages(n: int = 4, recipe: Recipe = RECIPES["mixed Adam"]) -> Player:
-    """Stages 0 to 3 on n ranks, at least two; before each stage one sees which copies it will free.
+    """Stages 0 to 3 on n ranks, at least two; a step before each stage marks the copies that it will free.
 
     Args:
         recipe: bytes of each kind; its optimizer has states.
@@ -53,7 +53,7 @@ def _frames(n: int, recipe: Recipe) -> Iterator[Frame]:
 def _scene(n: int, recipe: Recipe, width: float) -> Scene:
     narrow = width == NARROW
     left, right, bar = (1, 235, width - BAR - 1) if narrow else (132, 540, 566)
-    head, above = (34, LINE + 2) if narrow else (14, 0)  # the line of the ranks; what a row's words take above it
+    head, above = (34, LINE + 2) if narrow else (14, 0)  # the line of the ranks; pixels of a row's words above it
     whole, pitch = state_bytes(1, recipe), (right - left) / n
     scale = HEIGHT / sum(whole.values())
     rows, bottom = {}, 40.0 - GAP

@@ -1,5 +1,5 @@
-"""A schedule is data: what each rank does, in order. `action` says what that is, each other file writes one kind.
+"""A schedule is data: the actions of each rank, in order. `action` defines them; every further file writes one kind.
 
 May import nothing else.
-Must never know when anything runs, how it is sent, or what a stage computes: others read the list.
+Must never know times, messages, or the computation of a stage: its readers add them.
 """

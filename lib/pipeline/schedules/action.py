@@ -1,12 +1,12 @@
-"""A schedule is data: which rank does what, in which order.
+"""A schedule is data: the actions of each rank, in order.
 
-The problem: a pipeline written as a loop with sends and receives in it can only be run. Nobody can print it, count its
-bubbles before it runs, or prove that it will not hang. The idea: write down the order of each rank as a list of small
-actions, `2F0` for "stage 2, forward, microbatch 0", and let others read the list. `simulate` says when each action
-runs, `lower` adds the messages, `prove` proves that it is right. None of them has an order of its own.
+The problem: a pipeline written as a loop with sends and receives in it can only be run. No function can print it,
+compute its bubble before it runs, or prove that it will not hang. The idea: write down the order of each rank as a list
+of small actions, `2F0` for "stage 2, forward, microbatch 0", and let the rest of the code read the list. `simulate`
+computes when each action runs, `lower` adds the messages, `prove` proves that it is right.
 
-There is no time in a schedule and no bubble: a bubble is what comes out when it is simulated or run.
-Words: a *stage* is a piece of the model, a *rank* is a process; a rank may have several stages.
+A schedule has no times and no bubble: both follow when it is simulated or run.
+Words: a *stage* is some layers of the model, a *rank* is a process; a rank may have several stages.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from lib.pipeline.schedules.fault import Fault, ScheduleError
 
 
 class Op(StrEnum):
-    """What is done with a microbatch in a stage."""
+    """The operation on a microbatch in a stage."""
 
     F = "F"  # forward
-    B = "B"  # the whole backward: I and W
-    I = "I"  # its half that gives the gradient of the input, which the stage before waits for  # noqa: E741
-    W = "W"  # its half that gives the gradients of the weights, for which nobody waits
-    SEND_F = "SEND_F"  # this stage's output, to the rank of the next stage
-    RECV_F = "RECV_F"  # this stage's input, from the rank of the stage before
-    SEND_B = "SEND_B"  # the gradient of this stage's input, to the rank of the stage before
-    RECV_B = "RECV_B"  # the gradient of this stage's output, from the rank of the next stage
-    REDUCE = "REDUCE"  # its weight gradients leave, for a sum over the replicas of this stage: of all microbatches,
+    B = "B"  # the full backward: I and W
+    I = "I"  # its half for the input gradient, for which the previous stage waits  # noqa: E741
+    W = "W"  # its half for the weight gradients, for which no rank waits
+    SEND_F = "SEND_F"  # the output of this stage, to the rank of the next stage
+    RECV_F = "RECV_F"  # the input of this stage, from the rank of the previous stage
+    SEND_B = "SEND_B"  # the input gradient of this stage, to the rank of the previous stage
+    RECV_B = "RECV_B"  # the output gradient of this stage, from the rank of the next stage
+    REDUCE = "REDUCE"  # starts the sum of its weight gradients over the replicas of this stage: of all microbatches,
     # `2REDUCE`, or of one, `2REDUCE3`
 
 
 COMPUTE = (Op.F, Op.B, Op.I, Op.W)
-ALL = -1  # in the place of a microbatch
+ALL = -1  # all microbatches, instead of one
 SENDS, RECVS = (Op.SEND_F, Op.SEND_B), (Op.RECV_F, Op.RECV_B)
 _ACTION = re.compile(rf"(\d+)({'|'.join(sorted(Op, key=len, reverse=True))})(\d*)")
 _RANK = re.compile(r"\s*rank\s+(\d+)\s*:")
 
 
 class Action(NamedTuple):
-    """One thing that a rank does, printed as `2F0`."""
+    """One action of a rank, printed as `2F0`."""
 
     stage: int
     op: Op
@@ -57,24 +57,24 @@ class Action(NamedTuple):
         """The action that is written `2F0` or `1RECV_B3`.
 
         Raises:
-            ScheduleError: it is written otherwise.
+            ScheduleError: the text has a different form.
         """
         found = _ACTION.fullmatch(text)
         if not found or not (found[3] or found[2] == Op.REDUCE):
             ops = ", ".join(Op)
-            said = f"{text!r} is no action; write stage, one of {ops}, and microbatch, such as 2F0"
+            said = f"{text!r} is not an action; write stage, one of {ops}, and microbatch, such as 2F0"
             raise ScheduleError(said, Fault.NO_ACTION)
         return cls(int(found[1]), Op(found[2]), int(found[3] or ALL))
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each rank does, in order.
+    """The actions of each rank, in order.
 
     Args:
         name: for titles and messages.
-        num_stages: pieces of the model, in the order in which a microbatch passes through them.
-        num_microbatches: pieces of a rank's batch.
+        num_stages: number of stages; a microbatch passes through them in order.
+        num_microbatches: number of microbatches of a step.
         rank_of: the rank of each stage.
         actions: of each rank, in order.
     """
@@ -95,17 +95,17 @@ class Schedule:
 
     @cached_property
     def is_lowered(self) -> bool:
-        """Whether its messages are in it."""
+        """Whether it contains its messages."""
         return any(action.op in SENDS + RECVS for row in self.actions for action in row)
 
     @cached_property
     def in_halves(self) -> set[tuple[int, int]]:
-        """(stage, microbatch) of each backward that comes as I and W."""
+        """(stage, microbatch) of each backward that is split into I and W."""
         return {(action.stage, action.microbatch) for row in self.actions for action in row if action.op == Op.I}
 
     @cached_property
     def is_forward_only(self) -> bool:
-        """Whether nothing goes backward, as in an evaluation."""
+        """Whether it has no backward, as in an evaluation."""
         forward = (Op.F, Op.SEND_F, Op.RECV_F)
         return all(action.op in forward for row in self.actions for action in row)
 
@@ -113,7 +113,7 @@ class Schedule:
         """Its forwards in their order, without messages: an evaluation.
 
         Args:
-            num_microbatches: only those of so many, where there are fewer rows than in training.
+            num_microbatches: keep so many, for a batch with fewer sequences than in training.
         """
         count = self.num_microbatches if num_microbatches is None else num_microbatches
         rows = (tuple(a for a in row if a.op == Op.F and a.microbatch < count) for row in self.actions)
@@ -126,13 +126,13 @@ class Schedule:
 
     @classmethod
     def from_text(cls, text: str, name: str = "by hand") -> Schedule:
-        """The schedule that somebody has typed: a line for each rank, actions with blanks between them.
+        """Read a typed schedule: a line for each rank, actions with blanks between them.
 
-        A line may begin with `rank 0:`; what stands behind a # does not count, nor do empty lines. Stages, microbatches
-        and who has which stage follow from the actions. Whether it can work is for `prove` to say.
+        A line may begin with `rank 0:`. Comments after a # and empty lines are skipped. Stages, microbatches and the
+        rank of each stage follow from the actions. `prove` checks whether the schedule can work.
 
         Raises:
-            ScheduleError: a word that is no action, a stage on two ranks, a stage that nobody has.
+            ScheduleError: a word that is not an action, a stage on two ranks, a stage on no rank.
         """
         lines = [line for line in (line.partition("#")[0].strip() for line in text.splitlines()) if line]
         rows = []
@@ -154,12 +154,12 @@ class Schedule:
         num_stages = max(owner) + 1
         for stage in range(num_stages):
             if stage not in owner:
-                raise ScheduleError(f"nobody has stage {stage}; the stages are 0 to {num_stages - 1}", Fault.NO_RANK)
+                raise ScheduleError(f"no rank has stage {stage}; the stages are 0 to {num_stages - 1}", Fault.NO_RANK)
         num_microbatches = max(action.microbatch for row in rows for action in row) + 1
         return cls(name, num_stages, num_microbatches, tuple(owner[s] for s in range(num_stages)), tuple(rows))
 
     def grid(self, marked: Action | None = None) -> str:
-        """Each rank's actions in columns, one of them between > and <; in order, not in time."""
+        """The actions of each rank in columns, one of them between > and <; in order, not in time."""
         rows = [[f">{action}<" if action == marked else str(action) for action in row] for row in self.actions]
         wide = max((len(cell) for row in rows for cell in row), default=0)
         return "\n".join(
@@ -168,7 +168,7 @@ class Schedule:
 
 
 def check_sizes(num_ranks: int, num_microbatches: int) -> None:
-    """Whether there is something to schedule.
+    """Check that there is at least one rank and one microbatch.
 
     Raises:
         ValueError: a number below 1.

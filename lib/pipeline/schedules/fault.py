@@ -1,8 +1,8 @@
-"""What can be wrong with a schedule, as data beside the sentence that says it.
+"""Faults of schedules, as data next to the sentence of the error.
 
 The problem: a sentence is for people. A workshop that explains a mistake, and a grader that names it, would have to
-look for words in it, and break when somebody writes it better. The idea: an error has a kind, and the actions and ranks
-that it is about.
+search the sentence for words, and would break when an editor improves it. The idea: an error has a kind, and the
+actions and ranks that it is about.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ class Fault(StrEnum):
     """The kinds, each with the actions that such an error names."""
 
     EMPTY = "nothing to read"
-    NO_ACTION = "a word that is no action"
+    NO_ACTION = "a word that is not an action"
     OTHER_LINE = "the line of another rank"
     NO_RANK = "a stage that no rank has"
     WRONG_RANK = "on a rank that does not have the stage"  # the action
     NO_SUCH = "of a stage or microbatch that does not exist"  # the action
     REPEATED = "more than once"  # the action
-    MISSING = "missing"  # the action that is not there
-    HALF = "half a backward"  # the half that is there, the one that is not
-    HALF_AGAIN = "a half beside the whole backward"  # the half, the whole
-    TOO_EARLY = "before what it needs"  # the action, what it needs
-    TOO_LATE = "behind what needs it"  # the receive, what needs it
+    MISSING = "missing"  # the missing action
+    HALF = "half a backward"  # the half that the schedule has, the missing half
+    HALF_AGAIN = "a half and the full backward"  # the half, the full backward
+    TOO_EARLY = "before an action that it needs"  # the action, the action that it needs
+    TOO_LATE = "after the action that needs it"  # the receive, the action that needs it
     NEEDLESS = "a message that no rank needs"  # the message
-    CROSSED = "received in another order than sent"  # the receive, the send that is next
-    CIRCLE = "ranks wait for each other"  # at which each of them stands
-    ENDLESS = "a rank waits for what never comes"  # at which it stands
-    TIMES = "begins before what it needs has ended"  # the action, what it needs
-    MISFIT = "made for something else"  # other ranks, stages, rows or shapes than it is used with
-    OTHER_SIZES = "made for other numbers than par"
+    CROSSED = "received in a different order than sent"  # the receive, the send that is next
+    CIRCLE = "ranks wait for each other"  # the action at which each of them waits
+    ENDLESS = "a rank waits for an action that never runs"  # the action at which it waits
+    TIMES = "begins before the end of an action that it needs"  # the action, the action that it needs
+    MISFIT = "does not fit"  # made for different ranks, stages, batches or shapes
+    OTHER_SIZES = "ranks or microbatches differ from par"
     UNEQUAL = "ranks with different numbers of stages"
-    NO_BACKWARD = "nothing goes backward"
+    NO_BACKWARD = "no backward"
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be read, cannot work, or does not fit; it says where.
+    """A schedule that cannot be read, cannot work, or does not fit; the message shows the place.
 
     Args:
-        kind: what is wrong.
-        actions: those that it is about, as `Fault` says.
+        kind: the kind of fault.
+        actions: the actions of the fault; `Fault` says which.
         waits: rank → rank that it waits for, where ranks wait.
     """
 

@@ -1,8 +1,8 @@
-"""One microbatch after the other, and GPipe: all forwards, then all backwards.
+"""One microbatch at a time, and GPipe: all forwards, then all backwards.
 
-Naive: a batch passes through the stages and back, and one rank works while all others wait. GPipe cuts the batch into
-microbatches, so that the next stage begins as soon as the first of them is there. Both ends of the step are still a
-staircase: the bubble. And before the first backward each rank holds the activations of *all* microbatches.
+Naive: a batch runs forward and backward through the stages, and one rank works while all others wait. GPipe splits the
+batch into microbatches, so that the next stage begins as soon as the first microbatch arrives. Both ends of the step
+are still a staircase: the bubble. Before the first backward each rank holds the activations of *all* microbatches.
 
 Read before: `lib/pipeline/schedules/action.py`. Chapter 8 · Huang et al. 2019.
 """
@@ -13,7 +13,7 @@ from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes, one
 
 
 def naive(num_ranks: int, num_microbatches: int = 1) -> Schedule:
-    """A microbatch goes all the way forward and back before the next one.
+    """A microbatch runs forward and backward through all stages before the next microbatch starts.
 
     Bubble: (p-1)/p of the step.
     """
@@ -33,7 +33,7 @@ def gpipe(
     Bubble: (p-1)/(m+p-1) of the step; kept on each rank: m microbatches.
 
     Args:
-        last_first: begin backward with the microbatch that came last, as GPipe does; it takes as long.
+        last_first: begin backward with the last microbatch, as GPipe does; the step takes the same time.
     """
     check_sizes(num_ranks, num_microbatches)
     forth = range(num_microbatches)

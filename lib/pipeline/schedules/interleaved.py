@@ -26,7 +26,7 @@ def interleaved(
         stages_per_rank: v, at least 2; with one it would be 1F1B.
 
     Raises:
-        ValueError: microbatches that are no multiple of the ranks, which this order, Megatron's, cannot fill.
+        ValueError: microbatches that are no multiple of the ranks: the order of Megatron needs full groups.
     """
     check_sizes(num_ranks, num_microbatches)
     n, m, v = num_ranks, num_microbatches, stages_per_rank
@@ -40,7 +40,7 @@ def interleaved(
         )
 
     def action(rank: int, op: Op, k: int) -> Action:
-        """The k-th of a rank: p pass all its stages, then the next p."""
+        """The k-th action: p microbatches pass all stages, then the next p."""
         group, k = divmod(k, n * v)
         turn, place = divmod(k, n)
         turn = turn if op == Op.F else v - 1 - turn
@@ -57,6 +57,6 @@ def interleaved(
 def warmup(rank: int, num_ranks: int, stages_per_rank: int) -> int:
     """Forwards before the first backward, as in Megatron.
 
-    A whole round through all stages but the last, and the way there and back.
+    p for each stage of the rank except its last, and 2 for each rank that follows.
     """
     return 2 * (num_ranks - rank - 1) + (stages_per_rank - 1) * num_ranks

@@ -27,7 +27,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def in_turns(count: int, warmup: int) -> list[tuple[Op, int]]:
-    """Some forwards, then pairs of one each, then the other backwards.
+    """Forwards, then pairs of forward and backward, then backwards.
 
     Args:
         count: of forwards, and of backwards; they are numbered.

@@ -1,4 +1,4 @@
-"""Two stages on each rank, there and back like a V: in how much memory, and with how short a wait.
+"""Two stages on each rank, in the order of a V: schedules with little memory, or with a short wait.
 
 Under 1F1B rank 0 keeps p microbatches, because its activations live longest. In a V each rank has one early stage and
 one late stage, so all ranks keep a similar number. This number follows from the *block*: the times at which a
@@ -59,7 +59,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def in_a_v(name: str, plans: list[str], m: int) -> Schedule:
-    """Of each rank's actions in letters: capitals are of its first stage, small letters of its second."""
+    """Make a schedule from the letters of each rank: capitals for its first stage, small letters for its second."""
     n = len(plans)
     check_sizes(n, m)
     rows = []
@@ -74,11 +74,11 @@ def in_a_v(name: str, plans: list[str], m: int) -> Schedule:
 
 
 def _repeated(name: str, block: list[tuple[int, ...]], m: int, room: int) -> Schedule:
-    """F and I in the order of the repeated block; W where a rank would wait, or has no room for an F.
+    """F and I in the order of the repeated block; W where a rank would wait, or has no memory for an F.
 
     Args:
-        block: of each rank, the half units in which a microbatch's F, f, i and I begin there.
-        room: for so many microbatches of a stage, from F to W.
+        block: of each rank, the half units in which F, f, i and I of a microbatch begin there.
+        room: the most microbatches of a stage that a rank keeps, from F to W.
     """
     plans = []
     for starts in block:

@@ -1,11 +1,10 @@
-"""When a stage's weight gradients leave for the sum over its replicas.
+"""When the sum of the weight gradients of a stage over its replicas starts.
 
 The problem: after the last action of a step every rank sends all its gradients, and computes nothing. But the last
-stages are through long before the first: while the first ones still work backward, theirs could travel.
-The idea: a `REDUCE` behind the last backward of each stage, an action like any other. It starts a sum and waits for
-nothing.
+stages end long before the first stages: gradients of the last stages could be sent while the first still run backward.
+The idea: a `REDUCE` after the last backward of each stage, an action like F and B. It starts a sum and does not wait.
 
-Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3.3.1, on pipelines beside data parallelism.
+Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3.3.1, on pipelines combined with data parallelism.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from lib.pipeline.schedules.action import ALL, Action, Op, Schedule
 
 
 def with_reduce(schedule: Schedule, each: bool = False) -> Schedule:
-    """The schedule with a REDUCE of each stage, as early as can be.
+    """Insert a REDUCE for each stage, as early as possible.
 
     Args:
-        schedule: without one.
-        each: of each microbatch, as ZeRO-2 wants it: then no rank keeps all gradients, and num_microbatches times as
-            many bytes travel.
+        schedule: a schedule without a REDUCE.
+        each: one for each microbatch, as in ZeRO-2: then no rank keeps all gradients, and num_microbatches times as
+            many bytes are sent.
     """
     rows = []
     for row in schedule.actions:

@@ -28,13 +28,13 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
     """2(p - r) - 1 forwards before the first I; W is deferred by 2r.
 
-    If F = I = W, and with 2P - 1 microbatches or more, no rank waits between its first action and its last.
+    If F = I = W, and with 2p - 1 microbatches or more, no rank waits between its first action and its last.
     """
     return _deferred("ZB-H2", num_ranks, num_microbatches, times=2)
 
 
 def _deferred(name: str, n: int, m: int, times: int) -> Schedule:
-    """Alternately, with `times` the warmup of 1F1B; a backward is I, and W `times` r microbatches later."""
+    """1F1B with `times` its warmup; a backward is I, and W comes `times` r microbatches later."""
     check_sizes(n, m)
     rows = []
     for r in range(n):
@@ -50,8 +50,8 @@ def _deferred(name: str, n: int, m: int, times: int) -> Schedule:
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """Two stages per rank, r and 2p - 1 - r: there and back, like a V.
 
-    If F = I = W, and with 2P - 1 microbatches or more, no rank waits between its first action and its last, and none
-    keeps more than P microbatches. Rank 0 has both ends, so it knows the losses, and a tied weight is on one rank.
+    If F = I = W, and with 2p - 1 microbatches or more, no rank waits between its first action and its last, and none
+    keeps more than p microbatches. Rank 0 has both ends, so it computes the losses, and a tied weight is on one rank.
     """
     n = num_ranks
     full = max(num_microbatches, 2 * n - 1)  # so many fill the middle; some are dropped

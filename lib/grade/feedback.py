@@ -1,0 +1,45 @@
+"""What a student gets back: points, and of each exercise what a check would have said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib.check.judge import PASS
+from lib.grade.assignment import Assignment
+
+
+def feedback(assignment: Assignment, given: dict[str, Any], total: float, words: dict[str, float]) -> str:
+    """One student's, in Markdown. Of a hidden case it says only whether the answer passed.
+
+    Args:
+        assignment: what was asked for.
+        given: the student's grade.
+        total: all points, those for words among them.
+        words: question -> points that a person has entered.
+    """
+    most = assignment.max_score + assignment.points_by_hand
+    lines = [f"# {assignment.title}: {given['student']}", "", f"**{total:g} of {most:g} points**"]
+    if given["days_late"]:
+        lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:g}."
+    lines += ["", *(f"- {note}" for note in given["notes"] if not note.startswith("REVIEW"))]
+    for exercise in assignment.exercises:
+        rows = [row for row in given["results"] if row["exercise"] == exercise.id]
+        got = sum(row["points"] for row in rows)
+        lines += ["", f"## {exercise.id} {exercise.title}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
+        lines += [f"    {line}".rstrip() for line in _verdict(rows)]
+    for name, asked in assignment.by_hand.items():
+        got = f"{words[name]:g} of {asked.points:g} points" if name in words else "not graded yet"
+        lines += ["", f"## {name}, in words: {got}"]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(rows: list[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    said = None
+    for row in rows:
+        name = "a hidden case" if row["hidden"] else row["case"]
+        lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}")
+        if row["hint"] and not row["hidden"] and row["hint"] != said:
+            said = row["hint"]
+            lines += [f"    {line}" for line in said.splitlines()]
+    return lines

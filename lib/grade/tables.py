@@ -1,0 +1,50 @@
+"""Tables that people write: a CSV of a spreadsheet, with commas or semicolons, its encoding marked or not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+
+
+def read_table(path: str | Path, *columns: str) -> list[dict[str, str]]:
+    """Its rows by the names in its first line.
+
+    Args:
+        path: of the file.
+        columns: that it must have.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    head, *rows = read_rows(path) or [[]]
+    head = [name.strip() for name in head]
+    if missing := [name for name in columns if name not in head]:
+        raise ValueError(
+            f"{path} has no column {missing[0]!r}: its first line must name {', '.join(columns)}. Write them there, or "
+            "rename the file and run this again: then it is made anew"
+        )
+    return [dict(zip(head, [*row, *[""] * len(head)], strict=False)) for row in rows]
+
+
+def read_rows(path: str | Path) -> list[list[str]]:
+    """Its lines as cells, without empty lines; a spreadsheet of a country with decimal commas writes semicolons.
+
+    Raises:
+        ValueError: it is not text in UTF-8.
+    """
+    csv.field_size_limit(sys.maxsize)  # an answer may have a picture pasted into it
+    text = read_text(path)
+    first = text.partition("\n")[0]
+    delimiter = ";" if first.count(";") > first.count(",") else ","
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    return [row for row in rows if any(cell.strip() for cell in row)]
+
+
+def read_text(path: str | Path) -> str:
+    """A file's text, without the mark that spreadsheets set before it."""
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8: in a spreadsheet, save it as 'CSV UTF-8'") from None
