@@ -19,9 +19,9 @@ from lib.check.__main__ import main
 from lib.check.catalogue import EXERCISES
 from lib.check.exercise import Exercise, Mistake, everywhere, plain, same
 from lib.check.exercises.e03_1_average_gradients import averages, each, sums
-from lib.check.judge import _difference, judge, new_seed
+from lib.check.judge import _difference, in_ranks, judge, new_seed
 from lib.check.source import Answer, NotebookError, read_notebook
-from lib.launch import run
+from lib.launch import RankError, RunError, run
 
 ROOT = Path(__file__).parent.parent
 RIGHT = {i: e.right for i, e in EXERCISES.items()}
@@ -287,6 +287,19 @@ def test_an_object_that_equals_everything_is_compared_as_data():
     exercise = replace(exercise, body=lambda answer, group, given: {"y": answer(), "z": answer()})
     (cases,) = judge(exercise, [Equal], seed=1)
     assert [case.status for case in cases] == ["FAIL"] and "a Equal" in cases[0].hint
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"), [(RunError("the disk is full"), True), (RankError("rank 0 raised", 0, "ValueError"), False)]
+)
+def test_what_is_the_machines_fault_is_told_apart(error, fault, monkeypatch):
+    """A grader then gives no verdict."""
+
+    def fails(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(sys.modules[judge.__module__], "run", fails)
+    assert in_ranks(ADDS, [adds], [{}] * 3)[0].fault is fault
 
 
 def test_a_missing_return_is_told():

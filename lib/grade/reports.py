@@ -15,8 +15,8 @@ from typing import Any
 from lib.check.judge import FAIL, PASS, TODO
 from lib.grade.assignment import Assignment
 from lib.grade.feedback import feedback
+from lib.grade.sheets import read_sheet
 from lib.grade.submissions import Submission
-from lib.grade.tables import read_table
 
 Grade = dict[str, Any]
 MARK = "\ufeff"
@@ -136,7 +136,7 @@ class _ByHand:
 
 def _read_by_hand(path: Path, assignment: Assignment) -> dict[tuple[str, str], _ByHand]:
     found = {}
-    for row in read_table(path, "student", "question", "points", "text") if path.exists() else ():
+    for row in read_sheet(path, "student", "question", "points", "text") if path.exists() else ():
         student, name = row["student"].removeprefix("'"), row["question"]
         points = None
         if name in assignment.by_hand and (said := row["points"].strip()):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lib.check.source import Notebook, NotebookError, printable, read_notebook
-from lib.grade.tables import read_rows, read_text
+from lib.grade.sheets import sheet_rows, sheet_text
 
 MOST_BYTES = 20 * 2**20  # of a notebook
 _CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_.+$", re.IGNORECASE)
@@ -131,13 +131,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def read_roster(path: str) -> list[str]:
     """A file with a student a line."""
-    names = (line.strip().strip('"') for line in read_text(path).splitlines())
+    names = (line.strip().strip('"') for line in sheet_text(path).splitlines())
     return [name for name in names if name]
 
 
 def _times(path: str) -> dict[str, datetime.datetime]:
     found = {}
-    for number, row in enumerate(read_rows(path), 1):
+    for number, row in enumerate(sheet_rows(path), 1):
         if len(row) < 2 or (number == 1 and row[1].strip().lower() in ("time", "when", "submitted")):
             continue
         try:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def read_table(path: str | Path, *columns: str) -> list[dict[str, str]]:
+def read_sheet(path: str | Path, *columns: str) -> list[dict[str, str]]:
     """Its rows by the names in its first line.
 
     Args:
@@ -18,7 +18,7 @@ def read_table(path: str | Path, *columns: str) -> list[dict[str, str]]:
     Raises:
         ValueError: a column is missing.
     """
-    head, *rows = read_rows(path) or [[]]
+    head, *rows = sheet_rows(path) or [[]]
     head = [name.strip() for name in head]
     if missing := [name for name in columns if name not in head]:
         raise ValueError(
@@ -28,21 +28,21 @@ def read_table(path: str | Path, *columns: str) -> list[dict[str, str]]:
     return [dict(zip(head, [*row, *[""] * len(head)], strict=False)) for row in rows]
 
 
-def read_rows(path: str | Path) -> list[list[str]]:
+def sheet_rows(path: str | Path) -> list[list[str]]:
     """Its lines as cells, without empty lines; a spreadsheet of a country with decimal commas writes semicolons.
 
     Raises:
         ValueError: it is not text in UTF-8.
     """
     csv.field_size_limit(sys.maxsize)  # an answer may have a picture pasted into it
-    text = read_text(path)
+    text = sheet_text(path)
     first = text.partition("\n")[0]
     delimiter = ";" if first.count(";") > first.count(",") else ","
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     return [row for row in rows if any(cell.strip() for cell in row)]
 
 
-def read_text(path: str | Path) -> str:
+def sheet_text(path: str | Path) -> str:
     """A file's text, without the mark that spreadsheets set before it."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
