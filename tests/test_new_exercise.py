@@ -37,7 +37,13 @@ def test_it_needs_no_name(begin, tmp_path, capsys):
     begin("03.8")
     written = runpy.run_path(str(tmp_path / "lib/check/exercises/e03_8_answer.py"))
     assert written["EXERCISE"].title == "answer" and 'check("03.8", answer)' in capsys.readouterr().out
-    said = subprocess.run(["make", "-n", "exercise", "ID=03.8"], cwd=ROOT, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["make", "-n", "--no-print-directory", "exercise", "ID=03.8"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert said.stdout.rstrip().endswith('tools/new_exercise.py "03.8"')
 
 
