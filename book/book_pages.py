@@ -171,6 +171,7 @@ MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*ma
 # It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
 HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
 EMPTY_CORNER = re.compile(r'<th class="head[^"]*"><p></p></th>')  # of a table: it heads nothing
+SAID_TWICE = re.compile(r"<title>([^<]*) &#8212; \1</title>")  # the first page has the title of the book
 UNFOLD = "The pages below"
 HOME = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -216,9 +217,7 @@ def tidy_pages(app, exception):
         )
         text = EMPTY_CORNER.sub("<td></td>", text)
         text = number_chapters(text, page.relative_to(site).as_posix())
-        text = re.sub(
-            r"<title>([^<]*) &#8212; \1</title>", r"<title>\1</title>", text
-        )  # the first page has the book's
+        text = SAID_TWICE.sub(r"<title>\1</title>", text)
         page.write_text(text, encoding="utf-8")
     root_lost_page(site, app.config.html_baseurl)
     shutil.copyfile(HERE / "cover.png", site / "cover.png")  # shown where someone passes on a link

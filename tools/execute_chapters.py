@@ -25,17 +25,17 @@ class Turns:
 
     def __init__(self) -> None:
         self.changed = Condition()
-        self.working, self.waiting = set(), 0  # notebooks at work, and how many wait to be alone
+        self.working, self.to_be_alone = set(), 0  # notebooks at work, and how many are alone or wait to be
 
     def begin(self, notebook: Path, alone: bool) -> None:
         with self.changed:
-            self.waiting += alone
-            self.changed.wait_for(lambda: not self.working if alone else not self.waiting)
+            self.to_be_alone += alone
+            self.changed.wait_for(lambda: not self.working if alone else not self.to_be_alone)
             self.working.add(notebook)
 
     def end(self, notebook: Path, alone: bool) -> None:
         with self.changed:
-            self.waiting -= alone
+            self.to_be_alone -= alone
             self.working.discard(notebook)
             self.changed.notify_all()
 

@@ -6,6 +6,7 @@ Letters of Korthikanti et al.: b sequences of a microbatch, s tokens of a sequen
 from __future__ import annotations
 
 from lib.cost.sizes import ModelShape, Recipe, check_recompute, check_zero
+from lib.cost.tensors import qkv_width
 
 
 def state_bytes(
@@ -48,13 +49,12 @@ def activation_bytes(
 
     Source: Korthikanti et al. 2022, table 2; for a Llama block the same count.
     """
-    tokens, h, kv, f = rows * shape.context, shape.d_model, shape.d_kv, shape.mlp_width
+    tokens, h = rows * shape.context, shape.d_model
     norms_and_inputs, masks = 8 * h, 0 if shape.llama else 2 * h
-    whole, inside = norms_and_inputs + masks, 4 * h + (6 if shape.llama else 4) * f
+    whole, inside = norms_and_inputs + masks, 2 * h + (6 if shape.llama else 4) * shape.mlp_width
     if sequence_parallel:
         whole, inside = 0, whole + inside
-    keys_and_values = 4 * max(kv / tp, h / shape.num_heads)
     matrix = (2 if shape.llama else 5) * shape.num_heads * shape.context / tp
-    linear = whole + inside / tp + keys_and_values
+    linear = whole + inside / tp + 2 * qkv_width(shape, tp)
     kept = {"none": linear + matrix, "selective": linear, "full": 2 * h}
     return tokens * kept[check_recompute(recompute)]

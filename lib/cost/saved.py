@@ -7,6 +7,7 @@ and a chapter measures each of them. Letters: h width, s tokens of a sequence.
 from __future__ import annotations
 
 from lib.cost.sizes import ModelShape, check_recompute
+from lib.cost.tensors import qkv_width
 
 
 def block_saved_bytes(
@@ -56,7 +57,7 @@ def block_saved_bytes(
     into_columns = (mine if regather else tokens) * 2 * h
     into_rows = tokens * (h + (4 if shape.llama else 2) * shape.mlp_width) // tp
     kept = norms_and_masks + itemsize * (into_columns + into_rows)
-    qkv = itemsize * tokens * (h // tp + 2 * max(shape.d_kv // tp, h // heads))
+    qkv = itemsize * tokens * qkv_width(shape, tp)
     if dropout or not fused:
         copies = 5 * h if heads == tp and itemsize == wide else 3 * h
         attention = wide * tokens * (copies + (3 if dropout else 1) * heads * shape.context) // tp

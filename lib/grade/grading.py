@@ -16,7 +16,7 @@ from lib.grade.jail import Jail, User
 from lib.grade.reports import BLOCKED, MISSING
 from lib.grade.submissions import Submission
 
-UNDECIDED = "could not be graded"  # how the hint begins of a case without a verdict
+UNDECIDED = "could not be graded"  # said of a case without a verdict, which is no fault of the student's
 
 
 def grade(assignment: Assignment, submission: Submission, user: User, secret: bytes) -> dict[str, Any]:
@@ -66,7 +66,8 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
             {"question": name, "max": asked.points, "text": _text(notebooks, name) or ""}
             for name, asked in assignment.by_hand.items()
         ],
-        "digest": None if any(map(_is_undecided, results)) else submission.digest(),  # without one: graded again
+        # Without a digest it is graded again.
+        "digest": None if any(row.get("undecided") for row in results) else submission.digest(),
         "seconds": round(time.monotonic() - began_s, 1),
     }
 
@@ -148,7 +149,7 @@ def _results(
         (cases,) = judge(exercise, [Answer(holders[-1], exercise.title)], seed, jail.returned)
     except Exception as error:  # one exercise; the others have their points
         notes.append(f"{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
-        return [row(case, BLOCKED, f"{UNDECIDED}: {error}") for case in asked]
+        return [row(case, BLOCKED, f"{UNDECIDED}: {error}") | {"undecided": True} for case in asked]
     finally:
         jail.close()
     # A stub is judged once; what comes after it is not.
@@ -159,11 +160,6 @@ def _results(
 
 def _text(notebooks: list[Notebook], name: str) -> str | None:
     return next((notebook.texts[name] for notebook in notebooks if name in notebook.texts), None)
-
-
-def _is_undecided(row: dict[str, Any]) -> bool:
-    """Whether a case has no verdict, through no fault of the student's."""
-    return row["status"] == BLOCKED and row["hint"].startswith(UNDECIDED)
 
 
 def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:
