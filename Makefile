@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise assignments lint bench soak fuzz certificate nbgrader grading perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader grading perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -47,6 +47,7 @@ $(READY): requirements.txt constraints.txt pyproject.toml tools/ipython_kernel_c
 
 book: $(READY) ## execute every chapter and build the pages
 	@$(PY) tools/notebooks.py --check
+	@$(PY) tools/kills.py --check
 	@echo "== Executing the chapters, two at a time, and building the pages (a few minutes)"
 	@rm -rf _build && mkdir _build
 	@start=$$(date +%s); export BOOK_CLAIMS=$(abspath _build/claims.jsonl); $(PY) tools/execute_chapters.py && \
@@ -104,6 +105,9 @@ exercises: $(READY) ## generate the exercises from the solutions
 exercise: $(READY) ## begin an exercise: make exercise ID=03.8 NAME=scaled_sum
 	@$(PY) tools/new_exercise.py "$(ID)" $(if $(NAME),"$(NAME)")
 
+kills: $(READY) ## judge the right and wrong programs of each exercise that changed (minutes for all)
+	@$(PY) tools/kills.py
+
 assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
 	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(CASES),--cases $(CASES))
 
@@ -112,6 +116,7 @@ lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff format --check .
 	@$(PY) tools/notebooks.py --check
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py --check; fi
+	@$(PY) tools/kills.py --check
 
 bench: $(READY) ## compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks

@@ -1,5 +1,6 @@
 """Two tables of all exercises: the programs that each check was tried on, and what a reader has done."""
 
+import json
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from live_page import ROOT, add_live_page
 
 USED = ["lib/check/**/*.py"]
+TRIED = "book/kill_table.json"  # written by tools/kills.py
 
 
 def chapters():
@@ -17,18 +19,24 @@ def chapters():
 
 
 def kills() -> str:
-    rows, every = [], [e for _, exercises in chapters() for e in exercises]
+    rows, tried = [], json.loads((ROOT / TRIED).read_text(encoding="utf-8"))
     for chapter, exercises in chapters():
-        rows.append(f'<tr><th scope="rowgroup" colspan="4">Chapter {int(chapter)}</th></tr>')
+        rows.append(f'<tr><th scope="rowgroup" colspan="5">Chapter {int(chapter)}</th></tr>')
         for e in exercises:
             hints = "".join(f"<li>{escape(hint)}</li>" for hint in dict.fromkeys(m.hint for m in e.mistakes))
+            passed, named, fail_s = (tried[e.id][name] for name in ("right", "wrong", "fail_s"))
             rows.append(
                 f"<tr><td>{e.id}</td><td><details><summary><code>{escape(e.title)}</code></summary>"
-                f"<ul>{hints}</ul></details></td><td>{len(e.right)}</td><td>{len(e.mistakes)}</td></tr>"
+                f"<ul>{hints}</ul></details></td><td>{passed} of {len(e.right)}</td>"
+                f"<td>{named} of {len(e.mistakes)}</td><td>{fail_s:.1f} s</td></tr>"
             )
-    right, wrong = sum(len(e.right) for e in every), sum(len(e.mistakes) for e in every)
-    said = f"<p>{len(every)} exercises, {right} right and {wrong} wrong programs.</p>"
-    return said + _table("kills", ("id", "exercise", "right", "wrong"), rows)
+    passed, named = (sum(row[name] for row in tried.values()) for name in ("right", "wrong"))
+    machines = "; ".join(sorted({row["machine"] for row in tried.values()}))
+    said = (
+        f"<p>{len(tried)} exercises: {passed} right programs passed, and {named} wrong programs got their own hint. "
+        f"Measured on {escape(machines)}.</p>"
+    )
+    return said + _table("kills", ("id", "exercise", "right: passed", "wrong: named", "seconds of a FAIL"), rows)
 
 
 def progress() -> str:
@@ -59,6 +67,6 @@ def _table(name: str, head: tuple[str, ...], rows: list[str]) -> str:
 
 
 def setup(app):
-    add_live_page(app, "kill-table", kills, USED, [])
+    add_live_page(app, "kill-table", kills, [*USED, TRIED], [])
     script = Path(__file__).parent / "static" / "progress.js"
     return add_live_page(app, "progress-table", progress, [*USED, str(script.relative_to(ROOT))], [script.name])

@@ -1,7 +1,9 @@
 """What Jupyter Book and its theme leave to do: pages that ask no other host for anything, in the book's own style."""
 
+import posixpath
 import re
 import shutil
+from functools import cache
 from html import escape, unescape
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -111,6 +113,16 @@ IN_VIEW = """addEventListener("load", () => {
 
 def keep_place_in_sidebar(app, pagename, templatename, context, doctree):
     app.add_js_file(None, body=IN_VIEW)
+
+
+def share_sidebar(drawn: dict):
+    """The theme draws the sidebar anew for each page; the same one goes beside all source pages of a folder."""
+
+    def share(app, pagename, templatename, context, doctree):
+        if pagename.startswith("_modules/"):
+            context["toctree"] = drawn.setdefault(posixpath.dirname(pagename), cache(context["toctree"]))
+
+    return share
 
 
 def help_search(app, pagename, templatename, context, doctree):
@@ -239,6 +251,7 @@ def setup(app):
     app.connect("doctree-resolved", mark_options)
     app.connect("doctree-resolved", offer_links)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
+    app.connect("html-page-context", share_sidebar({}), priority=400)  # before the theme, which calls it
     app.connect("html-page-context", keep_place_in_sidebar)
     app.connect("html-page-context", help_search)
     app.connect("html-collect-pages", lost_page)

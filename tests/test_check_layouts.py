@@ -360,7 +360,7 @@ STRANGE = {
         ranks(lambda found: [torch.tensor(rank) for rank in found]),
     ],
     "13.3": [
-        *(row_by_row, through_comm, into_data),
+        *(row_by_row, into_data),
         *map(norm, (np.float64, torch.tensor, lambda x: torch.tensor([x], requires_grad=True))),
         lambda gradients, *rest: e133.clip(tuple(gradients), *rest),
         lambda gradients, copies, *rest: e133.clip(gradients, torch.tensor(copies), *rest),
@@ -457,6 +457,7 @@ NEARLY = {  # with a word of the verdict
         (lambda *case: e132.along()(*case[:-1], False), "partial gradient"),
     ],
     "13.3": [
+        (through_comm, "for torch.distributed alone"),
         (norm(lambda x: None), "is a `return` missing?"),
         (norm(lambda x: x * (1 + 1e-4)), "the norm is not right"),
         (scales_all_but_the_last, "the gradients"),
@@ -534,7 +535,7 @@ NEARLY = {  # with a word of the verdict
         (lambda rows: (float("nan"), 0.5), "Return two numbers"),
         (lambda rows: (0.6, float("inf")), "between 0"),
         (lambda rows: (0.6, 0.5), "are off"),
-        (lambda rows: e145.share_alone(rows, 0.15), "off"),
+        (lambda rows: e145.share_alone(rows, 0.15), "without tensor parallelism"),
     ],
     "14.6": [
         (choice(lambda found: found[:2]), "Return three things"),

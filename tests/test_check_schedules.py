@@ -23,6 +23,7 @@ from lib.check.exercises.e09_2_kept import kept
 from lib.check.exercises.e10_1_repaired_step import step
 from lib.check.exercises.e10_2_sum_and_clip import sum_and_clip
 from lib.check.exercises.e10_3_missing_calls import RIGHT
+from lib.check.exercises.e10_4_evaluated import evaluated
 from lib.check.exercises.e11_2_choose_stages import choose
 from lib.check.judge import judge
 from lib.launch import HangError, run
@@ -101,7 +102,7 @@ def blocks_at_both_ends(g, ranks, group):
             ["its size is not right", "got '2 ranks, 4 microbatches'"],
         ),
         ("09.2", lambda *given: kept(*given, gpipe=lambda rank, n, M: max(M, n)), "FAIL", ["kept('GPipe', "]),
-        ("09.2", lambda *given: kept(*given)[0], "FAIL", ["wanted '2 results' got 'int'"]),
+        ("09.2", lambda *given: kept(*given)[0], "FAIL", ["expected '2 results' got 'int'"]),
         ("09.2", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
         ("10.1", waits_twice_for_nothing, "FAIL", ["rank 0 waits in recv from 1"]),
         (
@@ -111,10 +112,13 @@ def blocks_at_both_ends(g, ranks, group):
             ["Every rank of the cycle sends first"],
         ),
         ("10.2", lambda *given: float(sum_and_clip(*given)), "PASS", []),
+        ("10.4", lambda *given: evaluated(*given, ahead=0).float().tolist(), "PASS", []),
+        ("10.4", lambda *given: evaluated(*given, ahead=2), "FAIL", ["receive one in advance at most"]),
+        ("10.4", lambda *given: evaluated(*given, behind=2), "FAIL", ["has arrived: wait for the send before"]),
         ("11.1", wrong_order, "FAIL", ["the result of the program in the task"]),
         ("11.2", lambda *given: np.array(choose(*given)), "PASS", []),
-        ("11.2", lambda *given: choose(*given)[:2], "FAIL", ["wanted '3 results' got '2 results'"]),
-        ("10.3", lambda: RIGHT[0], "FAIL", ["the first report", "wanted '1SEND_F3' got 'NONE'"]),
+        ("11.2", lambda *given: choose(*given)[:2], "FAIL", ["expected '3 results' got '2 results'"]),
+        ("10.3", lambda: RIGHT[0], "FAIL", ["the first report", "expected '1SEND_F3' got 'NONE'"]),
         ("10.3", lambda: (RIGHT[0], "1SEND_F3"), "FAIL", ["1/2 points", "the second report"]),
     ],
 )

@@ -30,7 +30,7 @@ CHANGES = {  # what stands in the program, and what stands there instead
     "d": ("model.zero_grad()\n", "pass\n"),
     "e": ("0.5 / norm", "0.5 / own.sqrt()"),
     "f": (STEP + IN_LOOP + GATHER, GATHER + IN_LOOP + STEP),
-    "g": ("vector_to_parameters(flat[:k], params)\n", "pass\n"),
+    "g": ("vector_to_parameters(flat, params)\n", "pass\n"),
     "h": ("", ""),
 }
 
@@ -60,6 +60,10 @@ class Heard:
         return squares
 
 
+def padded(x, n):
+    return pad(x, (0, -len(x) % n))
+
+
 def batch_of(rank, step):
     generator = torch.Generator().manual_seed(100 * step + rank)
 
@@ -76,7 +80,7 @@ def two_steps(world, change, at):
     layers = OrderedDict(up=nn.Linear(4, 6), tanh=nn.Tanh(), down=nn.Linear(6, 3))
     model = nn.Sequential(layers).double()
     names = {"torch": torch, "nn": nn, "comm": heard}
-    names |= {f.__name__: f for f in (mse_loss, pad, parameters_to_vector, vector_to_parameters)}
+    names |= {f.__name__: f for f in (mse_loss, padded, parameters_to_vector, vector_to_parameters)}
     exec(program(change if here else ""), names)
     seen = []
 

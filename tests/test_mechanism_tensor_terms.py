@@ -1,4 +1,4 @@
-"""Terms of a tensor-parallel pair: every number is what torch computes in one process, or half of it."""
+"""Partial sums of a tensor-parallel pair: every number is what torch computes in one process, or half of it."""
 
 import pytest
 import torch

@@ -80,3 +80,46 @@ def test_commands_name_the_python_that_has_the_library():
     """A plain `python` has no torch, unless somebody has activated .venv."""
     command = re.compile(r"(?<!\.venv/bin/)\b(?:python|torchrun) .*-m lib\..*")
     assert [(path.name, line) for path in PAGES for line in command.findall(read(path))] == []
+
+
+def test_each_exercise_begins_with_a_link_to_a_section_of_its_chapter():
+    found = []
+    for path in sorted(ROOT.glob("solutions/*.md")):
+        begins = rf"From the sections? \[[^]]+\]\(\.\./chapters/{path.stem}\.ipynb#"
+        tasks = re.findall(r"^## (\d+\. .+)\n\n(.+)", read(path), re.M)
+        assert tasks, path
+        found += [(path.name, title) for title, text in tasks if not re.match(begins, text)]
+    assert found == []
+
+
+def anchors(text: str) -> set[str]:
+    """Where a link may lead in a page: its headings, as the built book names them."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^##+ (.+)$", prose.lower(), re.M)
+    return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in titles}
+
+
+def lost(path: Path, text: str) -> list[str]:
+    """The links of a page to a section that no page has. Exercises have the sections of their solutions."""
+    links = re.findall(r"\]\((?!https?:)([^\s()#]*)#([^\s()]+)\)", text)
+    pages = [re.sub(r"\.ipynb$", ".md", page).replace("exercises/", "solutions/") for page, _ in links]
+    return [
+        f"{page}#{section}"
+        for (page, section), source in zip(links, pages, strict=True)
+        if section not in anchors(read(path.parent / source) if source else text)
+    ]
+
+
+def test_every_link_to_a_section_leads_to_one():
+    assert {path.name: found for path in PAGES if (found := lost(path, read(path)))} == {}
+
+
+def test_a_link_to_a_section_that_is_not_there_is_seen():
+    page = ROOT / "chapters/04_zero.md"
+    right = "[a](#here) [b](01_memory.ipynb#going-deeper) [c](../exercises/04_zero.ipynb#1-cut-a-tensor-into-shards)"
+    assert lost(page, f"## Here\n\n{right}") == []
+    assert lost(page, f"```\n## Here\n```\n{right.replace('to-s', 'to_s')} [d](01_memory.ipynb#nowhere)") == [
+        "#here",
+        "../exercises/04_zero.ipynb#1-cut-a-tensor-into_shards",
+        "01_memory.ipynb#nowhere",
+    ]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -22,10 +23,11 @@ from lib.check.source import read_notebook
 from lib.cost.bubble import bubble, kept_by, microbatches_for, zero_bubble_wait_s
 from lib.cost.sizes import RECIPES
 from lib.grade.__main__ import main as grade
-from lib.grade.assignment import hidden_ranks, read_assignment
+from lib.grade.assignment import Late, hidden_ranks, read_assignment
 from lib.grade.reports import write_grades
 from lib.release.__main__ import BOOK, main
 from lib.release.notebooks import homework
+from lib.release.words import readme
 from lib.train import main as train
 
 ROOT = Path(__file__).parents[1]
@@ -236,12 +238,20 @@ def test_hidden_cases_go_to_graders_and_students_do_not_see_them(tmp_path):
     with zipfile.ZipFile(tmp_path / "hw" / "hw-handout.zip") as archive:
         seen = archive.read("hw/rubric.md").decode()
         assert not [name for name in archive.namelist() if "cases" in name.rpartition("/")[2]]
-    assert "- 4 ranks: 1\n- cases that you do not see: 1\n" in seen and "6 ranks" not in seen
+    assert "- 4 ranks: 1\n- hidden cases: 1\n" in seen and "6 ranks" not in seen
     assert "- 6 ranks: 1\n" in (tmp_path / "hw" / "teacher" / "rubric.md").read_text()
     with zipfile.ZipFile(tmp_path / "hw" / "gradescope.zip") as archive:
         assert archive.read("cases.py") == (tmp_path / "cases.py").read_bytes()
         assert "--cases cases.py" in archive.read("run_autograder").decode()
     assert (tmp_path / "hw" / "classroom50" / "cases.py").exists()
+
+
+def test_a_readme_gives_the_price_of_a_late_day_or_allows_none():
+    given = ASSIGNMENTS["hw2"]
+    two, no_day, no_date = (replace(given, late=Late(25, 2)), replace(given, late=Late()), replace(given, due=None))
+    assert "costs 25 % of the points; after 2 days nothing counts." in readme(two, [])
+    assert "No late day is allowed: after the due date nothing counts." in readme(no_day, [])
+    assert "late day" not in readme(no_date, []) and "due date" not in readme(no_date, [])
 
 
 def as_gradescope(root, unzipped):
@@ -317,12 +327,12 @@ def test_gradescope_shows_students_code_no_case_and_no_answer(tmp_path):
 def test_classroom_50_finds_what_it_wants(released, tmp_path):
     """Its script in a student's repository: a result even for one who has handed in nothing."""
     folder = released / "hw2" / "classroom50"
-    environment = {"USERNAME": "ann", "CLASSROOM": "c", "ASSIGNMENT": "hw2", "PYTHONPATH": str(BOOK)}
+    environment = {"USERNAME": "ann", "CLASSROOM": "c", "ASSIGNMENT": "second", "PYTHONPATH": str(BOOK)}
     command = [sys.executable, str(folder / "autograder.py")]
     subprocess.run(command, cwd=tmp_path, env=os.environ | environment, check=True, timeout=100, capture_output=True)
     result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["schema"], result["score"], result["max-score"]) == (
-        "classroom50/result/v1", 0, ASSIGNMENTS["hw2"].max_score,
+    assert (result["schema"], result["assignment"], result["score"], result["max-score"]) == (
+        "classroom50/result/v1", "second", 0, ASSIGNMENTS["hw2"].max_score,
     )  # fmt: skip
 
 
@@ -549,7 +559,7 @@ def test_a_variant_without_a_value_is_refused(tmp_path, capsys):
     del told["by_hand"]["which-stage"]["variants"][1]["N"]
     (tmp_path / "hw.json").write_text(json.dumps(told))
     assert main([str(tmp_path / "hw.json"), "--out", str(tmp_path)]) == 2
-    assert "which-stage names {N}, and not each of its variants has that" in capsys.readouterr().err
+    assert "which-stage names {N}, and not each of its variants has it" in capsys.readouterr().err
 
 
 def numbers(text):

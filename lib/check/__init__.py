@@ -1,9 +1,9 @@
 """Check your answer to an exercise: `check("03.1", average_gradients)`.
 
-The answer runs in real ranks on fresh random numbers, and what it returns is judged here. The verdict is PASS, TODO, or
-FAIL with the mistake by its name. The engine is beside this file; `exercises/` has a file for each exercise.
+The answer runs in real ranks on new random inputs, and the judge compares the results in this process. The verdict is
+PASS, TODO, or FAIL with a hint. The engine is in this folder; `exercises/` has a file for each exercise.
 
-May import what its exercises are about: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
+May import the subjects of its exercises: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
 `lib.model`, `lib.memory`, `lib.placement`, `lib.facts`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.layout`,
 `lib.data_parallel`, `lib.pipeline`, `lib.planner`.
 Must never be known by any of them.
@@ -24,7 +24,7 @@ from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, judge, new_seed
 
 
 def _environment_at_start() -> dict[str, str]:
-    """The variables that this process was started with: a student's cell above the imports may change `os.environ`."""
+    """The variables at the start of this process: a student's cell above the imports may change `os.environ`."""
     try:
         given = os.fsdecode(Path("/proc/self/environ").read_bytes())
     except OSError:  # not Linux
@@ -34,7 +34,7 @@ def _environment_at_start() -> dict[str, str]:
 
 _STARTED = _environment_at_start()
 NBGRADER = bool(_STARTED.get("NBGRADER_EXECUTION"))
-_session: dict[str, tuple[Exercise, float]] = {}  # with the points of what was checked in this process, by id
+_session: dict[str, tuple[Exercise, float]] = {}  # id -> exercise and points, of all checks in this process
 
 
 def check(
@@ -43,20 +43,20 @@ def check(
     """Judge `answer`, and print the verdict.
 
     Args:
-        exercise: the id of one of the book's, such as `"03.1"`, or a teacher's own.
+        exercise: the id of an exercise of the book, such as `"03.1"`, or a teacher's exercise.
         answer: your function.
-        seed: the same numbers as an earlier check; None for new ones.
-        points: what the exercise counts in a homework; None: what it counts in the book.
+        seed: gives the same inputs as an earlier check; None: new random inputs.
+        points: the points of the exercise in a homework; None: its points in the book.
 
     Returns:
-        None, but under nbgrader the points of an answer that is partly right: nbgrader counts the number that the last
+        None; under nbgrader, the points of an answer that is partly right: nbgrader counts the number that the last
         line of a cell returns.
 
     Raises:
         ValueError: there is no such exercise.
         TypeError: the answer is not a function.
-        AssertionError: only where a machine grades. Under nbgrader an answer without points is an error; with
-            `CHECK_STRICT=1` in the environment of another grader, everything but a PASS.
+        AssertionError: only under a grader. nbgrader: the answer has no points. A different grader, with
+            `CHECK_STRICT=1` in its environment: the answer does not pass.
     """
     text, status = verdict(exercise, answer, seed, points)
     sys.stdout.write(text + "\n")  # in one piece, or a notebook may store two outputs
@@ -88,7 +88,7 @@ def verdict(
 
 
 def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[str, str]:
-    """The verdict on an answer that is not there, with a sentence that says so."""
+    """The verdict on a missing answer; `why` is its sentence."""
     exercise = _counting(find(exercise_id), points)
     _session[exercise.id] = exercise, 0
     return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points:g} points\n  {why}", FAIL
@@ -99,10 +99,10 @@ def _counting(exercise: Exercise, points: float | None) -> Exercise:
 
 
 def find(exercise: str | Exercise) -> Exercise:
-    """The exercise of that id; a teacher's own as it is."""
+    """The exercise with this id; a teacher's exercise is returned unchanged."""
     if isinstance(exercise, Exercise):
         return exercise
-    from lib.check.catalogue import EXERCISES  # not in a rank, which finds the one that it runs by its path
+    from lib.check.catalogue import EXERCISES  # not in a rank: a rank imports only the exercise that it runs
 
     if exercise in EXERCISES:
         return EXERCISES[exercise]
@@ -112,10 +112,10 @@ def find(exercise: str | Exercise) -> Exercise:
 
 
 def progress(asked: Mapping[str, float] | None = None) -> None:
-    """Print the points of this notebook's exercises, then those of all chapters, and what to do next.
+    """Print the points of the exercises of this notebook and of all chapters, and the next exercise.
 
     Args:
-        asked: the exercises of a homework's notebook, with the points that each counts there; then no others are shown.
+        asked: exercise -> points, of a homework's notebook; then only these are printed.
     """
     if asked:
         found = {i: (_counting(find(i), points), 0.0) for i, points in asked.items()}
@@ -133,7 +133,7 @@ def _advice(found: dict[str, tuple[Exercise, float]]) -> str:
 
 
 def _here() -> dict[str, tuple[Exercise, float]]:
-    """Each exercise that was checked here; of a chapter of the book also those that were not."""
+    """All exercises of each chapter that was checked here, and a teacher's exercises that were checked."""
     from lib.check.catalogue import EXERCISES
 
     of_book = {exercise.chapter for exercise, _ in _session.values() if exercise is EXERCISES.get(exercise.id)}
@@ -153,7 +153,7 @@ def _table(found: dict[str, tuple[Exercise, float]]) -> list[str]:
 
 
 def forget() -> None:
-    """Begin anew: nothing is checked here yet. The record of what is done stays."""
+    """Begin again: nothing is checked here yet. The record of solved exercises stays."""
     _session.clear()
 
 
@@ -161,21 +161,21 @@ def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVer
     lines = [f"{status}  {exercise.id} {exercise.title}   {points:g}/{exercise.points:g} points"]
     if status == TODO:
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
-    said = None
+    printed = None
     for v in verdicts:
         lines.append(f"  [{'x' if v.status == PASS else ' '}] {v.case}")
-        if v.hint and v.hint != said:
+        if v.hint and v.hint != printed:
             lines += [f"      {line}".rstrip() for line in v.hint.splitlines()]
-            said = v.hint
+            printed = v.hint
     if status == FAIL:
         lines.append(f"  The same numbers again: {again}")
     return "\n".join(lines)
 
 
 def _strict() -> bool:
-    """Whether a machine checks: then a FAIL is an error, and nobody's progress changes.
+    """Whether a grader checks: then a FAIL is an error, and the record of progress does not change.
 
-    nbgrader gives a cell its points unless it raises. It sets `NBGRADER_EXECUTION` to "autograde" or "validate" while
-    it runs a notebook, and to nothing where it only converts one, or runs the teacher's own for a page of solutions.
+    nbgrader gives a cell its points unless the cell raises. It sets `NBGRADER_EXECUTION` to "autograde" or "validate"
+    while it runs a notebook, and to "" while it converts one, or runs the teacher's version for a page of solutions.
     """
     return NBGRADER or "1" in (os.environ.get("CHECK_STRICT"), _STARTED.get("CHECK_STRICT"))

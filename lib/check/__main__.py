@@ -1,9 +1,9 @@
 """The same verdicts in a terminal: `.venv/bin/python -m lib.check exercises/03_data_parallelism.ipynb`.
 
-Without a notebook it shows how far the reader is in all of them. With `--watch` it checks again at each save.
+Without a notebook it prints the progress in all chapters. With `--watch` it checks again at each save.
 
-All exercises of a chapter count as soon as a notebook has one of them: one that no cell checks gets 0 of its points. Of
-a homework's notebook those count that it was given out with.
+All exercises of a chapter count as soon as a notebook has one of them: an exercise that no cell checks gets 0 points.
+In a homework's notebook, the exercises of its handout count.
 
 Exit code: 0 if everything passes, 1 if something fails or is not done, 2 if a file cannot be read.
 """
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m lib.check", description="Check the exercises of saved notebooks."
     )
     parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK")
-    parser.add_argument("--watch", action="store_true", help="check again whenever one of them is saved")
+    parser.add_argument("--watch", action="store_true", help="check again at each save")
     args = parser.parse_args(argv)
     if not args.notebooks:
         print(record.all_chapters())
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _saves(paths: Sequence[str]) -> Iterator[list[str]]:
-    """All notebooks, then whichever has been saved, for ever."""
+    """First all notebooks, then, forever, those that were saved since the last look."""
     seen: dict[str, float] = {}
     while True:
         times = {path: _saved(path) for path in paths}
@@ -56,19 +56,19 @@ def _saves(paths: Sequence[str]) -> Iterator[list[str]]:
 def _saved(path: str) -> float:
     try:
         return os.stat(path).st_mtime
-    except OSError:  # an editor may remove it for a moment
+    except OSError:  # an editor may remove it while it saves
         return 0.0
 
 
 def _all(notebooks: Sequence[str]) -> int:
     forget()
-    found: dict[str, str] = {}  # exercise -> what became of it
-    asked: dict[str, float | None] = {}  # exercise -> points, if it does not count what it does in the book
+    found: dict[str, str] = {}  # exercise -> status
+    asked: dict[str, float | None] = {}  # exercise -> points; None: its points in the book
     try:
         for path in notebooks:
             notebook = read_notebook(path)
             if not notebook.checks:
-                raise NotebookError(f'{path} has no exercise in it: no cell calls check("...", ...)')
+                raise NotebookError(f'{path} has no exercise: no cell calls check("...", ...)')
             names, notes = notebook.define()
             for note in [*notebook.notes, *notes]:
                 print(f"note: {note}")

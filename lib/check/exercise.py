@@ -1,9 +1,9 @@
-"""What an exercise is: its inputs, what a rank does with an answer, right programs and wrong ones.
+"""An exercise: its inputs, the code around an answer in a rank, right programs and wrong programs.
 
-The problem: "assert failed" teaches nothing, and a check that runs beside the learner's code can be fooled by it.
-The idea: ranks run the learner's function and return data, nothing else. The judge makes the inputs and compares what
-comes back with one process. If it differs, the judge runs the usual *wrong* programs on the same inputs: the one that
-returns the same names the mistake.
+The problem: "assert failed" teaches nothing, and the learner's code could change a check in the same process.
+The idea: ranks run the learner's function and return data, nothing else. The judge makes the inputs and compares the
+results with a single-process reference. If they differ, the judge runs the usual *wrong* programs on the same inputs:
+the first that returns the same is the learner's mistake, and has the hint.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 DTYPE = torch.float64
-Data = dict[str, Any]  # tensors, numbers and strings by name: what one rank gets, or gives back
-SEEN = "what was seen"  # in what a rank gives back, perhaps behind a part: a text to be shown below the verdict
-AS_NEEDED, MORE = "what is needed", "more than that"  # how much a rank has sent
-ANYTHING = "anything"  # in what a wrong program returns: right or wrong, it does not matter
+Data = dict[str, Any]  # tensors, numbers and strings by name: the inputs or the results of one rank
+SEEN = "what was seen"  # name of a result, or the end of its name: a text to print below the verdict
+THROUGH_COMM = f"a line that calls lib.comm: {SEEN}"  # the judge adds it
+AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
+ANYTHING = "anything"  # a result of a wrong program that may be right or wrong
 
 
 @dataclass(frozen=True)
 class Mistake:
     """A wrong program that people write.
 
-    It is recognised by construction: after a FAIL the judge runs it on the numbers that the answer had, and compares.
+    It is recognised by construction: after a FAIL the judge runs it on the inputs of the answer, and compares.
 
     Args:
-        hint: what the mistake is and what to do, one or two sentences.
-        wrong: the program, called as the answer is. Where a rank may return anything, it returns `ANYTHING`.
-        about: only the entries whose names contain one of these words must agree; all, unless told.
-        hangs: it does not return; it is recognised by the calls that its ranks wait in.
+        hint: the mistake and the repair, one or two sentences.
+        wrong: the program, called like the answer. Where a rank may return anything, it returns `ANYTHING`.
+        about: only the entries whose names contain one of these words must agree; by default all entries.
+        hangs: the program does not return; the calls that its ranks wait in tell that it is this mistake.
     """
 
     hint: str
@@ -43,7 +44,7 @@ class Mistake:
     hangs: bool = False
 
     def fits(self, got: Data, looks_like: Data, part: str = "") -> bool:
-        """Whether what a rank has returned is what it returns with this mistake, in this part of the exercise."""
+        """Whether a rank's results equal the results with this mistake, in this part of the exercise."""
         names = {name for name in looks_like if part in name and any(word in name for word in self.about)}
         names = {name for name in names if not name.endswith(SEEN)}
         return bool(names) and same(got, {name: looks_like[name] for name in names})
@@ -56,16 +57,17 @@ class Exercise:
     Args:
         id: chapter and number, `"03.1"`.
         title: name of the function that the learner writes.
-        points: for all cases right; they are spread evenly over them.
-        body: what a rank does: `body(answer, group, inputs of this rank)` returns data.
-        inputs: (generator, number of ranks) to what each rank gets, other numbers at each call.
+        points: of all cases together; each case has an equal fraction.
+        body: the code of a rank: `body(answer, group, inputs of this rank)` returns its results.
+        inputs: (generator, number of ranks) -> the inputs of each rank, new at each call.
         right: programs that differ and are right; at least two, the shortest first.
-        mistakes: the first one that fits is named.
-        reference: inputs to what each rank must return, computed by one process; None: what the first right program
-            returns.
+        mistakes: a FAIL prints the hint of the first that fits.
+        reference: inputs -> the results of each rank, computed by one process; None: the results of the first right
+            program.
         ranks: number of ranks of each case; 2 is left out where a wrong program is right with two.
-        parts: words; entries whose names contain the first are judged, and give points, apart from the rest, and so on.
+        parts: words; for each, the entries whose names contain it are a case with its own points.
         timeout_s: for one case.
+        raw: the answer must call `torch.distributed` itself, and not `lib.comm`.
     """
 
     id: str
@@ -79,6 +81,7 @@ class Exercise:
     ranks: tuple[int, ...] = (3, 4)
     parts: tuple[str, ...] = ("",)
     timeout_s: float = 5
+    raw: bool = False
 
     @property
     def chapter(self) -> str:
@@ -86,37 +89,37 @@ class Exercise:
         return self.id.partition(".")[0]
 
 
-def same(got: Data, wanted: Data, tolerance: float = 1e-6) -> bool:
-    """Whether `got` has all entries of `wanted`, tensors to `tolerance` of their largest element.
+def same(got: Data, expected: Data, tolerance: float = 1e-6) -> bool:
+    """Whether `got` has all entries of `expected`, tensors to `tolerance` of their largest element.
 
-    An answer may return anything. What cannot be compared, such as a sparse tensor or `10**400`, is not the same.
+    An answer may return anything. A value that cannot be compared, such as a sparse tensor or `10**400`, differs.
     """
     try:
-        return all(name in got and _same(got[name], want, tolerance) for name, want in wanted.items())
+        return all(name in got and _same(got[name], value, tolerance) for name, value in expected.items())
     except Exception:
         return False
 
 
-def _same(got: Any, want: Any, tolerance: float) -> bool:
-    if isinstance(want, str) and want == ANYTHING:
+def _same(got: Any, expected: Any, tolerance: float) -> bool:
+    if isinstance(expected, str) and expected == ANYTHING:
         return True
-    if isinstance(want, (list, tuple)):
+    if isinstance(expected, (list, tuple)):
         return (
             isinstance(got, (list, tuple))
-            and len(got) == len(want)
-            and all(_same(g, w, tolerance) for g, w in zip(got, want, strict=True))
+            and len(got) == len(expected)
+            and all(_same(g, w, tolerance) for g, w in zip(got, expected, strict=True))
         )
-    if isinstance(want, Tensor):
-        if not isinstance(got, Tensor) or got.shape != want.shape or got.is_complex():
+    if isinstance(expected, Tensor):
+        if not isinstance(got, Tensor) or got.shape != expected.shape or got.is_complex():
             return False
-        got, want = got.detach().double(), want.detach().double()
-        slack = tolerance * max(want.nan_to_num().abs().max().item() if want.numel() else 0.0, 1e-12)
-        return torch.allclose(got, want, rtol=0, atol=slack, equal_nan=True)
-    if isinstance(want, float):  # `got` is a number, or a tensor or array of one
+        got, expected = got.detach().double(), expected.detach().double()
+        slack = tolerance * max(expected.nan_to_num().abs().max().item() if expected.numel() else 0.0, 1e-12)
+        return torch.allclose(got, expected, rtol=0, atol=slack, equal_nan=True)
+    if isinstance(expected, float):  # `got` is a number, or a tensor or array of one element
         got = got.detach() if isinstance(got, Tensor) else got
         number = float("nan") if isinstance(got, str) else float(got)
-        return abs(number - want) <= tolerance * max(abs(want), 1e-12)
-    return bool(got == want)
+        return abs(number - expected) <= tolerance * max(abs(expected), 1e-12)
+    return bool(got == expected)
 
 
 def is_dense(x: Any) -> bool:
@@ -125,7 +128,7 @@ def is_dense(x: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """Data that is no more than data: an object of a class that an answer defines would compare itself."""
+    """Plain data: an object of a class that an answer defines could compare itself."""
     if isinstance(x, Tensor) and not is_dense(x):
         return f"a tensor that is not dense, with layout {x.layout} on {x.device}"
     if isinstance(x, Tensor):
@@ -134,16 +137,16 @@ def plain(x: Any) -> Any:
         return type(x)(map(plain, x)) if type(x) in (list, tuple) else [plain(y) for y in x]
     if isinstance(x, dict):
         return {plain(name): plain(value) for name, value in x.items()}
-    if type(x) is int and x.bit_length() > 1024:  # no float, and too long to be printed
+    if type(x) is int and x.bit_length() > 1024:  # no float, and too long to print
         return f"a whole number of {x.bit_length()} bits"
     if x is None or type(x) in (bool, int, float, str):
         return x
-    if hasattr(x, "item") and getattr(x, "ndim", None) == 0:  # a number of numpy's
+    if hasattr(x, "item") and getattr(x, "ndim", None) == 0:  # a number of numpy
         return plain(x.item())
     return f"a {type(x).__name__}"
 
 
-# ---- what exercises are made of -------------------------------------------------------------------------------------
+# ---- helpers for exercises -------------------------------------------------------------------------------------------
 
 
 def random(generator: torch.Generator, *shape: int) -> Tensor:
@@ -151,7 +154,7 @@ def random(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def whole(generator: torch.Generator, low: int, high: int) -> int:
-    """A whole number from `low` up to, not including, `high`."""
+    """An integer from `low` up to, not including, `high`."""
     return int(torch.randint(low, high, (), generator=generator))
 
 
@@ -171,30 +174,30 @@ def everywhere(data: Data, given: list[Data]) -> list[Data]:
 
 
 def several(result: Any, count: int) -> tuple:
-    """So many results; as many times None if an answer has returned something else."""
+    """So many results; None for each if an answer returned anything else."""
     result = _row(result)
     fits = isinstance(result, (tuple, list)) and len(result) == count
     return tuple(result) if fits else (None,) * count
 
 
 def kind(result: Any) -> str:
-    """What an answer has returned, in words."""
+    """The kind and number of results, in words."""
     result = _row(result)
     return f"{len(result)} results" if isinstance(result, (tuple, list)) else type(result).__name__
 
 
 def _row(result: Any) -> Any:
-    """Numbers in a row of torch's or numpy's, as a list."""
+    """A one-dimensional tensor or array as a list; anything else unchanged."""
     return result.tolist() if getattr(result, "ndim", None) == 1 else result
 
 
 def word(found: Any) -> Any:
-    """A word in lower case, without spaces around it; anything else as it is."""
+    """A word in lower case, without spaces around it; anything else unchanged."""
     return found.strip().lower() if isinstance(found, str) else found
 
 
 def known_number(found: Any, numbers: Iterable[float], slack: float = 0.01) -> Any:
-    """The one of these numbers that was found, rounded; what was found, if it is none of them."""
+    """The number of these that was found, within `slack`; without one, the found value unchanged."""
     try:
         found = found if isinstance(found, str) else float(found)
     except (TypeError, ValueError, RuntimeError):
@@ -205,7 +208,7 @@ def known_number(found: Any, numbers: Iterable[float], slack: float = 0.01) -> A
 
 
 def ranks_in(written: Any) -> Any:
-    """Ranks as whole numbers, in the order in which they were written, of a set ascending; else what it is instead."""
+    """Ranks as integers, in the written order, of a set in ascending order; the name of the type, if they are none."""
     try:
         return [
             operator.index(rank) for rank in (sorted(written) if isinstance(written, (set, frozenset)) else written)
@@ -215,7 +218,7 @@ def ranks_in(written: Any) -> Any:
 
 
 def call(name: str, arguments: Sequence) -> str:
-    """A call as it is written, which names an entry."""
+    """The text of a call: the name of an entry."""
     return f"{name}({', '.join(map(repr, arguments))})"
 
 
@@ -229,12 +232,12 @@ def each_call(name: str) -> Callable:
 
 
 def formula(name: str, of: Callable) -> Callable:
-    """What a function of the same arguments would return; used as reference."""
+    """A reference: the results of a function of the same arguments."""
     return lambda given: [{call(name, case): of(*case) for case in g["cases"]} for g in given]
 
 
 def each_result(name: str, *whats: str) -> Callable:
-    """A body that calls the answer for each of the cases given; it returns several results, which are called so."""
+    """A body that calls the answer for each of the cases given, where an answer returns several results: `whats`."""
 
     def body(answer: Callable, group: Any, given: Data) -> Data:
         found: Data = {}

@@ -1,4 +1,4 @@
-"""Run an answer in ranks, look at what they return, and say what it is."""
+"""Run an answer in ranks, compare the results with the expected ones, and give a verdict."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from typing import Any
 
 import torch
 
-from lib.check.exercise import SEEN, Data, Exercise, Mistake, is_dense, plain, same
-from lib.check.listen import is_handle, must_be_in_step
+from lib.check.exercise import SEEN, THROUGH_COMM, Data, Exercise, Mistake, is_dense, plain, same
+from lib.check.listen import is_handle, lines_through_comm, must_be_in_step
 from lib.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
 
 PASS, FAIL, TODO = "PASS", "FAIL", "TODO"
-UNFINISHED = "a handle that nobody has waited for"
+USES_COMM = (
+    "The values are right, but this exercise is for torch.distributed alone, and a line of yours calls lib.comm:"
+)
+UNFINISHED = "a handle without a wait"
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_LIBRARY = ('  File "lib/', '  File "torch/')  # how a traceback's frame begins that is not the learner's
+_LIBRARY = ('  File "lib/', '  File "torch/')  # the start of a traceback's frames that are not the learner's
 
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """What one case came to: `status` is PASS, FAIL or TODO; `hint` says what to do, empty after a PASS."""
+    """The verdict on one case: `status` is PASS, FAIL or TODO; `hint` helps further, and is empty after a PASS."""
 
     case: str
     status: str
@@ -38,10 +41,10 @@ class CaseVerdict:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """An answer that has returned nothing: `status` is FAIL or TODO, `hint` says why.
+    """An answer that returned nothing: `status` is FAIL or TODO, `hint` says why.
 
-    After a hang, `stuck` is the call that each rank waits in: a wrong program that hangs in the same way is recognised.
-    `fault`: the machine could not run it, as it has too little memory or disk.
+    After a hang, `stuck` is the call that each rank waits in: a mistake that hangs in the same calls is recognised.
+    `fault`: the machine could not run the answer, because it has too little memory or disk.
     """
 
     status: str
@@ -56,16 +59,16 @@ HANGS = NoAnswer(FAIL, "It hangs.")
 def judge(
     exercise: Exercise, answers: Sequence[Callable], seed: int, returned: Callable | None = None
 ) -> list[list[CaseVerdict]]:
-    """Of each answer, all cases of the exercise, each on numbers that only depend on `seed`.
+    """For each answer, the verdicts on all cases of the exercise, with inputs that only depend on `seed`.
 
-    Several answers are tried one after the other in the same ranks, as to start ranks takes longer than most answers.
-    Each is judged as if it were alone: if one raises, hangs or leaves a message under way, each gets its own ranks.
+    Several answers run in sequence in the same ranks, because starting ranks takes longer than most answers.
+    Each answer is judged alone: if one raises, hangs or leaves a message in flight, each gets its own ranks.
 
     Args:
-        exercise: what the answers are to.
-        answers: functions, or answers as `lib.check.source.Answer` reads them.
+        exercise: the exercise.
+        answers: functions, or each a `lib.check.source.Answer`.
         seed: of the inputs.
-        returned: runs the answers in place of `in_ranks`, as a grader does who keeps them apart.
+        returned: runs the answers instead of `in_ranks`; a grader isolates them.
     """
     verdicts: list[list[CaseVerdict]] = [[] for _ in answers]
     for ranks in exercise.ranks:
@@ -79,7 +82,7 @@ def judge(
 
 
 def cases_of(exercise: Exercise) -> list[tuple[int, str]]:
-    """Ranks and name of each case, in the order of the verdicts."""
+    """Number of ranks and name of each case, in the order of the verdicts."""
     return [(ranks, _name(ranks, part)) for ranks in exercise.ranks for part in exercise.parts]
 
 
@@ -101,26 +104,27 @@ def _in_rank(
             answer = answer.load()
         if results:
             must_be_in_step()
+        lines = lines_through_comm()
         with torch.random.fork_rng(devices=()):
-            found = body(answer, world, copy.deepcopy(inputs[world.rank]))
+            found = body(answer, world, copy.deepcopy(inputs[world.rank])) | {THROUGH_COMM: "".join(lines[:1])}
         results.append({name: UNFINISHED if is_handle(value) else plain(value) for name, value in found.items()})
     return results
 
 
 def _cells() -> dict:
-    """The cells that `lib.check.source` has read: a rank needs their text to show the line of an error."""
+    """The cells that `lib.check.source` read: a rank needs their text to show the line of an error."""
     return {name: entry for name, entry in linecache.cache.items() if ".ipynb, code cell " in name}
 
 
 def _case(
     exercise: Exercise, answers: Sequence[Callable], inputs: list[Data], returned: Callable
 ) -> list[dict[str, tuple[str, str]]]:
-    """Of each answer, status and hint of each part of the exercise."""
-    # The learner's prints come out before the verdict, as in any cell.
+    """For each answer, status and hint by part of the exercise."""
+    # The output of the learner's prints comes before the verdict, as in any cell.
     outcomes = returned(exercise, answers, inputs)
     there = [got for got in outcomes if not isinstance(got, NoAnswer)]
-    wanted = _wanted(exercise, inputs) if there else []
-    right = all(_agree(got, wanted) for got in there)
+    expected = _expected(exercise, inputs) if there else []
+    right = all(_agree(got, expected) for got in there)
     mistakes = [] if right else _what_mistakes_return(exercise, inputs)
     hanging = [m for m in exercise.mistakes if isinstance(m, Mistake) and m.hangs]
 
@@ -132,16 +136,17 @@ def _case(
     def outcome(got: list[Data] | NoAnswer, part: str) -> tuple[str, str]:
         if isinstance(got, NoAnswer):
             return got.status, _why_it_hangs(got.stuck, hanging, hangs) + got.hint
-        of_part = [{name: value for name, value in want.items() if part in name} for want in wanted]
+        of_part = [{name: value for name, value in one.items() if part in name} for one in expected]
         if _agree(got, of_part):
-            return PASS, ""
+            line = next((g[THROUGH_COMM] for g in got if exercise.raw and g.get(THROUGH_COMM)), "")
+            return (FAIL, f"{_filled(USES_COMM)}\n  {line}") if line else (PASS, "")
         return FAIL, _what_is_wrong(exercise, part, got, of_part, mistakes)
 
     return [{part: outcome(got, part) for part in exercise.parts} for got in outcomes]
 
 
 def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
-    """Of each answer, what each rank has returned, or why none has."""
+    """For each answer, the results of all ranks, or the reason why there are none."""
     timeout_s = exercise.timeout_s * len(answers)
     try:
         results = run(_in_rank, len(inputs), exercise.body, answers, inputs, _cells(), timeout_s=timeout_s)
@@ -152,7 +157,7 @@ def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]
     return [list(got) for got in zip(*results, strict=True)]
 
 
-def _wanted(exercise: Exercise, inputs: list[Data]) -> list[Data]:
+def _expected(exercise: Exercise, inputs: list[Data]) -> list[Data]:
     if exercise.reference:
         return exercise.reference(inputs)
     (got,) = in_ranks(exercise, exercise.right[:1], inputs)
@@ -162,7 +167,7 @@ def _wanted(exercise: Exercise, inputs: list[Data]) -> list[Data]:
 
 
 def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
-    """What is said of an answer from which nothing came back."""
+    """Status and hint of an answer that returned nothing."""
     if isinstance(error, RankError):
         if error.error == "NotImplementedError" and _raised_by_learner(error.trace_back):
             return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
@@ -177,17 +182,19 @@ def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
             f"Your function did not return within {exercise.timeout_s:g} s. Is there an endless loop?\n"
             f"{_of_the_learner(str(error))}",
         )
-    return FAIL, str(error).replace(f"{_in_rank.__name__} or its arguments", "Your function, or what it uses,")
+    return FAIL, str(error).replace(
+        f"{_in_rank.__name__} or its arguments", "Your function, or an object that it uses,"
+    )
 
 
 def _stuck(error: Exception) -> str:
-    """The call that each rank waits in, if ranks hang."""
+    """The call that each rank waits in, after a hang."""
     waits = sorted(error.waits.items()) if isinstance(error, HangError) else []
     return "; ".join(f"rank {rank}: {call.kind} {call.peers}" for rank, call in waits)
 
 
 def _why_it_hangs(stuck: str, mistakes: Iterable[Mistake], hangs: Callable[[Mistake], str]) -> str:
-    """The hint of the first mistake with which the ranks wait in the same calls, or ""."""
+    """The hint of the first mistake that makes the ranks wait in the same calls, or ""."""
     same_calls = (m for m in mistakes if stuck and hangs(m) == stuck)
     return next((f"{_filled(mistake.hint)}\n\n" for mistake in same_calls), "")
 
@@ -196,40 +203,40 @@ def _filled(hint: str) -> str:
     return textwrap.fill(hint, 96, break_on_hyphens=False)
 
 
-def _agree(got: list[Data], wanted: list[Data]) -> bool:
-    return all(same(g, w) for g, w in zip(got, wanted, strict=True))
+def _agree(got: list[Data], expected: list[Data]) -> bool:
+    return all(same(g, w) for g, w in zip(got, expected, strict=True))
 
 
 def _what_mistakes_return(exercise: Exercise, inputs: list[Data]) -> list:
-    # One that hangs takes seconds, and runs only when an answer hangs.
+    # A program that hangs takes seconds, and runs only after an answer hung.
     programs = [m.wrong for m in exercise.mistakes if not m.hangs]
     returned = iter(in_ranks(exercise, programs, inputs) if programs else ())
     return [HANGS if m.hangs else next(returned) for m in exercise.mistakes]
 
 
-def _what_is_wrong(exercise: Exercise, part: str, got: list[Data], wanted: list[Data], mistakes: list) -> str:
-    """The hint of the first mistake that returns the same, or else the first difference."""
+def _what_is_wrong(exercise: Exercise, part: str, got: list[Data], expected: list[Data], mistakes: list) -> str:
+    """The hint of the first mistake that returns the same; without one, the first difference."""
     for mistake, looks_like in zip(exercise.mistakes, mistakes, strict=True):
         pairs = [] if isinstance(looks_like, NoAnswer) else [*zip(got, looks_like, strict=True)]
         if pairs and all(mistake.fits(g, m, part) for g, m in pairs):
             return _filled(mistake.hint) + _seen(got, part)
-    return _difference(got, wanted) + _seen(got, part)
+    return _difference(got, expected) + _seen(got, part)
 
 
 def _seen(got: list[Data], part: str) -> str:
-    """The text that a rank returns to be shown, of the whole exercise or of one part."""
+    """The text that a rank returns for the reader, for the full exercise or for one part."""
     return next((f"\n\n{found[part + SEEN]}" for found in got if found.get(part + SEEN)), "")
 
 
 def _raised_by_learner(trace_back: str) -> bool:
-    """Whether the error of a rank comes from the learner's own line, and not from one of a library."""
+    """Whether a line of the learner raised the error, and not a line of a library."""
     frames = [line for line in trace_back.splitlines() if re.match(r"  \S.*, line \d+", line)]
     return bool(frames) and not frames[-1].startswith(_LIBRARY)
 
 
 def _own_lines(error: RankError) -> str:
-    """Of a rank's traceback, what is the learner's: their frames, and the error itself."""
-    if not error.trace_back:  # it died, and perhaps Python's fault handler said where
+    """The learner's frames of a rank's traceback, and the error."""
+    if not error.trace_back:  # the rank died; Python's fault handler may have printed where
         first, *rest = str(error).splitlines()
         return "\n".join([first[0].upper() + first[1:] + ".", *(line for line in rest if _HERE not in line)])
     _, _, frames = error.trace_back.partition("\n")
@@ -237,39 +244,39 @@ def _own_lines(error: RankError) -> str:
 
 
 def _of_the_learner(text: str) -> str:
-    """What ranks say, without frames of the library; a call of the judge's own comes after the learner's function."""
+    """The text of ranks, without frames of the library; a call by the judge comes after the learner's function."""
     own, keep = [], True
     for line in text.splitlines():
-        if not line.startswith("   "):  # a frame begins, or a text of its own
+        if not line.startswith("   "):  # the start of a frame, or a line outside frames
             keep = not line.startswith(_LIBRARY)
         if keep:
-            own.append(re.sub(r"  lib/check/\S+, line .*", "  your function has returned", line))
+            own.append(re.sub(r"  lib/check/\S+, line .*", "  after your function returned", line))
     return "\n".join(own)
 
 
-def _difference(got: list[Data], wanted: list[Data]) -> str:
+def _difference(got: list[Data], expected: list[Data]) -> str:
     """The first entry that differs, in words."""
-    for rank, (mine, want) in enumerate(zip(got, wanted, strict=True)):
-        for name, value in want.items():
+    for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
+        for name, value in right.items():
             if not same(mine, {name: value}):
                 place, value, found = _first_difference(name, mine.get(name), value)
                 who = f"Rank {rank}: " if len(got) > 1 else ""
                 digits = 10 if _short(value) == _short(found) else 4
                 value, found = (_short(x, digits) for x in (value, found))
-                return f"{who}{place} is not right.\n  wanted  {value}\n  got     {found}"
+                return f"{who}{place} is not right.\n  expected  {value}\n  got       {found}"
     return "The result is not right."
 
 
-def _first_difference(name: str, got: Any, want: Any) -> tuple[str, Any, Any]:
-    """Down to the first item of a list, or row of a matrix, that is seen to differ: its name, wanted, got."""
-    lists = isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)) and len(want) == len(got)
-    tensors = is_dense(want) and is_dense(got) and want.shape == got.shape
-    looks_right = tensors and want.dim() and _short(got) == _short(want)  # its first numbers are
-    if lists or (tensors and want.dim() > 1) or looks_right:
-        for i, (g, w) in enumerate(zip(got, want, strict=True)):
+def _first_difference(name: str, got: Any, expected: Any) -> tuple[str, Any, Any]:
+    """Down to the first item of a list, or row of a matrix, that differs when printed: its name, expected, got."""
+    lists = isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(expected) == len(got)
+    tensors = is_dense(expected) and is_dense(got) and expected.shape == got.shape
+    looks_right = tensors and expected.dim() and _short(got) == _short(expected)  # the first elements are equal
+    if lists or (tensors and expected.dim() > 1) or looks_right:
+        for i, (g, w) in enumerate(zip(got, expected, strict=True)):
             if not same({"": g}, {"": w}):
                 return _first_difference(f"{name}[{i}]", g, w)
-    return name, want, got
+    return name, expected, got
 
 
 def _short(value: object, digits: int = 4) -> str:
@@ -282,5 +289,5 @@ def _short(value: object, digits: int = 4) -> str:
         if isinstance(value, (list, tuple)):
             return f"{len(value)} of them: " + "; ".join(_short(v, digits) for v in value[:3])
         return repr(value)[:200]
-    except Exception:  # a sparse tensor, a number of five thousand digits
+    except Exception:  # a sparse tensor, an integer of five thousand digits
         return f"a {type(value).__name__} that cannot be printed here"

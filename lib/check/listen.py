@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import distributed as dist
 
 from lib import comm, cost
-from lib.runtime import calls
+from lib.runtime import calls, places
 from lib.runtime.calls import Call, Listener, listeners
 
 
@@ -64,6 +65,21 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
 
     listeners.append(Listener(starts, waits))
     return heard
+
+
+def lines_through_comm() -> list[str]:
+    """From now on, the reader's lines that send through `lib.comm`, in place of `torch.distributed` itself."""
+    lines: list[str] = []
+
+    def starts(call: Call) -> None:
+        frame = sys._getframe()
+        while frame and frame.f_globals is not vars(comm):
+            frame = frame.f_back
+        if frame:
+            lines.append(places.where())
+
+    listeners.append(Listener(starts, lambda call: None))
+    return lines
 
 
 def must_be_in_step() -> None:

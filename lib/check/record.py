@@ -1,6 +1,6 @@
-"""What a reader has done so far, in a file that can be carried: the best points of each exercise.
+"""A reader's progress: a file with the best points of each exercise, which may be copied to a new machine.
 
-It is for the reader and no evidence for a grade: anybody can write into it.
+The file is for the reader, and not for a grade: every program can write into it.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from lib.check.exercise import Exercise
 
 FILE = ".progress.json"
 _BOOK = Path(__file__).resolve().parents[2]
-_DRIVE = Path("/content/drive/MyDrive")  # of Colab, where a reader has mounted it: it outlives the session
+_DRIVE = Path("/content/drive/MyDrive")  # of Colab, if the reader mounted it: it outlives the session
 WIDTH = 20  # of a bar
 
 
 def place() -> Path:
-    """Where the record is."""
+    """The path of the record."""
     return _DRIVE / f"parallel-by-hand{FILE}" if _DRIVE.is_dir() else _BOOK / FILE
 
 
 def keep(exercise: Exercise, points: float) -> None:
-    """Remember the points, unless a larger part was done already. No verdict depends on it."""
+    """Store the points, unless the record holds a larger fraction. No verdict depends on the record."""
     try:
         found = json.loads(place().read_text(encoding="utf-8")) if place().exists() else {}
         new = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
-        if exercise.id not in found or _part(new) >= _part(found[exercise.id]):  # a homework counts otherwise
+        if exercise.id not in found or _part(new) >= _part(found[exercise.id]):  # a homework has different points
             found[exercise.id] = new
             place().write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass  # a file that somebody edited stays as it is
+        pass  # a file that was edited by hand stays unchanged
 
 
 def kept() -> dict[str, float]:
-    """Of each exercise that was checked, the part that is done, from 0 to 1."""
+    """Exercise -> fraction of its points, 0 to 1, of all that were checked."""
     try:
         found = json.loads(place().read_text(encoding="utf-8"))
         return {i: _part(entry) for i, entry in found.items()}
@@ -52,8 +52,8 @@ def _part(entry: Any) -> float:
 
 
 def next_to_do(done: dict[str, float]) -> Exercise | None:
-    """The first exercise that is not done, of a chapter that is begun if there is one."""
-    from lib.check.catalogue import EXERCISES  # a check of one exercise needs no other
+    """The first exercise that is not done; a chapter with a checked exercise comes first."""
+    from lib.check.catalogue import EXERCISES  # a check imports one exercise, and not all
 
     begun = {i[:2] for i in done}
     left = [e for i, e in EXERCISES.items() if done.get(i, 0) < 1]
@@ -61,7 +61,7 @@ def next_to_do(done: dict[str, float]) -> Exercise | None:
 
 
 def all_chapters() -> str:
-    """A line for each chapter, the sum, and what to do next."""
+    """A line for each chapter, the sum, and the next exercise."""
     from lib.check.catalogue import EXERCISES
 
     done, lines = kept(), []
@@ -72,7 +72,7 @@ def all_chapters() -> str:
 
 
 def advice(done: dict[str, float]) -> str:
-    """What to do next, in a sentence."""
+    """A sentence that names the next exercise."""
     exercise = next_to_do(done)
     if exercise is None:
         return "All exercises are done."

@@ -1,8 +1,8 @@
-"""Functions out of a notebook file, without running the notebook.
+"""Functions of a notebook file, without running the notebook.
 
-The problem: to check a saved notebook in a terminal one could run it, with all that its cells do. The idea: read the
-file, and keep only what defines something: imports, functions, classes and constants. Prints, loops at top level and
-magics are not looked at, so there is nothing that could go wrong in them.
+The problem: a check in a terminal could run the saved notebook, with every effect of its cells. The idea: read the
+file, and keep only definitions: imports, functions, classes and constants. Prints, loops at top level and magics are
+skipped, so they cannot fail.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class NotebookError(ValueError):
 
 @dataclass(frozen=True)
 class Notebook:
-    """What there is to know of a notebook that is never run.
+    """The content of a notebook that is never run.
 
     Args:
         name: of the file.
         cells: (title, text) of each code cell that parses.
         checks: (exercise id, name of the answer) for each `check(...)` in it.
-        notes: what could not be read, a sentence each.
-        texts: what was written into cells of Markdown that a person grades, by their `grade_id`; where it is lost, of
-            the cell behind `**grade_id** (`.
+        notes: a sentence for each cell that could not be read.
+        texts: `grade_id` -> text, of cells of Markdown that a person grades; if an editor lost the `grade_id`, of the
+            cell after `**grade_id** (`.
         names: the functions, classes and constants that its cells define, and whether each is more than a stub.
-        asked: the exercises that a homework has of its chapter, with their points, if the file says so.
+        asked: exercise -> points, of a homework's notebook.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Notebook:
         return name in self.names
 
     def define(self) -> tuple[dict[str, Any], list[str]]:
-        """Names to objects, and what could not be defined, a sentence each."""
+        """Name -> object, and a sentence for each definition that raised an error."""
         names: dict[str, Any] = {"__name__": f"notebook {self.name}"}
         notes = []
         for title, text in self.cells:
@@ -69,13 +69,13 @@ class Notebook:
 
 @dataclass(frozen=True)
 class Answer:
-    """A notebook's function or class that is only defined in a rank."""
+    """A notebook's function or class, which only ranks define."""
 
     notebook: Notebook
     name: str
 
     def load(self) -> Callable:
-        """Define all that the notebook defines, and take this.
+        """Run the definitions of the notebook, and return this function or class.
 
         Raises:
             NameError: it cannot be defined.
@@ -87,15 +87,15 @@ class Answer:
 
 
 def printable(text: str) -> str:
-    """As UTF-8, whatever bytes a file's name is made of."""
+    """As UTF-8, also if the name of a file has bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_notebook(path: str) -> Notebook:
-    """A notebook's definitions, by its file.
+    """The definitions of a notebook's file.
 
     Raises:
-        NotebookError: no such file, a folder, not a notebook's JSON, or more code than anybody writes.
+        NotebookError: no such file, a folder, not a notebook's JSON, or more than `MOST_CODE` letters.
     """
     cells: list[tuple[str, str]] = []
     checks: list[tuple[str, str]] = []
@@ -123,7 +123,7 @@ def read_notebook(path: str) -> Notebook:
 
 
 def _read(path: str) -> tuple[list[dict], dict]:
-    """A notebook's cells, and what is said of all of it."""
+    """A notebook's cells and metadata."""
     try:
         book = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -160,13 +160,13 @@ def _texts(cells: list[dict]) -> dict[str, str]:
 
 
 def _parse(source: str) -> ast.Module:
-    """A cell's Python, without the lines that only IPython understands, as `%matplotlib inline`, `!ls` and `?f`."""
+    """The Python of a cell, without lines that only IPython reads, such as `%matplotlib inline`, `!ls` and `?f`."""
     try:
         return ast.parse(source)
     except SyntaxError:
         lines = source.splitlines(keepends=True)
         if lines[0].startswith("%%") and not lines[0].startswith(("%%time", "%%capture")):
-            return ast.parse("")  # a cell in another language
+            return ast.parse("")  # a cell in a different language
         return ast.parse("".join("\n" if _FOR_IPYTHON.search(line) else line for line in lines))
 
 
@@ -178,7 +178,7 @@ def _defines(statement: ast.stmt) -> bool:
 
 
 def _names(statement: ast.stmt) -> set[str]:
-    """What a definition defines."""
+    """The names that a definition defines."""
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return {statement.name}
     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
@@ -202,8 +202,8 @@ def _is_literal(value: ast.expr | None) -> bool:
 
 
 def _is_number(value: ast.expr | None) -> bool:
-    """A number, or arithmetic as in `25 * 1024**2`; a power only of what is small."""
-    left = [value]  # a list, as a sum may be too long for recursion
+    """A number, or arithmetic as in `25 * 1024**2`; powers only of small numbers."""
+    left = [value]  # a list, because a sum may be too long for recursion
     while left:
         node = left.pop()
         if not isinstance(node, ast.BinOp):
@@ -219,7 +219,7 @@ def _is_number(value: ast.expr | None) -> bool:
 
 
 def _is_other_name(value: ast.expr | None) -> bool:
-    """`torch.float64`, another function's name, or `partial` of one."""
+    """`torch.float64`, the name of a function, or `partial` of it."""
     if isinstance(value, ast.Call):
         return isinstance(value.func, ast.Name) and value.func.id == "partial"
     while isinstance(value, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What there is to say of a schedule that somebody wrote: for exercises 9.1 and 12.2."""
+"""Facts about a schedule that a learner wrote: for exercises 9.1 and 12.2."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lib.pipeline.schedules.action import Action, Op, Schedule
 from lib.pipeline.schedules.fault import Fault, ScheduleError
 from lib.pipeline.simulate import Costs, simulate
 
-WORKS, YES, NO, KIND = "whether it can work", "yes", "no", "the kind of what is wrong"
+WORKS, YES, NO, KIND = "whether it can work", "yes", "no", "the kind of fault"
 SIZES, STAGES, TIME, KEPT = "its size", "ranks of its stages", "units of time", "microbatches kept on rank"
 FIRST = "nothing is numbered 0"
 ORDERS, ALIKE, UNLIKE = "orders of backward", "alike", "not alike"
 
 
 def read_schedule(written: Any, name: str) -> Schedule:
-    """The schedule in what an answer has returned: a text, lines, lists of actions, or a schedule.
+    """The schedule that an answer returned: as a text, lines, lists of actions, or a `Schedule`.
 
     Raises:
-        ScheduleError: there is none.
+        ScheduleError: it returned none.
     """
     return (
         replace(written, name=name) if isinstance(written, Schedule) else Schedule.from_text(text_of(written), name)
@@ -31,10 +31,10 @@ def read_schedule(written: Any, name: str) -> Schedule:
 
 
 def text_of(written: Any) -> str:
-    """What an answer has returned as a text, whether or not it is one of a schedule.
+    """The result of an answer as a text, which may or may not be the text of a schedule.
 
     Raises:
-        ScheduleError: it can be none.
+        ScheduleError: it cannot be the text of a schedule.
     """
     if isinstance(written, Schedule):
         return written.to_text()
@@ -46,7 +46,7 @@ def text_of(written: Any) -> str:
 
 
 def _word(action: Any) -> str:
-    """An action, or what it consists of: stage, op and microbatch."""
+    """The text of an action, or of a tuple of stage, op and microbatch."""
     return "".join(map(str, action)) if isinstance(action, tuple) else str(action)
 
 
@@ -55,27 +55,27 @@ def size(num_ranks: int, num_microbatches: int) -> str:
 
 
 def kind_of(error: ScheduleError) -> str:
-    """What is wrong, whatever the numbers are; where ranks wait, it does not count at what they do."""
+    """The kind of fault, without its numbers; and, unless ranks wait, the operations at fault."""
     if error.kind == Fault.MISSING and error.actions == (Action(0, Op.F, 0),):
         return FIRST
     return " ".join((error.kind, *(action.op for action in error.actions if not error.waits)))
 
 
 def schedule_facts(written: Any, name: str, costs: Costs) -> Data:
-    """What there is to say of what somebody wrote."""
+    """Facts about a written schedule: whether it works, its size, time and memory, or its fault."""
     found: Data = {WORKS: YES}
     try:
         schedule = read_schedule(written, name)
         found |= {SIZES: size(schedule.num_ranks, schedule.num_microbatches), STAGES: list(schedule.rank_of)}
         prove(schedule)
     except ScheduleError as error:
-        said = str(error)
-        said = said if said.startswith(f"{name}: ") else f"{name}: {said}"
-        return found | {WORKS: NO, KIND: kind_of(error), SEEN: said}
+        message = str(error)
+        message = message if message.startswith(f"{name}: ") else f"{name}: {message}"
+        return found | {WORKS: NO, KIND: kind_of(error), SEEN: message}
     timeline = simulate(schedule, costs)
     times = (
         f"a backward takes {costs.I + costs.W:g} units"
-        + f", a message {costs.latency:g}; drawn in whole ones" * bool(costs.latency)
+        + f", a message {costs.latency:g}; drawn in whole units" * bool(costs.latency)
     )
     back = {tuple(a.microbatch for a in row if a.op == Op.B) for row in schedule.actions}
     return found | {

@@ -72,12 +72,12 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
     return messages(n) * alpha_s + busiest(n) * payload_bytes / bandwidth_Bps
 
 
-def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, float]]:
+def overlap(ready_s: list[float], duration_s: list[float]) -> list[tuple[float, float]]:
     """When each bucket is reduced: not before its gradients exist, and not before the end of the previous bucket.
 
     Args:
         ready_s: when backward computes the last gradient of each bucket, in the order of sending.
-        lasts_s: duration of the all-reduce of each bucket.
+        duration_s: duration of the all-reduce of each bucket.
 
     Returns:
         (start, end) of each, in seconds. Communication after the end of backward is exposed.
@@ -86,9 +86,9 @@ def overlap(ready_s: list[float], lasts_s: list[float]) -> list[tuple[float, flo
         ValueError: the two lists differ in length.
     """
     times, free_s = [], 0.0
-    for ready, lasts in zip(ready_s, lasts_s, strict=True):
+    for ready, duration in zip(ready_s, duration_s, strict=True):
         start = max(ready, free_s)
-        free_s = start + lasts
+        free_s = start + duration
         times.append((start, free_s))
     return times
 
@@ -166,15 +166,15 @@ def sharded_step(
     now_s = link_free_s = 0.0
     arrives_s: dict[int, float] = {}
 
-    def send(what: str, unit: int, lasts_s: float) -> float:
+    def send(what: str, unit: int, duration_s: float) -> float:
         nonlocal link_free_s
         start_s = max(now_s, link_free_s)
-        link_free_s = start_s + lasts_s
+        link_free_s = start_s + duration_s
         times.append((what, unit, start_s, link_free_s))
         return link_free_s
 
     order = range(len(forward_s))
-    for what, units, lasts_s in (("forward", order, forward_s), ("backward", order[::-1], backward_s)):
+    for what, units, duration_s in (("forward", order, forward_s), ("backward", order[::-1], backward_s)):
         reduced_s = 0.0
         for place, unit in enumerate(units):
             if unit not in arrives_s:
@@ -182,8 +182,8 @@ def sharded_step(
             now_s = max(now_s, arrives_s.pop(unit))
             for ahead in units[place + 1 : place + 2] if prefetch else ():
                 arrives_s[ahead] = send("gather", ahead, gather_s[ahead])
-            times.append((what, unit, now_s, now_s + lasts_s[unit]))
-            now_s += lasts_s[unit]
+            times.append((what, unit, now_s, now_s + duration_s[unit]))
+            now_s += duration_s[unit]
             if what == "backward":
                 now_s = max(now_s, reduced_s)  # memory for gradients of one unit in flight
                 reduced_s = send("reduce", unit, reduce_s[unit])

@@ -1,6 +1,6 @@
 """`python -m lib.grade assignments/hw1.json submissions/ --out grades`: points for a folder of notebooks.
 
-Exit code: 0 when all are graded, whatever the points; 1 if somebody could not be; 2 if nothing could begin.
+Exit code: 0 if all are graded, with any points; 1 if a submission could not be graded; 2 if grading did not begin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tqdm import tqdm
 import lib.check
 from lib.grade.assignment import Assignment, AssignmentError, read_assignment
 from lib.grade.grading import blocked, grade
-from lib.grade.jail import JailError, User, is_apart
+from lib.grade.jail import JailError, User, is_isolated
 from lib.grade.reports import Grade, fill_canvas, gradescope, overview, write, write_grades, write_json
 from lib.grade.submissions import Submission, find_submissions
 
@@ -32,20 +32,20 @@ CONTAINER = "/.dockerenv", "/run/.containerenv"  # files that Docker and Podman 
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
-        assignment = read_assignment(args.assignment, args.cases)
-        submissions = find_submissions(args.submissions, args.roster, args.times)
         trusted = args.trust or _only_user_here()
         users = [User(None if trusted else args.user + i) for i in range(args.jobs)]
-        for user in users:
-            user.check(Path(args.submissions))
-        if not trusted and not is_apart():
+        for user in users:  # before Python caches the hidden cases, with the permissions that their file has
+            user.check(Path(args.submissions), args.cases)
+        assignment = read_assignment(args.assignment, args.cases)
+        submissions = find_submissions(args.submissions, args.roster, args.times)
+        if not trusted and not is_isolated():
             print(
-                "The system lets no process have a network and a disk of its own (it needs CAP_SYS_ADMIN): students'"
-                " code can reach the network, and fill the disk.",
+                "The system gives no process a separate network and disk (it needs CAP_SYS_ADMIN): students' code can"
+                " reach the network, and fill the disk.",
                 file=sys.stderr,
             )
         if not submissions:
-            raise ValueError(f"{args.submissions} has neither folders nor notebooks in it")
+            raise ValueError(f"{args.submissions} contains neither folders nor notebooks")
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         asked = _fingerprint(assignment, args.cases)
@@ -73,10 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("assignment", help="its JSON file")
     parser.add_argument("submissions", help="a folder per student, or Canvas' bulk download, unzipped")
     parser.add_argument("--out", default="grades", help="where grades go; students in it are not graded again")
-    parser.add_argument("--jobs", type=int, default=1, help="submissions at a time")
-    parser.add_argument("--roster", help="a file with a student a line: who is missing gets 0 points")
+    parser.add_argument("--jobs", type=int, default=1, help="submissions graded at the same time")
+    parser.add_argument("--roster", help="a file with one student per line: without a submission, 0 points")
     parser.add_argument("--times", help="a CSV of student and time, for days late")
-    parser.add_argument("--cases", help="a Python file with EXERCISES that students do not see")
+    parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
     parser.add_argument("--canvas", metavar="CSV", help="an exported gradebook: a copy of it gets the scores")
     parser.add_argument("--gradescope", metavar="JSON", help="write the first submission's results.json here")
     parser.add_argument("--user", type=int, default=USER, help="number of the user that runs students' code")
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _only_user_here() -> bool:
-    """In a container there may be no root; what student's code can then reach is the container."""
+    """Whether this is a container without root; students' code can then reach only the container."""
     here = os.geteuid() != 0 and any(map(os.path.exists, CONTAINER))
     if here:
         print("There is no root in this container: students' code runs as you, as with --trust.", file=sys.stderr)
@@ -93,7 +93,7 @@ def _only_user_here() -> bool:
 
 
 def _secret(out: Path) -> bytes:
-    """From which each student's numbers come: made once, so that the same submission is graded alike again."""
+    """The source of each student's inputs: made once, so that the same submission gets the same inputs again."""
     path = out / ".secret"
     if not path.exists():
         write(path, secrets.token_hex())
@@ -101,7 +101,7 @@ def _secret(out: Path) -> bytes:
 
 
 def _hand_over(out: Path) -> None:
-    """Give the grades to whoever has called sudo."""
+    """Give the grades to the user who called sudo."""
     if os.geteuid() == 0 and "SUDO_UID" in os.environ:
         for path in (out, *out.rglob("*")):
             with contextlib.suppress(OSError):
@@ -109,10 +109,12 @@ def _hand_over(out: Path) -> None:
 
 
 def _fingerprint(assignment: Assignment, cases: str | None) -> str:
-    """Of all that points depend on beside the submission: if it changes, everybody is graded again."""
-    said = repr((assignment.points, assignment.by_hand, assignment.due, assignment.late)).encode()
+    """A hash of all that points depend on, except the submission: if it changes, all students are graded again."""
+    settings = repr((assignment.points, assignment.by_hand, assignment.due, assignment.late)).encode()
     judges = sorted(Path(lib.check.__file__).parent.rglob("*.py"))
-    return hashlib.sha256(said + b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)).hexdigest()
+    return hashlib.sha256(
+        settings + b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
+    ).hexdigest()
 
 
 def _all(
@@ -128,7 +130,7 @@ def _all(
         try:
             given = grade(assignment, submission, user, secret) | {"asked": asked}
             write_json(_path(out, submission), given)
-        except Exception as error:  # perhaps the disk is full: the next run grades this one again
+        except Exception as error:  # perhaps the disk is full: the next run grades this submission again
             given = blocked(assignment, submission, f"{type(error).__name__}: {error}")
             with contextlib.suppress(OSError):
                 write_json(_path(out, submission), given)
@@ -146,7 +148,7 @@ def _all(
                 under_way[pool.submit(one, submission)] = submission.student
         for done in tqdm(as_completed(under_way), total=len(under_way), unit="submission", disable=None):
             grades[under_way[done]] = done.result()
-    finally:  # Ctrl-C waits for the one that is being graded
+    finally:  # Ctrl-C waits for the submission that is being graded
         pool.shutdown(cancel_futures=True)
     failed = sum(given["digest"] is None for given in grades.values())
     return [grades[submission.student] for submission in submissions], failed
@@ -157,7 +159,7 @@ def _path(out: Path, submission: Submission) -> Path:
 
 
 def _known(out: Path, submission: Submission, asked: str) -> Grade | None:
-    """The grade of a run before this one, if the submission and what was asked for are the same."""
+    """The grade of an earlier run, if the submission and the assignment are unchanged."""
     try:
         given = json.loads(_path(out, submission).read_text(encoding="utf-8"))
         return given if (given["digest"], given["asked"]) == (submission.digest(), asked) else None

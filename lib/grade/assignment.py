@@ -1,4 +1,4 @@
-"""What a homework is: a JSON file with its exercises, their points and the day it is due."""
+"""A homework: a JSON file with its exercises, their points and the day it is due."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class AssignmentError(ValueError):
 
 @dataclass(frozen=True)
 class Late:
-    """What a day costs, and after how many days nothing counts."""
+    """The price of a late day, and the number of late days after which no point counts."""
 
     percent_per_day: float = 0
     max_days: int = 0
 
     def factor(self, days: int) -> float:
-        """Of the points, what is left after so many days."""
+        """The fraction of the points that counts after so many late days."""
         if days <= 0:
             return 1.0
         return max(0.0, 1 - days * self.percent_per_day / 100) if days <= self.max_days else 0.0
@@ -38,14 +38,14 @@ class Late:
 
 @dataclass(frozen=True)
 class Question:
-    """One that is answered in words, and graded by a person.
+    """A question that is answered in words, and graded by a person.
 
     Args:
         points: the most that an answer gets.
         question: Markdown, for the handout.
         answer: Markdown, for the person who grades.
         variants: rows of values for `{names}` in question and answer, 26 at most; each student has one of the rows,
-            A, B, ... With rows, a brace that is meant is written twice.
+            A, B, ... With rows, a literal brace is written twice.
     """
 
     points: float
@@ -67,7 +67,7 @@ class Question:
 
     @property
     def answers(self) -> dict[str, str]:
-        """Row -> model answer; one for the row "" without variants."""
+        """Row -> model answer; without variants, the only row is ""."""
         if not self.variants:
             return {"": self.answer}
         return {row: self.answer.format(**one) for row, one in zip(ROWS, self.variants, strict=False)}
@@ -78,15 +78,15 @@ class Assignment:
     """A homework.
 
     Args:
-        id: short, a file's name.
+        id: short, part of file names.
         title: for people.
-        exercises: what is graded by the machine; exercise -> points.
+        exercises: graded by the machine.
         points: exercise id -> points.
         by_hand: questions in words, by the `grade_id` of their cell.
-        due: with its time zone; None: never late.
-        late: what a day costs.
-        hours: that it should take.
-        goals: what a student can do afterwards, a sentence each.
+        due: with a time zone; None: never late.
+        late: the price of a late day.
+        hours: that the work should take.
+        goals: skills that the homework teaches, a sentence each.
         text: Markdown for the handout.
     """
 
@@ -103,7 +103,7 @@ class Assignment:
 
     @property
     def chapters(self) -> list[str]:
-        """Of its exercises, such as `"03"`."""
+        """The chapters of its exercises, such as `"03"`."""
         return sorted({exercise.chapter for exercise in self.exercises})
 
     @property
@@ -117,13 +117,13 @@ class Assignment:
         return sum(question.points for question in self.by_hand.values())
 
     def row_of(self, student: str, question: str) -> str:
-        """Of a student's variant, the same whenever it is asked for; "" without variants."""
+        """The row of a student, the same at every call; "" without variants."""
         rows = list(self.by_hand[question].answers)
         drawn = hashlib.sha256(f"{self.id}/{question}/{student}".encode()).digest()
         return rows[int.from_bytes(drawn[:8], "big") % len(rows)]
 
     def days_late(self, when: datetime.datetime) -> int:
-        """Begun days after it was due."""
+        """Days after the due date; the first second of a day counts as a day."""
         return max(0, -((self.due - when) // datetime.timedelta(days=1))) if self.due else 0
 
 
@@ -132,72 +132,72 @@ def read_assignment(path: str, cases: str | None = None) -> Assignment:
 
     Args:
         path: of the JSON.
-        cases: a Python file of the teacher's with a list `EXERCISES`: each stands for the book's of the same id, or is
-            a new one.
+        cases: a teacher's Python file with a list `EXERCISES`: each replaces the book's exercise with the same id, or
+            is a new exercise.
 
     Raises:
-        AssignmentError: what is wrong with it, in a sentence.
+        AssignmentError: the file has a fault; the message names it.
     """
     own = {e.id: e for e in _own_exercises(cases)} if cases else {}
     try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"))
-        return _assignment(told, own)
+        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _assignment(fields, own)
     except OSError as error:
         raise AssignmentError(f"{path} cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise AssignmentError(f"{path} is not JSON: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise AssignmentError(f"{path} is not an assignment: {what}") from None
+        fault = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise AssignmentError(f"{path} is not an assignment: {fault}") from None
 
 
 def hidden_ranks(exercise: Exercise) -> set[int]:
-    """Cases that only the teacher's file has: other numbers of ranks, or all of them where the inputs are others."""
+    """The cases that only the teacher's file has: new numbers of ranks, or all of them if the inputs are new."""
     try:
         known = find(exercise.id)
-    except ValueError:  # an exercise of the teacher's
+    except ValueError:  # a teacher's exercise
         return set()
     return {*exercise.ranks} - ({*known.ranks} if exercise.inputs is known.inputs else set())
 
 
-def _assignment(told: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
-    if unknown := told.keys() - _KEYS:
-        raise ValueError(f"nothing is called {sorted(unknown)[0]!r}; there are {', '.join(sorted(_KEYS))}")
-    points = {**told["exercises"]}
+def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
+    if unknown := fields.keys() - _KEYS:
+        raise ValueError(f"it has an unknown key {sorted(unknown)[0]!r}; the keys are {', '.join(sorted(_KEYS))}")
+    points = {**fields["exercises"]}
     by_hand = {
         name: Question(**asked | {"variants": tuple(asked.get("variants", ()))})
-        for name, asked in told.get("by_hand", {}).items()
+        for name, asked in fields.get("by_hand", {}).items()
     }
     for name, asked in by_hand.items():
         if len(asked.variants) > len(ROWS):
-            raise ValueError(f"{name} has {len(asked.variants)} variants; {len(ROWS)} can be told apart")
+            raise ValueError(f"{name} has {len(asked.variants)} variants; there are {len(ROWS)} letters for them")
         try:
             _ = asked.in_handout, asked.answers
         except (KeyError, IndexError) as error:
-            raise ValueError(f"{name} names {{{error.args[0]}}}, and not each of its variants has that") from None
+            raise ValueError(f"{name} names {{{error.args[0]}}}, and not each of its variants has it") from None
     for name, most in [*points.items(), *((name, asked.points) for name, asked in by_hand.items())]:
         if isinstance(most, bool) or not isinstance(most, (int, float)) or not most > 0:
-            raise ValueError(f"{name} has {most!r} points; it takes a number above 0")
-    due = datetime.datetime.fromisoformat(told["due"]) if told.get("due") else None
+            raise ValueError(f"{name} has {most!r} points; write a number above 0")
+    due = datetime.datetime.fromisoformat(fields["due"]) if fields.get("due") else None
     if due and due.tzinfo is None:
-        raise ValueError(f'due {told["due"]!r} has no time zone; write it as "2027-03-01T23:59:00+01:00"')
-    late = told.get("late", {})
+        raise ValueError(f'due {fields["due"]!r} has no time zone; write it as "2027-03-01T23:59:00+01:00"')
+    late = fields.get("late", {})
     if due and "max_days" not in late:
         raise ValueError(
-            'it has a date, and does not say what is late: write "late": {"percent_per_day": 10, "max_days": 3}, or '
+            'it has a date, and no price of a late day: write "late": {"percent_per_day": 10, "max_days": 3}, or '
             '{"max_days": 0} if nothing counts after that date'
         )
     return Assignment(
-        id=str(told["id"]),
-        title=str(told["title"]),
+        id=str(fields["id"]),
+        title=str(fields["title"]),
         exercises=tuple(own.get(i) or find(i) for i in points),
         points=points,
         by_hand=by_hand,
         due=due,
         late=Late(**late),
-        hours=told.get("hours", 0),
-        goals=tuple(told.get("goals", ())),
-        text=told.get("text", ""),
+        hours=fields.get("hours", 0),
+        goals=tuple(fields.get("goals", ())),
+        text=fields.get("text", ""),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a student gets back: points, and of each exercise what a check would have said."""
+"""The text for a student: points, and for each exercise the lines of its check."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from lib.grade.assignment import Assignment
 
 
 def feedback(assignment: Assignment, given: dict[str, Any], total: float, words: dict[str, float]) -> str:
-    """One student's, in Markdown. Of a hidden case it says only whether the answer passed.
+    """The feedback for one student, in Markdown. For a hidden case it says only whether the answer passed.
 
     Args:
-        assignment: what was asked for.
+        assignment: the homework.
         given: the student's grade.
-        total: all points, those for words among them.
-        words: question -> points that a person has entered.
+        total: all points, with the points for words.
+        words: question -> points that a person entered.
     """
     most = assignment.max_score + assignment.points_by_hand
     lines = [f"# {assignment.title}: {given['student']}", "", f"**{total:g} of {most:g} points**"]
@@ -35,11 +35,11 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
 
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
-    said = None
+    printed = None
     for row in rows:
         name = "a hidden case" if row["hidden"] else row["case"]
         lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}")
-        if row["hint"] and not row["hidden"] and row["hint"] != said:
-            said = row["hint"]
-            lines += [f"    {line}" for line in said.splitlines()]
+        if row["hint"] and not row["hidden"] and row["hint"] != printed:
+            printed = row["hint"]
+            lines += [f"    {line}" for line in printed.splitlines()]
     return lines

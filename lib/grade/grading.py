@@ -1,4 +1,4 @@
-"""Grade one submission: each exercise in a jail that nothing of it survives."""
+"""Grade one submission: each exercise in its own jail, which ends with all of its processes and files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lib.grade.jail import Jail, User
 from lib.grade.reports import BLOCKED, MISSING
 from lib.grade.submissions import Submission
 
-UNDECIDED = "could not be graded"  # said of a case without a verdict, which is no fault of the student's
+UNDECIDED = "could not be graded"  # a note on a case without a verdict; the student is not at fault
 
 
 def grade(assignment: Assignment, submission: Submission, user: User, secret: bytes) -> dict[str, Any]:
-    """All that is known of a submission, ready for JSON.
+    """The grade of a submission, ready for JSON.
 
     Args:
-        assignment: what was asked for.
-        submission: what came.
-        user: who runs its code.
-        secret: from which the numbers of each student come; the same gives the same.
+        assignment: the homework.
+        submission: the student's files.
+        user: the user that runs their code.
+        secret: the source of each student's inputs; the same secret gives the same inputs.
     """
     began_s = time.monotonic()
     notebooks, notes = submission.read()
@@ -36,7 +36,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     elif not submission.paths:
         notes.append("nothing was handed in")
     if not submission.listed:
-        notes.append(f"{submission.student} is not on the roster: is the name another there?")
+        notes.append(f"{submission.student} is not on the roster: is the name spelled differently there?")
     notes += [f"REVIEW: {what} in {book.name}" for book in notebooks for what in _suspicious(book)]
     notes += [
         f"no cell for question {name}" for name in assignment.by_hand if _text(notebooks, name) is None and notebooks
@@ -49,7 +49,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     days = assignment.days_late(submission.when) if submission.when else 0
     factor = assignment.late.factor(days) if days else 1.0
     if submission.marked_late and not submission.when:
-        notes.append("Canvas says that it is late, not by how much: give the times (--times), or take points there")
+        notes.append("Canvas marks it late, without a time: give the times (--times), or take points in Canvas")
     return {
         "student": submission.student,
         "canvas_id": submission.canvas_id,
@@ -66,14 +66,14 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
             {"question": name, "max": asked.points, "text": _text(notebooks, name) or ""}
             for name, asked in assignment.by_hand.items()
         ],
-        # Without a digest it is graded again.
+        # Without a digest, the next run grades it again.
         "digest": None if any(row.get("undecided") for row in results) else submission.digest(),
         "seconds": round(time.monotonic() - began_s, 1),
     }
 
 
-# What an answer has no use for. It costs no points: a person looks. The imports of the book's own cells are no such
-# thing, word for word. No pattern may take long: a line may have millions of letters.
+# Code that no answer needs. It costs no points: a person looks at it. The imports in the book's cells are exceptions,
+# word for word. Each pattern must be fast: a line may have millions of letters.
 _SUSPICIOUS = {
     "lib.check": r"(?m)^(?!from lib\.check import check(?:, progress)?$|from lib\.check\.bill import bill$"
     r"|from lib\.check\.refusals import broken_layouts$)[^\n]*\blib\s*\.\s*(?:check|grade|release)\b"
@@ -118,7 +118,7 @@ def _results(
     user: User,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """A row for each case; a case has its part of the points. `unread`: a file or a cell could not be read."""
+    """A row for each case, with its fraction of the points. `unread`: a file or a cell could not be read."""
     hidden = hidden_ranks(exercise)
     asked = cases_of(exercise)
     each = points / len(asked)
@@ -147,15 +147,15 @@ def _results(
     jail = Jail(user)
     try:
         (cases,) = judge(exercise, [Answer(holders[-1], exercise.title)], seed, jail.returned)
-    except Exception as error:  # one exercise; the others have their points
+    except Exception as error:  # this exercise fails; the rest keep their points
         notes.append(f"{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
         return [row(case, BLOCKED, f"{UNDECIDED}: {error}") | {"undecided": True} for case in asked]
     finally:
         jail.close()
-    # A stub is judged once; what comes after it is not.
-    said = [(case.status, case.hint) for case in cases]
-    said += [(TODO, cases[-1].hint)] * (len(asked) - len(cases))
-    return [row(case, *outcome) for case, outcome in zip(asked, said, strict=True)]
+    # A stub is judged once, in its first case; the rest get the same verdict.
+    outcomes = [(case.status, case.hint) for case in cases]
+    outcomes += [(TODO, cases[-1].hint)] * (len(asked) - len(cases))
+    return [row(case, *outcome) for case, outcome in zip(asked, outcomes, strict=True)]
 
 
 def _text(notebooks: list[Notebook], name: str) -> str | None:
@@ -163,10 +163,11 @@ def _text(notebooks: list[Notebook], name: str) -> str | None:
 
 
 def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:
-    """What is written where grading itself has failed: nobody is lost, and a person looks."""
+    """The grade if grading failed: the student is listed without points, and a person looks at it."""
     nothing = Submission(submission.student, (), submission.canvas_id)
     given = grade(assignment, nothing, User(None), b"")
     why = f"{UNDECIDED}: {why}"
     results = [row | {"status": BLOCKED, "hint": why} for row in given["results"]]
     files = [printable(path.name) for path in submission.paths]
-    return given | {"notes": [why], "files": files, "results": results, "digest": None}  # so it is graded again
+    # Without a digest, the next run grades it again.
+    return given | {"notes": [why], "files": files, "results": results, "digest": None}

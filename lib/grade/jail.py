@@ -1,10 +1,10 @@
-"""A place for code that nobody has read: processes of a user without rights, with limits, and nothing left of them.
+"""A jail for untrusted code: processes of a user without rights, with limits, all of them killed at the end.
 
-The problem: what a student has written may loop, fork, kill, write files, and change what judges it. The idea: three
-processes, forked from one that has imported torch already. A *warden* keeps the rights of the grader and runs nothing
-of the student's. Its child, the *jail*, has given up all rights; it forks ranks, as a notebook does, and the student's
-code is defined and called in those alone. The grader gets bytes, and reads them as data: tensors, numbers, strings.
-When the student is done, the warden kills every process of the jail's user until none is left.
+The problem: a student's code may loop, fork, kill, write files, and change its judge. The idea: three kinds of
+processes, forked from a server that already imported torch. A *warden* keeps the rights of the grader and runs no code
+of the student. Its child, the *jail*, gives up all rights and forks ranks, as a notebook does; only ranks define and
+call the student's code. The grader receives bytes, and reads them as data: tensors, numbers, strings.
+When the answer returned, the warden kills every process of the jail's user until none is left.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from multiprocessing import Pipe, connection
 from pathlib import Path
 
@@ -40,59 +41,64 @@ LIMITS = {
     resource.RLIMIT_CPU: 60,  # seconds of one process
     resource.RLIMIT_DATA: 4 * 2**30,
     resource.RLIMIT_FSIZE: 2 * MOST_BYTES,
-    resource.RLIMIT_NPROC: 400,  # of all of the user's; a rank has about six threads
+    resource.RLIMIT_NPROC: 400,  # of all processes of the user; a rank has about six threads
     resource.RLIMIT_CORE: 0,
 }
-SLACK_S = 10.0  # beside an exercise's own limit: for the start of ranks, and for saying why it took too long
-OPEN_TO_ALL = ("/tmp", "/var/tmp", "/dev/shm")  # where anybody may write
+SLACK_S = 10.0  # added to the limit of an exercise: for the start of ranks, and for the report of a timeout
+OPEN_TO_ALL = ("/tmp", "/var/tmp", "/dev/shm")  # folders where every user may write
 _SUBREAPER, _DUMPABLE, _NO_NEW_PRIVILEGES = 36, 4, 38  # of prctl
 _NEW_NETWORK = 0x40000000  # of unshare
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class JailError(RuntimeError):
-    """There can be no jail here."""
+    """No jail can start here."""
 
 
 @dataclass(frozen=True)
 class User:
-    """Who runs the students' code.
+    """The user that runs the students' code.
 
     Args:
-        uid: a number that belongs to no user and no process; None: whoever grades (`--trust`).
+        uid: a number without a user and without processes; None: the grader's user (`--trust`).
     """
 
     uid: int | None
 
-    def check(self, submissions: Path) -> None:
-        """Raises `JailError` where this user cannot be had, or could read the others' submissions."""
+    def check(self, submissions: Path, cases: str | None = None) -> None:
+        """Raises `JailError` if this user cannot run code here, or could read the submissions or the hidden cases."""
         if self.uid is None:
             return
         if os.geteuid() != 0:
             raise JailError(
                 "students' code needs a user without rights, and only root can become one: run this with sudo, or in "
-                "a container as root. With --trust the code runs as you, and can read and delete what you can"
+                "a container as root. With --trust the code runs as you, and can read and delete all your files"
             )
         if self.uid == 0:
-            raise JailError("--user 0 is root; take a number that belongs to nobody, such as 54321")
+            raise JailError("--user 0 is root; take a number without a user, such as 54321")
         if pids := processes_of(self.uid):
-            raise JailError(f"user {self.uid} has processes (such as {pids[0]}), which would be killed; take another")
+            raise JailError(
+                f"user {self.uid} has processes (such as {pids[0]}), which would be killed; take a free number"
+            )
         if path := sight.unreadable(self.uid):
             raise JailError(
-                f"user {self.uid} cannot read {path}, where Python or the book lies: chmod o+x it, or install both "
+                f"user {self.uid} cannot read {path}, which holds Python or the book: chmod o+x it, or install both "
                 "elsewhere, such as in /opt"
             )
         if sight.can_read(submissions, self.uid):
             raise JailError(
-                f"students' code could read what is in {submissions}: chmod 700 it, and nobody copies from a classmate"
+                f"students' code could read {submissions}, and copy a classmate's answer: chmod 700 that folder"
             )
+        for path in (cases, cache_from_source(cases)) if cases else ():
+            if sight.can_read(Path(path), self.uid):
+                raise JailError(f"students' code could read the hidden cases in {path}: chmod 600 that file")
 
 
 class Jail:
-    """Runs answers as another user, until `close`.
+    """Runs answers as a user without rights, until `close`.
 
     Args:
-        user: whose processes they are.
+        user: the user of its processes.
     """
 
     def __init__(self, user: User) -> None:
@@ -112,20 +118,20 @@ class Jail:
     def returned(
         self, exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]
     ) -> list[list[Data] | NoAnswer]:
-        """As `lib.check.judge.in_ranks`, and whatever happens an answer to all of it."""
+        """As `lib.check.judge.in_ranks`; a jail that dies or hangs is a `NoAnswer` for all answers."""
         limit_s = len(answers) * (exercise.timeout_s + SLACK_S)
-        # The jail may be stopped between two bytes, and then neither sending nor receiving would end.
+        # The jail may stop between two bytes, and then neither sending nor receiving would end.
         too_late = threading.Timer(limit_s, self._leash.close)
         too_late.start()
         try:
             self._conn.send_bytes(cloudpickle.dumps((exercise.body, exercise.timeout_s, list(answers), inputs)))
             outcomes = unpack(self._conn.recv_bytes(MOST_BYTES), len(answers), len(inputs))
         except (EOFError, ConnectionError):
-            ended = "Your function has ended the process that waited for it."
-            why = f"Nothing came back within {limit_s:g} s." if self._leash.closed else ended
+            ended = "Your function ended the process that waited for its result."
+            why = f"Your function returned nothing within {limit_s:g} s." if self._leash.closed else ended
             return [NoAnswer(FAIL, why)] * len(answers)
-        except Exception as error:  # whatever is wrong with bytes that may be forged: they count for nothing
-            why = f"What your function returned cannot be read: {type(error).__name__}: {str(error)[:200]}"
+        except Exception as error:  # the bytes may be forged, with any fault: they count as no answer
+            why = f"The result of your function cannot be read: {type(error).__name__}: {str(error)[:200]}"
             return [NoAnswer(FAIL, why)] * len(answers)
         finally:
             too_late.cancel()
@@ -134,9 +140,9 @@ class Jail:
         return outcomes
 
     def close(self) -> None:
-        """End it with all that has come of it."""
+        """End it, with all of its processes and files."""
         self._conn.close()
-        self._leash.close()  # the warden sees it, and cleans up
+        self._leash.close()  # the warden polls it, and cleans up
         self._warden.join(30)
         shutil.rmtree(self._folder, ignore_errors=True)
         for folder in {tempfile.gettempdir(), *OPEN_TO_ALL}:
@@ -157,7 +163,7 @@ def _remove_what_is_of(uid: int | None, folder: str) -> None:
 def _warden(conn: connection.Connection, leash: connection.Connection, uid: int | None, folder: str) -> None:
     os.setsid()
     multiprocessing.current_process().daemon = False  # or the jail could not have ranks
-    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # whoever loses its parent becomes our child, and can be reaped
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # an orphan becomes our child, so that we can reap it
     _own_network()
     if uid is not None:
         sight.open_closed_folders()
@@ -169,14 +175,14 @@ def _warden(conn: connection.Connection, leash: connection.Connection, uid: int 
         finally:
             os._exit(0)
     conn.close()
-    while not leash.poll(0.02):  # nothing is ever sent: it ends when the grader closes it, or is gone
+    while not leash.poll(0.02):  # nothing is sent on it: it ends when the grader closes it, or ends
         if os.waitpid(jail, os.WNOHANG)[0]:
             break
     _end_all(uid, jail)
 
 
-def is_apart() -> bool:
-    """Whether the system lets a jail have a network and a disk of its own."""
+def is_isolated() -> bool:
+    """Whether the system gives a jail a separate network and a separate disk."""
 
     def leave() -> None:
         if _libc.unshare(_NEW_NETWORK) or not sight.new_view():
@@ -196,7 +202,7 @@ def _own_network() -> None:
 
 
 def _end_all(uid: int | None, jail: int) -> None:
-    """Kill until nobody is left: what is killed may have forked meanwhile, and what is dead must be reaped."""
+    """Kill until no process is left: a process may fork before it dies, and a dead process must be reaped."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
         if uid is None:
@@ -208,7 +214,9 @@ def _end_all(uid: int | None, jail: int) -> None:
                 os.setgroups([])
                 os.setgid(uid)
                 os.setuid(uid)
-                os.kill(-1, signal.SIGKILL)  # all of the user's at once; one after the other would lose the race
+                os.kill(
+                    -1, signal.SIGKILL
+                )  # all processes of the user in one call; a loop over them would lose the race
             os._exit(0)
         else:
             with contextlib.suppress(ChildProcessError):
@@ -237,7 +245,7 @@ def _real_user(pid: str) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    """All that have come of a process."""
+    """The processes that descend from this one."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat") as file:
@@ -255,7 +263,7 @@ def _children(pid: int) -> list[int]:
 def _serve(conn: connection.Connection, uid: int | None, folder: str) -> None:
     _give_up_rights(conn, uid, folder)
     server.fork_here()
-    os.register_at_fork(after_in_child=conn.close)  # ranks have their own ways to answer
+    os.register_at_fork(after_in_child=conn.close)  # ranks have their own connections
     while True:
         try:
             body, timeout_s, answers, inputs = pickle.loads(conn.recv_bytes())
@@ -273,18 +281,18 @@ def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -
     os.closerange(conn.fileno() + 1, 4096)
     os.chdir(folder)
     os.umask(0o077)
-    with contextlib.suppress(OSError):  # where memory ends, the system ends these processes, and not the grader
+    with contextlib.suppress(OSError):  # if memory runs out, the system ends these processes, and not the grader
         Path("/proc/self/oom_score_adj").write_text("1000")
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "OMP_NUM_THREADS") if name in os.environ}
     os.environ.clear()
     os.environ.update(kept, HOME=folder, TMPDIR=folder)
     tempfile.tempdir = folder
     for limit, most in LIMITS.items():
-        if uid is not None or limit != resource.RLIMIT_NPROC:  # which would count the grader's own, too
+        if uid is not None or limit != resource.RLIMIT_NPROC:  # this limit would also count the grader's processes
             resource.setrlimit(limit, (most, most))
     if uid is not None:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # or `launch` could not see how busy its own ranks are
+    _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # or `launch` could not read the CPU time of its ranks

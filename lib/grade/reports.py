@@ -1,4 +1,4 @@
-"""What comes of grading: a JSON file per student, tables, and what platforms read."""
+"""The files of a grading: JSON per student, tables, and the files that platforms read."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Grade = dict[str, Any]
 MARK = "\ufeff"
 MISSING = "MISSING"  # no cell defines it
 BLOCKED = "BLOCKED"  # a file or a cell that may define it cannot be read, or grading failed
-WITHOUT = {TODO: "not begun", MISSING: "not there", BLOCKED: "not readable"}  # why somebody has no points
+WITHOUT = {TODO: "not begun", MISSING: "not defined", BLOCKED: "not readable"}  # why an answer has no points
 
 
 def write(path: Path, text: str) -> None:
-    """All of it or nothing: a run may be ended at any time."""
+    """Write the full text or nothing: a run may be interrupted at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with open(fd, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
@@ -36,12 +36,12 @@ def write(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, thing: object) -> None:
-    """Indented, letters as they are."""
+    """Write JSON, indented, with letters unescaped."""
     write(path, json.dumps(thing, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_table(path: Path, rows: list[list[Any]], mark: str = "") -> None:
-    """A CSV; a cell that a spreadsheet would compute is text. With the `MARK`, Excel reads letters as they are."""
+    """Write a CSV; a cell that a spreadsheet would compute is text. With the `MARK`, Excel reads UTF-8."""
     _write_csv(path, [[_cell(x) for x in row] for row in rows], mark)
 
 
@@ -56,21 +56,21 @@ def _cell(x: Any) -> Any:
 
 
 def points_of(given: Grade, exercise: str) -> float:
-    """Of one exercise."""
+    """The points of one exercise."""
     return round(sum(r["points"] for r in given["results"] if r["exercise"] == exercise), 4)
 
 
 def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict[str, float]:
     """`grades.csv`, feedback for each student, and `by_hand.csv` for questions in words.
 
-    Points that a person has entered in `by_hand.csv` stay and count. If the answer has changed since, `look again`
-    says so until that person empties the cell.
+    Points that a person entered in `by_hand.csv` stay and count. If the answer changed afterwards, `look again` says so
+    until that person empties the cell.
 
     Returns:
-        Student -> all points, those for words among them.
+        Student -> all points, with the points for words.
 
     Raises:
-        ValueError: points for words that cannot be.
+        ValueError: entered points are no number, or out of range.
     """
     ids = [e.id for e in assignment.exercises]
     by_hand = _read_by_hand(out / "by_hand.csv", assignment)
@@ -83,10 +83,10 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict
         student = given["student"]
         words = {name: entered[student, name] for name in assignment.by_hand if (student, name) in entered}
         totals[student] = round(given["score"] + sum(words.values()) * given["late_factor"], 4)
-        said = feedback(assignment, given, totals[student], words)
-        write(out / "feedback" / f"{Submission(student).file_name}.md", said)
+        text = feedback(assignment, given, totals[student], words)
+        write(out / "feedback" / f"{Submission(student).file_name}.md", text)
         again = [
-            f"{asked['question']}: the answer has changed since its points were entered"
+            f"{asked['question']}: the answer changed after its points were entered"
             for asked in given["by_hand"]
             if (known := by_hand.get((student, asked["question"]))) and known.must_look_again(asked["text"])
         ]
@@ -112,9 +112,9 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict
             answer = assignment.by_hand[name].answers[row]
             known = by_hand.get((student, name), _ByHand())
             points, most, text = entered.get((student, name), ""), assignment.by_hand[name].points, asked["text"]
-            again = "the answer has changed" * known.must_look_again(text)
+            again = "the answer changed" * known.must_look_again(text)
             table.append([student, name, points, most, text, row, answer, again])
-        if not any(row[-1] for row in table[1:]):  # nobody need look again
+        if not any(row[-1] for row in table[1:]):  # no answer needs a second look
             table = [row[:-1] for row in table]
         write_table(out / "by_hand.csv", table, MARK)
     return totals
@@ -122,14 +122,14 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict
 
 @dataclass(frozen=True)
 class _ByHand:
-    """A row of `by_hand.csv`, as a person has left it."""
+    """A row of `by_hand.csv`, as a person saved it."""
 
     points: float | None = None
     text: str = ""
     look_again: str = ""
 
     def must_look_again(self, text: str) -> bool:
-        """Whether the points are for another text than this; spreadsheets cut long ones, and change ends of lines."""
+        """Whether the points are for a different text; spreadsheets cut long texts, and change ends of lines."""
         same = self.text.split() == str(_cell(text)).split() or len(text) > 30_000
         return self.points is not None and (bool(self.look_again) or not same)
 
@@ -139,24 +139,24 @@ def _read_by_hand(path: Path, assignment: Assignment) -> dict[tuple[str, str], _
     for row in read_sheet(path, "student", "question", "points", "text") if path.exists() else ():
         student, name = row["student"].removeprefix("'"), row["question"]
         points = None
-        if name in assignment.by_hand and (said := row["points"].strip()):
-            points = _points(said, assignment.by_hand[name].points, f"{path}, {student}, {name}")
+        if name in assignment.by_hand and (entered := row["points"].strip()):
+            points = _points(entered, assignment.by_hand[name].points, f"{path}, {student}, {name}")
         found[student, name] = _ByHand(points, row["text"], row.get("look again", "").strip())
     return found
 
 
-def _points(said: str, most: float, where: str) -> float:
+def _points(entered: str, most: float, where: str) -> float:
     try:
-        points = float(said.replace(",", "."))
+        points = float(entered.replace(",", "."))
     except ValueError:
-        raise ValueError(f"{where}: {said!r} is no number of points; write 2.5") from None
+        raise ValueError(f"{where}: {entered!r} is no number of points; write 2.5") from None
     if not 0 <= points <= most:
-        raise ValueError(f"{where}: {said} points cannot be; it takes a number from 0 to {most:g}")
+        raise ValueError(f"{where}: {entered} points are out of range; write a number from 0 to {most:g}")
     return points
 
 
 def overview(assignment: Assignment, grades: list[Grade]) -> str:
-    """Per exercise: how many have all points, a part, nothing, and why; and the hint that most wrong answers got."""
+    """Per exercise: how many students have all points, some, none, and why; and the most frequent hint."""
     lines = [f"{assignment.title}: {len(grades)} students, {assignment.max_score:g} points"]
     for exercise in assignment.exercises:
         most = assignment.points[exercise.id]
@@ -166,13 +166,13 @@ def overview(assignment: Assignment, grades: list[Grade]) -> str:
         hints = Counter(hint for rows in wrong for hint in dict.fromkeys(r["hint"].partition("\n")[0] for r in rows))
         often = "".join(hint for hint, _ in hints.most_common(1))
         whole, part = sum(x >= most - 1e-9 for x in got), sum(0 < x < most - 1e-9 for x in got)
-        # An answer that is not there, or was not begun, has the same status in all cases.
+        # An answer that is not defined, or not begun, has the same status in all cases.
         first = [next(r["status"] for r in g["results"] if r["exercise"] == exercise.id) for g in grades]
         why = ", ".join(f"{first.count(status)} {says}" for status, says in WITHOUT.items() if status in first)
         lines.append(
-            f"  {exercise.id} {exercise.title}: {whole} all, {part} a part, {len(got) - whole - part} nothing"
+            f"  {exercise.id} {exercise.title}: {whole} all, {part} some, {len(got) - whole - part} none"
             + f" ({why})" * bool(why)
-            + f"\n      most often: {often}" * bool(often)
+            + f"\n      most frequent: {often}" * bool(often)
         )
     return "\n".join(lines)
 
@@ -202,17 +202,17 @@ def gradescope(given: Grade) -> dict[str, Any]:
 
 
 def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Grade], totals: dict[str, float]) -> int:
-    """A copy of Canvas' exported gradebook with one column filled; returns how many students were found in it.
+    """A copy of Canvas' exported gradebook with one column filled; returns how many students it has.
 
     Args:
         export: the gradebook's file.
-        out: the copy's.
-        assignment: whose title the column has.
-        grades: who the students are.
+        out: the file of the copy.
+        assignment: its title is the title of the column.
+        grades: of all students.
         totals: student -> points.
 
     Raises:
-        ValueError: the file is no such export.
+        ValueError: the file is no export of a gradebook.
     """
     with open(export, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.reader(file))

@@ -1,8 +1,8 @@
-"""What comes out of a jail, as bytes: data that nobody need trust.
+"""The results of a jail, as bytes: untrusted data.
 
 The problem: a student's code may take over the process that sends, and then a pickle of a few bytes could run code,
 or fill the grader's memory. The idea: `torch.save` writes a zip of one small pickle and one record for each tensor. The
-grader reads such a zip only, with records that are as large in memory as they are here, and allows the pickle tensors,
+grader reads only such a zip, with records that have the same size in memory, and allows the pickle only tensors,
 numbers, strings, lists and dicts.
 """
 
@@ -17,14 +17,14 @@ import torch
 from lib.check.exercise import Data, plain
 from lib.check.judge import FAIL, TODO, NoAnswer
 
-MOST_BYTES = 64 * 2**20  # of all that the ranks of one case return
+MOST_BYTES = 64 * 2**20  # of all results of the ranks of one case
 MOST_ITEMS = 10**6  # of all lists and dicts in it
-MOST_WORDS = 20_000  # letters of what is said of an answer that returned nothing
-_PACKED = b"\nbytearray\n"  # a pickle that has this may make a gigabyte of a few bytes
+MOST_WORDS = 20_000  # letters of the hint to an answer that returned nothing
+_PACKED = b"\nbytearray\n"  # a pickle with this may make a gigabyte out of a few bytes
 
 
 def pack(outcomes: list[list[Data] | NoAnswer]) -> bytes:
-    """The bytes to send; where they would be too many, a sentence in place of each outcome."""
+    """The bytes to send; above `MOST_BYTES`, a sentence instead of each outcome."""
     file = io.BytesIO()
     torch.save([_plain_outcome(got) for got in outcomes], file)
     if file.tell() <= MOST_BYTES:
@@ -41,7 +41,7 @@ def _plain_outcome(got: list[Data] | NoAnswer) -> Any:
 
 
 def unpack(raw: bytes, answers: int, ranks: int) -> list[list[Data] | NoAnswer]:
-    """What a jail has sent, which may be forged: no class is made of it, and nothing larger than the bytes that came.
+    """The outcomes in the bytes of a jail. The bytes may be forged: they make no object of a class, and no large one.
 
     Args:
         raw: the bytes.
@@ -49,25 +49,25 @@ def unpack(raw: bytes, answers: int, ranks: int) -> list[list[Data] | NoAnswer]:
         ranks: how many results each outcome must have.
 
     Raises:
-        Exception: of many kinds, as anything may be wrong with the bytes.
+        Exception: of many kinds, because the bytes may have any fault.
     """
     # torch and zipfile look for the records in the same place only if a zip begins and ends as `torch.save` writes it.
     if raw[:4] != b"PK\3\4" or raw[-22:-18] != b"PK\5\6" or _PACKED in raw:
-        raise ValueError("torch.save has not written it")
+        raise ValueError("torch.save did not write it")
     records = zipfile.ZipFile(io.BytesIO(raw)).infolist()
     if any(one.compress_type != zipfile.ZIP_STORED for one in records):
-        raise ValueError("it is packed")
+        raise ValueError("it is compressed")
     if sum(one.file_size for one in records) > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES >> 20} MB")
     found = torch.load(io.BytesIO(raw), weights_only=True)
     _must_be_small(found)
     if not isinstance(found, list) or len(found) != answers:
-        raise ValueError("there are other outcomes than answers")
+        raise ValueError("the number of outcomes is not the number of answers")
     return [_outcome(x, ranks) for x in found]
 
 
 def _must_be_small(found: Any) -> None:
-    """A list may have one list many times in it, and a tensor of one element may have a large shape."""
+    """A list may hold the same list many times, and a tensor of one element may have a large shape."""
     items, n_bytes, left = 0, 0, [found]
     while left:
         x = left.pop()
@@ -88,5 +88,5 @@ def _outcome(x: Any, ranks: int) -> list[Data] | NoAnswer:
             raise ValueError("not a verdict")
         return NoAnswer(x["status"], x["hint"][:MOST_WORDS], x["stuck"][:MOST_WORDS], x["fault"] is True)
     if not isinstance(x, list) or len(x) != ranks or not all(isinstance(data, dict) for data in x):
-        raise ValueError("not what ranks return")
+        raise ValueError("not the results of ranks")
     return x

@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def read_sheet(path: str | Path, *columns: str) -> list[dict[str, str]]:
-    """Its rows by the names in its first line.
+    """The rows of a table, by the names in its first line.
 
     Args:
         path: of the file.
-        columns: that it must have.
+        columns: names that the first line must have.
 
     Raises:
         ValueError: a column is missing.
@@ -23,13 +23,13 @@ def read_sheet(path: str | Path, *columns: str) -> list[dict[str, str]]:
     if missing := [name for name in columns if name not in head]:
         raise ValueError(
             f"{path} has no column {missing[0]!r}: its first line must name {', '.join(columns)}. Write them there, or "
-            "rename the file and run this again: then it is made anew"
+            "rename the file and run this again: then a new one is written"
         )
     return [dict(zip(head, [*row, *[""] * len(head)], strict=False)) for row in rows]
 
 
 def sheet_rows(path: str | Path) -> list[list[str]]:
-    """Its lines as cells, without empty lines; a spreadsheet of a country with decimal commas writes semicolons.
+    """The lines of a table as cells, without empty lines; where decimals have commas, a spreadsheet writes semicolons.
 
     Raises:
         ValueError: it is not text in UTF-8.

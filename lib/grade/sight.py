@@ -1,8 +1,8 @@
-"""What the jail's user sees of the disk: Python and the book, also where a home folder is closed to others.
+"""The jail's view of the disk: Python and the book, even inside a home folder that is closed to other users.
 
-The problem: a student's code runs as a user who may not enter `/root` or a teacher's home, and there Python is
-installed. The idea: processes of the jail get a view of the disk of their own, in which such a folder is empty, but for
-what Python needs. Outside nothing changes.
+The problem: a student's code runs as a user who may not enter `/root` or a teacher's home, and Python may be installed
+there. The idea: processes of the jail get a separate view of the disk, in which such a folder is empty, except for the
+folders that Python needs. Outside the jail nothing changes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def needed() -> list[Path]:
-    """The folders that Python reads from, without those inside of others."""
+    """The folders that Python reads from, without their subfolders."""
     book = Path(lib.__file__).resolve().parents[1]
     found = {
         Path(p).resolve() for p in (sys.prefix, sys.base_prefix, book / "lib", *sys.path) if p and Path(p).is_dir()
     }
-    found -= {book}  # of which only the library is read
+    found -= {book}  # Python reads only its library, which is in the list
     return sorted(one for one in found if not any(other in one.parents for other in found))
 
 
 def open_closed_folders() -> None:
-    """Give this process and its children a view in which all that is `needed` can be reached.
+    """Give this process and its children a view in which they can reach all folders of `needed`.
 
-    Where the system does not allow that, as in most containers, nothing changes.
+    Where the system forbids that, as in most containers, nothing changes.
     """
     closed = {folder for path in needed() if (folder := _closed_above(path))}
     if closed and new_view():
@@ -44,43 +44,45 @@ def open_closed_folders() -> None:
 
 
 def limit_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int) -> None:
-    """Give this process and its children such folders of their own, in memory, that hold so many bytes each.
+    """Mount empty folders over these, in memory and of limited size, for this process and its children.
 
     Args:
-        open_to_all: folders where anybody may write.
+        open_to_all: folders where every user may write.
         folder: for the files of user `uid`.
         uid: the user's number.
-        most_bytes: that each of them holds.
+        most_bytes: size of each folder.
     """
     if not new_view():
         return
     size = f"size={most_bytes},nr_inodes=10000"
     for place in {Path(one).resolve() for one in open_to_all if Path(one).is_dir()}:
         _cover(place, f"mode=1777,{size}")
-    Path(folder).mkdir(parents=True, exist_ok=True)  # it may lie in one that is now empty
+    Path(folder).mkdir(parents=True, exist_ok=True)  # its parent may now be empty
     _mount("none", folder, "tmpfs", 0, f"mode=700,uid={uid},gid={uid},{size}")
 
 
 def new_view() -> bool:
-    """Whether this process and its children now have a view of the disk of their own."""
+    """Give this process and its children a separate view of the disk; returns whether the system allows it."""
     return not (_libc.unshare(_NEW_VIEW) or _mount(None, "/", None, _ALL_BELOW | _PRIVATE))
 
 
 def _cover(folder: Path, options: str) -> None:
-    """Lay an empty folder over this one, with what is `needed` in it."""
+    """Mount an empty folder over this one, with the folders of `needed` in it."""
     below = [path for path in needed() if folder in path.parents]
-    kept = [(path, os.open(path, os.O_PATH)) for path in below]  # holds what the empty folder is about to cover
+    kept = [
+        (path, os.open(path, os.O_PATH)) for path in below
+    ]  # keeps the folder open, which the empty folder will cover
     _mount("none", str(folder), "tmpfs", 0, options)
     for path, fd in kept:
         path.mkdir(parents=True)
         for made in (p for p in path.parents if folder in p.parents):
-            made.chmod(0o755)  # whatever umask there is
+            made.chmod(0o755)  # independent of the umask
         _mount(f"/proc/self/fd/{fd}", str(path), None, _BIND | _ALL_BELOW)
         os.close(fd)
 
 
 def unreadable(uid: int) -> Path | None:
-    """Something that Python needs and this user cannot read, with a view of its own; None if there is nothing."""
+    """A path that Python needs and this user cannot read, in a separate view; None if there is none."""
     files = [Path(sys.executable), Path(os.__file__), Path(torch.__file__), Path(lib.__file__)]
     for path in files:
         if not can_read(path.resolve(), uid):
@@ -89,7 +91,7 @@ def unreadable(uid: int) -> Path | None:
 
 
 def can_read(path: Path, uid: int) -> bool:
-    """Whether that user, with a view of its own, can read a file, or reach what is in a folder."""
+    """Whether that user, in a separate view, can read a file, or reach the entries of a folder."""
     within = next(path.iterdir(), None) if path.is_dir() else None
 
     def read() -> None:
@@ -106,7 +108,7 @@ def can_read(path: Path, uid: int) -> bool:
 
 
 def in_child(does: Callable[[], None]) -> bool:
-    """Whether a child process can do this without an error; this process stays as it is."""
+    """Whether a child process can do this without an error; this process does not change."""
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     try:
@@ -117,12 +119,12 @@ def in_child(does: Callable[[], None]) -> bool:
 
 
 def reachable(folders: Iterable[str]) -> str | None:
-    """The first folder that others may enter; None: the system's own choice will do as well."""
+    """The first folder that other users may enter; None: no folder of these, so take the system's default."""
     return next((folder for folder in folders if not _closed_above(Path(folder, "a").absolute())), None)
 
 
 def _closed_above(path: Path) -> Path | None:
-    """The topmost folder on the way that others may not enter."""
+    """The topmost parent of a path that other users may not enter."""
     return next((p for p in reversed(path.parents) if not p.stat().st_mode & stat.S_IXOTH), None)
 
 

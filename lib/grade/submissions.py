@@ -1,4 +1,4 @@
-"""Who has handed in what: a folder per student, or the files of Canvas' bulk download."""
+"""Submissions: a folder per student, or the files of Canvas' bulk download."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_.+$", 
 
 @dataclass(frozen=True)
 class Submission:
-    """What one student has handed in.
+    """The files of one student.
 
     Args:
-        student: a name that can be printed; with the id behind it where Canvas writes two people's names alike.
+        student: a printable name; with the id after it if Canvas writes the names of two people alike.
         paths: of notebooks, in order of their names.
         others: names of files of a student without a notebook.
         canvas_id: of the student, from the name of the file; "" without.
         marked_late: Canvas says so.
-        when: it was handed in; None if nobody knows. Times of files do not survive a zip.
-        listed: on the roster, if there is one.
+        when: the time of the submission; None if unknown. Times of files do not survive a zip.
+        listed: on the roster, or there is no roster.
     """
 
     student: str
@@ -43,13 +43,13 @@ class Submission:
 
     @property
     def file_name(self) -> str:
-        """Without anything that a file system or a shell might take amiss; two students never share one."""
+        """Without letters that a file system or a shell could misread; two students never share it."""
         plain = re.sub(r"[^A-Za-z0-9@+-]", "_", self.student)[:80]
         same = plain == self.student
         return plain if same else f"{plain}-{hashlib.sha256(self.student.encode()).hexdigest()[:8]}"
 
     def read(self) -> tuple[list[Notebook], list[str]]:
-        """Its notebooks, and what was wrong with others, a sentence each."""
+        """Its notebooks, and a sentence for each file or cell that could not be read."""
         notebooks, notes = [], []
         for path in self.paths:
             try:
@@ -61,7 +61,7 @@ class Submission:
         return notebooks, [printable(note) for note in notes]
 
     def digest(self) -> str:
-        """Of all that was handed in, and when: another one is another submission."""
+        """A hash of all files and the time: a new submission has a new digest."""
         found = hashlib.sha256(repr((self.others, self.marked_late, self.when, self.listed)).encode())
         for path in self.paths:
             found.update(os.fsencode(path.name))
@@ -82,28 +82,28 @@ def _must_be_plain(path: Path) -> None:
 
 
 def find_submissions(folder: str, roster: str | None = None, times: str | None = None) -> list[Submission]:
-    """All students, in order of their names.
+    """The submissions of all students, in order of their names.
 
     Args:
-        folder: with a folder per student, or Canvas' files, or other notebooks, each then a student's.
-        roster: a file with a student a line; who has handed in nothing gets 0 points.
+        folder: with a folder per student, or Canvas' files, or notebooks, one per student.
+        roster: a file with one student per line; a student without a submission gets 0 points.
         times: a CSV of student and time (ISO 8601, with a time zone).
 
     Raises:
-        ValueError: a file that cannot be read.
+        ValueError: a file cannot be read.
     """
     when = _times(times) if times else {}
     found: dict[str, Submission] = {}
     entries = [entry for entry in sorted(Path(folder).iterdir()) if not entry.name.startswith((".", "__MACOSX"))]
-    of_canvas = {entry: said for entry in entries if (said := _CANVAS.match(entry.name))}
-    people = Counter(name for name, _ in {(said["student"], said["id"]) for said in of_canvas.values()})
+    of_canvas = {entry: parts for entry in entries if (parts := _CANVAS.match(entry.name))}
+    people = Counter(name for name, _ in {(parts["student"], parts["id"]) for parts in of_canvas.values()})
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
             one = _with(Submission(printable(entry.name)), *_files(entry))
-        elif said := of_canvas.get(entry):
-            name = said["student"] if people[said["student"]] == 1 else f"{said['student']}_{said['id']}"
-            before = found.get(printable(name), Submission(printable(name), canvas_id=said["id"]))
-            late = before.marked_late or bool(said["late"])
+        elif parts := of_canvas.get(entry):
+            name = parts["student"] if people[parts["student"]] == 1 else f"{parts['student']}_{parts['id']}"
+            before = found.get(printable(name), Submission(printable(name), canvas_id=parts["id"]))
+            late = before.marked_late or bool(parts["late"])
             one = replace(_with(before, entry), marked_late=late)
         elif entry.suffix == ".ipynb":
             one = _with(Submission(printable(entry.stem)), entry)
@@ -117,20 +117,20 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
 
 
 def _with(one: Submission, *files: Path) -> Submission:
-    """The submission with more files; those that are no notebooks are of interest where there is no notebook."""
+    """The submission with more files; files that are no notebooks count only if there is no notebook."""
     paths = (*one.paths, *(path for path in files if path.suffix == ".ipynb"))
     others = (*one.others, *(printable(path.name) for path in files if path.suffix != ".ipynb"))
     return replace(one, paths=paths, others=() if paths else others)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for where, folders, names in os.walk(folder):  # does not follow links
+    for where, folders, names in os.walk(folder):  # without links
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(where) / name for name in sorted(names) if not name.startswith("."))
 
 
 def read_roster(path: str) -> list[str]:
-    """A file with a student a line."""
+    """The names in a file with one student per line."""
     names = (line.strip().strip('"') for line in sheet_text(path).splitlines())
     return [name for name in names if name]
 

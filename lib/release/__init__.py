@@ -1,8 +1,8 @@
-"""Make of an assignment what a course needs: `python -m lib.release assignments/hw1.json --out release`.
+"""Write the files of a homework for a course: `python -m lib.release assignments/hw1.json --out release`.
 
-The notebooks of the book hold all exercises of a chapter, with solutions beside them. A homework is some of them, under
-its own title, with a day it is due, and nothing that leads to an answer.
+The notebooks of the book have all exercises of a chapter, with links to solutions. A homework has some of them, with
+its own title and a due date, and without any link to an answer.
 
 May import `lib.check`, `lib.grade`.
-Must never be known by any other room.
+No room may import it.
 """

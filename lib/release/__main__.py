@@ -1,10 +1,10 @@
-"""`python -m lib.release assignments/hw1.json --out release`: all that a course needs of a homework.
+"""`python -m lib.release assignments/hw1.json --out release`: the files of a homework for a course.
 
-Writes a folder by the homework's id:
+Writes a folder named by the homework's id:
 
-- `hw1-handout.zip`: what students get, with the library; nothing in it leads to the worked solutions;
-- `teacher/`: how points are given, with the mistakes that are recognised, and model answers; with `--roster`, in
-  `rows.csv`, which row of numbers each student takes for questions that have several;
+- `hw1-handout.zip`: for students, with the library and without links to the solutions;
+- `teacher/`: a rubric with the mistakes that the judge recognises, and model answers; with `--roster`, `rows.csv` has
+  the row of numbers of each student, for questions with several rows;
 - `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
 - `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/autograder.py`.
 
@@ -33,8 +33,8 @@ from lib.release.platforms import CASES, CLASSROOM50, NBGRADER, for_actions, for
 from lib.release.words import readme, rubric
 
 BOOK = Path(lib.__file__).resolve().parents[1]
-NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # what the library imports
-TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # and what a student's notebooks need
+NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
+TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("grade", "release")
 Files = dict[str, bytes]  # by their path in a zip
 
@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lib.release", description=__doc__.splitlines()[0])
     parser.add_argument("assignments", nargs="+", metavar="ASSIGNMENT", help="its JSON file")
     parser.add_argument("--out", default="release", help="the folder to write into")
-    parser.add_argument("--cases", help="a Python file with EXERCISES that students do not see")
-    parser.add_argument("--roster", help="a file with a student a line, by the name that the submission will have")
+    parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
+    parser.add_argument("--roster", help="a file with one student per line, by the name of the submission")
     args = parser.parse_args(argv)
     for path in args.assignments:
         try:
@@ -57,21 +57,21 @@ def main(argv: list[str] | None = None) -> int:
         points = assignment.max_score + assignment.points_by_hand
         print(f"{folder}: {len(assignment.exercises)} exercises, {points:g} points")
         if not args.roster and any(asked.variants for asked in assignment.by_hand.values()):
-            print("  a question has a row of numbers per student: --roster writes whose row is whose")
+            print("  a question has a row of numbers per student: --roster writes the row of each student")
     return 0
 
 
 def release(
     assignment: Assignment, path: Path, folder: Path, students: Sequence[str] = (), cases: str | None = None
 ) -> None:
-    """Write a homework's files; what an earlier release has left in the folder goes.
+    """Write the files of a homework, after deleting an earlier release in the folder.
 
     Args:
-        assignment: what `path` says.
-        path: the assignment's file, which graders on other machines need.
-        folder: to write into.
-        students: who takes which row of a question's numbers is written for these.
-        cases: the file of hidden cases, which goes to graders alone.
+        assignment: the content of `path`.
+        path: the file of the assignment; a copy goes to the graders of platforms.
+        folder: the folder to write into.
+        students: names, for the table of their rows of numbers.
+        cases: the file of hidden cases; a copy goes only to graders.
     """
     given = homework(BOOK, "exercises", assignment)
     solved = homework(BOOK, "solutions", assignment)
@@ -93,7 +93,7 @@ def release(
                 "teacher/rubric.md": rubric(assignment, for_teacher=True),
                 "nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title),
                 "github/.github/workflows/check.yml": for_actions(given, needed),
-                "classroom50/autograder.py": CLASSROOM50.replace("ASSIGNMENT", assignment.id),
+                "classroom50/autograder.py": CLASSROOM50.replace("ASSIGNMENT.json", f"{assignment.id}.json"),
             }
             | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
             | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
@@ -109,7 +109,7 @@ def release(
 
 
 def handout(assignment: Assignment, notebooks: Mapping[str, nbformat.NotebookNode]) -> Files:
-    """What students get."""
+    """The files of the handout."""
     texts = {f"exercises/{name}": nbformat.writes(book) + "\n" for name, book in notebooks.items()}
     texts["README.md"] = readme(assignment, notebooks)
     texts["rubric.md"] = rubric(assignment)
@@ -126,7 +126,7 @@ def library() -> Files:
 
 
 def packages(names: Iterable[str]) -> list[str]:
-    """As `requirements.txt` wants them; JupyterLab is in none, as the book itself needs none."""
+    """Names with their versions in `requirements.txt`; JupyterLab is not in it, because the book does not need it."""
     lines = (BOOK / "requirements.txt").read_text(encoding="utf-8").splitlines()
     ranges = {re.split(r"[<>=]", line)[0]: line.partition("#")[0].strip() for line in lines}
     return [ranges.get(name, name) for name in names]
@@ -139,7 +139,7 @@ def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _write_zip(path: Path, folder: str, files: Files) -> None:
-    """The same files give the same bytes, whatever the day."""
+    """Write a zip without dates: the same files give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, raw in sorted(files.items()):

@@ -1,4 +1,4 @@
-"""The notebooks of a homework: the sections of its exercises, cut out of the book's."""
+"""The notebooks of a homework: the sections of its exercises, copied from the notebooks of the book."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from nbformat import NotebookNode
 
 from lib.grade.assignment import Assignment, Question
 
-ASKED = "exercises"  # in a notebook's metadata: which of the chapter's it has, and their points
+ASKED = "exercises"  # key in a notebook's metadata: its exercises, with their points
 _CHECK = re.compile(r'^check\("([^"]+)"', re.MULTILINE)
 _CALL = re.compile(r"^(check\(.*)\)$", re.MULTILINE)
 
 
 def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, NotebookNode]:
-    """A homework's notebooks by their names, in order of chapters; the last one also has its questions.
+    """The notebooks of a homework by name, in order of chapters; the last notebook also has the questions.
 
     Args:
         book: the book's folder.
-        kind: "exercises", or "solutions" with the answers that a teacher's platform takes out itself.
-        assignment: which exercises are in it.
+        kind: "exercises", or "solutions" with answers, which the teacher's platform removes.
+        assignment: names the exercises.
 
     Raises:
-        ValueError: an exercise that no notebook of the book has; a teacher's own comes in a notebook of theirs.
+        ValueError: no notebook of the book has an exercise; write a task for it.
     """
     ids = [exercise.id for exercise in assignment.exercises]
     found: dict[str, NotebookNode] = {}
@@ -37,7 +37,7 @@ def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, Noteboo
     if lost := {*ids} - {i for notebook in found.values() for i in notebook.metadata[ASKED]}:
         raise ValueError(
             f"no notebook in {book / kind} has exercise {min(lost)}: write its task into one of solutions/, "
-            "as CONTRIBUTING.md tells, then make exercises"
+            "as CONTRIBUTING.md describes, then run make exercises"
         )
     if assignment.by_hand:
         last = [*found.values()][-1]
@@ -65,10 +65,10 @@ def _cut(
     kept = [s for s in rest if {*_CHECK.findall("\n".join(c.source for c in s))} & {*ids}]
     for cell in (cell for section in kept for cell in section):
         marks = cell.metadata.get("nbgrader", {})
-        if marks.get("grade"):  # what it counts in this homework, not in the book
+        if marks.get("grade"):  # its points in this homework, not in the book
             marks["points"] = assignment.points[_CHECK.findall(cell.source)[0]]
             cell.source = _CALL.sub(rf"\1, points={marks['points']:g})", cell.source)
-            if restores_check:  # a student's cell above may have put another function in its place
+            if restores_check:  # a student's cell above may have replaced `check`
                 cell.source = f"from lib.check import check\n\n{cell.source}"
     metadata = {key: whole.metadata[key] for key in ("kernelspec", "language_info") if key in whole.metadata}
     points = {i: assignment.points[i] for i in ids}
@@ -82,7 +82,7 @@ def _cut(
 
 
 def _as_python(points: dict[str, float]) -> str:
-    """As a person would write it."""
+    """The source code of a dict."""
     return "{" + ", ".join(f'"{i}": {most:g}' for i, most in points.items()) + "}"
 
 
@@ -93,13 +93,13 @@ def _title(name: str, old: str, ids: list[str], assignment: Assignment) -> str:
     due = f", due {assignment.due:%A, %d %B %Y, %H:%M %Z}" if assignment.due else ""
     return (
         f"# {assignment.title}\n\n{subject}: {len(ids)} exercise{'s' * (len(ids) > 1)}, {points:g} points{due}.\n\n"
-        f"What they need is in [chapter {int(name[:2])}](../chapters/{name}). Hand in this file, with its name."
+        f"The background is in [chapter {int(name[:2])}](../chapters/{name}). Hand in this file, with its name."
     )
 
 
 def _questions(asked: dict[str, Question], with_answers: bool) -> Iterable[NotebookNode]:
     def cell(name: str, text: str) -> NotebookNode:
-        return nbformat.v4.new_markdown_cell(text, id=name)  # the same id each time: a handout can be compared
+        return nbformat.v4.new_markdown_cell(text, id=name)  # a fixed id: two handouts can be compared
 
     yield cell("questions", "## Questions\n\nAnswer in words and numbers, in the cell below each.")
     for name, one in asked.items():

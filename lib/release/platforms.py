@@ -1,4 +1,4 @@
-"""What platforms want: the same homework for nbgrader, Gradescope, otter, GitHub Actions and Classroom 50."""
+"""Files for platforms: the same homework for nbgrader, Gradescope, otter, GitHub Actions and Classroom 50."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ c = get_config()
 c.CourseDirectory.course_id = "parallel-by-hand"
 c.ClearSolutions.code_stub = {{"python": "# YOUR CODE HERE\\nraise NotImplementedError"}}
 c.ClearSolutions.text_stub = "*Your answer.*"
-# The longest check takes seconds; a deadlock is found by itself.
+# The longest check takes seconds, and it detects a deadlock.
 c.ExecutePreprocessor.timeout = 120
 """
 
-# Gradescope unzips all that is handed in into submission/, runs this as root and reads results.json. A grader that
-# dies leaves the file that is written first. Students' code could read model answers and hidden cases if all could.
+# Gradescope unzips a submission into submission/, runs this as root and reads results.json. The first file stays if the
+# grader dies. Only root may read model answers and hidden cases: students' code runs as a different user.
 RUN_AUTOGRADER = """#!/usr/bin/env bash
 cd /autograder/source
 chmod 700 /autograder/results
 chmod 600 {secret}
 results=/autograder/results/results.json
-echo '{{"score": 0, "output": "The grader has ended early: please tell your teacher."}}' > $results
+echo '{{"score": 0, "output": "The grader ended early: please tell your teacher."}}' > $results
 rm -rf /tmp/given /tmp/grades && mkdir -m 700 /tmp/given && cp -r /autograder/submission /tmp/given/student
 timeout {seconds} {python} -m lib.grade {id}.json /tmp/given --out /tmp/grades --gradescope $results{more}
 """
 SETUP_SH = """#!/usr/bin/env bash
 set -e
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{ echo "Choose an image with Python 3.11"; exit 1; }}
-# The system's own Python takes no packages in the images of today.
+# The Python of the system accepts no packages in current images.
 python3 -m venv /opt/book || {{ apt-get update && apt-get install -y python3-venv && python3 -m venv /opt/book; }}
 /opt/book/bin/pip install --index-url https://download.pytorch.org/whl/cpu {torch}
 /opt/book/bin/pip install {others}
 """
-PYTHON = "/opt/book/bin/python"  # that setup.sh has made
-CASES = "cases.py"  # beside the assignment, if there are hidden cases
+PYTHON = "/opt/book/bin/python"  # setup.sh installs it
+CASES = "cases.py"  # in the folder of the assignment, if there are hidden cases
 
-ACTIONS = """# .github/workflows/check.yml: says at each push what passes. Students can edit it: it is no grade.
+ACTIONS = """# .github/workflows/check.yml: runs the checks at each push. Students can edit it: it gives no grade.
 name: check
 on: [push]
 jobs:
@@ -64,47 +64,47 @@ jobs:
           {{ echo '```'; cat verdict.txt; echo '```'; }} >> "$GITHUB_STEP_SUMMARY"
 """
 
-# Classroom 50 runs this once per submission, in the student's repository, and reads result.json. Whatever the points,
-# it ends with 0; if it ends otherwise, there is no score. Install the book's library in its runtime block. As root,
-# which GitHub's machines let everybody be, the grader gives students' code a user of its own. `-P`: a folder lib/ that
-# a student has pushed is not the library.
+# Classroom 50 runs this once per submission, in the student's repository, and reads result.json. The exit code is 0 for
+# any number of points; with a different exit code there is no score. Install the book's library in its runtime block.
+# GitHub's machines allow sudo: as root, the grader runs students' code as a user without rights. `-P`: Python must not
+# import a folder lib/ that a student pushed.
 CLASSROOM50 = """#!/usr/bin/env python3
 import datetime, json, os, pathlib, shutil, subprocess, sys, tempfile
 
 here, given, grades = pathlib.Path(__file__).parent, pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
-ask = os.environ.get
+variable = os.environ.get
 pathlib.Path("result.json").unlink(missing_ok=True)
-shutil.copytree(".", given / ask("USERNAME"), symlinks=True, ignore=shutil.ignore_patterns(".git"))
-asked, cases = here / "ASSIGNMENT.json", here / "cases.py"
-for path in (asked, cases):
+shutil.copytree(".", given / variable("USERNAME"), symlinks=True, ignore=shutil.ignore_patterns(".git"))
+assignment, cases = here / "ASSIGNMENT.json", here / "cases.py"
+for path in (assignment, cases):
     if path.exists():
         path.chmod(0o600)  # model answers and hidden cases are not for students' code
 sudo, trust = [], []
 if os.geteuid():
-    sudo = ["sudo", "-n", "env", "PYTHONPATH=" + ask("PYTHONPATH", "")]
+    sudo = ["sudo", "-n", "env", "PYTHONPATH=" + variable("PYTHONPATH", "")]
     if not shutil.which("sudo") or subprocess.run([*sudo, "true"]).returncode:
         sudo, trust = [], ["--trust"]
         print("There is no root here: students' code runs as the grader, and could write its own points.")
-command = [*sudo, sys.executable, "-P", "-m", "lib.grade", str(asked), str(given), "--out", grades, *trust]
+command = [*sudo, sys.executable, "-P", "-m", "lib.grade", str(assignment), str(given), "--out", grades, *trust]
 command += ["--cases", str(cases)] * cases.exists()
 ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 print(ended.stdout)
 if ended.returncode:
-    sys.exit("The grader has ended early.")
-read = [*sudo, "cat", str(pathlib.Path(grades, "students", ask("USERNAME") + ".json"))]
+    sys.exit("The grader ended early.")
+read = [*sudo, "cat", str(pathlib.Path(grades, "students", variable("USERNAME") + ".json"))]
 found = json.loads(subprocess.run(read, check=True, stdout=subprocess.PIPE).stdout)
 pathlib.Path("result.json").write_text(json.dumps({
     "schema": "classroom50/result/v1",
-    "classroom": ask("CLASSROOM"), "assignment": ask("ASSIGNMENT"), "owner": ask("USERNAME"),
-    "submission": ask("SUBMISSION_TAG"), "commit": ask("COMMIT_URL"), "release": ask("RELEASE_URL"),
-    "review": ask("REVIEW_URL"), "datetime": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+    "classroom": variable("CLASSROOM"), "assignment": variable("ASSIGNMENT"), "owner": variable("USERNAME"),
+    "submission": variable("SUBMISSION_TAG"), "commit": variable("COMMIT_URL"), "release": variable("RELEASE_URL"),
+    "review": variable("REVIEW_URL"), "datetime": datetime.datetime.now(datetime.timezone.utc).isoformat(),
     "score": found["score"], "max-score": found["max_score"], "tests": [],
 }))
 """
 
 
 def for_gradescope(assignment: Assignment, packages: Iterable[str], with_cases: bool) -> dict[str, str]:
-    """Files at the root of the zip, beside `lib/`, the assignment and perhaps `CASES`."""
+    """Files at the root of the zip, which also has `lib/`, the assignment and perhaps `CASES`."""
     torch, others = _split(packages)
     seconds = 120 + 60 * len(assignment.exercises)
     return {
@@ -133,7 +133,7 @@ def _split(packages: Iterable[str]) -> tuple[str, str]:
 def for_otter(notebook: NotebookNode) -> NotebookNode:
     """A notebook of solutions in the form that `otter assign` reads: questions between raw cells.
 
-    A check is the test of its question. It runs in the student's kernel, so what it finds can be forged.
+    A check is the test of its question. It runs in the student's kernel, so a student can forge its result.
     """
     new, cells = nbformat.v4, []
     graded = [m for cell in notebook.cells if (m := cell.metadata.get("nbgrader", {})).get("grade")]

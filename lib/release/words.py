@@ -1,4 +1,4 @@
-"""What a homework says of itself: README and rubric."""
+"""The texts of a homework: README and rubric."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ python3 -m venv .venv
 .venv/bin/jupyter lab
 ```
 
-In Colab, upload a notebook and the zip, and run this in a cell above all others:
+In Colab, upload a notebook and the zip, and run this in the first cell:
 
 ```
 !unzip -q {id}-handout.zip && mv {id} parallel-by-hand
@@ -28,8 +28,8 @@ Your work is in
 """
 CHECK = """## Check yourself
 
-The cell below each task says PASS, TODO, or FAIL with the mistake that it recognised. Run it as often as you like. In
-a terminal, for all tasks of a file:
+The cell below each task prints PASS, TODO, or FAIL with a hint. Run it as often as you like. In a terminal, for all
+tasks of a file:
 
 ```
 {commands}
@@ -37,15 +37,14 @@ a terminal, for all tasks of a file:
 """
 HAND_IN = """## Hand in
 
-Hand in the notebooks, with the names that they have. They are graded without being run: imports, functions, classes and
-constants are taken out of the file, and your functions are called with other numbers. A function that needs more, such
-as a list that another cell fills in a loop, is not complete. What a cell prints, and the output that is stored, do not
-count.
+Hand in the notebooks, and do not rename them. The grader does not run them: it reads imports, functions, classes and
+constants from the file, and calls your functions with new inputs. A function that needs more, such as a list that a
+cell fills in a loop, is not complete. Printed and stored output does not count.
 """
 
 
 def readme(assignment: Assignment, notebooks: Iterable[str]) -> str:
-    """For students: what to do, until when, for how many points, and how to check oneself."""
+    """For students: tasks, due date, points, and how to check an answer."""
     names = list(notebooks)
     facts = [f"{assignment.max_score + assignment.points_by_hand:g} points"]
     facts += [f"about {assignment.hours:g} hours"] if assignment.hours else []
@@ -65,7 +64,7 @@ def readme(assignment: Assignment, notebooks: Iterable[str]) -> str:
 
 
 def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
-    """How points are given; for a teacher also the mistakes that are recognised, and model answers."""
+    """The points of each case; for a teacher also the mistakes that the judge recognises, and model answers."""
     text = [f"# How points are given\n\n{assignment.title}.\n"]
     for exercise in assignment.exercises:
         points = assignment.points[exercise.id]
@@ -73,14 +72,14 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
         cases, hidden = cases_of(exercise), set() if for_teacher else hidden_ranks(exercise)
         each = points / len(cases)
         text += [f"- {name}: {each:g}" for ranks, name in cases if ranks not in hidden]
-        unseen = sum(ranks in hidden for ranks, _ in cases)
-        text += [f"- cases that you do not see: {unseen * each:g}"] * bool(unseen)
+        num_hidden = sum(ranks in hidden for ranks, _ in cases)
+        text += [f"- hidden cases: {num_hidden * each:g}"] * bool(num_hidden)
         hints = list(dict.fromkeys(" ".join(mistake.hint.split()) for mistake in exercise.mistakes))
         if for_teacher:
-            text += ["", "A wrong answer gets no points for a case, and one of these hints where it fits:\n"]
+            text += ["", "A wrong answer gets no points for a case, and one of these hints if it fits:\n"]
             text += [f"- {hint}" for hint in hints]
         else:
-            text += ["", f"{len(hints)} mistakes are recognised and explained."]
+            text += ["", f"{len(hints)} mistakes have a hint."]
         text.append("")
     for name, asked in assignment.by_hand.items():
         text += [f"## {name}, {asked.points:g} points, graded by a person\n", asked.in_handout, ""]
@@ -99,9 +98,11 @@ def _points(assignment: Assignment) -> str:
 
 def _late(assignment: Assignment) -> str:
     late = assignment.late
-    if not assignment.due or not late.max_days:
+    if not assignment.due:
         return ""
+    if not late.max_days:
+        return "No late day is allowed: after the due date nothing counts.\n"
     return (
-        f"Each begun day after that costs {late.percent_per_day:g} % of the points; after {late.max_days} days there "
-        "are none.\n"
+        f"Each started day after the due date costs {late.percent_per_day:g} % of the points; after {late.max_days} "
+        "days nothing counts.\n"
     )

@@ -35,8 +35,8 @@ class Link:
 
     def book(self, kind: str, payload_bytes: int, n: int, start_s: float) -> float:
         """Occupy the link with a transfer that starts at `start_s`, and return the end of the transfer."""
-        lasts_s = cost.comm_s(kind, payload_bytes, n, self.alpha_s, self.bandwidth_Bps)
-        self.free_s = max(start_s, self.free_s) + lasts_s
+        duration_s = cost.comm_s(kind, payload_bytes, n, self.alpha_s, self.bandwidth_Bps)
+        self.free_s = max(start_s, self.free_s) + duration_s
         return self.free_s
 
 

@@ -118,6 +118,7 @@ EXERCISE = Exercise(
     id="02.4",
     title="gather_shards",
     points=3,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

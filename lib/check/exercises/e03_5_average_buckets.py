@@ -148,6 +148,7 @@ EXERCISE = Exercise(
     id="03.5",
     title="average_buckets",
     points=1,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

@@ -229,6 +229,7 @@ EXERCISE = Exercise(
     id="04.2",
     title="zero1_step",
     points=4,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

@@ -178,6 +178,7 @@ EXERCISE = Exercise(
     id="05.2",
     title="ShardedUnit",
     points=3,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

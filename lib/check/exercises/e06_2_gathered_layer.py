@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lib import comm, cost
+from lib import cost
 from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random
 from lib.check.listen import listen
 from lib.mesh import Group
@@ -113,7 +113,7 @@ def layer_that_puts_its_own_back(x, weight, group):
     inside = x.view_as(x)
     inside.register_hook(total)
     y = inside @ weight.T
-    parts = list(comm.all_gather(y.detach(), group, dim=1).chunk(group.size, 1))
+    parts = list(gathered(y.detach()).chunk(group.size, 1))
     parts[group.rank] = y
     return torch.cat(parts, 1)
 
@@ -149,6 +149,7 @@ EXERCISE = Exercise(
     id="06.2",
     title="gathered_layer",
     points=3,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

@@ -215,6 +215,7 @@ EXERCISE = Exercise(
     id="07.2",
     title="GatheredLinear",
     points=2,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

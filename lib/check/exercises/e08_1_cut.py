@@ -15,6 +15,7 @@ from lib.pipeline.balance import balanced
 
 Case = tuple[list[int], int, int]  # cost of each layer, of the head, number of stages
 FORM, WORK, COUNTS = "what was returned", "the most expensive stage", "counts of layers"
+HEADLESS_WORK = "work without the head"
 PLAIN, HEAVY = "without a head", "with a heavy head"
 EMPTY, BORDERS, UNEVEN = "a stage without a layer", "where stages begin or end", "counts that are not whole"
 
@@ -24,11 +25,14 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
         return [whole(generator, 1, 20) for _ in range(count)]
 
     def telling(wrong: Sequence[Callable], heads: tuple[int, int]) -> Case:
-        """A case in which none of these programs is right."""
+        """A case that tells these wrong programs apart: each cuts in its own way, and with a head one forgets it."""
         while True:
             case = costs(11), whole(generator, *heads), 4
             least = min(most_expensive(cut, case) for cut in all_cuts(case))
-            if all(most_expensive(program(*case), case) > least for program in wrong):
+            cuts = {tuple(program(*case)) for program in wrong}
+            headless = [RULES[HEADLESS_WORK](cut, case) for cut in cuts]
+            apart = len(cuts) == len(wrong) and (not case[1] or headless.count(min(headless)) == 1)
+            if apart and all(len(cut) == 4 and most_expensive(cut, case) > least for cut in cuts):
                 return case
 
     plain = [telling(ALWAYS_WRONG + FILLED, (0, 1)) for _ in range(2)]  # without a head, which people fill in or not
@@ -58,7 +62,7 @@ RULES: dict[str, Callable] = {  # which people make as small as can be; of sever
     WORK: most_expensive,
     "spread of the counts": lambda counts, case: max(counts) - min(counts),
     "squares of the work": lambda counts, case: sum(work**2 for work in work_of(counts, case)),
-    "work without the head": lambda counts, case: most_expensive(counts, (case[0], 0, case[2])),
+    HEADLESS_WORK: lambda counts, case: most_expensive(counts, (case[0], 0, case[2])),
     "work with the head in front": lambda counts, case: most_expensive(counts[::-1], (case[0][::-1], *case[1:])),
     "work of the stages backwards": lambda counts, case: most_expensive(counts[::-1], case),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -49,12 +50,8 @@ class FeaturesFirst(nn.Module):
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
-    stage, heard, counts = FeaturesFirst(given["weight"], given["bias"]), listen(), {"starts": 0, "waits": 0}
-
-    def count(what: str) -> Callable:
-        return lambda call: counts.update({what: counts[what] + 1})
-
-    listeners.append(Listener(count("starts"), count("waits")))
+    stage, heard, counts = FeaturesFirst(given["weight"], given["bias"]), listen(), Counter()
+    listeners.append(Listener(lambda call: counts.update(["starts"]), lambda call: counts.update(["waits"])))
     asks: list[bool] = []
     stage.register_forward_pre_hook(lambda module, given: asks.append(given[0].requires_grad))
     try:
@@ -245,6 +242,7 @@ EXERCISE = Exercise(
     id="08.2",
     title="step",
     points=3,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

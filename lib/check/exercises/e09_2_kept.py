@@ -16,20 +16,19 @@ COUNT, BYTES = "microbatches", "bytes"
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    """Schedule, rank, ranks, microbatches, layers of a stage, bytes that one saves, bytes of an input, recompute."""
-
-    def case(schedule: str, rank: int, ranks: int, microbatches: int, recompute: bool) -> tuple:
-        boundary = 1024 * whole(generator, 8, 100)
-        layers, saved = whole(generator, 2, 9), boundary * whole(generator, 10, 30)
-        return schedule, rank, ranks, microbatches, layers, saved, boundary, recompute
-
+    """Schedule, rank, ranks, microbatches, layers of a stage, bytes that one saves, of an input, layers recomputed."""
     cases = []
-    for recompute in (False, True):
+    for recomputed in ("none", "few", "most", "all"):
         ranks = whole(generator, 4, 12)
         inner = whole(generator, 1, ranks - 2)
         for microbatches in (whole(generator, 2 * ranks, 5 * ranks), whole(generator, 2, ranks)):
-            cases += [case("GPipe", inner, ranks, microbatches, recompute)]
-            cases += [case("1F1B", rank, ranks, microbatches, recompute) for rank in (0, inner, ranks - 1)]
+            for schedule, rank in (("GPipe", inner), *(("1F1B", r) for r in (0, inner, ranks - 1))):
+                boundary = 1024 * whole(generator, 8, 100)
+                layers, saved = whole(generator, 4, 10), boundary * whole(generator, 10, 30)
+                half = layers // 2
+                few, most = whole(generator, 2, half + 1), whole(generator, half + 1, layers)
+                first = {"none": 0, "few": few, "most": most, "all": layers}[recomputed]
+                cases.append((schedule, rank, ranks, microbatches, layers, saved, boundary, first))
     return [{"cases": cases}]
 
 
@@ -41,21 +40,31 @@ def kept(
     layers,
     saved,
     boundary,
-    recompute,
+    recomputed,
     gpipe=lambda rank, ranks, m: m,
     count=lambda rank, ranks, m: min(m, ranks - rank),
-    again=lambda alive, layers, saved, boundary: (alive - 1) * boundary + layers * saved,
+    waits=lambda first, later, boundary: boundary + later,
+    works=lambda first, later, boundary: max(boundary + later, first),
+    again=lambda recomputed, layers: recomputed,
     plain=lambda alive, layers, saved: alive * layers * saved,
 ):
-    """The answer, with a place for each mistake."""
+    """The answer, with a place for each mistake: `waits` and `works` are of one microbatch, by its layers' bytes."""
     alive = gpipe(rank, ranks, m) if schedule == "GPipe" else count(rank, ranks, m)
-    return alive, again(alive, layers, saved, boundary) if recompute else plain(alive, layers, saved)
+    if not recomputed:
+        return alive, plain(alive, layers, saved)
+    of = again(recomputed, layers) * saved, (layers - again(recomputed, layers)) * saved, boundary
+    return alive, (alive - 1) * waits(*of) + works(*of)
 
 
-def kept_by_simulating(schedule, rank, ranks, m, layers, saved, boundary, recompute):
+def kept_layer_by_layer(schedule, rank, ranks, m, layers, saved, boundary, recomputed):
     alive = simulate({"GPipe": gpipe, "1F1B": one_f_one_b}[schedule](ranks, m)).peak(rank)
-    per_stage = layers * saved
-    return [alive, torch.tensor(alive * boundary - boundary + per_stage if recompute else alive * per_stage)]
+    peak = now = alive * ((layers - recomputed) * saved + (boundary if recomputed else 0))
+    for layer in range(layers, 0, -1):
+        if layer == recomputed:
+            now += recomputed * saved - boundary
+            peak = max(peak, now)
+        now -= saved
+    return [alive, torch.tensor(peak)]
 
 
 def counted(hint, count, **more):
@@ -78,11 +87,11 @@ WARMUP = (
 EXERCISE = Exercise(
     id="09.2",
     title=NAME,
-    points=1,
+    points=2,
     body=each_result(NAME, COUNT, BYTES),
     inputs=inputs,
     ranks=(1,),
-    right=(kept, kept_by_simulating),
+    right=(kept, kept_layer_by_layer),
     mistakes=(
         counted(
             "Under 1F1B every rank of yours keeps p. Only rank 0 does: it waits longest for the gradient of its first "
@@ -124,29 +133,45 @@ EXERCISE = Exercise(
             lambda rank, ranks, m: min(m, rank + 1),
         ),
         weighed(
-            "With recomputation you keep the saved tensors of every layer, for each microbatch. Only the stage input "
-            "is kept for each; the rest is recomputed before its backward.",
-            again=lambda alive, layers, saved, boundary: alive * layers * saved,
+            "With recomputation you keep the saved tensors of every layer, for each microbatch. Of the layers that "
+            "are recomputed, only the stage input is kept for each.",
+            waits=lambda first, later, boundary: first + later,
+            works=lambda first, later, boundary: first + later,
         ),
         weighed(
-            "With recomputation you count the inputs alone. Before a backward its forward is computed again, and then "
-            "all activations of its layers exist.",
-            again=lambda alive, layers, saved, boundary: alive * boundary,
+            "With recomputation you count only what waits. Before the backward of the first layers their forward is "
+            "computed again, and then all that they save exists for one microbatch.",
+            works=lambda first, later, boundary: boundary + later,
         ),
         weighed(
-            "With recomputation you count one layer of the microbatch that runs backward. The full stage is recomputed "
-            "first, so everything that its layers save exists.",
-            again=lambda alive, layers, saved, boundary: (alive - 1) * boundary + saved,
+            "You add both halves of the microbatch that runs backward. When its first layers are recomputed, its "
+            "later layers have run backward, and their tensors are freed: the peak is the larger of two moments.",
+            works=lambda first, later, boundary: first + later,
         ),
         weighed(
-            "With recomputation you keep the input of every layer. Here the full stage is recomputed from the stage "
-            "input.",
-            again=lambda alive, layers, saved, boundary: layers * ((alive - 1) * boundary + saved),
+            "You count the moment of the recomputation alone. If few layers are recomputed, the peak is earlier: right "
+            "before backward, when all later layers of the microbatch still have their tensors.",
+            works=lambda first, later, boundary: first,
+        ),
+        weighed(
+            "With recomputation you recompute all layers of the stage. Only the first ones are; the later layers keep "
+            "their tensors.",
+            again=lambda recomputed, layers: layers,
+        ),
+        weighed(
+            "You recompute the last layers of the stage, and keep the first. It is the other way round, and the number "
+            "is that of the layers that are recomputed.",
+            again=lambda recomputed, layers: layers - recomputed,
+        ),
+        weighed(
+            "The stage input of a waiting microbatch is missing: without it nothing can be recomputed.",
+            waits=lambda first, later, boundary: later,
+            works=lambda first, later, boundary: max(later, first),
         ),
         weighed(
             "With recomputation you count an input twice. The input of the microbatch that runs backward is among the "
             "tensors that its first layer saves.",
-            again=lambda alive, layers, saved, boundary: alive * boundary + layers * saved,
+            works=lambda first, later, boundary: boundary + max(later, first),
         ),
         weighed(
             "That is one layer. A stage has several, and each saves something of each microbatch.",

@@ -183,6 +183,7 @@ EXERCISE = Exercise(
     id="10.1",
     title="repaired_step",
     points=3,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

@@ -152,6 +152,7 @@ EXERCISE = Exercise(
     id="13.3",
     title="clip_over_axes",
     points=3,
+    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

@@ -67,15 +67,23 @@ def predicted(row: dict[str, float], share: float, exposed: float) -> float:
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
     stacks = []
-    for _ in range(STACKS):
+    while len(stacks) < STACKS:
         share, exposed = whole(generator, 450, 850) / 1000, whole(generator, 300, 900) / 1000
         noise = 1 + NOISE * (2 * torch.rand(len(SHOWN), generator=generator, dtype=torch.float64) - 1)
         rows = [
             parts_of(run) | {"measured": predicted(parts_of(run), share, exposed) * x}
             for run, x in zip(SHOWN, noise.tolist(), strict=True)
         ]
-        stacks.append({"rows": rows, "share": share, "exposed": exposed})
+        stack = {"rows": rows, "share": share, "exposed": exposed}
+        stacks += [stack] * tells_apart(stack)
     return [{"stacks": stacks}]
+
+
+def tells_apart(stack: Data) -> bool:
+    """Whether all wrong pairs miss the runs that are kept back, each in its own way."""
+    _, *mistakes = EXERCISE.mistakes  # the first returns no pair
+    found = [judged(stack, *mistake.wrong(stack["rows"])) for mistake in mistakes]
+    return HOLDS not in found and len({*found}) == len(found)
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:

@@ -1,4 +1,4 @@
-"""A column-parallel layer, then a row-parallel layer, in numbers: two terms of a sum, forward and backward."""
+"""A column-parallel layer, then a row-parallel layer, in numbers: two partial sums, forward and backward."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def _sentences(sent: float) -> list[str]:
         "One process: a layer with W₁, then a layer with W₂. The numbers are small: check any product.",
         "Two ranks: W₁ᵀ is cut by columns, W₂ᵀ by rows. Each rank holds 8 of the 16 weights, and all of x.",
         "Column-parallel: from the full x each rank computes 2 of the 4 columns of h. Nothing is sent.",
-        "Row-parallel: part of h times part of W₂ᵀ is a term of y, of full size. Neither term is y.",
-        f"All-reduce: the two terms are added, and the sum is y. Each rank sends {sent:g} elements.",
+        "Row-parallel: part of h times part of W₂ᵀ is a partial sum, y₀ or y₁. Neither is y.",
+        f"All-reduce: the two partial sums are added, and the sum is y. Each rank sends {sent:g} elements.",
         "Both ranks hold y, the same as one process. No weight was sent.",
         "Backward: both have ∂y. Its rows times rows of W₂ᵀ give each rank 2 columns of ∂h. Nothing is sent.",
-        "Rows of ∂h times rows of W₁ᵀ: each rank has a term of ∂x. Autograd does not reach the other rank.",
-        f"All-reduce: the two terms are added, and the sum is ∂x. Each rank sends {sent:g} elements.",
+        "Rows of ∂h times rows of W₁ᵀ: each rank has a partial sum, ∂x₀ or ∂x₁. Autograd does not reach across ranks.",
+        f"All-reduce: the two partial sums are added, and the sum is ∂x. Each rank sends {sent:g} elements.",
         f"Both ranks hold ∂x: one all-reduce forward, one backward, {2 * sent:g} elements from each rank.",
-        "Forget the forward all-reduce: each rank takes its term for y. The ranks differ; both are wrong.",
+        "Forget the forward all-reduce: each rank takes its partial sum for y. They differ; both are wrong.",
         "Forget the backward one: y is right, no error is raised, and all layers before get a wrong ∂x.",
     ]
 
@@ -129,7 +129,7 @@ class _Drawing:
             yield from self._call(X if back else Y, phase)
 
     def _terms(self, back: bool, phase: int, r: int) -> Iterator[tuple[str, Thing]]:
-        """A rank's term; and a copy of it that meets the term of the other rank, and returns as the sum."""
+        """A rank's partial sum, and a copy of it that meets that of the other rank, and returns as the sum."""
         slot, ink = (X, "gradient") if back else (Y, "activation")
         term = self.ranks[r].dx if back else self.ranks[r].y
         if phase != DONE:
@@ -144,7 +144,7 @@ class _Drawing:
 
     def _words(self, back: bool, phase: int, r: int, top: float) -> Iterator[tuple[str, Thing]]:
         """The name of each matrix, a dashed frame for the part of the other rank, signs between."""
-        result = "term" if phase in (TERM, SUM) else "∂x" if back else "y"
+        result = ("∂x" if back else "y") + ("₀₁"[r] if phase in (TERM, SUM) else "")
         names = [result, "W₁ᵀ", "∂h", "W₂ᵀ", "∂y"] if back else ["x", "W₁ᵀ", "h", "W₂ᵀ", result]
         there = {X, W1, H, W2, Y} - {CUT: {H, Y}, PART: {X if back else Y}}.get(phase, set())
         for slot in sorted(there):

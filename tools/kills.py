@@ -1,0 +1,110 @@
+"""Judges the programs that each exercise lists, and keeps what came out in book/kill_table.json, for the book's table.
+
+    python tools/kills.py            # what `make kills` runs: exercises that changed since they were last tried
+    python tools/kills.py --check    # runs nothing; fails naming the exercises that changed
+
+An exercise has changed if its file has changed, or a file of lib/check that judges it. Two are tried at a time; beside
+a FAIL whose seconds are measured, nothing else runs.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from execute_chapters import Turns
+from set_repository import ROOT
+from tqdm import tqdm
+
+KEPT = ROOT / "book" / "kill_table.json"
+EXERCISES = ROOT / "lib" / "check" / "exercises"
+JUDGE = ROOT / "lib" / "check" / "tried.py"
+AT_A_TIME = 2
+IMPORTED = re.compile(r"^from (lib\.check\.\S+) import", re.MULTILINE)
+
+
+def sources() -> dict[str, str]:
+    """Exercise id -> a digest of the files of lib/check that decide what comes out."""
+    found = {}
+    for path in sorted(EXERCISES.glob("e[0-9]*.py")):
+        chapter, number = re.match(r"e(\d+)_(\d+)_", path.stem).groups()
+        texts, left = {}, [path, JUDGE]
+        while left:
+            if (one := left.pop()) not in texts:
+                texts[one] = one.read_text(encoding="utf-8")
+                left += [ROOT / f"{name.replace('.', '/')}.py" for name in IMPORTED.findall(texts[one])]
+        said = "".join(f"{one.relative_to(ROOT)}\n{texts[one]}" for one in sorted(texts))
+        found[f"{chapter}.{number}"] = hashlib.sha256(said.encode()).hexdigest()[:16]
+    return found
+
+
+def kept() -> dict[str, dict]:
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+
+
+def keep(rows: dict[str, dict]) -> None:
+    KEPT.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
+    """The numbers of an exercise, and a line for each program whose verdict is not the one that it must get."""
+    from lib.check import find, new_seed  # `--check` needs no torch
+    from lib.check.judge import judge
+    from lib.check.tried import try_right, try_wrong
+
+    exercise, seed = find(exercise_id), new_seed()
+    turns.begin(exercise_id, alone=False)
+    try:
+        tried = {"right": try_right(exercise, seed), "wrong": try_wrong(exercise, seed)}
+    finally:
+        turns.end(exercise_id, alone=False)
+    turns.begin(exercise_id, alone=True)
+    try:
+        began_s = time.monotonic()
+        judge(exercise, [exercise.mistakes[0].wrong], seed)
+        fail_s = time.monotonic() - began_s
+    finally:
+        turns.end(exercise_id, alone=True)
+    numbers = {name: sum(as_it_must for as_it_must, _ in programs) for name, programs in tried.items()}
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    lines = [
+        f"{exercise_id}, {name} program {k}, seed={seed}: {cases}"
+        for name, programs in tried.items()
+        for k, (as_it_must, cases) in enumerate(programs)
+        if not as_it_must
+    ]
+    return numbers | {"fail_s": round(fail_s, 1), "machine": machine}, lines
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="run nothing, fail if an exercise changed")
+    check = parser.parse_args(args).check
+    now, old = sources(), kept()
+    rows = {i: old[i] for i in now if i in old and old[i]["source"] == now[i]}
+    changed = [i for i in now if i not in rows]
+    if check:
+        if stale := changed + [i for i in old if i not in now]:
+            print(f"book/kill_table.json is not of today's exercises {', '.join(stale)}: make kills", file=sys.stderr)
+        return bool(stale)
+    turns, faults = Turns(), []
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        under_way = {pool.submit(try_one, i, turns): i for i in changed}
+        for done in tqdm(as_completed(under_way), total=len(changed), unit="exercise", disable=None):
+            row, lines = done.result()
+            faults += lines
+            if not lines:
+                rows[under_way[done]] = {"source": now[under_way[done]], **row}
+                keep(rows)
+    keep(rows)
+    print(*faults, f"{KEPT.relative_to(ROOT)} has {len(rows)} of {len(now)} exercises", sep="\n")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
