@@ -313,6 +313,30 @@ def back_past_the_module(model, microbatches, forward=lambda model, x: x @ model
     return sum(losses).detach()
 
 
+def starts_its_receive_first(x, k, group):
+    if k % group.size == 0:
+        return x
+    coming = comm.recv(x, group, (group.rank - k) % group.size)
+    comm.send(x, group, (group.rank + k) % group.size).wait()
+    return coming.wait()
+
+
+def starts_both_in_torch(x, k, group):
+    if k % group.size == 0:
+        return x
+    got, dst, src = torch.empty_like(x), (group.rank + k) % group.size, (group.rank - k) % group.size
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, dst), dist.P2POp(dist.irecv, got, src)]):
+        work.wait()
+    return got
+
+
+def its_own_gradients_in_one_message(params, group):
+    grads = [p.grad for p in params if p.grad is not None]
+    flat = comm.all_reduce(torch.cat([g.flatten() for g in grads]), group, op="mean")
+    for g, piece in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+        g.copy_(piece.view_as(g))
+
+
 LOCK = __import__("threading").Lock()
 holds_a_lock.__module__ = "a notebook"
 
@@ -321,6 +345,9 @@ holds_a_lock.__module__ = "a notebook"
 @pytest.mark.parametrize(
     ("exercise_id", "answer", "status", "words"),
     [
+        ("02.1", starts_its_receive_first, "FAIL", ["two messages of a rank in flight at once"]),
+        ("02.1", starts_both_in_torch, "FAIL", ["two messages of a rank in flight at once"]),
+        ("03.1", its_own_gradients_in_one_message, "FAIL", ["gradients of different parameters"]),
         ("03.1", without_forward, "FAIL", ["without_forward", 'missing the required "forward"']),
         ("03.1", not_done_inside, "TODO", ["Replace"]),
         ("03.1", crashes, "FAIL", ["of 3 was killed by SIGSEGV.", "in crashes"]),

@@ -37,9 +37,11 @@ alone = pytest.mark.alone("a second run would kill the processes of the user tha
 
 SETUP = "import os, sys, time, torch\nimport torch.distributed as dist\nfrom lib import comm"
 RIGHT = """def average_gradients(params, group):
-    for p in params:
-        if p.grad is not None:
-            p.grad = comm.all_reduce(p.grad, group, op="mean")"""
+    used = comm.all_reduce(torch.tensor([float(p.grad is not None) for p in params]), group)
+    for p, ranks in zip(params, used):
+        if ranks:
+            g = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = comm.all_reduce(g, group, op="mean")"""
 OTHER = """def global_gradient(g, count, group):
     return comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(float(count)), group)"""
 CASES = """from dataclasses import replace
@@ -168,7 +170,7 @@ HOSTILE = {
             SETUP,
             "from functools import partial\nMEAN = 'mean'\nreduce = comm.all_reduce\nmean = partial(reduce, op=MEAN)",
             "?comm\ncomm.send?\nfiles = !ls",
-            RIGHT.replace('comm.all_reduce(p.grad, group, op="mean")', "mean(p.grad, group)"),
+            RIGHT.replace('comm.all_reduce(g, group, op="mean")', "mean(g, group)"),
             OTHER,
         ], 3, 2,
     ),

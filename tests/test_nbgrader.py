@@ -19,15 +19,17 @@ pytestmark = [
 ]
 
 AVERAGE = """def average_gradients(params, group):
-    for p in params:
-        if p.grad is not None:
-            p.grad = comm.all_reduce(p.grad, group){}"""
+    used = comm.all_reduce(torch.tensor([float(p.grad is not None) for p in params]), group)
+    for p, ranks in zip(params, used):
+        if ranks:
+            g = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = comm.all_reduce(g, group){}"""
 RIGHT, WRONG = AVERAGE.format(" / group.size"), AVERAGE.format("")
 # Right where there are three ranks, one of the two cases: half of the points.
 HALF = AVERAGE.format(" / 3")
 ENDLESS = "def average_gradients(params, group):\n    while True: pass"
 NOISY = "import sys\nprint('noise', file=sys.stderr)\n" + RIGHT.replace(
-    "for p", "print('more', file=sys.stderr)\n    for p", 1
+    "    for p", "    print('more', file=sys.stderr)\n    for p"
 )
 FIRST_CELL = "import os\nos.environ.pop('NBGRADER_EXECUTION', None)\nos.environ['CHECK_STRICT'] = '0'"
 # Student -> answer to 03.1 (4 points; None: as it was handed out), and the points that nbgrader must give.

@@ -18,8 +18,9 @@ import pytest
 from jail_here import needs_jail
 
 from lib import cost
+from lib.check import find
 from lib.check.judge import judge
-from lib.check.source import read_notebook
+from lib.check.source import Answer, read_notebook
 from lib.cost.bubble import bubble, kept_by, microbatches_for, zero_bubble_wait_s
 from lib.cost.sizes import RECIPES
 from lib.grade.__main__ import main as grade
@@ -415,6 +416,16 @@ def test_the_workflow_is_yaml_and_checks_each_notebook(released):
         assert {m[:2] for m in re.findall(r"exercises/(\d\d_\w+)\.ipynb", runs)} == {*asked.chapters}
 
 
+@pytest.mark.thorough("ranks run each answer")
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_answers_that_platforms_get_need_nothing_else(released, name):
+    for path in (released / name / "nbgrader" / "source" / name).glob("*.ipynb"):
+        book = read_notebook(str(path))
+        for exercise_id, answer in book.checks:
+            (cases,) = judge(find(exercise_id), [Answer(book, answer)], seed=1)
+            assert {case.status for case in cases} == {"PASS"}, (exercise_id, cases)
+
+
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_otter_gets_a_question_for_each_task(released, name):
     asked = ASSIGNMENTS[name]
@@ -430,6 +441,22 @@ def test_otter_gets_a_question_for_each_task(released, name):
     assert len(begun) == len(asked.exercises) + len(asked.by_hand)
     points = sum(float(re.search(r"points: (\S+)", text)[1]) for text in begun)
     assert points == asked.max_score + asked.points_by_hand
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_otter_gives_students_the_stub_the_hint_and_their_question(released, name):
+    for path in (released / name / "otter").glob("*.ipynb"):
+        cells = nbformat.read(path, as_version=4).cells
+        for before, cell, after in zip(cells, cells[1:], cells[2:], strict=False):
+            if before.source == "# BEGIN SOLUTION" and cell.cell_type == "code":
+                begun, ended = ("# BEGIN SOLUTION NO PROMPT\n", '"""; # END PROMPT')
+                stub = re.findall(r'^( *)""" # BEGIN PROMPT\n\1# YOUR CODE HERE\n\1raise NotImpl', cell.source, re.M)
+                assert cell.source.count(begun) == cell.source.count(ended) == len(stub) >= 1
+                assert "###" not in cell.source and after.source == "# END SOLUTION"
+            elif before.source == "# BEGIN TESTS":
+                assert "else text)" in cell.source and cell.outputs[0].text == "PASS\n"
+            elif "manual: true" in before.source:  # otter exports what is between its marks
+                assert cell.source.startswith(f"**{before.source.split()[4]}**")
 
 
 # ---- model answers --------------------------------------------------------------------------------------------------

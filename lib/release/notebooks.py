@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lib.grade.assignment import Assignment, Question
 
 ASKED = "exercises"  # key in a notebook's metadata: its exercises, with their points
 _CHECK = re.compile(r'^check\("([^"]+)"', re.MULTILINE)
+_BEGIN = "    ### BEGIN SOLUTION"
 _CALL = re.compile(r"^(check\(.*)\)$", re.MULTILINE)
 
 
@@ -52,12 +54,17 @@ def _cut(
     whole: NotebookNode, name: str, ids: list[str], assignment: Assignment, restores_check: bool
 ) -> NotebookNode:
     sections: list[list[NotebookNode]] = [[]]
+    helpers = ""  # functions above an answer that it calls: they move into it, where a platform takes both out
     for cell in whole.cells:
         if "solution-only" in cell.metadata.get("tags", ()):
+            helpers += f"\n{cell.source}" * (cell.cell_type == "code")
             continue
         if cell.cell_type == "markdown" and cell.source.startswith("## "):
             sections.append([])
+            helpers = ""
         sections[-1].append(copy.deepcopy(cell))
+        if cell.metadata.get("nbgrader", {}).get("solution"):
+            sections[-1][-1].source = cell.source.replace(_BEGIN, _BEGIN + textwrap.indent(helpers, "    "), 1)
     head, *rest, progress = sections
     head[0].source = _title(name, head[0].source, ids, assignment)
     for cell in head:

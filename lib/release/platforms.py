@@ -102,6 +102,17 @@ pathlib.Path("result.json").write_text(json.dumps({
 }))
 """
 
+# otter compares what a test prints: after a PASS one word, otherwise the text with the hint.
+OTTER_TEST = """from lib.check import verdict
+text, status = verdict("{}", {}, points={:g})
+print(status if status == "PASS" else text)"""
+# Students get the lines between the quotes in place of the answer.
+OTTER_STUB = r'''\1# END SOLUTION
+\1""" # BEGIN PROMPT
+\1# YOUR CODE HERE
+\1raise NotImplementedError
+\1"""; # END PROMPT'''
+
 
 def for_gradescope(assignment: Assignment, packages: Iterable[str], with_cases: bool) -> dict[str, str]:
     """Files at the root of the zip, which also has `lib/`, the assignment and perhaps `CASES`."""
@@ -146,7 +157,9 @@ def for_otter(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         marks = cell.metadata.get("nbgrader", {})
         if cell.cell_type == "markdown" and marks.get("solution"):
+            question = cells.pop()
             raw(f"# BEGIN QUESTION\nname: {marks['grade_id']}\npoints: {marks['points']:g}\nmanual: true")
+            cells.append(question)
             raw("# BEGIN SOLUTION")
             cells.append(new.new_markdown_cell(cell.source))
             raw("# END SOLUTION")
@@ -154,15 +167,16 @@ def for_otter(notebook: NotebookNode) -> NotebookNode:
         elif marks.get("grade"):
             exercise, answer = re.findall(r'check\("([^"]+)", (\w+)', cell.source)[0]
             raw("# BEGIN TESTS")
-            cells.append(new.new_code_cell(f'from lib.check import verdict\nverdict("{exercise}", {answer})[1]'))
-            cells[-1].outputs = [new.new_output("execute_result", {"text/plain": "'PASS'"}, execution_count=1)]
+            cells.append(new.new_code_cell(OTTER_TEST.format(exercise, answer, marks["points"])))
+            cells[-1].outputs = [new.new_output("stream", name="stdout", text="PASS\n")]
             raw("# END TESTS")
             raw("# END QUESTION")
         elif marks.get("solution"):
             name = marks["grade_id"]
             raw(f"# BEGIN QUESTION\nname: {name}\npoints: {points[f'check-{name}']:g}")
             raw("# BEGIN SOLUTION")
-            cells.append(new.new_code_cell(cell.source.replace("### BEGIN", "# BEGIN").replace("### END", "# END")))
+            source = cell.source.replace("### BEGIN SOLUTION", "# BEGIN SOLUTION NO PROMPT")
+            cells.append(new.new_code_cell(re.sub("^( *)### END SOLUTION$", OTTER_STUB, source, flags=re.MULTILINE)))
             raw("# END SOLUTION")
         else:
             cells.append(copy.deepcopy(cell))

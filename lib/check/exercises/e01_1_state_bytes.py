@@ -1,8 +1,9 @@
-"""01.1: bytes of the model states by kind, from the precision and the optimizer."""
+"""01.1: bytes of the model states by kind, with all parameters trained or with low-rank adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ KINDS = ("parameter", "gradient", "optimizer")
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    pairs = [(precision, optimizer) for precision in ("float32", "mixed") for optimizer in MOMENTS]
-    return [{"cases": [(whole(generator, 10**6, 10**9), *pair) for pair in pairs]}]
+    matrices = [(whole(generator, 100, 5000), whole(generator, 100, 5000)) for _ in range(whole(generator, 2, 4))]
+    adapters = (None, whole(generator, 4, 65))
+    return [{"cases": [(matrices, *case) for case in product(adapters, ("float32", "mixed"), MOMENTS)]}]
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
@@ -35,23 +37,44 @@ def states(
     master_in_float32: int = 0,
     master_as: str = "optimizer",
     moments: dict = MOMENTS,
+    frozen_have: tuple[str, ...] = ("parameter",),
 ) -> Callable:
-    """Bytes per element in mixed precision, unless named otherwise."""
+    """Bytes per element in mixed precision, unless named otherwise, and what a frozen parameter has."""
 
-    def program(num_parameters, precision, optimizer):
-        mixed = precision == "mixed"
-        held = {"parameter": 2 if mixed else 4, "gradient": gradient if mixed else 4}
-        held["optimizer"] = moments[optimizer] * (moment if mixed else 4)
-        held[master_as] += master if mixed else master_in_float32
-        return {kind: float(n_bytes * num_parameters) for kind, n_bytes in held.items()}
+    def program(matrices, q, precision, optimizer):
+        mixed, full = precision == "mixed", sum(rows * columns for rows, columns in matrices)
+        frozen, trained = (0, full) if q is None else (full, q * sum(map(sum, matrices)))
+
+        def held(what: str, each: int) -> float:
+            return float(each * (trained + frozen * (what in frozen_have)))
+
+        found = {
+            "parameter": held("parameter", 2 if mixed else 4),
+            "gradient": held("gradient", gradient if mixed else 4),
+            "optimizer": held("moment", moments[optimizer] * (moment if mixed else 4)),
+        }
+        found[master_as] += held("master", master if mixed else master_in_float32)
+        return found
 
     return program
 
 
-def case_by_case(num_parameters, precision, optimizer):
+def tensor_by_tensor(matrices, q, precision, optimizer):
+    each = [("trained" if q is None else "frozen", rows * columns) for rows, columns in matrices]
+    if q is not None:
+        each += [("trained", rows * q + q * columns) for rows, columns in matrices]
     moments = {"SGD": 0, "momentum": 4, "Adam": 8}[optimizer]
-    each = (4, 4, moments) if precision == "float32" else (2, 2, 4 + moments)
-    return dict(zip(KINDS, (n * num_parameters for n in each), strict=True))
+    of_trained = (4, 4, moments) if precision == "float32" else (2, 2, 4 + moments)
+    total = dict.fromkeys(KINDS, 0)
+    for how, size in each:
+        for kind, n_bytes in zip(KINDS, of_trained, strict=True):
+            total[kind] += size * n_bytes * (how == "trained" or kind == "parameter")
+    return total
+
+
+def without_adapters(matrices, q, precision, optimizer):
+    parameters_alone = states()(matrices, None, precision, optimizer)["parameter"]
+    return states()(matrices, q, precision, optimizer) | {"parameter": parameters_alone}
 
 
 EXERCISE = Exercise(
@@ -60,12 +83,12 @@ EXERCISE = Exercise(
     points=2,
     body=body,
     inputs=inputs,
-    right=(states(), case_by_case),
+    right=(states(), tensor_by_tensor),
     ranks=(1,),
     mistakes=(
         Mistake(
-            "The master weights are missing. In mixed precision the optimizer updates a float32 copy of each "
-            "parameter: 4 more bytes, for any optimizer.",
+            "The master weights are missing. In mixed precision the optimizer updates float32 copies: 4 more bytes for "
+            "each parameter that is trained, by any optimizer.",
             states(master=0),
         ),
         Mistake(
@@ -90,6 +113,39 @@ EXERCISE = Exercise(
             "You keep gradients in float32. Some frameworks do, and then Adam takes 18 bytes; here gradients have the "
             "2 bytes of the parameters.",
             states(gradient=4),
+        ),
+        Mistake(
+            "With adapters you count all states of the frozen matrices as well, as if they were trained. Go through "
+            "the kinds, and ask for each who would read it.",
+            states(frozen_have=("parameter", "gradient", "moment", "master")),
+        ),
+        Mistake(
+            "Your frozen matrices have master weights. A master weight adds up small steps, and a frozen matrix takes "
+            "none.",
+            states(frozen_have=("parameter", "master")),
+        ),
+        Mistake(
+            "Your frozen matrices have gradients. Backward passes through a frozen matrix to the layers before it, but "
+            "computes no gradient of it: no step would use one.",
+            states(frozen_have=("parameter", "gradient")),
+            about=('["gradient"]',),
+        ),
+        Mistake(
+            "Your optimizer keeps states of the frozen matrices. It updates the adapters alone, and holds moments and "
+            "master weights of these.",
+            states(frozen_have=("parameter", "moment", "master")),
+            about=('["optimizer"]',),
+        ),
+        Mistake(
+            "With adapters your parameters are those of the adapters. Forward also multiplies by the frozen matrices: "
+            "they stay in memory.",
+            states(frozen_have=()),
+            about=('["parameter"]',),
+        ),
+        Mistake(
+            "The adapters are parameters too: add their bytes to those of the frozen matrices.",
+            without_adapters,
+            about=('["parameter"]',),
         ),
     ),
 )
