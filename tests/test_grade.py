@@ -27,7 +27,7 @@ from lib.grade import __main__ as grade_main
 from lib.grade import sight
 from lib.grade.__main__ import USER, main
 from lib.grade.assignment import Assignment, AssignmentError, Late, read_assignment
-from lib.grade.jail import JailError, User, processes_of
+from lib.grade.jail import Jail, JailError, User, processes_of
 from lib.grade.reports import fill_canvas, gradescope, write_table
 from lib.grade.returns import pack, unpack
 from lib.grade.submissions import Submission, find_submissions
@@ -773,6 +773,26 @@ def test_what_is_no_assignment(tmp_path, changes, words, capsys):
 def test_names_of_files_are_plain_and_differ():
     names = {Submission(name).file_name for name in ("ann", "a/nn", "a_nn", "../x", "=cmd|calc", "é" * 300)}
     assert len(names) == 6 and all(name.isascii() and "/" not in name and len(name) < 100 for name in names)
+
+
+@needs_jail
+def test_a_jail_that_is_ended_is_closed_once(monkeypatch):
+    """The thread that ends it at its limit may be slow: what it closes must not be closed again."""
+    monkeypatch.setattr("lib.grade.jail.SLACK_S", -59)  # of 60 s
+    jail, closed = Jail(User(None)), []
+    leash = jail._leash
+
+    def close():
+        leash.close()
+        time.sleep(0.5)
+        closed.append(leash)
+
+    jail._leash = SimpleNamespace(close=close, closed=True)
+    exercise = SimpleNamespace(body=lambda answer, group, given: time.sleep(60), timeout_s=60)
+    (outcome,) = jail.returned(exercise, [len], [{}])
+    closed_by_then, jail._leash = [*closed], leash
+    jail.close()
+    assert closed_by_then == [leash] and isinstance(outcome, NoAnswer) and outcome.status == "FAIL"
 
 
 @needs_jail

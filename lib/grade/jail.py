@@ -124,8 +124,13 @@ class Jail:
         too_late = threading.Timer(limit_s, self._leash.close)
         too_late.start()
         try:
-            self._conn.send_bytes(cloudpickle.dumps((exercise.body, exercise.timeout_s, list(answers), inputs)))
-            outcomes = unpack(self._conn.recv_bytes(MOST_BYTES), len(answers), len(inputs))
+            try:
+                self._conn.send_bytes(cloudpickle.dumps((exercise.body, exercise.timeout_s, list(answers), inputs)))
+                raw = self._conn.recv_bytes(MOST_BYTES)
+            finally:
+                too_late.cancel()
+                too_late.join()  # or `close` might close the same descriptor again, by then perhaps another jail's
+            outcomes = unpack(raw, len(answers), len(inputs))
         except (EOFError, ConnectionError):
             ended = "Your function ended the process that waited for its result."
             why = f"Your function returned nothing within {limit_s:g} s." if self._leash.closed else ended
@@ -133,8 +138,6 @@ class Jail:
         except Exception as error:  # the bytes may be forged, with any fault: they count as no answer
             why = f"The result of your function cannot be read: {type(error).__name__}: {str(error)[:200]}"
             return [NoAnswer(FAIL, why)] * len(answers)
-        finally:
-            too_late.cancel()
         if faults := [x.hint for x in outcomes if isinstance(x, NoAnswer) and x.fault]:
             raise JailError(faults[0])
         return outcomes
