@@ -23,9 +23,7 @@ def try_wrong(exercise: Exercise, seed: int) -> Tried:
 
 def _is_named(exercise: Exercise, hint: str, cases: list[CaseVerdict]) -> bool:
     failed = [case for case in cases if case.status != PASS]
-    hints = [
-        " ".join(case.hint.partition("\n\n")[0].split()) for case in failed
-    ]  # what was seen comes after the hint
+    hints = [" ".join(case.hint.partition("\n\n")[0].split()) for case in failed]  # before what was seen
     return (
         {case.status for case in failed} == {FAIL}
         and (len(failed) == len(cases) or exercise.parts != ("",))  # it may be a mistake in one part of an exercise

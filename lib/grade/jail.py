@@ -217,9 +217,7 @@ def _end_all(uid: int | None, jail: int) -> None:
                 os.setgroups([])
                 os.setgid(uid)
                 os.setuid(uid)
-                os.kill(
-                    -1, signal.SIGKILL
-                )  # all processes of the user in one call; a loop over them would lose the race
+                os.kill(-1, signal.SIGKILL)  # all processes of the user at once; a loop would lose the race
             os._exit(0)
         else:
             with contextlib.suppress(ChildProcessError):
