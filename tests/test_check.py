@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from bytes_sent import BYTES, right_bytes
+from torch import distributed as dist
 
 from lib import check as checks
 from lib import comm
@@ -20,6 +21,7 @@ from lib.check.catalogue import EXERCISES
 from lib.check.exercise import Exercise, Mistake, everywhere, plain, same
 from lib.check.exercises.e03_1_average_gradients import averages, each, sums
 from lib.check.judge import _difference, in_ranks, judge, new_seed
+from lib.check.listen import raw
 from lib.check.source import Answer, NotebookError, read_notebook
 from lib.check.tried import try_right, try_wrong
 from lib.launch import RankError, RunError, run
@@ -125,6 +127,26 @@ ADDS = Exercise(
     mistakes=(),
     ranks=(3,),
 )
+
+
+def adds_in_torch(x, group):
+    dist.all_reduce(x)
+    return x
+
+
+def adds_in_two_lines(x, group):
+    pending = comm.all_reduce_start(x, group)
+    return pending.wait()
+
+
+@pytest.mark.parametrize(
+    ("body", "outcomes"), [(ADDS.body, ["PASS", "PASS", "PASS"]), (raw(ADDS.body), ["PASS", "FAIL", "FAIL"])]
+)
+def test_only_a_raw_exercise_minds_who_sends_also_without_a_reference(body, outcomes):
+    exercise = replace(ADDS, body=body, reference=None, right=(adds_in_torch,))
+    cases = [case for (case,) in judge(exercise, [adds_in_torch, adds, adds_in_two_lines], seed=1)]
+    assert [case.status for case in cases] == outcomes
+    assert all("torch.distributed alone" in case.hint for case in cases if case.status == "FAIL"), cases
 
 
 def test_an_exercise_of_a_teacher_is_checked_as_those_of_the_book_are(capsys):

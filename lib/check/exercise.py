@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 DTYPE = torch.float64
 Data = dict[str, Any]  # tensors, numbers and strings by name: the inputs or the results of one rank
 SEEN = "what was seen"  # name of a result, or the end of its name: a text to print below the verdict
-THROUGH_COMM = f"a line that calls lib.comm: {SEEN}"  # the judge adds it
 AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
 ANYTHING = "anything"  # a result of a wrong program that may be right or wrong
 
@@ -67,7 +66,6 @@ class Exercise:
         ranks: number of ranks of each case; 2 is left out where a wrong program is right with two.
         parts: words; for each, the entries whose names contain it are a case with its own points.
         timeout_s: for one case.
-        raw: the answer must call `torch.distributed` itself, and not `lib.comm`.
     """
 
     id: str
@@ -81,7 +79,6 @@ class Exercise:
     ranks: tuple[int, ...] = (3, 4)
     parts: tuple[str, ...] = ("",)
     timeout_s: float = 5
-    raw: bool = False
 
     @property
     def chapter(self) -> str:
@@ -161,11 +158,6 @@ def whole(generator: torch.Generator, low: int, high: int) -> int:
 def shards_of(whole: Tensor, n: int) -> list[Tensor]:
     """n equal shards of a flat tensor, with zeros at its end."""
     return list(pad(whole, (0, -len(whole) % n)).chunk(n))
-
-
-def means_of(name: str, given: list[Data]) -> list[Tensor]:
-    """The means over ranks of the tensors that each has under this name."""
-    return [torch.stack(same).mean(0) for same in zip(*(g[name] for g in given), strict=True)]
 
 
 def everywhere(data: Data, given: list[Data]) -> list[Data]:

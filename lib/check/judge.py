@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from lib.check.exercise import SEEN, THROUGH_COMM, Data, Exercise, Mistake, is_dense, plain, same
-from lib.check.listen import is_handle, lines_through_comm, must_be_in_step
+from lib.check.exercise import SEEN, Data, Exercise, Mistake, is_dense, plain, same
+from lib.check.listen import THROUGH_COMM, is_handle, must_be_in_step
 from lib.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
@@ -104,9 +104,8 @@ def _in_rank(
             answer = answer.load()
         if results:
             must_be_in_step()
-        lines = lines_through_comm()
         with torch.random.fork_rng(devices=()):
-            found = body(answer, world, copy.deepcopy(inputs[world.rank])) | {THROUGH_COMM: "".join(lines[:1])}
+            found = body(answer, world, copy.deepcopy(inputs[world.rank]))
         results.append({name: UNFINISHED if is_handle(value) else plain(value) for name, value in found.items()})
     return results
 
@@ -136,9 +135,10 @@ def _case(
     def outcome(got: list[Data] | NoAnswer, part: str) -> tuple[str, str]:
         if isinstance(got, NoAnswer):
             return got.status, _why_it_hangs(got.stuck, hanging, hangs) + got.hint
-        of_part = [{name: value for name, value in one.items() if part in name} for one in expected]
+        # A text for the reader is shown, not judged.
+        of_part = [{k: v for k, v in one.items() if part in k and not k.endswith(SEEN)} for one in expected]
         if _agree(got, of_part):
-            line = next((g[THROUGH_COMM] for g in got if exercise.raw and g.get(THROUGH_COMM)), "")
+            line = next((g[THROUGH_COMM] for g in got if g.get(THROUGH_COMM)), "")
             return (FAIL, f"{_filled(USES_COMM)}\n  {line}") if line else (PASS, "")
         return FAIL, _what_is_wrong(exercise, part, got, of_part, mistakes)
 

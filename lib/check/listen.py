@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import distributed as dist
 
 from lib import comm, cost
+from lib.check.exercise import SEEN, Data
+from lib.mesh import Group
 from lib.runtime import calls, places
 from lib.runtime.calls import Call, Listener, listeners
+
+THROUGH_COMM = f"a line that calls lib.comm: {SEEN}"  # a result of a body that is `raw`
 
 
 @dataclass
@@ -67,8 +73,20 @@ def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], No
     return heard
 
 
-def lines_through_comm() -> list[str]:
-    """From now on, the reader's lines that send through `lib.comm`, in place of `torch.distributed` itself."""
+def raw(body: Callable) -> Callable:
+    """For an exercise in `torch.distributed` alone: its body also returns the answer's first line that calls `comm`."""
+
+    @functools.wraps(body)
+    def listening(answer: Callable, group: Group, given: Data) -> Data:
+        with lines_through_comm() as lines:
+            return body(answer, group, given) | {THROUGH_COMM: "".join(lines[:1])}
+
+    return listening
+
+
+@contextmanager
+def lines_through_comm() -> Iterator[list[str]]:
+    """The reader's lines that send through `lib.comm`, in place of `torch.distributed` itself."""
     lines: list[str] = []
 
     def starts(call: Call) -> None:
@@ -78,8 +96,12 @@ def lines_through_comm() -> list[str]:
         if frame:
             lines.append(places.where())
 
-    listeners.append(Listener(starts, lambda call: None))
-    return lines
+    # Other answers share the list of listeners: this one is in it only while this answer runs.
+    listeners.append(listener := Listener(starts, lambda call: None))
+    try:
+        yield lines
+    finally:
+        listeners.remove(listener)
 
 
 def must_be_in_step() -> None:

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch.nn.functional import pad
 
 from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random
-from lib.check.listen import listen
+from lib.check.listen import listen, raw
 from lib.mesh import Group
 
 RESULT, SENT, UNFINISHED = "all shards", "what was sent", "calls that were not waited for"
@@ -27,6 +27,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"x": shard, "longest": max(lengths)} for shard in shards]
 
 
+@raw
 def body(answer: Callable, group: Group, given: Data) -> Data:
     heard = listen()
     result = answer(given["x"].clone())
@@ -118,7 +119,6 @@ EXERCISE = Exercise(
     id="02.4",
     title="gather_shards",
     points=3,
-    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

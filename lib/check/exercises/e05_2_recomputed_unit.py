@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random, shards_of
-from lib.check.listen import Heard, listen
+from lib.check.listen import Heard, listen, raw
 from lib.memory import MemoryTracker
 from lib.mesh import Group
 
@@ -34,6 +34,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     ]
 
 
+@raw
 def body(answer: Callable, group: Group, given: Data) -> Data:
     x, shard = (given[name].clone().requires_grad_() for name in ("x", "shard"))
     waits: list[int] = []
@@ -178,7 +179,6 @@ EXERCISE = Exercise(
     id="05.2",
     title="ShardedUnit",
     points=3,
-    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 from lib import cost
 from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random
-from lib.check.listen import listen
+from lib.check.listen import listen, raw
 from lib.mesh import Group
 
 ROWS, WIDTH, EACH = 2, 15, 5  # of x; features of each layer; of one rank
@@ -27,6 +27,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     ]
 
 
+@raw
 def body(answer: Callable, group: Group, given: Data) -> Data:
     n = group.size
     x, *weights = (given[name].clone().requires_grad_() for name in ("x", *LAYERS))
@@ -149,7 +150,6 @@ EXERCISE = Exercise(
     id="06.2",
     title="gathered_layer",
     points=3,
-    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

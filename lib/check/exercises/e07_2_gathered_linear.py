@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 
 from lib.check.exercise import Data, Exercise, Mistake, random
-from lib.check.listen import Heard, listen
+from lib.check.listen import Heard, listen, raw
 from lib.mesh import Group
 
 FORWARD, BACKWARD, KEPT, WAITED = "sent in forward", "sent in backward", "kept for backward", "waited for"
@@ -34,6 +34,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     ]
 
 
+@raw
 def body(answer: Any, group: Group, given: Data) -> Data:
     if not hasattr(answer, "apply"):
         raise TypeError("GatheredLinear is to be a class, a torch.autograd.Function with forward and backward")
@@ -215,7 +216,6 @@ EXERCISE = Exercise(
     id="07.2",
     title="GatheredLinear",
     points=2,
-    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lib.check.exercise import Data, Exercise, Mistake, random
-from lib.check.listen import Heard, listen
+from lib.check.listen import Heard, listen, raw
 from lib.mesh import Group, Mesh, MeshShape
 
 MAX_NORM = 1.5
@@ -39,6 +39,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return given
 
 
+@raw
 def body(answer: Callable, group: Group, given: Data) -> Data:
     mesh, found = Mesh(SHAPE, group), {}
     groups = {axis: mesh.group(axis).pg for axis in SHAPE.axes}
@@ -152,7 +153,6 @@ EXERCISE = Exercise(
     id="13.3",
     title="clip_over_axes",
     points=3,
-    raw=True,
     body=body,
     inputs=inputs,
     reference=reference,
