@@ -240,7 +240,7 @@ EXERCISE = Exercise(
             answer(best=memory_bytes),
         ),
         Mistake(
-            "You take the first way in the table that fits. ZeRO-2 may fit with many small microbatches, each with a "
+            "You take the first way in the list that fits. ZeRO-2 may fit with many small microbatches, each with a "
             "reduce-scatter, and ZeRO-3 in a few large ones: compare m + 1 with 3m, each with its own m.",
             answer(best=lambda case, way, m: ([*STAGES].index(way), sent_bytes(case, way, m))),
         ),
