@@ -24,7 +24,7 @@ FAMILIES = {  # of the second, eight ranks are more than its heads of keys and v
     "Llama": replace(CONFIG, llama=True, tied=False, num_kv_heads=4, d_mlp=24),
 }
 MOST_STAGES = (3, 4, 8)
-ROWS, STEPS = 16, 3
+ROWS, STEPS = 16, 2
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
 
 
@@ -75,7 +75,7 @@ def of_each_depth(world, which, config):
 
 
 @pytest.mark.thorough("eight ranks", keep=6)
-@pytest.mark.slow("hundreds of layouts, each three steps of as many processes")
+@pytest.mark.slow("hundreds of layouts, each two steps of as many processes")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("family", "ranks", "every"),  # so many layouts are tried in `make test`, all in `make certificate`

@@ -14,7 +14,7 @@ import pytest
 
 from lib.figures.curves import draw_bars
 from lib.figures.explorer import Explorer
-from lib.figures.ranks import draw_board
+from lib.figures.ranks import draw_rank
 from lib.figures.svg import Figure
 from lib.figures.timeline import draw_timeline
 
@@ -142,13 +142,13 @@ def test_all_frames_are_as_large_as_the_largest():
     def growing(n):
         return f'<svg viewBox="0 0 {10 * n} {7.5 * n:g}"></svg>', f"{n}"
 
-    def board(n):
-        return draw_board(1, n, row="r", column="c", alt="a"), f"{n}"
+    def mesh(n):
+        return draw_rank(0, {"dp": 1, "pp": 1, "tp": n}, alt="a"), f"{n}"
 
     frames = carried(Explorer(growing, "t", n=[1, 2, 4])._repr_html_())["frames"]
     assert frames[0] + frames[1] == ['<svg viewBox="0 0 40 30"></svg>'] * 6
-    _, narrow, _ = carried(Explorer(board, "t", n=[1, 3])._repr_html_())["frames"]
-    assert [re.findall(r"min-width:(\d+)px", svg) for svg in narrow] == [["326"]] * 2, "and shown at one scale"
+    _, narrow, _ = carried(Explorer(mesh, "t", n=[1, 3])._repr_html_())["frames"]
+    assert [re.findall(r"min-width:(\d+)px", svg) for svg in narrow] == [["455"]] * 2, "and shown at one scale"
     html = Explorer(lambda n: (growing(n)[0], "x" * n), "t", n=[1, 2, 9])._repr_html_()
     assert '<span class="pbh-longest" aria-hidden="true">xxxxxxxxx</span>' in html, (
         "its place for the longest sentence"

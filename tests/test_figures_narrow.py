@@ -19,7 +19,7 @@ from lib.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut,
 from lib.figures.memory import draw_memory
 from lib.figures.moves import draw_before_after, draw_step
 from lib.figures.pipelines import draw_bubble, draw_kept
-from lib.figures.ranks import draw_board, draw_nested, draw_rank
+from lib.figures.ranks import draw_nested, draw_rank
 from lib.figures.scatter import Dot, draw_scatter
 from lib.figures.schedule import draw_gantt, draw_messages
 from lib.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color
@@ -158,7 +158,6 @@ FIGURES = {
         for name in steps.ALL_REDUCE
         for k in (1, len(steps.ALL_REDUCE[name](5)))
     },
-    "board": lambda: draw_board(2, 2, row="a tp group", column="a dp group", alt="a"),
     "rank": lambda: draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a"),
     "nested": lambda: draw_nested(LEVELS, alt="a"),
     "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),

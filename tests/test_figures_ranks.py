@@ -1,21 +1,13 @@
-"""Ranks on a board, and what of a step each of them has."""
+"""Ranks on a mesh, what of a step each of them has, and groups in groups."""
 
 import re
 
-from lib.figures.ranks import draw_board, draw_nested, draw_rank
+from lib.figures.ranks import draw_nested, draw_rank
 from lib.figures.svg import color
 
 
 def texts(figure):
     return re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg)
-
-
-def test_a_board_has_a_frame_for_each_group():
-    figure = draw_board(2, 3, row="a tp group", column="a dp group", alt="a", caption="c")
-    assert [words for words in texts(figure) if words.startswith("rank")] == [f"rank {r}" for r in range(6)]
-    assert texts(figure).count("a tp group") == 2 and texts(figure).count("a dp group") == 3
-    across = {float(x) for x in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="90"', figure.svg)}
-    assert len(across) == 3 and (figure.alt, figure.caption) == ("a", "c")
 
 
 def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():

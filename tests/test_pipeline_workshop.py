@@ -103,14 +103,14 @@ def test_in_a_terminal():
         "  naive    18   50.0%  1 1",
         "rank 0  F0 F1 ·  ·  B0--- F2 B1--- ·  B2---",
         "rank 1  ·  F0 B0--- F1 B1--- F2 B2---",
-        "The previous stage waits for a full B and needs half of it. Write 0I2 0W2 for 0B2, and the same "
+        "The previous stage waits for a full B and needs half of it. Write 1I2 1W2 for 1B2, and the same "
         "elsewhere; then put a W where its rank waits.",
     ]
 
 
 def test_the_advice_leads_from_1f1b_to_par_and_beyond():
     one = workshop(one_f_one_b(4, 6).to_text())
-    assert one.score.time == 27 and "Write 0I5 0W5 for 0B5" in one.advice
+    assert one.score.time == 27 and "Write 1I5 1W5 for 1B5" in one.advice
     two = workshop(halves(one_f_one_b(4, 6)))
     assert two.score.time == 24 and "3W4 delays 3F5" in two.advice
     three = workshop(zb_h1(4, 6).to_text())

@@ -1,37 +1,12 @@
-"""Figures of ranks: as a board, on the axes of a mesh, nested in nodes; and the part of a step that each rank holds."""
+"""Figures of ranks: on the axes of a mesh, with the part of a step that each holds; and nested in nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, prod, sqrt
 
-from lib.figures.canvas import FRAMES, Canvas
-from lib.figures.svg import OUTLINE, WIDE, Figure, color, drawn_twice, num
-
-
-@drawn_twice
-def draw_board(
-    rows: int, columns: int, *, row: str, column: str, alt: str, caption: str = "", width: float = WIDE
-) -> Figure:
-    """Ranks as a board, numbered row by row; a dashed frame around each row, an orange one around each column.
-
-    Args:
-        row, column: the name of a row and of a column, such as "a tp group".
-    """
-    canvas, pitch = Canvas(alt), min(130, (width - 140) / columns)
-    for rank in range(rows * columns):
-        x, y = 70 + pitch * (rank % columns), 34 + 62 * (rank // columns)
-        canvas.bars("forward").rect(x, y, pitch - 40, 34)
-        canvas.words_on("forward").text(x + (pitch - 40) / 2, y + 21.5, f"rank {rank}")
-    right, bottom = 50 + pitch * columns, 20 + 62 * rows
-    for k in range(rows):
-        canvas.layer(FRAMES, fill="none", **OUTLINE).rect(50, 24 + 62 * k, right - 50, 54, radius=8)
-        canvas.text(right + 10, 55 + 62 * k, row)
-    for k in range(columns):
-        frames = canvas.layer(FRAMES, fill="none", stroke=color("comm"), stroke_width=2)
-        frames.rect(62 + pitch * k, 16, pitch - 24, bottom - 16, radius=8)
-        canvas.text(50 + pitch * (k + 0.5), bottom + 16, column, "middle")
-    return canvas.figure(right + 90, bottom + 24, caption)
+from lib.figures.canvas import Canvas
+from lib.figures.svg import WIDE, Figure, color, drawn_twice, num
 
 
 _SENDS = {"dp": ("gradient", "dp: gradients"), "pp": ("activation", "pp: activations"), "tp": ("comm", "tp: sums")}

@@ -49,9 +49,10 @@ def input_of(t: int, way: str) -> float:
 
 
 def costs(
-    tokens: int, t: int, way: str, recompute: bool, kept=kept, input_of=input_of, units=UNITS, live=1
+    tokens: int, t: int, way: str, recompute: bool, kept=kept, input_of=input_of, units=UNITS, live=1, twice=0
 ) -> Choice:
-    layers = LAYERS * input_of(t, way) + live * kept(t, way) if recompute else LAYERS * kept(t, way)
+    inputs = (LAYERS - live + twice) * input_of(t, way)  # of the layer that runs, the input is the first tensor kept
+    layers = inputs + live * kept(t, way) if recompute else LAYERS * kept(t, way)
     return t, way, recompute, tokens * H * layers / 1e9, units[way, recompute] * (t - 1) / t
 
 
@@ -73,7 +74,7 @@ def choose(best: Callable = least_sent, **how) -> Callable:
 
 
 def by_hand():
-    return [(4, SP, False, 11.7, 6), (8, SP, False, 8.02, 7), (8, SP, True, 20.3, 9.63)]
+    return [(4, SP, False, 11.7, 6), (8, SP, False, 8.02, 7), (8, SP, True, 19.8, 9.63)]
 
 
 def as_one_gpt(t: int, way: str) -> float:
@@ -133,6 +134,12 @@ EXERCISE = Exercise(
             "Case C: you leave out the layer that is being recomputed. While it runs backward, all that it keeps is "
             "alive, and for so many tokens it is the largest part.",
             choose(live=0),
+            about=("case C",),
+        ),
+        Mistake(
+            "Case C: you count one tensor twice. The input of the layer that runs backward is also the first of the "
+            "tensors that this layer keeps, so only the inputs of the seven others are added.",
+            choose(twice=1),
             about=("case C",),
         ),
         Mistake(
