@@ -8,7 +8,6 @@ from math import ceil, prod, sqrt
 from lib.figures.canvas import Canvas
 from lib.figures.svg import WIDE, Figure, color, drawn_twice, num
 
-
 _SENDS = {"dp": ("gradient", "dp: gradients"), "pp": ("activation", "pp: activations"), "tp": ("comm", "tp: sums")}
 _WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
 

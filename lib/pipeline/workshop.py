@@ -275,9 +275,8 @@ def _next(timeline: Timeline, par: Par) -> str:
             f"No order is faster: {par.least(per_rank):g} is all work of a rank and a wait that no action can fill. "
             f"Now keep less: your ranks keep {sum(score.kept):g} microbatches together."
         )
-    waited_for = [slot.action for slot in timeline.compute if slot.action.op == Op.B and slot.action.stage]
-    if waited_for:
-        stage, _, m = waited_for[-1]
+    if whole := [slot.action for slot in timeline.compute if slot.action.op == Op.B and slot.action.stage]:
+        stage, _, m = whole[-1]
         return (
             f"The previous stage waits for a full B and needs half of it. Write {stage}I{m} {stage}W{m} for "
             f"{stage}B{m}, and the same elsewhere; then put a W where its rank waits."
