@@ -48,7 +48,7 @@ $(READY): requirements.txt constraints.txt pyproject.toml tools/ipython_kernel_c
 book: $(READY) ## execute every chapter and build the pages
 	@$(PY) tools/notebooks.py --check
 	@$(PY) tools/kills.py --check
-	@echo "== Executing the chapters, two at a time, and building the pages (a few minutes)"
+	@echo "== Executing the chapters, three at a time, and building the pages (a few minutes)"
 	@rm -rf _build && mkdir _build
 	@start=$$(date +%s); export BOOK_CLAIMS=$(abspath _build/claims.jsonl); $(PY) tools/execute_chapters.py && \
 	  $(BIN)/jupyter-book build . -W --keep-going && test -f $(SITE)/index.html && \

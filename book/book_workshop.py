@@ -58,7 +58,7 @@ HEADLINES = {
 ADVICE = {
     "keep_less": (workshop(zb_h2(4, 6).to_text()), "0", "6", "4"),
     "no_faster": (workshop(zb_h1(4, 6).to_text()), "21", "16"),
-    "split": (workshop(one_f_one_b(4, 6).to_text()), "0I5", "0W5", "0B5"),
+    "split": (workshop(one_f_one_b(4, 6).to_text()), "1I5", "1W5", "1B5"),
     "fill": (
         workshop("0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2\n1F0 1I0 1F1 1I1 1W0 1W1 1F2 1I2 1W2", Par(2, 3, 3)),
         *("0", "6", "9", "0W0", "0I2"),

@@ -1,4 +1,4 @@
-"""Chapters are executed two at a time, and no cell runs beside one that must be alone."""
+"""Chapters are executed three at a time, and no cell runs beside one that must be alone."""
 
 import threading
 import time

@@ -299,7 +299,7 @@ const scheduler = ({ problems, headlines, advice, why, short }) => {
       return fill(advice.keep_less, rank, g(kept[rank]), par.most);
     }
     if (time <= least + SLACK) return fill(advice.no_faster, g(least), g(sum(kept)));
-    const whole = slots.findLast(({ action: { op } }) => op === "B")?.action;
+    const whole = slots.findLast(({ action: { op, stage } }) => op === "B" && stage)?.action;
     if (whole) return fill(advice.split, ...[..."IWB"].map((op) => act(whole.stage, op, whole.microbatch).name));
     const holes = holesOf(of).sort(([a, b], [c, d]) => a.end - b.start - (c.end - d.start));
     for (const [before, slot] of holes) {
