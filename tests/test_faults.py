@@ -216,6 +216,7 @@ def asks_for_all_memory(world):
 
 def runs_inside(world):
     """All ranks do it, at about the same time: the first in rank order speaks."""
+    comm.barrier(world)  # not later than the others by the time that a rank takes to start
     run(lambda inner: None, 2)
 
 
