@@ -51,8 +51,8 @@ def input_of(t: int, way: str) -> float:
 def costs(
     tokens: int, t: int, way: str, recompute: bool, kept=kept, input_of=input_of, units=UNITS, live=1, twice=0
 ) -> Choice:
-    inputs = (LAYERS - live + twice) * input_of(t, way)  # of the layer that runs, the input is the first tensor kept
-    layers = inputs + live * kept(t, way) if recompute else LAYERS * kept(t, way)
+    waiting = (LAYERS - live + twice) * input_of(t, way)  # of the layer that runs, the input is the first tensor kept
+    layers = waiting + live * kept(t, way) if recompute else LAYERS * kept(t, way)
     return t, way, recompute, tokens * H * layers / 1e9, units[way, recompute] * (t - 1) / t
 
 

@@ -16,6 +16,7 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 SIZE, LR = 5, 0.1
 CALLS, MOST, RETURNED = "calls", "the most versions", "what was returned"
 SHARED, FREED = "weights kept before the first backward", "weights kept at the last backward"
+STEPS = "weights", CALLS
 SLACK = 2  # tensors that a program may have besides: a gradient, a copy of the weights given
 
 
@@ -23,15 +24,13 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     """Actions of a rank that is ahead by five or six, of one in the middle, of the last, and with few microbatches."""
     ahead, middle = whole(generator, 5, 7), whole(generator, 2, 4)
     sizes = [(ahead, 3 * ahead), (middle, 3 * middle + 1), (1, 4), (ahead, ahead - 1)]
+    most = max(m for _, m in sizes)
     return [
         {
-            "cases": [
-                [(a.op.value, a.microbatch) for a in one_f_one_b(ranks, m).actions[0] if a.op.value in "FB"]
-                for ranks, m in sizes
-            ],
+            "cases": [[(a.op.value, a.microbatch) for a in one_f_one_b(*size).actions[0]] for size in sizes],
             "weights": random(generator, SIZE),
-            "slopes": random(generator, 3 * 7, SIZE, SIZE) / SIZE,
-            "shifts": random(generator, 3 * 7, SIZE),
+            "slopes": random(generator, most, SIZE, SIZE) / SIZE,
+            "shifts": random(generator, most, SIZE),
         }
     ]
 
@@ -144,8 +143,17 @@ def flushed(actions, w, forward, backward, lr):
     return w - lr * total, ANYTHING
 
 
-def wrong(hint: str, about: tuple[str, ...] = ("weights", CALLS), **how) -> Mistake:
-    return Mistake(hint, partial(stashed, **{"count": None, "most": ANYTHING} | how), about=about)
+def wrong(hint: str, about: tuple[str, ...] = STEPS, **how) -> Mistake:
+    return Mistake(hint, partial(stashed, count=None, most=ANYTHING, **how), about=about)
+
+
+def miscounted(hint: str, count: Callable, most: int = 1) -> Mistake:
+    return Mistake(f"The steps are right. {hint}", partial(stashed, count=count, most=most))
+
+
+def of_newest(kept: dict[int, Tensor], k: int, w: Tensor) -> Tensor:
+    kept.pop(k)
+    return w
 
 
 def of_latest(kept: dict[int, Tensor], k: int, w: Tensor) -> Tensor:
@@ -165,12 +173,12 @@ EXERCISE = Exercise(
             "Backward gets the newest weights, and the forward of that microbatch ran through older ones: the result "
             "is the gradient of no function. Keep the weights of each forward. If you keep the tensor and change it "
             "with -=, what you kept changes as well.",
-            taken=lambda kept, k, w: (kept.pop(k), w)[1],
+            taken=of_newest,
         ),
         Mistake(
             "You add up the gradients and step once. That is a flush: here a rank steps after every backward.",
             flushed,
-            about=("weights", CALLS),
+            about=STEPS,
         ),
         wrong(
             "A step of yours begins at the old weights of its microbatch, and so takes back the steps since then. The "
@@ -192,39 +200,34 @@ EXERCISE = Exercise(
             lambda actions, w, forward, backward, lr: stashed(
                 actions, w, forward, backward, 2 * lr / len(actions), count=None, most=ANYTHING
             ),
-            about=("weights", CALLS),
+            about=STEPS,
         ),
         wrong(
             "The steps are right. You never free old weights: after the backward of the last microbatch that used "
             "them, nothing needs them.",
-            about=("weights", CALLS, FREED),
+            about=(*STEPS, FREED),
             taken=lambda kept, k, w: kept[k],
         ),
         wrong(
             "The steps are right. You copy the weights at each forward. During the warmup nothing steps, so all its "
             "microbatches use one version: keep a reference to it.",
-            about=("weights", CALLS, SHARED),
+            about=(*STEPS, SHARED),
             stash=lambda w: w.clone(),
         ),
-        wrong(
-            "The steps are right. You count microbatches. Those that ran forward through the same weights share a "
-            "version, and the newest weights count too, even if no forward has used them yet.",
-            about=("",),
-            count=lambda kept, w: len(kept),
-            most=1,
+        miscounted(
+            "You count microbatches. Those that ran forward through the same weights share a version, and the newest "
+            "weights count too, even if no forward has used them yet.",
+            lambda kept, w: len(kept),
         ),
-        wrong(
-            "The steps are right. You count the old versions only. The newest weights are in memory as well.",
-            about=("",),
-            count=lambda kept, w: len({id(one) for one in kept.values()} - {id(w)}),
+        miscounted(
+            "You count the old versions only. The newest weights are in memory as well.",
+            lambda kept, w: len({id(one) for one in kept.values()} - {id(w)}),
             most=0,
         ),
-        wrong(
-            "The steps are right. You count only the versions that microbatches in flight use. After a step the newest "
-            "weights are in memory too, before any forward uses them.",
-            about=("",),
-            count=lambda kept, w: len({id(one) for one in kept.values()}),
-            most=1,
+        miscounted(
+            "You count only the versions that microbatches in flight use. After a step the newest weights are in "
+            "memory too, before any forward uses them.",
+            lambda kept, w: len({id(one) for one in kept.values()}),
         ),
     ),
 )
