@@ -62,8 +62,8 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     for sizes in given["cases"]:
         predicted, really = answer(list(sizes), group.size), measured(group, tuple(sizes))
         name = call("peak_bytes", (sizes, group.size))
-        numbers = (really, peak_bytes(sizes, group.size))
-        close = any(same({name: predicted}, {name: float(x)}, tolerance=0.01) for x in numbers)
+        # On a machine that is busy the measured peak can be lower by a buffer: it is shown, and does not judge.
+        close = same({name: predicted}, {name: float(peak_bytes(sizes, group.size))}, tolerance=0.01)
         found[name] = CLOSE if close else predicted
         seen.append(f"{name}: predicted {predicted!s:.20}, measured {really}")
     return found | {SEEN: "\n".join(seen)}
