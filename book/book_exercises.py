@@ -23,12 +23,14 @@ def kills() -> str:
     for chapter, exercises in chapters():
         rows.append(f'<tr><th scope="rowgroup" colspan="5">Chapter {int(chapter)}</th></tr>')
         for e in exercises:
-            hints = "".join(f"<li>{escape(hint)}</li>" for hint in dict.fromkeys(m.hint for m in e.mistakes))
+            right = [program for one in e.rows.values() for program in one.right]
+            wrong = [mistake for one in e.rows.values() for mistake in one.mistakes]
+            hints = "".join(f"<li>{escape(hint)}</li>" for hint in dict.fromkeys(m.hint for m in wrong))
             passed, named, fail_s = (tried[e.id][name] for name in ("right", "wrong", "fail_s"))
             rows.append(
                 f"<tr><td>{e.id}</td><td><details><summary><code>{escape(e.title)}</code></summary>"
-                f"<ul>{hints}</ul></details></td><td>{passed} of {len(e.right)}</td>"
-                f"<td>{named} of {len(e.mistakes)}</td><td>{fail_s:.1f} s</td></tr>"
+                f"<ul>{hints}</ul></details></td><td>{passed} of {len(right)}</td>"
+                f"<td>{named} of {len(wrong)}</td><td>{fail_s:.1f} s</td></tr>"
             )
     passed, named = (sum(row[name] for row in tried.values()) for name in ("right", "wrong"))
     machines = "; ".join(sorted({row["machine"] for row in tried.values()}))

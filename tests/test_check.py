@@ -40,8 +40,9 @@ def own_progress(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("exercise_id", sorted(EXERCISES))
 def test_right_answers_pass(exercise_id):
-    tried = try_right(EXERCISES[exercise_id], seed := new_seed())
-    assert len(tried) >= 2 and all(as_it_must for as_it_must, _ in tried), (seed, tried)
+    for row, exercise in EXERCISES[exercise_id].rows.items():
+        tried = try_right(exercise, seed := new_seed())
+        assert len(tried) >= 2 and all(as_it_must for as_it_must, _ in tried), (row, seed, tried)
 
 
 HANGS = [
@@ -62,9 +63,26 @@ def marks(exercise: Exercise):
     [pytest.param(i, marks=marks(EXERCISES[i])) for i in sorted(EXERCISES)],
 )
 def test_each_mistake_is_named(exercise_id):
-    exercise = replace(EXERCISES[exercise_id], ranks=EXERCISES[exercise_id].ranks[:2])
-    tried = try_wrong(exercise, seed=3)
-    assert len(tried) >= 3 and all(as_it_must for as_it_must, _ in tried), tried
+    for row, exercise in EXERCISES[exercise_id].rows.items():
+        tried = try_wrong(replace(exercise, ranks=exercise.ranks[:2]), seed=3)
+        assert len(tried) >= 3 and all(as_it_must for as_it_must, _ in tried), (row, tried)
+
+
+def test_an_answer_to_another_row_is_named():
+    """In a homework that varies an exercise, a copied answer gets no points, and is told whose task it is for."""
+    exercise = find("02.4")
+    rows = exercise.rows
+    assert [*rows] == ["", "A", "B"] and not rows[""].task and rows["A"].task != rows["B"].task
+    for row, other in (("A", ""), ("A", "B"), ("B", "A")):
+        text, status = verdict("02.4", rows[other].right[1], row=row)
+        whose = f"row {other}" if other else "the task in the book"
+        told = " ".join(text.split())
+        assert status == "FAIL" and f"This is right for {whose}. You have row {row}: {rows[row].task}" in told
+        assert f", row {row} " in text and f'check("02.4", gather_shards, row="{row}", seed=' in text
+        assert verdict("02.4", rows[row].right[1], row=row)[1] == "PASS"
+    for i, row, words in (("02.4", "C", "has the rows A, B, and row is 'C'"), ("03.2", "A", "03.2 has no rows")):
+        with pytest.raises(ValueError, match=words):
+            verdict(i, adds, row=row)
 
 
 def test_inputs_are_fresh_and_a_seed_brings_them_back():
@@ -381,7 +399,7 @@ def test_only_definitions_are_taken(tmp_path):
         )
     )
     names, notes = read.define()
-    assert read.checks == (("03.9", "f"),) and names["f"](8, 1, 4) == 12
+    assert read.checks == (("03.9", "f", ""),) and names["f"](8, 1, 4) == 12
     assert "x" not in names and not notes and "code cell 4, line 1 does not parse" in read.notes[0]
     assert read.defines("f") and read.defines("FACTOR") and not read.defines("x")
     assert verdict("03.9", names["f"])[1] == "PASS"

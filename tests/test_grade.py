@@ -26,7 +26,7 @@ from lib.check.judge import NoAnswer
 from lib.grade import __main__ as grade_main
 from lib.grade import sight
 from lib.grade.__main__ import USER, main
-from lib.grade.assignment import Assignment, AssignmentError, Late, read_assignment
+from lib.grade.assignment import Assignment, AssignmentError, Late, hidden_ranks, read_assignment
 from lib.grade.jail import Jail, JailError, User, processes_of
 from lib.grade.reports import fill_canvas, gradescope, write_table
 from lib.grade.returns import pack, unpack
@@ -450,6 +450,49 @@ def test_an_exercise_in_parts_gives_points_for_each(tmp_path):
     ]
 
 
+GATHER = """def gather_shards(x):
+    sizes = [torch.zeros(1).long() for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(x)]))
+    shards = [x.new_empty(int(size)) for size in sizes]
+    shards[dist.get_rank()] = x
+    for src, shard in enumerate(shards):
+        dist.broadcast(shard, src)
+    return """
+IN_ROW = {
+    "A": "torch.cat(shards[::-1])",
+    "B": "torch.cat([shard[i : i + 1] for i in range(max(sizes)) for shard in shards])",
+}
+
+
+def test_the_answer_to_another_row_gets_no_points(tmp_path):
+    (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}, "varied": ["02.4"]}))
+    homework = read_assignment(str(tmp_path / "hw.json"))
+    rows = {name: homework.row_of(name, "02.4") for name in ("ann", "ben", "cid", "dora")}
+    assert {*rows.values()} == {*IN_ROW}, "change the names above"
+    for name in rows:  # all have copied from ann
+        write_notebook(tmp_path / "submissions" / name / "02.ipynb", [SETUP, GATHER + IN_ROW[rows["ann"]]])
+    args = [str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(tmp_path / "grades"), "--trust"]
+    assert main(args) == 0
+    for name, row in rows.items():
+        given = json.loads((tmp_path / "grades" / "students" / f"{name}.json").read_text())
+        assert given["score"] == 2 * (row == rows["ann"]) and {r["row"] for r in given["results"]} == {row}
+        told = " ".join((tmp_path / "grades" / "feedback" / f"{name}.md").read_text().split())
+        assert f"## 02.4 gather_shards, row {row}: " in told
+        assert (f"This is right for row {rows['ann']}. You have row {row}: " in told) == (row != rows["ann"])
+
+
+def test_hidden_cases_of_a_varied_exercise_are_those_of_its_variants(tmp_path):
+    (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}, "varied": ["02.4"]}))
+    begin = "from dataclasses import replace\nfrom lib.check import find\ne = find('02.4')\n"
+    (tmp_path / "cases.py").write_text(f"{begin}EXERCISES = [replace(e, ranks=(3, 5))]")
+    with pytest.raises(AssignmentError, match="its hidden cases are not those of its variants"):
+        read_assignment(str(tmp_path / "hw.json"), str(tmp_path / "cases.py"))
+    both = "tuple(replace(one, ranks=(3, 5)) for one in e.variants)"
+    (tmp_path / "cases.py").write_text(f"{begin}EXERCISES = [replace(e, ranks=(3, 5), variants={both})]")
+    (exercise,) = read_assignment(str(tmp_path / "hw.json"), str(tmp_path / "cases.py")).of("ann").exercises
+    assert exercise.row and exercise.ranks == (3, 5) and hidden_ranks(exercise) == {5}
+
+
 def test_a_long_answer_in_words_can_be_graded(course):
     """A picture was pasted into it."""
     marks = {"nbgrader": {"grade_id": "why", "solution": True}}
@@ -755,6 +798,8 @@ def test_a_day_late_is_a_day_begun():
         ({"exercises": {"03.77": 1}}, "there is no exercise '03.77'"),
         ({"exercises": {"03.1": 0}}, "03.1 has 0 points"),
         ({"points": 3}, "it has an unknown key 'points'"),
+        ({"varied": ["02.4"]}, "varied names 02.4, which is not one of its exercises"),
+        ({"varied": ["03.1"]}, "varied names 03.1, which has no variants"),
         ({"due": "2027-03-01"}, "has no time zone"),
         ({"due": "soon"}, "Invalid isoformat"),
         ({"late": {"per_day": 1}}, "per_day"),

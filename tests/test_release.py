@@ -61,7 +61,7 @@ def test_each_part_of_the_book_has_a_homework():
 def test_a_handout_has_the_tasks_and_no_answer(released, name):
     asked, folder = ASSIGNMENTS[name], released / name / f"{name}-handout" / name
     books = [read_notebook(str(path)) for path in sorted(folder.glob("exercises/*.ipynb"))]
-    assert [i for book in books for i, _ in book.checks] == [e.id for e in asked.exercises]
+    assert [i for book in books for i, *_ in book.checks] == [e.id for e in asked.exercises]
     assert {i: points for book in books for i, points in book.asked.items()} == asked.points
     assert {k for book in books for k in book.texts} == {*asked.by_hand}
     text = "\n".join(path.read_text() for path in (*folder.glob("exercises/*"), *folder.glob("*.md")))
@@ -421,7 +421,7 @@ def test_the_workflow_is_yaml_and_checks_each_notebook(released):
 def test_answers_that_platforms_get_need_nothing_else(released, name):
     for path in (released / name / "nbgrader" / "source" / name).glob("*.ipynb"):
         book = read_notebook(str(path))
-        for exercise_id, answer in book.checks:
+        for exercise_id, answer, _ in book.checks:
             (cases,) = judge(find(exercise_id), [Answer(book, answer)], seed=1)
             assert {case.status for case in cases} == {"PASS"}, (exercise_id, cases)
 
@@ -562,12 +562,18 @@ def test_each_row_of_a_model_answer_is_computed():
 
 
 def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
-    students = [f"student {i}" for i in range(40)]
+    students = [f"student {i}" for i in range(9)]
     (tmp_path / "roster.txt").write_text("\n".join(students))
     roster = ["--roster", str(tmp_path / "roster.txt")]
     assert main([str(ROOT / "assignments" / "hw3.json"), "--out", str(tmp_path), *roster]) == 0
     rows = dict(line.split(",") for line in (tmp_path / "hw3/teacher/rows.csv").read_text().splitlines()[1:])
     assert [*rows] == students and {*rows.values()} == {*"ABC"}
+    handouts = {path.name: path for path in (tmp_path / "hw3" / "handouts").iterdir()}
+    assert len(handouts) == 9
+    with zipfile.ZipFile(next(path for name, path in handouts.items() if "student_7" in name)) as archive:
+        own = archive.read("hw3/exercises/05_fsdp.ipynb").decode()
+    gpus = dict(A=8, B=16, C=32)[rows["student 7"]]
+    assert f"on {gpus} GPUs" in own and "your row" not in own
     with zipfile.ZipFile(tmp_path / "hw3/hw3-handout.zip") as archive:
         said = archive.read("hw3/rubric.md").decode()
     assert "on *N* GPUs" in said and "| your row | *N* |\n| --- | --- |\n| A | 8 |\n| B | 16 |" in said
@@ -579,6 +585,31 @@ def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
     for line in (tmp_path / "by_hand.csv").read_text().splitlines()[1:]:
         student, _, _, _, _, row, answer = next(csv.reader([line]))
         assert row == rows[student] and answer == asked.by_hand["which-stage"].answers[row]
+
+
+def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_path, capsys):
+    told = json.loads((ROOT / "assignments" / "hw1.json").read_text()) | {"varied": ["02.4"]}
+    (tmp_path / "hw.json").write_text(json.dumps(told))
+    args = [str(tmp_path / "hw.json"), "--out", str(tmp_path)]
+    assert main(args) == 2 and "02.4 has a row per student: name them in a file" in capsys.readouterr().err
+    (tmp_path / "roster.txt").write_text("ann\nben\n=cid\n")
+    assert main([*args, "--roster", str(tmp_path / "roster.txt")]) == 0
+    assert sorted(path.name for path in (tmp_path / "hw1").iterdir()) == ["handouts", "teacher"]
+    rows = dict(line.split(",") for line in (tmp_path / "hw1/teacher/rows.csv").read_text().splitlines()[1:])
+    assert {*rows.values()} == {"A", "B"}, "change the names above"
+    for path in (tmp_path / "hw1" / "handouts").iterdir():
+        with zipfile.ZipFile(path) as archive:
+            book = nbformat.reads(archive.read("hw1/exercises/02_collectives.ipynb").decode(), 4)
+        (row,) = {row for name, row in rows.items() if name.strip("'=") in path.name}
+        exercise = find("02.4").rows[row]
+        k = next(k for k, cell in enumerate(book.cells) if cell.source.startswith("**You have row"))
+        assert (
+            book.cells[k].source == f"**You have row {row}.** Your task differs from the one above: {exercise.task}"
+        )
+        assert "def gather_shards" in book.cells[k + 1].source
+        assert book.cells[k + 2].source == f'check("02.4", gather_shards, row="{row}", points=3)'
+    teacher = (tmp_path / "hw1/teacher/rubric.md").read_text()
+    assert all(f"Row {row}: {find('02.4').rows[row].task}" in teacher for row in "AB")
 
 
 def test_a_variant_without_a_value_is_refused(tmp_path, capsys):

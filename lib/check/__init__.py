@@ -38,7 +38,7 @@ _session: dict[str, tuple[Exercise, float]] = {}  # id -> exercise and points, o
 
 
 def check(
-    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None
+    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None, row: str = ""
 ) -> float | None:
     """Judge `answer`, and print the verdict.
 
@@ -47,18 +47,19 @@ def check(
         answer: your function.
         seed: gives the same inputs as an earlier check; None: new random inputs.
         points: the points of the exercise in a homework; None: its points in the book.
+        row: the letter of a variant, in a homework that has them; "": the task in the book.
 
     Returns:
         None; under nbgrader, the points of an answer that is partly right: nbgrader counts the number that the last
         line of a cell returns.
 
     Raises:
-        ValueError: there is no such exercise.
+        ValueError: there is no such exercise, or no such row.
         TypeError: the answer is not a function.
         AssertionError: only under a grader. nbgrader: the answer has no points. A different grader, with
             `CHECK_STRICT=1` in its environment: the answer does not pass.
     """
-    text, status = verdict(exercise, answer, seed, points)
+    text, status = verdict(exercise, answer, seed, points, row)
     sys.stdout.write(text + "\n")  # in one piece, or a notebook may store two outputs
     if not _strict() or status == PASS:
         return None
@@ -69,10 +70,11 @@ def check(
 
 
 def verdict(
-    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None
+    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None, row: str = ""
 ) -> tuple[str, str]:
     """The text that `check` prints, and PASS, FAIL or TODO."""
-    named, exercise = f'"{exercise}"' if isinstance(exercise, str) else "…", _counting(find(exercise), points)
+    named = f'"{exercise}"' if isinstance(exercise, str) else "…"
+    exercise = _counting(_in_row(find(exercise), row), points)
     if not callable(answer):
         raise TypeError(f"check({named}, ...) needs your function {exercise.title}, not {type(answer).__name__}")
     seed = new_seed() if seed is None else seed
@@ -83,7 +85,8 @@ def verdict(
     _session[exercise.id] = exercise, got
     if status != TODO and not _strict():
         record.keep(exercise, got)
-    again = f"check({named}, {exercise.title}, seed={seed})"
+    chosen = f'row="{row}", ' if row else ""
+    again = f"check({named}, {exercise.title}, {chosen}seed={seed})"
     return _text(exercise, status, got, verdicts, again), status
 
 
@@ -92,6 +95,13 @@ def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[st
     exercise = _counting(find(exercise_id), points)
     _session[exercise.id] = exercise, 0
     return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points:g} points\n  {why}", FAIL
+
+
+def _in_row(exercise: Exercise, row: str) -> Exercise:
+    if row not in exercise.rows:
+        there = f"has the rows {', '.join(filter(None, exercise.rows))}" if exercise.variants else "has no rows"
+        raise ValueError(f"exercise {exercise.id} {there}, and row is {row!r}")
+    return exercise.rows[row]
 
 
 def _counting(exercise: Exercise, points: float | None) -> Exercise:
@@ -158,7 +168,8 @@ def forget() -> None:
 
 
 def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str) -> str:
-    lines = [f"{status}  {exercise.id} {exercise.title}   {points:g}/{exercise.points:g} points"]
+    row = f", row {exercise.row}" * bool(exercise.row)
+    lines = [f"{status}  {exercise.id} {exercise.title}{row}   {points:g}/{exercise.points:g} points"]
     if status == TODO:
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
     printed = None

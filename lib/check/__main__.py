@@ -72,11 +72,11 @@ def _all(notebooks: Sequence[str]) -> int:
             names, notes = notebook.define()
             for note in [*notebook.notes, *notes]:
                 print(f"note: {note}")
-            for exercise_id, name in notebook.checks:
-                text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id))
+            for exercise_id, name, row in notebook.checks:
+                text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id), row)
                 print(text, flush=True)
                 found[exercise_id] = status
-            chapters = {find(exercise_id).chapter for exercise_id, _ in notebook.checks}
+            chapters = {find(exercise_id).chapter for exercise_id, *_ in notebook.checks}
             asked |= notebook.asked or {i: None for i, e in EXERCISES.items() if e.chapter in chapters}
         for exercise in [e for i, e in EXERCISES.items() if i in asked and i not in found]:
             why = f'No cell calls check("{exercise.id}", {exercise.title}).'
@@ -91,9 +91,9 @@ def _all(notebooks: Sequence[str]) -> int:
     return 0 if all(status == PASS for status in found.values()) else 1
 
 
-def _one(exercise_id: str, name: str, names: dict, points: float | None) -> tuple[str, str]:
+def _one(exercise_id: str, name: str, names: dict, points: float | None, row: str) -> tuple[str, str]:
     if callable(names.get(name)):
-        return verdict(exercise_id, names[name], points=points)
+        return verdict(exercise_id, names[name], points=points, row=row)
     return missing(exercise_id, f"{name} is not defined.", points)
 
 

@@ -9,8 +9,9 @@ the first that returns the same is the learner's mistake, and has the hint.
 from __future__ import annotations
 
 import operator
+import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ Data = dict[str, Any]  # tensors, numbers and strings by name: the inputs or the
 SEEN = "what was seen"  # name of a result, or the end of its name: a text to print below the verdict
 AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
 ANYTHING = "anything"  # a result of a wrong program that may be right or wrong
+ROWS = string.ascii_uppercase  # the letters of variants
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,9 @@ class Exercise:
         ranks: number of ranks of each case; 2 is left out where a wrong program is right with two.
         parts: words; for each, the entries whose names contain it are a case with its own points.
         timeout_s: for one case.
+        task: of a variant: how it differs from the task in the book, in Markdown.
+        row: the letter of a variant; "" is the exercise of the book.
+        variants: of the exercise, for a course in which not all students have the same task; see `with_variants`.
     """
 
     id: str
@@ -79,11 +84,41 @@ class Exercise:
     ranks: tuple[int, ...] = (3, 4)
     parts: tuple[str, ...] = ("",)
     timeout_s: float = 5
+    task: str = ""
+    row: str = ""
+    variants: tuple[Exercise, ...] = ()
+
+    @property
+    def rows(self) -> dict[str, Exercise]:
+        """Letter -> variant; "" is the exercise itself."""
+        return {one.row: one for one in (self, *self.variants)}
 
     @property
     def chapter(self) -> str:
         """Its number in two digits, `"03"`."""
         return self.id.partition(".")[0]
+
+
+def with_variants(exercise: Exercise, *variants: Exercise) -> Exercise:
+    """The exercise with variants, which get the letters A, B, ... in this order.
+
+    In each variant, an answer to the book's task is a mistake with its own hint, and so is one to another variant's.
+    """
+    lettered = [replace(one, row=row) for row, one in zip(ROWS, variants, strict=False)]
+
+    def knows_others(one: Exercise) -> Exercise:
+        others = [other for other in (exercise, *lettered) if other is not one]
+        copied = (
+            Mistake(
+                f"This is right for {f'row {other.row}' if other.row else 'the task in the book'}. You have row "
+                f"{one.row}: {one.task}",
+                other.right[0],
+            )
+            for other in others
+        )
+        return replace(one, mistakes=(*copied, *one.mistakes))
+
+    return replace(exercise, variants=tuple(map(knows_others, lettered)))
 
 
 def same(got: Data, expected: Data, tolerance: float = 1e-6) -> bool:

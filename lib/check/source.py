@@ -33,7 +33,7 @@ class Notebook:
     Args:
         name: of the file.
         cells: (title, text) of each code cell that parses.
-        checks: (exercise id, name of the answer) for each `check(...)` in it.
+        checks: (exercise id, name of the answer, row or "") for each `check(...)` in it.
         notes: a sentence for each cell that could not be read.
         texts: `grade_id` -> text, of cells of Markdown that a person grades; if an editor lost the `grade_id`, of the
             cell after `**grade_id** (`.
@@ -43,7 +43,7 @@ class Notebook:
 
     name: str
     cells: tuple[tuple[str, str], ...]
-    checks: tuple[tuple[str, str], ...] = ()
+    checks: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def read_notebook(path: str) -> Notebook:
         NotebookError: no such file, a folder, not a notebook's JSON, or more than `MOST_CODE` letters.
     """
     cells: list[tuple[str, str]] = []
-    checks: list[tuple[str, str]] = []
+    checks: list[tuple[str, str, str]] = []
     notes: list[str] = []
     names: dict[str, bool] = {}
     every, about = _read(path)
@@ -227,10 +227,10 @@ def _is_other_name(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Name)
 
 
-def _checks(tree: ast.Module) -> list[tuple[str, str]]:
+def _checks(tree: ast.Module) -> list[tuple[str, str, str]]:
     """`check("03.1", average_gradients)` anywhere in a cell."""
     return [
-        (node.args[0].value, node.args[1].id)
+        (node.args[0].value, node.args[1].id, _row(node))
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -239,3 +239,9 @@ def _checks(tree: ast.Module) -> list[tuple[str, str]]:
         and isinstance(node.args[0], ast.Constant)
         and isinstance(node.args[1], ast.Name)
     ]
+
+
+def _row(call: ast.Call) -> str:
+    """The variant that a `check(..., row="B")` asks for."""
+    given = (word.value for word in call.keywords if word.arg == "row" and isinstance(word.value, ast.Constant))
+    return next((str(value.value) for value in given), "")

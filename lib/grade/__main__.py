@@ -110,7 +110,7 @@ def _hand_over(out: Path) -> None:
 
 def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     """A hash of all that points depend on, except the submission: if it changes, all students are graded again."""
-    settings = repr((assignment.points, assignment.by_hand, assignment.due, assignment.late)).encode()
+    settings = repr([getattr(assignment, x) for x in ("points", "varied", "by_hand", "due", "late")]).encode()
     judges = sorted(Path(lib.check.__file__).parent.rglob("*.py"))
     files = b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
     return hashlib.sha256(settings + files).hexdigest()

@@ -6,16 +6,16 @@ import datetime
 import hashlib
 import importlib.util
 import json
-import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from lib.check import find
-from lib.check.exercise import Exercise
+from lib.check.catalogue import EXERCISES
+from lib.check.exercise import ROWS, Exercise
 
-ROWS = string.ascii_uppercase
-_KEYS = {"id", "title", "exercises", "by_hand", "due", "late", "hours", "goals", "text"}
+_KEYS = {"id", "title", "exercises", "varied", "by_hand", "due", "late", "hours", "goals", "text"}
 
 
 class AssignmentError(ValueError):
@@ -58,7 +58,7 @@ class Question:
         """The question; with variants, its values are in a table below."""
         if not self.variants:
             return self.question
-        names = [name for _, name, _, _ in string.Formatter().parse(self.question) if name]
+        names = [name for _, name, _, _ in Formatter().parse(self.question) if name]
         names = list(dict.fromkeys(names))
         rows = [["your row", *(f"*{name}*" for name in names)], ["---"] * (len(names) + 1)]
         rows += [[row, *(str(one[name]) for name in names)] for row, one in zip(ROWS, self.variants, strict=False)]
@@ -72,6 +72,13 @@ class Question:
             return {"": self.answer}
         return {row: self.answer.format(**one) for row, one in zip(ROWS, self.variants, strict=False)}
 
+    def in_row(self, row: str) -> Question:
+        """The question of a student who has this row."""
+        if not self.variants:
+            return self
+        asked = self.question.format(**self.variants[ROWS.index(row)])
+        return Question(self.points, asked, self.answers[row])
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -82,6 +89,7 @@ class Assignment:
         title: for people.
         exercises: graded by the machine.
         points: exercise id -> points.
+        varied: ids of exercises of which each student has one of the variants, and nobody the task in the book.
         by_hand: questions in words, by the `grade_id` of their cell.
         due: with a time zone; None: never late.
         late: the price of a late day.
@@ -94,6 +102,7 @@ class Assignment:
     title: str
     exercises: tuple[Exercise, ...]
     points: dict[str, float]
+    varied: tuple[str, ...] = ()
     by_hand: dict[str, Question] = field(default_factory=dict)
     due: datetime.datetime | None = None
     late: Late = Late()
@@ -116,11 +125,23 @@ class Assignment:
         """All points that a person gives."""
         return sum(question.points for question in self.by_hand.values())
 
-    def row_of(self, student: str, question: str) -> str:
-        """The row of a student, the same at every call; "" without variants."""
-        rows = list(self.by_hand[question].answers)
-        drawn = hashlib.sha256(f"{self.id}/{question}/{student}".encode()).digest()
+    @property
+    def rows(self) -> dict[str, list[str]]:
+        """Question or exercise with variants -> the letters of its rows."""
+        questions = {name: [*asked.answers] for name, asked in self.by_hand.items() if asked.variants}
+        return {e.id: [one.row for one in e.variants] for e in self.exercises if e.id in self.varied} | questions
+
+    def row_of(self, student: str, name: str) -> str:
+        """A student's row of a question or an exercise, the same at every call; "" without variants."""
+        rows = self.rows.get(name, [""])
+        drawn = hashlib.sha256(f"{self.id}/{name}/{student}".encode()).digest()
         return rows[int.from_bytes(drawn[:8], "big") % len(rows)]
+
+    def of(self, student: str) -> Assignment:
+        """The homework of one student: each exercise and each question in the row of this student."""
+        exercises = tuple(e.rows[self.row_of(student, e.id)] for e in self.exercises)
+        questions = {name: asked.in_row(self.row_of(student, name)) for name, asked in self.by_hand.items()}
+        return replace(self, exercises=exercises, varied=(), by_hand=questions)
 
     def days_late(self, when: datetime.datetime) -> int:
         """Days after the due date; the first second of a day counts as a day."""
@@ -187,11 +208,25 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
             'it has a date, and no price of a late day: write "late": {"percent_per_day": 10, "max_days": 3}, or '
             '{"max_days": 0} if nothing counts after that date'
         )
+    exercises = tuple(own.get(i) or find(i) for i in points)
+    varied = fields.get("varied", [])
+    for name in varied:
+        if name not in points:
+            raise ValueError(f"varied names {name}, which is not one of its exercises")
+    for e in (e for e in exercises if e.id in varied):
+        if not e.variants:
+            raise ValueError(f"varied names {e.id}, which has no variants")
+        if e.id in own and e.variants is getattr(EXERCISES.get(e.id), "variants", None):
+            raise ValueError(
+                f"varied names {e.id}, and its hidden cases are not those of its variants: replace them as well, with "
+                "variants=tuple(replace(one, ranks=...) for one in exercise.variants)"
+            )
     return Assignment(
         id=str(fields["id"]),
         title=str(fields["title"]),
-        exercises=tuple(own.get(i) or find(i) for i in points),
+        exercises=exercises,
         points=points,
+        varied=tuple(varied),
         by_hand=by_hand,
         due=due,
         late=Late(**late),

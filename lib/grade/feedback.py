@@ -25,7 +25,9 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     for exercise in assignment.exercises:
         rows = [row for row in given["results"] if row["exercise"] == exercise.id]
         got = sum(row["points"] for row in rows)
-        lines += ["", f"## {exercise.id} {exercise.title}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
+        row = assignment.row_of(given["student"], exercise.id)
+        name = f"{exercise.id} {exercise.title}" + f", row {row}" * bool(row)
+        lines += ["", f"## {name}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
         lines += [f"    {line}".rstrip() for line in _verdict(rows)]
     for name, asked in assignment.by_hand.items():
         got = f"{words[name]:g} of {asked.points:g} points" if name in words else "not graded yet"

@@ -29,6 +29,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         secret: the source of each student's inputs; the same secret gives the same inputs.
     """
     began_s = time.monotonic()
+    assignment = assignment.of(submission.student)
     notebooks, notes = submission.read()
     unread = len(notes) > 0
     if submission.others:
@@ -128,6 +129,7 @@ def _results(
         return {
             "exercise": exercise.id,
             "title": exercise.title,
+            "row": exercise.row,
             "case": name,
             "status": status,
             "points": each if status == PASS else 0.0,

@@ -3,10 +3,14 @@
 Writes a folder named by the homework's id:
 
 - `hw1-handout.zip`: for students, with the library and without links to the solutions;
-- `teacher/`: a rubric with the mistakes that the judge recognises, and model answers; with `--roster`, `rows.csv` has
-  the row of numbers of each student, for questions with several rows;
+- `teacher/`: a rubric with the mistakes that the judge recognises, and model answers;
+- with `--roster`, if a question or an exercise has a row per student: `handouts/` has a zip for each, in which all is
+  in the student's row, and `teacher/rows.csv` says who has which;
 - `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
 - `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/autograder.py`.
+
+Only `lib.grade` knows who has which variant of an exercise. A homework with such exercises has the handouts of its
+students and the folder `teacher/`, and nothing else.
 
 Exit code: 0, or 2 with a sentence if something cannot be written.
 """
@@ -27,7 +31,7 @@ import nbformat
 import lib
 from lib.grade.assignment import Assignment, AssignmentError, read_assignment
 from lib.grade.reports import write_table
-from lib.grade.submissions import read_roster
+from lib.grade.submissions import Submission, read_roster
 from lib.release.notebooks import homework
 from lib.release.platforms import CASES, CLASSROOM50, NBGRADER, for_actions, for_gradescope, for_otter
 from lib.release.words import readme, rubric
@@ -56,8 +60,8 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         points = assignment.max_score + assignment.points_by_hand
         print(f"{folder}: {len(assignment.exercises)} exercises, {points:g} points")
-        if not args.roster and any(asked.variants for asked in assignment.by_hand.values()):
-            print("  a question has a row of numbers per student: --roster writes the row of each student")
+        if assignment.rows and not args.roster:
+            print(f"  {[*assignment.rows][0]} has a row per student: --roster writes a handout for each")
     return 0
 
 
@@ -70,46 +74,59 @@ def release(
         assignment: the content of `path`.
         path: the file of the assignment; a copy goes to the graders of platforms.
         folder: the folder to write into.
-        students: names, for the table of their rows of numbers.
+        students: names, for handouts in their rows.
         cases: the file of hidden cases; a copy goes only to graders.
+
+    Raises:
+        AssignmentError: an exercise has a row per student, and there are no students.
     """
-    given = homework(BOOK, "exercises", assignment)
-    solved = homework(BOOK, "solutions", assignment)
-    needed = packages(NEEDED)
-    for_graders = {f"{assignment.id}.json": path.read_bytes()} | ({CASES: Path(cases).read_bytes()} if cases else {})
-    scripts = for_gradescope(assignment, needed, bool(cases))
+    if assignment.varied and not students:
+        raise AssignmentError(
+            f"{assignment.varied[0]} has a row per student: name them in a file, --roster roster.txt"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
         new = Path(name) / "new"
-        _write_zip(new / f"{assignment.id}-handout.zip", assignment.id, handout(assignment, given))
-        _write_zip(
-            new / "gradescope.zip",
-            "",
-            library() | for_graders | {name: text.encode() for name, text in scripts.items()},
-        )
-        _write_texts(
-            new,
-            {
-                "teacher/rubric.md": rubric(assignment, for_teacher=True),
-                "nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title),
-                "github/.github/workflows/check.yml": for_actions(given, needed),
-                "classroom50/autograder.py": CLASSROOM50.replace("ASSIGNMENT.json", f"{assignment.id}.json"),
-            }
-            | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
-            | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
-        )
-        for file_name, raw in for_graders.items():
-            (new / "classroom50" / file_name).write_bytes(raw)
-        varied = [name for name, asked in assignment.by_hand.items() if asked.variants]
-        if students and varied:
-            rows = [[student, *(assignment.row_of(student, name) for name in varied)] for student in students]
-            write_table(new / "teacher" / "rows.csv", [["student", *varied], *rows])
+        _write_texts(new, {"teacher/rubric.md": rubric(assignment, for_teacher=True)})
+        if students and assignment.rows:
+            rows = [
+                [student, *(assignment.row_of(student, name) for name in assignment.rows)] for student in students
+            ]
+            write_table(new / "teacher" / "rows.csv", [["student", *assignment.rows], *rows])
+        for student in students if assignment.rows else ():
+            zipped = new / "handouts" / f"{assignment.id}-{Submission(student).file_name}.zip"
+            _write_zip(zipped, assignment.id, handout(assignment.of(student)))
+        if not assignment.varied:
+            _write_zip(new / f"{assignment.id}-handout.zip", assignment.id, handout(assignment))
+            _for_platforms(assignment, path, new, cases)
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
 
 
-def handout(assignment: Assignment, notebooks: Mapping[str, nbformat.NotebookNode]) -> Files:
+def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | None) -> None:
+    given = homework(BOOK, "exercises", assignment)
+    solved = homework(BOOK, "solutions", assignment)
+    needed = packages(NEEDED)
+    for_graders = {f"{assignment.id}.json": path.read_bytes()} | ({CASES: Path(cases).read_bytes()} if cases else {})
+    scripts = {k: text.encode() for k, text in for_gradescope(assignment, needed, bool(cases)).items()}
+    _write_zip(new / "gradescope.zip", "", library() | for_graders | scripts)
+    _write_texts(
+        new,
+        {
+            "nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title),
+            "github/.github/workflows/check.yml": for_actions(given, needed),
+            "classroom50/autograder.py": CLASSROOM50.replace("ASSIGNMENT.json", f"{assignment.id}.json"),
+        }
+        | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
+        | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
+    )
+    for file_name, raw in for_graders.items():
+        (new / "classroom50" / file_name).write_bytes(raw)
+
+
+def handout(assignment: Assignment) -> Files:
     """The files of the handout."""
+    notebooks = homework(BOOK, "exercises", assignment)
     texts = {f"exercises/{name}": nbformat.writes(book) + "\n" for name, book in notebooks.items()}
     texts["README.md"] = readme(assignment, notebooks)
     texts["rubric.md"] = rubric(assignment)

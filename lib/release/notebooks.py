@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
+from lib.check.exercise import Exercise
 from lib.grade.assignment import Assignment, Question
 
 ASKED = "exercises"  # key in a notebook's metadata: its exercises, with their points
@@ -69,23 +70,37 @@ def _cut(
     head[0].source = _title(name, head[0].source, ids, assignment)
     for cell in head:
         cell.source = cell.source.replace(f"solutions/{name}", f"exercises/{name}")
+    of = {exercise.id: exercise for exercise in assignment.exercises}
     kept = [s for s in rest if {*_CHECK.findall("\n".join(c.source for c in s))} & {*ids}]
     for cell in (cell for section in kept for cell in section):
         marks = cell.metadata.get("nbgrader", {})
         if marks.get("grade"):  # its points in this homework, not in the book
-            marks["points"] = assignment.points[_CHECK.findall(cell.source)[0]]
-            cell.source = _CALL.sub(rf"\1, points={marks['points']:g})", cell.source)
+            exercise = of[_CHECK.findall(cell.source)[0]]
+            marks["points"] = assignment.points[exercise.id]
+            row = f', row="{exercise.row}"' if exercise.row else ""
+            cell.source = _CALL.sub(rf"\1{row}, points={marks['points']:g})", cell.source)
             if restores_check:  # a student's cell above may have replaced `check`
                 cell.source = f"from lib.check import check\n\n{cell.source}"
     metadata = {key: whole.metadata[key] for key in ("kernelspec", "language_info") if key in whole.metadata}
     points = {i: assignment.points[i] for i in ids}
     for cell in progress:
         cell.source = cell.source.replace("progress()", f"progress({_as_python(points)})")
+    for section in kept:
+        _say_row(section, of)
     cells = [*head, *(cell for section in kept for cell in section), *progress]
     for cell in cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     return nbformat.v4.new_notebook(cells=cells, metadata={**metadata, ASKED: points})
+
+
+def _say_row(section: list[NotebookNode], of: Mapping[str, Exercise]) -> None:
+    """Above the stub, how the task of this student differs from the one in the book."""
+    exercise = of[_CHECK.findall("\n".join(cell.source for cell in section))[0]]
+    if exercise.row:
+        stub = next(k for k, cell in enumerate(section) if cell.metadata.get("nbgrader", {}).get("solution"))
+        text = f"**You have row {exercise.row}.** Your task differs from the one above: {exercise.task}"
+        section.insert(stub, nbformat.v4.new_markdown_cell(text, id=f"row-{section[stub].id}"))
 
 
 def _as_python(points: dict[str, float]) -> str:

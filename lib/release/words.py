@@ -74,7 +74,9 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
         text += [f"- {name}: {each:g}" for ranks, name in cases if ranks not in hidden]
         num_hidden = sum(ranks in hidden for ranks, _ in cases)
         text += [f"- hidden cases: {num_hidden * each:g}"] * bool(num_hidden)
-        hints = list(dict.fromkeys(" ".join(mistake.hint.split()) for mistake in exercise.mistakes))
+        asked = exercise.variants if exercise.id in assignment.varied else (exercise,)
+        hints = list(dict.fromkeys(" ".join(mistake.hint.split()) for one in asked for mistake in one.mistakes))
+        text += ["", *(f"Row {one.row}: {one.task}\n" for one in asked if one.task)]
         if for_teacher:
             text += ["", "A wrong answer gets no points for a case, and one of these hints if it fits:\n"]
             text += [f"- {hint}" for hint in hints]

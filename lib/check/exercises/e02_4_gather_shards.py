@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import pad
 
-from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random
+from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random, with_variants
 from lib.check.listen import listen, raw
 from lib.mesh import Group
 
@@ -37,11 +36,19 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     return {RESULT: result, SENT: needed, UNFINISHED: heard.unfinished}
 
 
-def reference(given: list[Data]) -> list[Data]:
-    return [{RESULT: torch.cat([g["x"] for g in given]), SENT: AS_NEEDED, UNFINISHED: 0}] * len(given)
+# ---- orders of the result -------------------------------------------------------------------------------------------
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------
+def last_rank_first(shards: list[Tensor]) -> Tensor:
+    return torch.cat(shards[::-1])
+
+
+def in_turn(shards: list[Tensor]) -> Tensor:
+    longest = max(map(len, shards))
+    return torch.cat([shard[i : i + 1] for i in range(longest or 1) for shard in shards])
+
+
+# ---- programs: each returns the shards in order of rank --------------------------------------------------------------
 
 
 def all_lengths(x: Tensor) -> list[int]:
@@ -72,7 +79,7 @@ def by_padding(x, gather=all_rows, zeros=lambda count: (0, count), cut=lambda ro
     """An all-gather of equal shapes, with a place for each mistake."""
     lengths = all_lengths(x)
     rows = gather(pad(x, zeros(max(lengths) - len(x))))
-    return torch.cat([cut(row, length, len(x)) for row, length in zip(rows, lengths, strict=True)])
+    return [cut(row, length, len(x)) for row, length in zip(rows, lengths, strict=True)]
 
 
 def by_broadcasts(x):
@@ -81,7 +88,7 @@ def by_broadcasts(x):
     works = [dist.broadcast(shard, src, async_op=True) for src, shard in enumerate(shards)]
     for work in works:
         work.wait()
-    return torch.cat(shards)
+    return shards
 
 
 def by_messages(x, order=lambda n, rank: range(n), waits=True):
@@ -92,100 +99,119 @@ def by_messages(x, order=lambda n, rank: range(n), waits=True):
     works = [dist.irecv(shards[src], src) for src in others] + [dist.isend(x, dst) for dst in others]
     for work in works if waits else ():
         work.wait()
-    return torch.cat([shards[i] for i in order(n, r)])
+    return [shards[i] for i in order(n, r)]
 
 
 def by_all_reduce(x):
-    ends = torch.tensor(all_lengths(x)).cumsum(0).tolist()
-    full = torch.zeros(ends[-1], dtype=x.dtype)
-    end = ends[dist.get_rank()]
-    full[end - len(x) : end] = x
+    lengths = all_lengths(x)
+    full = torch.zeros(sum(lengths), dtype=x.dtype)
+    full.split(lengths)[dist.get_rank()][:] = x
     dist.all_reduce(full)
-    return full
+    return list(full.split(lengths))
 
 
 def by_objects(x):
     shards = [None] * dist.get_world_size()
     dist.all_gather_object(shards, x)
-    return torch.cat(shards)
+    return shards
 
 
-def on_one_rank(x):
-    full = by_padding(x)
-    return full if dist.get_rank() == 0 else None
+def exercise(join: Callable[[list[Tensor]], Tensor] = torch.cat, task: str = "") -> Exercise:
+    """The exercise with another order of the result."""
 
+    def joined(program: Callable, **how) -> Callable:
+        return lambda x: join(program(x, **how))
 
-EXERCISE = Exercise(
-    id="02.4",
-    title="gather_shards",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(by_padding, by_broadcasts, by_messages, by_all_reduce),
-    mistakes=(
-        *(
+    def on_one_rank(x: Tensor) -> Tensor | None:
+        full = join(by_padding(x))
+        return full if dist.get_rank() == 0 else None
+
+    def reference(given: list[Data]) -> list[Data]:
+        return [{RESULT: join([g["x"] for g in given]), SENT: AS_NEEDED, UNFINISHED: 0}] * len(given)
+
+    return Exercise(
+        id="02.4",
+        title="gather_shards",
+        points=3,
+        body=body,
+        inputs=inputs,
+        reference=reference,
+        task=task,
+        right=tuple(map(joined, (by_padding, by_broadcasts, by_messages, by_all_reduce))),
+        mistakes=(
+            *(
+                Mistake(
+                    "A call was started and not waited for. The handle of isend, irecv or async_op=True has a method "
+                    "wait(): call it before you read the tensors, and before you return.",
+                    wrong,
+                    about=(UNFINISHED,),
+                )
+                for wrong in (joined(by_padding, gather=rows_too_early), joined(by_messages, waits=False))
+            ),
             Mistake(
-                "A call was started and not waited for. The handle of isend, irecv or async_op=True has a method "
-                "wait(): call it before you read the tensors, and before you return.",
-                wrong,
-                about=(UNFINISHED,),
-            )
-            for wrong in (partial(by_padding, gather=rows_too_early), partial(by_messages, waits=False))
-        ),
-        Mistake(
-            "The result is right, and you send several times the bytes needed: functions whose names end in _object "
-            "pickle the tensor. Send the lengths as one tensor, then the values.",
-            by_objects,
-        ),
-        Mistake(
-            "You return the padding too: the result has n times the longest shard. Cut each received tensor to the "
-            "length of its shard.",
-            partial(by_padding, cut=lambda row, length, mine: row),
-        ),
-        Mistake(
-            "You padded at the front and cut at the end, so zeros remain and numbers are lost. Pad at the end: "
-            "pad(x, (0, count)).",
-            partial(by_padding, zeros=lambda count: (count, 0)),
-        ),
-        Mistake(
-            "You cut every shard to this rank's own length. Each rank has its own: gather the lengths first, and cut "
-            "shard i to length i.",
-            partial(by_padding, cut=lambda row, length, mine: row[:mine]),
-        ),
-        Mistake(
-            "You removed zeros to remove the padding. A shard can contain a 0, and loses it: cut by length, not by "
-            "value.",
-            partial(by_padding, cut=lambda row, length, mine: row[row != 0]),
-        ),
-        Mistake(
-            "Every shard is the last rank's: [t] * n is a list with one tensor n times, and each receive overwrites "
-            "the one before. Allocate n tensors.",
-            partial(by_padding, gather=one_row_n_times),
-        ),
-        *(
+                "The result is right, and you send several times the bytes needed: functions whose names end in "
+                "_object pickle the tensor. Send the lengths as one tensor, then the values.",
+                joined(by_objects),
+            ),
             Mistake(
-                "Your own shard comes first, so the order differs from rank to rank. Put the shard of rank i in place "
-                "i.",
-                partial(by_messages, order=order),
-            )
-            for order in (
-                lambda n, r: [(r + i) % n for i in range(n)],
-                lambda n, r: sorted(range(n), key=r.__ne__),
-            )
+                "You return the padding too: the result has n times the longest shard. Cut each received tensor to the "
+                "length of its shard.",
+                joined(by_padding, cut=lambda row, length, mine: row),
+            ),
+            Mistake(
+                "You padded at the front and cut at the end, so zeros remain and numbers are lost. Pad at the end: "
+                "pad(x, (0, count)).",
+                joined(by_padding, zeros=lambda count: (count, 0)),
+            ),
+            Mistake(
+                "You cut every shard to this rank's own length. Each rank has its own: gather the lengths first, and "
+                "cut shard i to length i.",
+                joined(by_padding, cut=lambda row, length, mine: row[:mine]),
+            ),
+            Mistake(
+                "You removed zeros to remove the padding. A shard can contain a 0, and loses it: cut by length, not by "
+                "value.",
+                joined(by_padding, cut=lambda row, length, mine: row[row != 0]),
+            ),
+            Mistake(
+                "Every shard is the last rank's: [t] * n is a list with one tensor n times, and each receive "
+                "overwrites the one before. Allocate n tensors.",
+                joined(by_padding, gather=one_row_n_times),
+            ),
+            *(
+                Mistake(
+                    "You put your own shard before or after all others, so the order differs from rank to rank. A "
+                    "shard has the same place on all ranks.",
+                    joined(by_messages, order=order),
+                )
+                for order in (
+                    lambda n, r: [(r + i) % n for i in range(n)],
+                    lambda n, r: sorted(range(n), key=r.__ne__),
+                    lambda n, r: sorted(range(n), key=r.__eq__),
+                )
+            ),
+            Mistake(
+                "Your own shard is missing. Ranks send to the others; add your own x in its place.",
+                joined(by_messages, order=lambda n, r: [i for i in range(n) if i != r]),
+            ),
+            Mistake(
+                "Only rank 0 returns the shards. All ranks need them: all_gather instead of gather.",
+                on_one_rank,
+                about=(RESULT,),
+            ),
         ),
-        Mistake(
-            "Your own shard comes last, so the order differs from rank to rank. Put it in place r.",
-            partial(by_messages, order=lambda n, r: sorted(range(n), key=r.__eq__)),
-        ),
-        Mistake(
-            "Your own shard is missing. Ranks send to the others; add your own x in place r.",
-            partial(by_messages, order=lambda n, r: [i for i in range(n) if i != r]),
-        ),
-        Mistake(
-            "Only rank 0 returns the shards. All ranks need them: all_gather instead of gather.",
-            on_one_rank,
-            about=(RESULT,),
-        ),
+    )
+
+
+EXERCISE = with_variants(
+    exercise(),
+    exercise(
+        last_rank_first,
+        "Join the shards in the reverse order: the shard of the last rank comes first, the shard of rank 0 last.",
+    ),
+    exercise(
+        in_turn,
+        "Join the shards element by element: first element 0 of every shard, in the order of the ranks, then element 1 "
+        "of every shard that has one, and so on.",
     ),
 )

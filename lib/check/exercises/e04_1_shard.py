@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import ceil
 
 import torch
 from torch import Tensor
@@ -12,14 +11,15 @@ from torch import distributed as dist
 from torch.nn.functional import pad
 
 from lib import comm
-from lib.check.exercise import Data, Exercise, Mistake, random, several, shards_of
+from lib.check.exercise import Data, Exercise, Mistake, random, several, with_variants
 from lib.mesh import Group
 
-ZEROS, NOT_ZEROS = "zeros", "not zeros"
+ZEROS, NOT_ZEROS, MISSING = "zeros", "not zeros", "missing"
+Owner = Callable[[Tensor, int, int], Tensor]  # (positions, their number, number of ranks) -> the rank of each
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    # n divides the first; the second needs padding; of the third, the last rank gets only padding.
+    # n divides the first; the second needs padding; of the third, the last rank gets padding.
     shapes = ((2 * n, 3), (5, 7), (n + 1,))
     return [{"tensors": [random(generator, *shape) for shape in shapes]} for _ in range(n)]
 
@@ -28,129 +28,177 @@ def name(x: Tensor, what: str = "the part") -> str:
     return f"x of shape {list(x.shape)}: {what}"
 
 
-def filled(x: Tensor, rank: int, n: int) -> int:
-    """How many elements of this rank's shard are elements of x."""
-    size = ceil(x.numel() / n)
-    return min(max(x.numel() - rank * size, 0), size)
+# ---- the rank of each element ---------------------------------------------------------------------------------------
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def contiguous(i: Tensor, size: int, n: int) -> Tensor:
+    return i * n // size
+
+
+def in_turn(i: Tensor, size: int, n: int) -> Tensor:
+    """As striped attention deals tokens (Brandon et al. 2023, arXiv:2311.09431)."""
+    return i % n
+
+
+def to_and_fro(i: Tensor, size: int, n: int) -> Tensor:
+    """As Llama 3 deals pieces of a long sequence (Llama Team 2024, arXiv:2407.21783)."""
+    return torch.minimum(i % (2 * n), 2 * n - 1 - i % (2 * n))
+
+
+def owners(owner: Owner, size: int, n: int) -> Tensor:
+    return owner(torch.arange(size), size, n)
+
+
+# ---- in a rank, and in one process ----------------------------------------------------------------------------------
+
+
+def body(owner: Owner, answer: Callable, group: Group, given: Data) -> Data:
     found: Data = {}
     for x in given["tensors"]:
         part, unshard = several(answer(x.clone(), group), 2)
-        elements = filled(x, group.rank, group.size)
-        fits = torch.is_tensor(part) and part.shape == (ceil(x.numel() / group.size),)
-        found[name(x)] = part[:elements] if fits else part
-        found[name(x, "its padding")] = ZEROS if fits and not part[elements:].any() else NOT_ZEROS
+        size = x.numel() + -x.numel() % group.size
+        is_element = torch.arange(size)[owners(owner, size, group.size) == group.rank] < x.numel()
+        fits = torch.is_tensor(part) and part.shape == is_element.shape
+        found[name(x)] = part[is_element] if fits else part
+        found[name(x, "its padding")] = (NOT_ZEROS if part[~is_element].any() else ZEROS) if fits else MISSING
         if comm.all_reduce(torch.tensor(int(fits and callable(unshard))), group, "min"):
             # As an optimizer might change a shard. The padding changes as well, and must not be in the result.
             found[name(x, "what unshard returns")] = unshard(1 - 2 * part)
     return found
 
 
-def reference(given: list[Data]) -> list[Data]:
+def reference(owner: Owner, given: list[Data]) -> list[Data]:
     """The full tensor has elements of each rank's own x, so a wrong order changes it."""
     n, found = len(given), [{} for _ in given]
     for tensors in zip(*(g["tensors"] for g in given), strict=True):
-        shards = [shards_of(x.flatten(), n)[r] for r, x in enumerate(tensors)]
+        size = tensors[0].numel()
+        rank_of = owners(owner, size + -size % n, n)[:size]
+        own = torch.stack(tensors).flatten(1).gather(0, rank_of[None]).view_as(tensors[0])
         for r, x in enumerate(tensors):
-            changed = 1 - 2 * torch.cat(shards)[: x.numel()].view_as(x)
-            found[r] |= {
-                name(x): shards[r][: filled(x, r, n)],
-                name(x, "its padding"): ZEROS,
-                name(x, "what unshard returns"): changed,
-            }
+            found[r] |= {name(x): x.flatten()[rank_of == r], name(x, "its padding"): ZEROS}
+            found[r][name(x, "what unshard returns")] = 1 - 2 * own
     return found
 
 
 # ---- programs -------------------------------------------------------------------------------------------------------
 
 
-def shard(x, group, pads=lambda size, n: -size % n, front=False, cut="contiguous", fill=0.0, back="x"):
+def shard(x, group, owner=contiguous, pads=lambda size, n: -size % n, front=False, fill=0.0, back="x"):
+    """With a place for each mistake."""
     n, flat = group.size, x.flatten()
-    padding = (pads(len(flat), n), 0) if front else (0, pads(len(flat), n))
-    flat = pad(flat, padding, value=fill)
-    part = flat[group.rank :: n] if cut == "strided" else flat.tensor_split(n)[group.rank]
+    flat = pad(flat, (pads(len(flat), n), 0) if front else (0, pads(len(flat), n)), value=fill)
+    rank_of = owners(owner, len(flat), n)
 
     def unshard(part):
-        full = comm.all_gather(part, group)
-        return {"x": full[: x.numel()].view_as(x), "padded": full, "flat": full[: x.numel()], "old": x}[back]
+        joined = comm.all_gather(part, group)
+        full = torch.empty_like(joined)
+        full[rank_of.argsort(stable=True)] = joined
+        cut = {"x": full, "flat": full, "joined": joined}.get(back, x.flatten())[: x.numel()]
+        return {"padded": full, "flat": cut}.get(back, cut.view_as(x))
 
-    return part.clone(), unshard
+    return flat[rank_of == group.rank], unshard
 
 
-def shard_by_torch_distributed(x, group):
-    n, size = dist.get_world_size(), ceil(x.numel() / dist.get_world_size())
-    part = x.new_zeros(size)
-    mine = x.reshape(-1)[dist.get_rank() * size :][:size]
-    part[: len(mine)] = mine
+def shard_by_torch_distributed(x, group, owner=contiguous):
+    n, r = dist.get_world_size(), dist.get_rank()
+    padded = torch.cat([x.reshape(-1), x.new_zeros(-x.numel() % n)])
+    rank_of = owners(owner, len(padded), n)
 
     def unshard(part):
         parts = [torch.empty_like(part) for _ in range(n)]
         dist.all_gather(parts, part)
-        return torch.cat(parts)[: x.numel()].reshape(x.shape)
+        for rank, received in enumerate(parts):
+            padded[rank_of == rank] = received
+        return padded[: x.numel()].reshape(x.shape)
 
-    return [part, unshard]
-
-
-def truncated(x, group):
-    return shard(x.flatten()[: x.numel() // group.size * group.size], group)
+    return [padded[rank_of == r], unshard]
 
 
-EXERCISE = Exercise(
-    id="04.1",
-    title="shard",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(shard, shard_by_torch_distributed),
-    mistakes=(
-        Mistake(
-            "The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add "
-            "zeros until n divides the size, then cut.",
-            truncated,
-            about=("the part",),
+def truncated(x, group, owner):
+    return shard(x.flatten()[: x.numel() // group.size * group.size], group, owner)
+
+
+EVERY_NTH = Mistake(
+    "Rank r has every n-th element, beginning with element r. A shard is contiguous: rank r has the elements from "
+    "r·k/n on, so that the shards side by side give the tensor.",
+    partial(shard, owner=in_turn),
+    about=("the part",),
+)
+
+
+def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
+    """The exercise with another rule which rank has an element."""
+    wrong = partial(partial, shard, owner=owner)
+    joined = Mistake(
+        "The shards are right, and unshard joins them one after the other. Put each element back into its place in x.",
+        wrong(back="joined"),
+    )
+    return Exercise(
+        id="04.1",
+        title="shard",
+        points=2,
+        body=partial(body, owner),
+        inputs=inputs,
+        reference=partial(reference, owner),
+        task=task,
+        right=(wrong(), partial(shard_by_torch_distributed, owner=owner)),
+        mistakes=(
+            joined if task else EVERY_NTH,
+            Mistake(
+                "The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add "
+                "zeros until n divides the size, then cut.",
+                partial(truncated, owner=owner),
+                about=("the part",),
+            ),
+            Mistake(
+                "Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros "
+                "at the end until n divides the size; each shard then has ceil(k/n) elements.",
+                wrong(pads=lambda size, n: 0),
+                about=("the part", "its padding"),
+            ),
+            Mistake(
+                "The zeros come first. Put them at the end: then all elements keep their positions.",
+                wrong(front=True),
+                about=("the part",),
+            ),
+            Mistake(
+                "You add n zeros where n divides the size already. The padding is -k % n, here 0; n - k % n is n.",
+                wrong(pads=lambda size, n: n - size % n),
+                about=("the part",),
+            ),
+            Mistake(
+                "The shards are right, but the padding is not zero. It counts in every norm of the shard: use zeros.",
+                wrong(fill=7.0),
+            ),
+            Mistake(
+                "The shards are right, and unshard returns the padding with the tensor. Only the first k elements "
+                "belong to the tensor: cut the rest off, then restore the shape.",
+                wrong(back="padded"),
+            ),
+            Mistake(
+                "The shards are right, and unshard returns the right elements, flat. Restore the shape of x.",
+                wrong(back="flat"),
+            ),
+            Mistake(
+                "The shards are right, but unshard returns the old x. It must all-gather the shards that it is called "
+                "with: the optimizer changed them.",
+                wrong(back="old"),
+            ),
         ),
-        Mistake(
-            "Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros at "
-            "the end until n divides the size; each shard then has ceil(k/n) elements.",
-            partial(shard, pads=lambda size, n: 0),
-            about=("the part",),
-        ),
-        Mistake(
-            "Rank r has every n-th element, beginning with element r. A shard is contiguous: rank r has the elements "
-            "from r·k/n on, so that the shards side by side give the tensor.",
-            partial(shard, cut="strided"),
-            about=("the part",),
-        ),
-        Mistake(
-            "The zeros come first. Put them at the end: then all elements keep their positions.",
-            partial(shard, front=True),
-            about=("the part",),
-        ),
-        Mistake(
-            "You add n zeros where n divides the size already. The padding is -k % n, here 0; n - k % n is n.",
-            partial(shard, pads=lambda size, n: n - size % n),
-            about=("the part",),
-        ),
-        Mistake(
-            "The shards are right, but the padding is not zero. It counts in every norm of the shard: use zeros.",
-            partial(shard, fill=7.0),
-        ),
-        Mistake(
-            "The shards are right, and unshard returns the padding with the tensor. Only the first k elements belong "
-            "to the tensor: cut the rest off, then restore the shape.",
-            partial(shard, back="padded"),
-        ),
-        Mistake(
-            "The shards are right, and unshard returns the right elements, flat. Restore the shape of x.",
-            partial(shard, back="flat"),
-        ),
-        Mistake(
-            "The shards are right, but unshard returns the old x. It must all-gather the shards that it is called "
-            "with: the optimizer changed them.",
-            partial(shard, back="old"),
-        ),
+    )
+
+
+EXERCISE = with_variants(
+    exercise(),
+    exercise(
+        in_turn,
+        "The elements are dealt in turn: element 0 to rank 0, element 1 to rank 1, and after rank n - 1 to rank 0 "
+        "again. `part` has the elements of this rank in the order in which they were dealt.",
+    ),
+    exercise(
+        to_and_fro,
+        "The elements are dealt to and fro: elements 0 to n - 1 to ranks 0 to n - 1, the next n elements to ranks "
+        "n - 1 to 0, the next n to ranks 0 to n - 1 again. `part` has the elements of this rank in the order in which "
+        "they were dealt.",
     ),
 )
