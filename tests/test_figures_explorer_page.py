@@ -1,6 +1,5 @@
 """Explorers and figures in a real browser: keyboard, screen reader, phone, dark mode, no script, no network."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,10 @@ from lib.figures.explorer import Explorer
 from lib.figures.scatter import Dot, draw_scatter
 from lib.figures.svg import css
 from lib.figures.timeline import draw_timeline
+from tools.browser import chromium, open_browser
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()
-QUIET += ["--disable-component-update", "--disable-sync"]
-browser_test = pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: no Chromium on this machine")
-
+browser_test = pytest.mark.skipif(chromium() is None, reason="NOT RUN: no Chromium on this machine")
 
 BOOK = '<main class="bd-article">'
 
@@ -36,16 +32,13 @@ def page_of(*shown: object, mode: str = "light") -> str:
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+def browser():
+    with open_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
-def opened(chromium, tmp_path):
+def opened(browser, tmp_path):
     """Opens a page from file:// with the network off; at the end: no error in the console, no request elsewhere."""
     complaints: list[str] = []
     contexts = []
@@ -56,7 +49,7 @@ def opened(chromium, tmp_path):
 
     def open_page(html: str, width: int = 1280, **options):
         (tmp_path / "page.html").write_text(html, encoding="utf-8")
-        contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, offline=True, **options))
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options))
         page = contexts[-1].new_page()
         page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -10,7 +10,8 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# The first has no window, and takes a quarter less time.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def chromium() -> str | None:
@@ -60,4 +61,7 @@ def serve(folder: Path, at: str = "/"):
 
 
 if __name__ == "__main__" and chromium() is None:
-    print("NOT RUN: the browser tests. They need Chromium or Chrome (Debian, Ubuntu: apt-get install chromium).")
+    print(
+        "NOT RUN: the browser tests. They need Chromium or Chrome "
+        "(Debian: apt-get install chromium-headless-shell; Ubuntu: chromium)."
+    )
