@@ -72,7 +72,7 @@ def test_an_answer_to_another_row_is_named():
     """In a homework that varies an exercise, a copied answer gets no points, and is told whose task it is for."""
     exercise = find("02.4")
     rows = exercise.rows
-    assert [*rows] == ["", "A", "B"] and not rows[""].task and rows["A"].task != rows["B"].task
+    assert [*rows] == ["", "A", "B", "C"] and not rows[""].task and rows["A"].task != rows["B"].task
     for row, other in (("A", ""), ("A", "B"), ("B", "A")):
         text, status = verdict("02.4", rows[other].right[1], row=row)
         whose = f"row {other}" if other else "the task in the book"
@@ -80,7 +80,7 @@ def test_an_answer_to_another_row_is_named():
         assert status == "FAIL" and f"This is right for {whose}. You have row {row}: {rows[row].task}" in told
         assert f", row {row} " in text and f'check("02.4", gather_shards, row="{row}", seed=' in text
         assert verdict("02.4", rows[row].right[1], row=row)[1] == "PASS"
-    for i, row, words in (("02.4", "C", "has the rows A, B, and row is 'C'"), ("03.2", "A", "03.2 has no rows")):
+    for i, row, words in (("02.4", "D", "has the rows A, B, C, and row is 'D'"), ("03.2", "A", "03.2 has no rows")):
         with pytest.raises(ValueError, match=words):
             verdict(i, adds, row=row)
 

@@ -461,13 +461,14 @@ GATHER = """def gather_shards(x):
 IN_ROW = {
     "A": "torch.cat(shards[::-1])",
     "B": "torch.cat([shard[i : i + 1] for i in range(max(sizes)) for shard in shards])",
+    "C": "torch.cat([shard.flip(0) for shard in shards])",
 }
 
 
 def test_the_answer_to_another_row_gets_no_points(tmp_path):
     (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}, "varied": ["02.4"]}))
     homework = read_assignment(str(tmp_path / "hw.json"))
-    rows = {name: homework.row_of(name, "02.4") for name in ("ann", "ben", "cid", "dora")}
+    rows = {name: homework.row_of(name, "02.4") for name in ("ann", "ben", "cid", "dora", "eva")}
     assert {*rows.values()} == {*IN_ROW}, "change the names above"
     for name in rows:  # all have copied from ann
         write_notebook(tmp_path / "submissions" / name / "02.ipynb", [SETUP, GATHER + IN_ROW[rows["ann"]]])
@@ -557,6 +558,13 @@ def test_two_notebooks_with_one_exercise(course):
     code, rows = grade_course(course)
     assert code == 0 and rows["ann"]["raw"] == "0.0"
     assert "defined in 2 notebooks; 04.ipynb counts" in rows["ann"]["look at it because"]
+
+
+def test_what_a_chapter_defines_is_no_answer(course):
+    """Who hands in the whole handout, with nothing done: chapters have functions with the names of some answers."""
+    write_notebook(course / "submissions" / "dora" / "exercises" / "03.ipynb", first("raise NotImplementedError"))
+    write_notebook(course / "submissions" / "dora" / "chapters" / "03.ipynb", [SETUP, RIGHT])
+    assert grade_course(course)[1]["dora"]["score"] == "0.0"
 
 
 def test_an_untouched_copy_counts_for_nothing(course):

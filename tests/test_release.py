@@ -324,17 +324,65 @@ def test_gradescope_shows_students_code_no_case_and_no_answer(tmp_path):
         shutil.rmtree(root)
 
 
-@pytest.mark.thorough("a process that imports torch")
+def what_classroom_50_refuses(result, asked):
+    """What its runner and its collector of scores check before they count a result (August 2026)."""
+    texts = (
+        "classroom",
+        "assignment",
+        "owner",
+        "assignment_type",
+        "submission",
+        "commit",
+        "release",
+        "review",
+        "datetime",
+    )
+    found = [name for name in texts if not (isinstance(result.get(name), str) and result[name])]
+    found += [name for name in ("classroom", "assignment", "owner") if result[name] != asked[name]]
+    found += ["schema"] * (result["schema"] != "classroom50/result/v1")
+    found += ["submission"] * (not result["submission"].startswith("submit/"))
+    tests = result["tests"]
+    for one in (result, *tests):
+        whole = all(type(one[name]) is int and one[name] >= 0 for name in ("score", "max-score"))
+        found += ["points"] * (not whole or one["score"] > one["max-score"])
+    found += ["tests"] * (not tests or any(type(t["passed"]) is not bool or not t["test-name"] for t in tests))
+    return found
+
+
+@pytest.mark.thorough("processes that import torch")
 def test_classroom_50_finds_what_it_wants(released, tmp_path):
-    """Its script in a student's repository: a result even for one who has handed in nothing."""
-    folder = released / "hw2" / "classroom50"
-    environment = {"USERNAME": "ann", "CLASSROOM": "c", "ASSIGNMENT": "second", "PYTHONPATH": str(BOOK)}
-    command = [sys.executable, str(folder / "autograder.py")]
-    subprocess.run(command, cwd=tmp_path, env=os.environ | environment, check=True, timeout=100, capture_output=True)
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["schema"], result["assignment"], result["score"], result["max-score"]) == (
-        "classroom50/result/v1", "second", 0, ASSIGNMENTS["hw2"].max_score,
-    )  # fmt: skip
+    """Its script in repositories of students: all done, one task done, nothing handed in."""
+    folder, done = released / "hw2" / "classroom50", ASSIGNMENTS["hw2"].points
+    student = {"owner": "ann", "classroom": "c", "assignment": "second"}
+    told = {name: f"https://example.org/{name}" for name in ("COMMIT_URL", "RELEASE_URL", "REVIEW_URL")}
+    told |= {"USERNAME": "ann", "CLASSROOM": "c", "ASSIGNMENT": "second", "SUBMISSION_TAG": "submit/2027-02-22-abc"}
+    right = read_notebook(str(ROOT / "solutions" / "03_data_parallelism.ipynb"))
+    one = [
+        text for _, text in right.cells if text.startswith(("# Run this", "import", "from", "def global_gradient"))
+    ]
+    points = []
+    for name, cells in (("all", [text for _, text in right.cells]), ("one", one), ("none", None)):
+        (tmp_path / name).mkdir()
+        if cells:
+            a_notebook(tmp_path / name / "exercises" / "03_data_parallelism.ipynb", "\n\n".join(cells))
+        (tmp_path / name / "release-body.md").write_text("20 of 20 points")
+        subprocess.run(
+            [sys.executable, str(folder / "autograder.py")],
+            cwd=tmp_path / name, env=os.environ | told | {"ASSIGNMENT_TYPE": "individual"}, check=True, timeout=100,
+            capture_output=True,
+        )  # fmt: skip
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        assert what_classroom_50_refuses(result, student) == []
+        assert result["max-score"] == 6 * ASSIGNMENTS["hw2"].max_score, (
+            "some cases have a half, some a third of a point"
+        )
+        assert sum(test["score"] for test in result["tests"]) == result["score"]
+        body = (tmp_path / name / "release-body.md").read_text()
+        assert f"**{result['score'] / 6:g} of {ASSIGNMENTS['hw2'].max_score + 4:g} points**" in body
+        assert "its score is 6 times the points above" in body
+        points.append(result["score"] / 6)
+    assert points == [sum(done.values()), done["03.2"], 0]
+    assert json.loads((folder / "runtime.json").read_text())["python"]
 
 
 SUDO = """#!/bin/sh
@@ -364,7 +412,7 @@ def test_classroom_50_grades_as_root_what_is_hostile(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sudo").write_text(SUDO)
     (tmp_path / "bin" / "sudo").chmod(0o755)
-    environment = {"USERNAME": "ann", "PYTHONPATH": str(BOOK), "LOG": str(log)}
+    environment = {"USERNAME": "ann", "LOG": str(log)}
     environment["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     as_nobody = f"import os, runpy; os.geteuid = lambda: 1000; runpy.run_path({str(source / 'autograder.py')!r})"
     command = [sys.executable, "-c", as_nobody]
@@ -374,9 +422,15 @@ def test_classroom_50_grades_as_root_what_is_hostile(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = json.loads((repository / "result.json").read_text())
     assert (result["score"], result["max-score"]) == (0, 3)
-    assert "MODEL ANSWER" not in ended.stdout and "HIDDEN CASE" not in ended.stdout
+    assert [test["test-name"].partition(", ")[2] for test in result["tests"]] == [
+        "3 ranks",
+        "4 ranks",
+        "a hidden case",
+    ]
+    said = ended.stdout + (repository / "release-body.md").read_text()
+    assert "MODEL ANSWER" not in said and "HIDDEN CASE" not in said
     assert {(source / name).stat().st_mode & 0o777 for name in ("hw.json", "cases.py")} == {0o600}
-    assert f"-n env PYTHONPATH={BOOK} {sys.executable} -P -m lib.grade" in log.read_text()
+    assert f"-n env PYTHONPATH={source} {sys.executable} -P -m lib.grade" in log.read_text()
     assert "--trust" not in log.read_text()
 
 
@@ -592,11 +646,11 @@ def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_pat
     (tmp_path / "hw.json").write_text(json.dumps(told))
     args = [str(tmp_path / "hw.json"), "--out", str(tmp_path)]
     assert main(args) == 2 and "02.4 has a row per student: name them in a file" in capsys.readouterr().err
-    (tmp_path / "roster.txt").write_text("ann\nben\n=cid\n")
+    (tmp_path / "roster.txt").write_text("ann\nben\n=cid\ndora\neva\n")
     assert main([*args, "--roster", str(tmp_path / "roster.txt")]) == 0
     assert sorted(path.name for path in (tmp_path / "hw1").iterdir()) == ["handouts", "teacher"]
     rows = dict(line.split(",") for line in (tmp_path / "hw1/teacher/rows.csv").read_text().splitlines()[1:])
-    assert {*rows.values()} == {"A", "B"}, "change the names above"
+    assert {*rows.values()} == {*"ABC"}, "change the names above"
     for path in (tmp_path / "hw1" / "handouts").iterdir():
         with zipfile.ZipFile(path) as archive:
             book = nbformat.reads(archive.read("hw1/exercises/02_collectives.ipynb").decode(), 4)
@@ -609,7 +663,7 @@ def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_pat
         assert "def gather_shards" in book.cells[k + 1].source
         assert book.cells[k + 2].source == f'check("02.4", gather_shards, row="{row}", points=3)'
     teacher = (tmp_path / "hw1/teacher/rubric.md").read_text()
-    assert all(f"Row {row}: {find('02.4').rows[row].task}" in teacher for row in "AB")
+    assert all(f"Row {row}: {find('02.4').rows[row].task}" in teacher for row in "ABC")
 
 
 def test_a_variant_without_a_value_is_refused(tmp_path, capsys):

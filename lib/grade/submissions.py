@@ -16,6 +16,7 @@ from lib.check.source import Notebook, NotebookError, printable, read_notebook
 from lib.grade.sheets import sheet_rows, sheet_text
 
 MOST_BYTES = 20 * 2**20  # of a notebook
+READING = "chapters"  # a folder of the handout: its functions have the names of some answers
 _CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_.+$", re.IGNORECASE)
 
 
@@ -125,7 +126,7 @@ def _with(one: Submission, *files: Path) -> Submission:
 
 def _files(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):  # without links
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != READING)
         yield from (Path(where) / name for name in sorted(names) if not name.startswith("."))
 
 

@@ -7,7 +7,7 @@ Writes a folder named by the homework's id:
 - with `--roster`, if a question or an exercise has a row per student: `handouts/` has a zip for each, in which all is
   in the student's row, and `teacher/rows.csv` says who has which;
 - `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
-- `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/autograder.py`.
+- `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/`: an autograder.
 
 Only `lib.grade` knows who has which variant of an exercise. A homework with such exercises has the handouts of its
 students and the folder `teacher/`, and nothing else.
@@ -33,7 +33,7 @@ from lib.grade.assignment import Assignment, AssignmentError, read_assignment
 from lib.grade.reports import write_table
 from lib.grade.submissions import Submission, read_roster
 from lib.release.notebooks import homework
-from lib.release.platforms import CASES, CLASSROOM50, NBGRADER, for_actions, for_gradescope, for_otter
+from lib.release.platforms import CASES, NBGRADER, for_actions, for_classroom50, for_gradescope, for_otter
 from lib.release.words import readme, rubric
 
 BOOK = Path(lib.__file__).resolve().parents[1]
@@ -115,12 +115,13 @@ def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | N
         {
             "nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title),
             "github/.github/workflows/check.yml": for_actions(given, needed),
-            "classroom50/autograder.py": CLASSROOM50.replace("ASSIGNMENT.json", f"{assignment.id}.json"),
         }
+        | {f"classroom50/{name}": text for name, text in for_classroom50(assignment, needed).items()}
         | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
         | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
     )
-    for file_name, raw in for_graders.items():
+    for file_name, raw in (library() | for_graders).items():
+        (new / "classroom50" / file_name).parent.mkdir(parents=True, exist_ok=True)
         (new / "classroom50" / file_name).write_bytes(raw)
 
 

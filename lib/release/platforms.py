@@ -64,43 +64,66 @@ jobs:
           {{ echo '```'; cat verdict.txt; echo '```'; }} >> "$GITHUB_STEP_SUMMARY"
 """
 
-# Classroom 50 runs this once per submission, in the student's repository, and reads result.json. The exit code is 0 for
-# any number of points; with a different exit code there is no score. Install the book's library in its runtime block.
+# Classroom 50 runs this once per submission, in the student's repository; the library and the assignment lie beside it.
+# It reads result.json, whose points must be whole numbers, and release-body.md, which the student sees. The exit code
+# is 0 for any number of points; with a different exit code there is no score.
 # GitHub's machines allow sudo: as root, the grader runs students' code as a user without rights. `-P`: Python must not
 # import a folder lib/ that a student pushed.
 CLASSROOM50 = """#!/usr/bin/env python3
-import datetime, json, os, pathlib, shutil, subprocess, sys, tempfile
+import datetime, fractions, importlib.util, json, math, os, pathlib, shutil, subprocess, sys, tempfile
 
-here, given, grades = pathlib.Path(__file__).parent, pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
+here, given, grades = pathlib.Path(__file__).resolve().parent, pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
 variable = os.environ.get
-pathlib.Path("result.json").unlink(missing_ok=True)
+for name in ("result.json", "release-body.md"):
+    pathlib.Path(name).unlink(missing_ok=True)  # a student may have pushed one
 shutil.copytree(".", given / variable("USERNAME"), symlinks=True, ignore=shutil.ignore_patterns(".git"))
-assignment, cases = here / "ASSIGNMENT.json", here / "cases.py"
+assignment, cases = here / "{id}.json", here / "cases.py"
 for path in (assignment, cases):
     if path.exists():
         path.chmod(0o600)  # model answers and hidden cases are not for students' code
-sudo, trust = [], []
+if importlib.util.find_spec("torch") is None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--index-url", "https://download.pytorch.org/whl/cpu", {torch}], check=True)
+    subprocess.run([*pip, {others}], check=True)
+root, trust = ["env", f"PYTHONPATH={{here}}"], []
 if os.geteuid():
-    sudo = ["sudo", "-n", "env", "PYTHONPATH=" + variable("PYTHONPATH", "")]
-    if not shutil.which("sudo") or subprocess.run([*sudo, "true"]).returncode:
-        sudo, trust = [], ["--trust"]
+    sudo = ["sudo", "-n"]
+    if shutil.which("sudo") and not subprocess.run([*sudo, "true"]).returncode:
+        root = [*sudo, *root]
+    else:
+        trust = ["--trust"]
         print("There is no root here: students' code runs as the grader, and could write its own points.")
-command = [*sudo, sys.executable, "-P", "-m", "lib.grade", str(assignment), str(given), "--out", grades, *trust]
+command = [*root, sys.executable, "-P", "-m", "lib.grade", str(assignment), str(given), "--out", grades, *trust]
 command += ["--cases", str(cases)] * cases.exists()
 ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 print(ended.stdout)
 if ended.returncode:
     sys.exit("The grader ended early.")
-read = [*sudo, "cat", str(pathlib.Path(grades, "students", variable("USERNAME") + ".json"))]
-found = json.loads(subprocess.run(read, check=True, stdout=subprocess.PIPE).stdout)
-pathlib.Path("result.json").write_text(json.dumps({
+
+def read(*path):
+    return subprocess.run([*root, "cat", str(pathlib.Path(grades, *path))], check=True, stdout=subprocess.PIPE).stdout
+
+rows = json.loads(read("students", variable("USERNAME") + ".json"))["results"]
+times = math.lcm(*(fractions.Fraction(row["max"]).limit_denominator(1000).denominator for row in rows))
+tests = [{{
+    "test-name": " ".join([row["exercise"], row["title"] + ",", "a hidden case" if row["hidden"] else row["case"]]),
+    "passed": row["status"] == "PASS", "score": round(times * row["points"]), "max-score": round(times * row["max"]),
+}} for row in rows]
+body = read("feedback", variable("USERNAME") + ".md").decode()
+if times > 1:
+    body += f"\\nClassroom 50 counts whole points: its score is {{times}} times the points above.\\n"
+pathlib.Path("release-body.md").write_text(body)
+pathlib.Path("result.json").write_text(json.dumps({{
     "schema": "classroom50/result/v1",
     "classroom": variable("CLASSROOM"), "assignment": variable("ASSIGNMENT"), "owner": variable("USERNAME"),
-    "submission": variable("SUBMISSION_TAG"), "commit": variable("COMMIT_URL"), "release": variable("RELEASE_URL"),
-    "review": variable("REVIEW_URL"), "datetime": datetime.datetime.now(datetime.timezone.utc).isoformat(),
-    "score": found["score"], "max-score": found["max_score"], "tests": [],
-}))
+    "assignment_type": variable("ASSIGNMENT_TYPE"), "submission": variable("SUBMISSION_TAG"),
+    "commit": variable("COMMIT_URL"), "release": variable("RELEASE_URL"), "review": variable("REVIEW_URL"),
+    "datetime": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    "score": sum(test["score"] for test in tests), "max-score": sum(test["max-score"] for test in tests),
+    "tests": tests,
+}}))
 """
+RUNTIME = '{"runs-on": "ubuntu-latest", "python": "3.12"}'  # of Classroom 50's assignment
 
 # otter compares what a test prints: after a PASS one word, otherwise the text with the hint.
 OTTER_TEST = """from lib.check import verdict
@@ -134,6 +157,14 @@ def for_actions(notebooks: Iterable[str], packages: Iterable[str]) -> str:
     """A workflow for the repository that students get."""
     torch, others = _split(packages)
     return ACTIONS.format(torch=torch, others=others, notebooks=" ".join(f"exercises/{name}" for name in notebooks))
+
+
+def for_classroom50(assignment: Assignment, packages: Iterable[str]) -> dict[str, str]:
+    """Files of the assignment's folder, which also has `lib/`, the assignment and perhaps `CASES`."""
+    torch, *others = packages
+    listed = ", ".join(map(repr, others))
+    script = CLASSROOM50.format(id=assignment.id, torch=repr(torch), others=listed)
+    return {"autograder.py": script, "runtime.json": RUNTIME}
 
 
 def _split(packages: Iterable[str]) -> tuple[str, str]:

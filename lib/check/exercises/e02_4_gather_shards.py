@@ -48,6 +48,10 @@ def in_turn(shards: list[Tensor]) -> Tensor:
     return torch.cat([shard[i : i + 1] for i in range(longest or 1) for shard in shards])
 
 
+def backwards(shards: list[Tensor]) -> Tensor:
+    return torch.cat([shard.flip(0) for shard in shards])
+
+
 # ---- programs: each returns the shards in order of rank --------------------------------------------------------------
 
 
@@ -213,5 +217,9 @@ EXERCISE = with_variants(
         in_turn,
         "Join the shards element by element: first element 0 of every shard, in the order of the ranks, then element 1 "
         "of every shard that has one, and so on.",
+    ),
+    exercise(
+        backwards,
+        "Each shard is reversed: join the shards in the order of the ranks, each from its last element to its first.",
     ),
 )

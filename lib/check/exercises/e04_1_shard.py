@@ -40,6 +40,10 @@ def in_turn(i: Tensor, size: int, n: int) -> Tensor:
     return i % n
 
 
+def in_turn_from_the_last(i: Tensor, size: int, n: int) -> Tensor:
+    return n - 1 - i % n
+
+
 def to_and_fro(i: Tensor, size: int, n: int) -> Tensor:
     """As Llama 3 deals pieces of a long sequence (Llama Team 2024, arXiv:2407.21783)."""
     return torch.minimum(i % (2 * n), 2 * n - 1 - i % (2 * n))
@@ -200,5 +204,11 @@ EXERCISE = with_variants(
         "The elements are dealt to and fro: elements 0 to n - 1 to ranks 0 to n - 1, the next n elements to ranks "
         "n - 1 to 0, the next n to ranks 0 to n - 1 again. `part` has the elements of this rank in the order in which "
         "they were dealt.",
+    ),
+    exercise(
+        in_turn_from_the_last,
+        "The elements are dealt in turn, beginning with the last rank: element 0 to rank n - 1, element 1 to rank "
+        "n - 2, and after rank 0 to rank n - 1 again. `part` has the elements of this rank in the order in which they "
+        "were dealt.",
     ),
 )
