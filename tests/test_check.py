@@ -135,6 +135,10 @@ def waits_alone(x, group):
     return adds(x, group) if group.rank else x
 
 
+def waits_alone_on_0(x, group):
+    return x if group.rank else adds(x, group)
+
+
 ADDS = Exercise(
     id="00.1",
     title="adds",
@@ -193,6 +197,21 @@ def test_nbgrader_counts_an_answer_that_is_partly_right(monkeypatch):
 
 def without_times(verdicts):
     return re.sub(r"for \d+\.\d s", "for _ s", str(verdicts))
+
+
+@pytest.mark.thorough("hangs are waited for")
+def test_where_a_wrong_program_hangs_is_found_out_once(monkeypatch):
+    """To run it takes seconds: the second FAIL by a hang does not wait for it again."""
+    exercise = replace(ADDS, mistakes=(Mistake("Rank 0 alone calls it.", waits_alone_on_0, hangs=True),))
+    done = []
+    monkeypatch.setattr(
+        sys.modules[judge.__module__], "run", lambda *args, **kwargs: done.append(1) or run(*args, **kwargs)
+    )
+    first, second = (judge(exercise, [waits_alone], seed=seed)[0][0] for seed in (1, 2))
+    assert without_times(first) == without_times(second) and first.hint.startswith("hang: ranks 1 and 2 wait"), first
+    assert len(done) == 2 + 1
+    assert judge(exercise, [waits_alone_on_0], seed=1)[0][0].hint.startswith("Rank 0 alone calls it.")
+    assert len(done) == 3 + 1
 
 
 @pytest.mark.parametrize(

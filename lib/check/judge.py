@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import linecache
 import os
 import random
@@ -54,6 +53,8 @@ class NoAnswer:
 
 
 HANGS = NoAnswer(FAIL, "It hangs.")
+# Of a program that hangs, and a number of ranks: the calls that they wait in, with any inputs. To find out takes 2 s.
+_WAITS: dict[tuple[Mistake, int], str] = {}
 
 
 def judge(
@@ -127,10 +128,11 @@ def _case(
     mistakes = [] if right else _what_mistakes_return(exercise, inputs)
     hanging = [m for m in exercise.mistakes if isinstance(m, Mistake) and m.hangs]
 
-    @functools.cache  # each takes seconds
     def hangs(mistake: Mistake) -> str:
-        (looks_like,) = in_ranks(exercise, [mistake.wrong], inputs)
-        return looks_like.stuck if isinstance(looks_like, NoAnswer) else ""
+        if (key := (mistake, len(inputs))) not in _WAITS:
+            (looks_like,) = in_ranks(exercise, [mistake.wrong], inputs)
+            _WAITS[key] = looks_like.stuck if isinstance(looks_like, NoAnswer) else ""
+        return _WAITS[key]
 
     def outcome(got: list[Data] | NoAnswer, part: str) -> tuple[str, str]:
         if isinstance(got, NoAnswer):
