@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from jail_here import needs_jail, needs_view
 
 from lib.check.exercise import same
 from lib.check.judge import NoAnswer
+from lib.check.source import read_notebook
 from lib.grade import __main__ as grade_main
 from lib.grade import sight
 from lib.grade.__main__ import USER, main
@@ -482,6 +484,62 @@ def test_the_answer_to_another_row_gets_no_points(tmp_path):
         assert (f"This is right for row {rows['ann']}. You have row {row}: " in told) == (row != rows["ann"])
 
 
+def test_a_row_that_changed_after_the_release_is_noted(tmp_path):
+    """The student's name was spelled differently then, or the teacher grades with the book's file."""
+    write_notebook(
+        tmp_path / "submissions" / "ann" / "02.ipynb",
+        [SETUP, GATHER + IN_ROW["A"], 'check("02.4", gather_shards, row="A")'],
+    )
+    for more, row in (({}, "-"), ({"varied": ["02.4"], "id": "other"}, "[BC]")):
+        (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}} | more))
+        out = tmp_path / f"grades {len(more)}"
+        assert main([str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(out), "--trust"]) == 0
+        (note,) = json.loads((out / "students" / "ann.json").read_text())["notes"][:1]
+        assert re.match(f"REVIEW: 02.4 was handed out in row A and is graded in row {row}: did", note), note
+        assert "REVIEW" not in (out / "feedback" / "ann.md").read_text()
+
+
+def test_a_misspelt_name_in_the_times_is_no_earlier_time(course, capsys):
+    (course / "times.csv").write_text("student,time\nanne,2027-03-02T13:00:00+00:00\n")
+    assert main(arguments(course, "--times", str(course / "times.csv"))) == 2
+    assert "times.csv has a time for 'anne', who handed nothing in and is on no roster" in capsys.readouterr().err
+    (course / "times.csv").write_text("student,time\nann,2027-03-01T11:00:00+00:00\n")
+    rows = grade_course(course, "--times", str(course / "times.csv"))[1]
+    assert (
+        "has no time for it" in rows["'=ben"]["look at it because"]
+        and "time" not in rows["ann"]["look at it because"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("ann\nben\nann\n", "'ann' twice"), ("Student,ID,Section,hw1\n", "one name per line")]
+)
+def test_what_is_no_roster(course, text, words, capsys):
+    (course / "roster.txt").write_text(text)
+    assert main(arguments(course, "--roster", str(course / "roster.txt"))) == 2
+    assert words in capsys.readouterr().err
+    (course / "roster.txt").write_text("student\nann\n=ben\n")
+    assert [*grade_course(course, "--roster", str(course / "roster.txt"))[1]] == ["'=ben", "ann"]
+
+
+def test_an_answer_in_words_may_be_in_a_cell_of_its_own(tmp_path):
+    """A student leaves the cell for the answer as it is, and writes below it; another deletes it."""
+    asked, stub = "**why** (5 points). Why?", {"nbgrader": {"grade_id": "why", "solution": True}}
+
+    def read(*cells):
+        cells = [{"cell_type": "markdown", "source": text, "metadata": about} for text, about in cells]
+        (tmp_path / "hw.ipynb").write_text(json.dumps({"cells": cells}))
+        return read_notebook(str(tmp_path / "hw.ipynb")).texts["why"]
+
+    end = ("## Your progress", {})
+    assert read((asked, {}), ("*Your answer.*", stub), end) == ""
+    assert (
+        read((asked, {}), ("*Your answer.*", stub), ("Because.", {}), ("And so.", {}), end) == "Because.\n\nAnd so."
+    )
+    assert read((asked, {}), ("Because.", {}), end) == read((asked, {}), ("Because.", stub), end) == "Because."
+    assert read((asked, {}), end) == ""
+
+
 def test_hidden_cases_of_a_varied_exercise_are_those_of_its_variants(tmp_path):
     (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}, "varied": ["02.4"]}))
     begin = "from dataclasses import replace\nfrom lib.check import find\ne = find('02.4')\n"
@@ -807,7 +865,14 @@ def test_a_day_late_is_a_day_begun():
         ({"exercises": {"03.1": 0}}, "03.1 has 0 points"),
         ({"points": 3}, "it has an unknown key 'points'"),
         ({"varied": ["02.4"]}, "varied names 02.4, which is not one of its exercises"),
-        ({"varied": ["03.1"]}, "varied names 03.1, which has no variants"),
+        ({"varied": ["03.1"]}, "varied names 03.1, which has no variants; in the book, 02.4, 04.1 have"),
+        ({"varied": "03.1"}, "varied is '03.1'; write a list"),
+        ({"exercises": ["03.1"]}, "exercises is no object"),
+        ({"id": "hw 1/x"}, "its id is 'hw 1/x'"),
+        ({"by_hand": {"why not": {"points": 1, "question": "?"}}}, "a question is called 'why not'"),
+        ({"by_hand": {"why": {"point": 1, "question": "?"}}}, "why has an unknown key 'point'"),
+        ({"late": {"percent_per_day": "10", "max_days": 1}}, "percent_per_day '10'; write a number"),
+        ({"late": {"percent_per_day": 10, "max_days": -1}}, "max_days -1; write a number"),
         ({"due": "2027-03-01"}, "has no time zone"),
         ({"due": "soon"}, "Invalid isoformat"),
         ({"late": {"per_day": 1}}, "per_day"),

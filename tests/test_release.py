@@ -244,7 +244,8 @@ def test_hidden_cases_go_to_graders_and_students_do_not_see_them(tmp_path):
     with zipfile.ZipFile(tmp_path / "hw" / "gradescope.zip") as archive:
         assert archive.read("cases.py") == (tmp_path / "cases.py").read_bytes()
         assert "--cases cases.py" in archive.read("run_autograder").decode()
-    assert (tmp_path / "hw" / "classroom50" / "cases.py").exists()
+    served = tmp_path / "hw" / "classroom50"  # to whoever knows the address
+    assert not (served / "cases.py").exists() and "MODEL ANSWER" not in (served / "hw.json").read_text()
 
 
 def test_a_readme_gives_the_price_of_a_late_day_or_allows_none():
@@ -452,6 +453,13 @@ def test_hidden_cases_of_the_page_on_teaching_are_cases(tmp_path):
 DUE = {"hw1": 3, "hw2": 4, "hw3": 6, "hw4": 8, "hw5": 9, "hw6": 10, "capstone": 12}
 
 
+def test_one_homework_with_a_fault_does_not_keep_the_rest_from_being_written(tmp_path, capsys):
+    (tmp_path / "bad.json").write_text('{"id": "bad"}')
+    hw6 = str(ROOT / "assignments" / "hw6.json")
+    assert main([str(tmp_path / "bad.json"), hw6, "--out", str(tmp_path)]) == 2
+    assert (tmp_path / "hw6" / "hw6-handout.zip").exists() and "bad.json" in capsys.readouterr().err
+
+
 def test_days_are_those_of_the_plan_of_ten_weeks():
     due = {name: asked.due.date() for name, asked in ASSIGNMENTS.items()}
     begin = due["hw1"] - datetime.timedelta(weeks=DUE["hw1"] - 1)
@@ -628,9 +636,14 @@ def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
         own = archive.read("hw3/exercises/05_fsdp.ipynb").decode()
     gpus = dict(A=8, B=16, C=32)[rows["student 7"]]
     assert f"on {gpus} GPUs" in own and "your row" not in own
-    with zipfile.ZipFile(tmp_path / "hw3/hw3-handout.zip") as archive:
+    assert not (tmp_path / "hw3" / "hw3-handout.zip").exists(), "it would tell no student the row"
+    assert main([str(ROOT / "assignments" / "hw3.json"), "--out", str(tmp_path / "all")]) == 0
+    with zipfile.ZipFile(tmp_path / "all/hw3/hw3-handout.zip") as archive:
         said = archive.read("hw3/rubric.md").decode()
-    assert "on *N* GPUs" in said and "| your row | *N* |\n| --- | --- |\n| A | 8 |\n| B | 16 |" in said
+    assert (
+        "on *N* GPUs" in said
+        and "Your teacher tells you your row.\n\n| your row | *N* |\n| --- | --- |\n| A | 8 |" in said
+    )
     asked = ASSIGNMENTS["hw3"]
     words = [{"question": name, "max": 4, "text": "?"} for name in ("which-stage", "taken out since")]
     given = [dict(student=student, results=[], by_hand=words) for student in students]
@@ -645,7 +658,7 @@ def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_pat
     told = json.loads((ROOT / "assignments" / "hw1.json").read_text()) | {"varied": ["02.4"]}
     (tmp_path / "hw.json").write_text(json.dumps(told))
     args = [str(tmp_path / "hw.json"), "--out", str(tmp_path)]
-    assert main(args) == 2 and "02.4 has a row per student: name them in a file" in capsys.readouterr().err
+    assert main(args) == 2 and "02.4 has a row per student. Name the students in a file" in capsys.readouterr().err
     (tmp_path / "roster.txt").write_text("ann\nben\n=cid\ndora\neva\n")
     assert main([*args, "--roster", str(tmp_path / "roster.txt")]) == 0
     assert sorted(path.name for path in (tmp_path / "hw1").iterdir()) == ["handouts", "teacher"]

@@ -24,6 +24,7 @@ SEEN = "what was seen"  # name of a result, or the end of its name: a text to pr
 AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
 ANYTHING = "anything"  # a result of a wrong program that may be right or wrong
 ROWS = string.ascii_uppercase  # the letters of variants
+COPIED = "This is right for"  # the beginning of the hint for an answer to a different row
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def with_variants(exercise: Exercise, *variants: Exercise) -> Exercise:
         others = [other for other in (exercise, *lettered) if other is not one]
         copied = (
             Mistake(
-                f"This is right for {f'row {other.row}' if other.row else 'the task in the book'}. You have row "
+                f"{COPIED} {f'row {other.row}' if other.row else 'the task in the book'}. You have row "
                 f"{one.row}: {one.task}",
                 other.right[0],
             )

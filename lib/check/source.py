@@ -13,13 +13,14 @@ import linecache
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 MOST_CODE = 2**20  # letters in all code cells of a notebook; to parse them takes about 600 MB
 _FOR_IPYTHON = re.compile(r"^\s*(\w+\s*=\s*)?[%!?]|^\s*[\w.]+\?{1,2}\s*$")
 _QUESTION = re.compile(r"\*\*([\w-]+)\*\* \(")
+YOUR_ANSWER = "*Your answer.*"  # what is in the place of an answer in words
+PROGRESS = "## Your progress"  # the section after the last question
 
 
 class NotebookError(ValueError):
@@ -35,8 +36,7 @@ class Notebook:
         cells: (title, text) of each code cell that parses.
         checks: (exercise id, name of the answer, row or "") for each `check(...)` in it.
         notes: a sentence for each cell that could not be read.
-        texts: `grade_id` -> text, of cells of Markdown that a person grades; if an editor lost the `grade_id`, of the
-            cell after `**grade_id** (`.
+        texts: question -> the answer in words that a person grades; "" if there is none.
         names: the functions, classes and constants that its cells define, and whether each is more than a stub.
         asked: exercise -> points, of a homework's notebook.
     """
@@ -147,16 +147,22 @@ def _source(cell: dict) -> str:
 
 
 def _texts(cells: list[dict]) -> dict[str, str]:
-    found = {}
-    for cell in cells:
-        about = cell.get("metadata")
+    """Question -> the Markdown below it; a student may add cells, and an editor may lose the `grade_id`."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for cell in (cell for cell in cells if cell.get("cell_type") == "markdown"):
+        text, about = _source(cell), cell.get("metadata")
         marks = about.get("nbgrader") if isinstance(about, dict) else None
-        if cell.get("cell_type") == "markdown" and isinstance(marks, dict) and marks.get("solution") is True:
-            found[str(marks.get("grade_id"))] = _source(cell)
-    for question, cell in pairwise(map(_source, cells)):
-        if (asked := _QUESTION.match(question)) and not _QUESTION.match(cell):
-            found.setdefault(asked[1], cell)
-    return found
+        if asked := _QUESTION.match(text):
+            name = asked[1]
+            found.setdefault(name, [])
+            continue
+        if text.startswith(PROGRESS):
+            name = ""
+        is_marked = isinstance(marks, dict) and marks.get("solution") is True
+        if key := str(marks.get("grade_id")) if is_marked else name:
+            found.setdefault(key, []).append("" if text.strip() == YOUR_ANSWER else text)
+    return {name: "\n\n".join(filter(None, texts)) for name, texts in found.items()}
 
 
 def _parse(source: str) -> ast.Module:

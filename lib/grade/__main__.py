@@ -59,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     except (AssignmentError, JailError, ValueError, OSError) as error:
         print(f"lib.grade: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("lib.grade: stopped; the same command continues", file=sys.stderr)
+        return 1
     finally:
         _hand_over(Path(args.out))
     print(overview(assignment, grades))
@@ -110,7 +113,7 @@ def _hand_over(out: Path) -> None:
 
 def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     """A hash of all that points depend on, except the submission: if it changes, all students are graded again."""
-    settings = repr([getattr(assignment, x) for x in ("points", "varied", "by_hand", "due", "late")]).encode()
+    settings = repr([getattr(assignment, x) for x in ("id", "points", "varied", "by_hand", "due", "late")]).encode()
     judges = sorted(Path(lib.check.__file__).parent.rglob("*.py"))
     files = b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
     return hashlib.sha256(settings + files).hexdigest()

@@ -6,6 +6,8 @@ import datetime
 import hashlib
 import importlib.util
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
@@ -63,7 +65,8 @@ class Question:
         rows = [["your row", *(f"*{name}*" for name in names)], ["---"] * (len(names) + 1)]
         rows += [[row, *(str(one[name]) for name in names)] for row, one in zip(ROWS, self.variants, strict=False)]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-        return f"{self.question.format(**{name: f'*{name}*' for name in names})}\n\n{table}"
+        asked = self.question.format(**{name: f"*{name}*" for name in names})
+        return f"{asked} Your teacher tells you your row.\n\n{table}"
 
     @property
     def answers(self) -> dict[str, str]:
@@ -182,14 +185,20 @@ def hidden_ranks(exercise: Exercise) -> set[int]:
 
 
 def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
-    if unknown := fields.keys() - _KEYS:
-        raise ValueError(f"it has an unknown key {sorted(unknown)[0]!r}; the keys are {', '.join(sorted(_KEYS))}")
+    _must_know("it", fields, _KEYS)
+    _must_know("late", fields.get("late", {}), Late.__annotations__)
+    for name, asked in fields.get("by_hand", {}).items():
+        _must_know(name, asked, Question.__annotations__)
+    if not isinstance(fields["exercises"], dict):
+        raise ValueError('exercises is no object; write {"03.1": 3}, with the points of each')
     points = {**fields["exercises"]}
     by_hand = {
         name: Question(**asked | {"variants": tuple(asked.get("variants", ()))})
         for name, asked in fields.get("by_hand", {}).items()
     }
     for name, asked in by_hand.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"a question is called {name!r}; use letters, digits and -")
         if len(asked.variants) > len(ROWS):
             raise ValueError(f"{name} has {len(asked.variants)} variants; there are {len(ROWS)} letters for them")
         try:
@@ -210,17 +219,25 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
         )
     exercises = tuple(own.get(i) or find(i) for i in points)
     varied = fields.get("varied", [])
+    if not isinstance(varied, list):
+        raise ValueError(f"varied is {varied!r}; write a list of exercises")
     for name in varied:
         if name not in points:
             raise ValueError(f"varied names {name}, which is not one of its exercises")
     for e in (e for e in exercises if e.id in varied):
         if not e.variants:
-            raise ValueError(f"varied names {e.id}, which has no variants")
+            able = ", ".join(i for i, known in EXERCISES.items() if known.variants)
+            raise ValueError(f"varied names {e.id}, which has no variants; in the book, {able} have")
         if e.id in own and e.variants is getattr(EXERCISES.get(e.id), "variants", None):
             raise ValueError(
                 f"varied names {e.id}, and its hidden cases are not those of its variants: replace them as well, with "
-                "variants=tuple(replace(one, ranks=...) for one in exercise.variants)"
+                f'variants=tuple(replace(one, ranks=...) for one in find("{e.id}").variants)'
             )
+    for number in ("percent_per_day", "max_days"):
+        if type(late.get(number, 0)) not in (int, float) or late.get(number, 0) < 0:
+            raise ValueError(f"late has {number} {late[number]!r}; write a number, 0 or more")
+    if not re.fullmatch(r"[\w.-]+", str(fields["id"])):
+        raise ValueError(f"its id is {fields['id']!r}; use letters, digits and -, as it names files")
     return Assignment(
         id=str(fields["id"]),
         title=str(fields["title"]),
@@ -234,6 +251,11 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
         goals=tuple(fields.get("goals", ())),
         text=fields.get("text", ""),
     )
+
+
+def _must_know(what: str, fields: dict[str, Any], keys: Iterable[str]) -> None:
+    if unknown := fields.keys() - set(keys):
+        raise ValueError(f"{what} has an unknown key {min(unknown)!r}; the keys are {', '.join(sorted(keys))}")
 
 
 def _own_exercises(path: str) -> list[Exercise]:

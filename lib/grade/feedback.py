@@ -7,6 +7,8 @@ from typing import Any
 from lib.check.judge import PASS
 from lib.grade.assignment import Assignment
 
+REVIEW = "REVIEW: "  # the beginning of a note that only the teacher sees
+
 
 def feedback(assignment: Assignment, given: dict[str, Any], total: float, words: dict[str, float]) -> str:
     """The feedback for one student, in Markdown. For a hidden case it says only whether the answer passed.
@@ -21,11 +23,11 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     lines = [f"# {assignment.title}: {given['student']}", "", f"**{total:g} of {most:g} points**"]
     if given["days_late"]:
         lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:g}."
-    lines += ["", *(f"- {note}" for note in given["notes"] if not note.startswith("REVIEW"))]
+    lines += ["", *(f"- {note}" for note in given["notes"] if not note.startswith(REVIEW))]
     for exercise in assignment.exercises:
         rows = [row for row in given["results"] if row["exercise"] == exercise.id]
         got = sum(row["points"] for row in rows)
-        row = assignment.row_of(given["student"], exercise.id)
+        row = rows[0]["row"]
         name = f"{exercise.id} {exercise.title}" + f", row {row}" * bool(row)
         lines += ["", f"## {name}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
         lines += [f"    {line}".rstrip() for line in _verdict(rows)]

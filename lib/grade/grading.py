@@ -8,10 +8,11 @@ import re
 import time
 from typing import Any
 
-from lib.check.exercise import Exercise
+from lib.check.exercise import COPIED, Exercise
 from lib.check.judge import PASS, TODO, cases_of, judge
 from lib.check.source import Answer, Notebook, printable
 from lib.grade.assignment import Assignment, hidden_ranks
+from lib.grade.feedback import REVIEW
 from lib.grade.jail import Jail, User
 from lib.grade.reports import BLOCKED, MISSING
 from lib.grade.submissions import Submission
@@ -37,8 +38,9 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     elif not submission.paths:
         notes.append("nothing was handed in")
     if not submission.listed:
-        notes.append(f"{submission.student} is not on the roster: is the name spelled differently there?")
-    notes += [f"REVIEW: {what} in {book.name}" for book in notebooks for what in _suspicious(book)]
+        notes.append(f"{REVIEW}{submission.student} is not on the roster: is the name spelled differently there?")
+    notes += _other_rows(assignment, notebooks)
+    notes += [f"{REVIEW}{what} in {book.name}" for book in notebooks for what in _suspicious(book)]
     notes += [
         f"no cell for question {name}" for name in assignment.by_hand if _text(notebooks, name) is None and notebooks
     ]
@@ -46,11 +48,17 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
     for exercise in assignment.exercises:
         seed = _seed(secret, assignment.id, submission.student, exercise.id)
         results += _results(exercise, assignment.points[exercise.id], notebooks, unread, notes, user, seed)
+    copied = {f"{r['title']}: {r['hint'].partition('.')[0]}" for r in results if r["hint"].startswith(COPIED)}
+    notes += [f"{REVIEW}{what}" for what in sorted(copied)]
     raw = round(sum(r["points"] for r in results), 4)
     days = assignment.days_late(submission.when) if submission.when else 0
     factor = assignment.late.factor(days) if days else 1.0
     if submission.marked_late and not submission.when:
-        notes.append("Canvas marks it late, without a time: give the times (--times), or take points in Canvas")
+        notes.append(
+            f"{REVIEW}Canvas marks it late, without a time: give the times (--times), or take points in Canvas"
+        )
+    if submission.is_without_time:
+        notes.append(f"{REVIEW}the file of times has no time for it: it counts as on time")
     return {
         "student": submission.student,
         "canvas_id": submission.canvas_id,
@@ -71,6 +79,17 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         "digest": None if any(row.get("undecided") for row in results) else submission.digest(),
         "seconds": round(time.monotonic() - began_s, 1),
     }
+
+
+def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
+    """A note for each exercise whose check asks for a different row than the one that is graded."""
+    asked = {exercise_id: row for notebook in notebooks for exercise_id, _, row in notebook.checks}
+    other = [(e, asked[e.id]) for e in assignment.exercises if asked.get(e.id, e.row) != e.row]
+    return [
+        f"{REVIEW}{e.id} was handed out in row {row or '-'} and is graded in row {e.row or '-'}: did the student's "
+        "name, or the homework's file, change after the release?"
+        for e, row in other
+    ]
 
 
 # Code that no answer needs. It costs no points: a person looks at it. The imports in the book's cells are exceptions,

@@ -163,7 +163,7 @@ def overview(assignment: Assignment, grades: list[Grade]) -> str:
         got = [points_of(g, exercise.id) for g in grades]
         wrong = [[r for r in g["results"] if r["exercise"] == exercise.id and r["status"] == FAIL] for g in grades]
         # A dict keeps the order: of two hints that are equally frequent, each run prints the same.
-        hints = Counter(hint for rows in wrong for hint in dict.fromkeys(r["hint"].partition("\n")[0] for r in rows))
+        hints = Counter(hint for rows in wrong for hint in dict.fromkeys(_first_paragraph(r["hint"]) for r in rows))
         often = "".join(hint for hint, _ in hints.most_common(1))
         whole, part = sum(x >= most - 1e-9 for x in got), sum(0 < x < most - 1e-9 for x in got)
         # An answer that is not defined, or not begun, has the same status in all cases.
@@ -175,6 +175,10 @@ def overview(assignment: Assignment, grades: list[Grade]) -> str:
             + f"\n      most frequent: {often}" * bool(often)
         )
     return "\n".join(lines)
+
+
+def _first_paragraph(hint: str) -> str:
+    return " ".join(hint.partition("\n\n")[0].split())
 
 
 def gradescope(given: Grade) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Submission:
         marked_late: Canvas says so.
         when: the time of the submission; None if unknown. Times of files do not survive a zip.
         listed: on the roster, or there is no roster.
+        is_without_time: there is a file of times, and it does not have this submission.
     """
 
     student: str
@@ -41,6 +42,7 @@ class Submission:
     when: datetime.datetime | None = None
     others: tuple[str, ...] = ()
     listed: bool = True
+    is_without_time: bool = False
 
     @property
     def file_name(self) -> str:
@@ -63,7 +65,8 @@ class Submission:
 
     def digest(self) -> str:
         """A hash of all files and the time: a new submission has a new digest."""
-        found = hashlib.sha256(repr((self.others, self.marked_late, self.when, self.listed)).encode())
+        about = self.others, self.marked_late, self.when, self.listed, self.is_without_time
+        found = hashlib.sha256(repr(about).encode())
         for path in self.paths:
             found.update(os.fsencode(path.name))
             try:
@@ -114,7 +117,17 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
     roll = read_roster(roster) if roster else [*found]
     for name in roll:
         found.setdefault(name, Submission(name))
-    return [replace(s, when=when.get(s.student), listed=s.student in roll) for _, s in sorted(found.items())]
+    if strangers := when.keys() - found:
+        raise ValueError(f"{times} has a time for {min(strangers)!r}, who handed nothing in and is on no roster")
+    return [
+        replace(
+            one,
+            when=when.get(name),
+            listed=name in roll,
+            is_without_time=bool(times and one.paths and name not in when),
+        )
+        for name, one in sorted(found.items())
+    ]
 
 
 def _with(one: Submission, *files: Path) -> Submission:
@@ -131,9 +144,18 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def read_roster(path: str) -> list[str]:
-    """The names in a file with one student per line."""
+    """The names in a file with one student per line; a first line `student` is no name.
+
+    Raises:
+        ValueError: a name is there twice, or the file is a table.
+    """
     names = (line.strip().strip('"') for line in sheet_text(path).splitlines())
-    return [name for name in names if name]
+    names = [name for name in names if name and name.lower() != "student"]
+    if tables := [name for name in names if name.count(",") > 1]:
+        raise ValueError(f"{path} has a line {tables[0][:60]!r}: a roster has one name per line, and nothing else")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{path} has {twice[0]!r} twice")
+    return names
 
 
 def _times(path: str) -> dict[str, datetime.datetime]:

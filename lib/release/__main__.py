@@ -3,9 +3,9 @@
 Writes a folder named by the homework's id:
 
 - `hw1-handout.zip`: for students, with the library and without links to the solutions;
+- with `--roster`, if a question or an exercise has a row per student: in its place `handouts/`, with a zip for each
+  student, and `teacher/rows.csv`, which says who has which row;
 - `teacher/`: a rubric with the mistakes that the judge recognises, and model answers;
-- with `--roster`, if a question or an exercise has a row per student: `handouts/` has a zip for each, in which all is
-  in the student's row, and `teacher/rows.csv` says who has which;
 - `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
 - `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/`: an autograder.
 
@@ -18,6 +18,7 @@ Exit code: 0, or 2 with a sentence if something cannot be written.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import sys
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
     parser.add_argument("--roster", help="a file with one student per line, by the name of the submission")
     args = parser.parse_args(argv)
+    failed = False
     for path in args.assignments:
         try:
             assignment = read_assignment(path, args.cases)
@@ -57,12 +59,13 @@ def main(argv: list[str] | None = None) -> int:
             release(assignment, Path(path), folder, read_roster(args.roster) if args.roster else (), args.cases)
         except (AssignmentError, ValueError, OSError) as error:
             print(f"lib.release: {error}", file=sys.stderr)
-            return 2
+            failed = True
+            continue
         points = assignment.max_score + assignment.points_by_hand
         print(f"{folder}: {len(assignment.exercises)} exercises, {points:g} points")
         if assignment.rows and not args.roster:
             print(f"  {[*assignment.rows][0]} has a row per student: --roster writes a handout for each")
-    return 0
+    return 2 if failed else 0
 
 
 def release(
@@ -82,7 +85,8 @@ def release(
     """
     if assignment.varied and not students:
         raise AssignmentError(
-            f"{assignment.varied[0]} has a row per student: name them in a file, --roster roster.txt"
+            f"{assignment.id} was not written: {assignment.varied[0]} has a row per student. Name the students in a "
+            "file: --roster roster.txt, or make assignments ROSTER=roster.txt"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
@@ -96,8 +100,9 @@ def release(
         for student in students if assignment.rows else ():
             zipped = new / "handouts" / f"{assignment.id}-{Submission(student).file_name}.zip"
             _write_zip(zipped, assignment.id, handout(assignment.of(student)))
-        if not assignment.varied:
+        if not (students and assignment.rows):  # a zip for all would tell nobody the own row
             _write_zip(new / f"{assignment.id}-handout.zip", assignment.id, handout(assignment))
+        if not assignment.varied:
             _for_platforms(assignment, path, new, cases)
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
@@ -116,11 +121,14 @@ def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | N
             "nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title),
             "github/.github/workflows/check.yml": for_actions(given, needed),
         }
-        | {f"classroom50/{name}": text for name, text in for_classroom50(assignment, needed).items()}
+        | {
+            f"classroom50/{name}": text
+            for name, text in for_classroom50(assignment, json.loads(path.read_bytes()), needed).items()
+        }
         | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
         | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
     )
-    for file_name, raw in (library() | for_graders).items():
+    for file_name, raw in library().items():
         (new / "classroom50" / file_name).parent.mkdir(parents=True, exist_ok=True)
         (new / "classroom50" / file_name).write_bytes(raw)
 

@@ -12,6 +12,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from lib.check.exercise import Exercise
+from lib.check.source import PROGRESS, YOUR_ANSWER
 from lib.grade.assignment import Assignment, Question
 
 ASKED = "exercises"  # key in a notebook's metadata: its exercises, with their points
@@ -44,7 +45,7 @@ def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, Noteboo
         )
     if assignment.by_hand:
         last = [*found.values()][-1]
-        progress = next(k for k, cell in enumerate(last.cells) if cell.source.startswith("## Your progress"))
+        progress = next(k for k, cell in enumerate(last.cells) if cell.source.startswith(PROGRESS))
         last.cells[progress:progress] = _questions(assignment.by_hand, with_answers=kind == "solutions")
     for notebook in found.values():
         nbformat.validate(notebook)
@@ -127,7 +128,7 @@ def _questions(asked: dict[str, Question], with_answers: bool) -> Iterable[Noteb
     for name, one in asked.items():
         yield cell(f"{name}-question", f"**{name}** ({one.points:g} points). {one.in_handout}")
         model = "\n\n".join(f"{row and f'**Row {row}.** '}{text}" for row, text in one.answers.items())
-        answer = cell(name, model if with_answers else "*Your answer.*")
+        answer = cell(name, model if with_answers else YOUR_ANSWER)
         marks = {"grade_id": name, "grade": True, "solution": True, "locked": False, "task": False}
         answer.metadata["nbgrader"] = marks | {"schema_version": 3, "points": one.points}
         yield answer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -65,8 +67,9 @@ jobs:
 """
 
 # Classroom 50 runs this once per submission, in the student's repository; the library and the assignment lie beside it.
-# It reads result.json, whose points must be whole numbers, and release-body.md, which the student sees. The exit code
-# is 0 for any number of points; with a different exit code there is no score.
+# All of it is served to whoever knows the address, so it has neither model answers nor hidden cases.
+# The script writes result.json, whose points must be whole numbers, and release-body.md, which the student sees. The
+# exit code is 0 for any number of points; with a different exit code there is no score.
 # GitHub's machines allow sudo: as root, the grader runs students' code as a user without rights. `-P`: Python must not
 # import a folder lib/ that a student pushed.
 CLASSROOM50 = """#!/usr/bin/env python3
@@ -77,10 +80,6 @@ variable = os.environ.get
 for name in ("result.json", "release-body.md"):
     pathlib.Path(name).unlink(missing_ok=True)  # a student may have pushed one
 shutil.copytree(".", given / variable("USERNAME"), symlinks=True, ignore=shutil.ignore_patterns(".git"))
-assignment, cases = here / "{id}.json", here / "cases.py"
-for path in (assignment, cases):
-    if path.exists():
-        path.chmod(0o600)  # model answers and hidden cases are not for students' code
 if importlib.util.find_spec("torch") is None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "--index-url", "https://download.pytorch.org/whl/cpu", {torch}], check=True)
@@ -93,8 +92,7 @@ if os.geteuid():
     else:
         trust = ["--trust"]
         print("There is no root here: students' code runs as the grader, and could write its own points.")
-command = [*root, sys.executable, "-P", "-m", "lib.grade", str(assignment), str(given), "--out", grades, *trust]
-command += ["--cases", str(cases)] * cases.exists()
+command = [*root, sys.executable, "-P", "-m", "lib.grade", str(here / "{id}.json"), str(given), "--out", grades, *trust]
 ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 print(ended.stdout)
 if ended.returncode:
@@ -159,12 +157,13 @@ def for_actions(notebooks: Iterable[str], packages: Iterable[str]) -> str:
     return ACTIONS.format(torch=torch, others=others, notebooks=" ".join(f"exercises/{name}" for name in notebooks))
 
 
-def for_classroom50(assignment: Assignment, packages: Iterable[str]) -> dict[str, str]:
-    """Files of the assignment's folder, which also has `lib/`, the assignment and perhaps `CASES`."""
+def for_classroom50(assignment: Assignment, fields: dict[str, Any], packages: Iterable[str]) -> dict[str, str]:
+    """Files of the assignment's folder, which also has `lib/`; `fields` are those of the assignment's file."""
     torch, *others = packages
     listed = ", ".join(map(repr, others))
     script = CLASSROOM50.format(id=assignment.id, torch=repr(torch), others=listed)
-    return {"autograder.py": script, "runtime.json": RUNTIME}
+    open_to_all = json.dumps({**fields, "by_hand": {}}, indent=1)
+    return {"autograder.py": script, "runtime.json": RUNTIME, f"{assignment.id}.json": open_to_all}
 
 
 def _split(packages: Iterable[str]) -> tuple[str, str]:

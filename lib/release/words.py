@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lib.check.exercise import COPIED
 from lib.check.judge import cases_of
 from lib.grade.assignment import Assignment, hidden_ranks
 
@@ -13,6 +14,7 @@ You need Python 3.11 or newer on Linux, macOS or WSL. Two cores are enough.
 
 ```
 python3 -m venv .venv
+.venv/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu
 .venv/bin/pip install -r requirements.txt
 .venv/bin/jupyter lab
 ```
@@ -20,7 +22,7 @@ python3 -m venv .venv
 In Colab, upload a notebook and the zip, and run this in the first cell:
 
 ```
-!unzip -q {id}-handout.zip && mv {id} parallel-by-hand
+!unzip -q {id}-*.zip && mv {id} parallel-by-hand
 ```
 
 Your work is in
@@ -75,7 +77,8 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
         num_hidden = sum(ranks in hidden for ranks, _ in cases)
         text += [f"- hidden cases: {num_hidden * each:g}"] * bool(num_hidden)
         asked = exercise.variants if exercise.id in assignment.varied else (exercise,)
-        hints = list(dict.fromkeys(" ".join(mistake.hint.split()) for one in asked for mistake in one.mistakes))
+        hints = [" ".join(mistake.hint.split()) for one in asked for mistake in one.mistakes]
+        hints = [hint for hint in dict.fromkeys(hints) if not hint.startswith(COPIED)]
         text += ["", *(f"Row {one.row}: {one.task}\n" for one in asked if one.task)]
         if for_teacher:
             text += ["", "A wrong answer gets no points for a case, and one of these hints if it fits:\n"]

@@ -211,12 +211,13 @@ EXERCISE = with_variants(
     exercise(),
     exercise(
         last_rank_first,
-        "Join the shards in the reverse order: the shard of the last rank comes first, the shard of rank 0 last.",
+        "Instead of the order of the ranks, join the shards in the reverse order: the shard of the last rank comes "
+        "first, the shard of rank 0 last.",
     ),
     exercise(
         in_turn,
-        "Join the shards element by element: first element 0 of every shard, in the order of the ranks, then element 1 "
-        "of every shard that has one, and so on.",
+        "Instead of one shard after the other, join them element by element: first element 0 of every shard, in the "
+        "order of the ranks, then element 1 of every shard that has one, and so on.",
     ),
     exercise(
         backwards,

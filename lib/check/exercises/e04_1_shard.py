@@ -192,23 +192,26 @@ def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
     )
 
 
+AS_ABOVE = "Flatten and pad x as above. But the shards are not contiguous: deal the elements to the ranks"
+PART = (
+    "`part` has the elements of this rank in the order in which they were dealt, and `unshard` puts each element back "
+    "into its place in x."
+)
+
 EXERCISE = with_variants(
     exercise(),
     exercise(
         in_turn,
-        "The elements are dealt in turn: element 0 to rank 0, element 1 to rank 1, and after rank n - 1 to rank 0 "
-        "again. `part` has the elements of this rank in the order in which they were dealt.",
+        f"{AS_ABOVE} in turn: element 0 to rank 0, element 1 to rank 1, and after rank n - 1 to rank 0 again. {PART}",
     ),
     exercise(
         to_and_fro,
-        "The elements are dealt to and fro: elements 0 to n - 1 to ranks 0 to n - 1, the next n elements to ranks "
-        "n - 1 to 0, the next n to ranks 0 to n - 1 again. `part` has the elements of this rank in the order in which "
-        "they were dealt.",
+        f"{AS_ABOVE} to and fro: elements 0 to n - 1 to ranks 0 to n - 1, the next n elements to ranks n - 1 to 0, the "
+        f"next n to ranks 0 to n - 1 again. {PART}",
     ),
     exercise(
         in_turn_from_the_last,
-        "The elements are dealt in turn, beginning with the last rank: element 0 to rank n - 1, element 1 to rank "
-        "n - 2, and after rank 0 to rank n - 1 again. `part` has the elements of this rank in the order in which they "
-        "were dealt.",
+        f"{AS_ABOVE} in turn, beginning with the last rank: element 0 to rank n - 1, element 1 to rank n - 2, and "
+        f"after rank 0 to rank n - 1 again. {PART}",
     ),
 )
