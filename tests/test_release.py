@@ -379,7 +379,7 @@ def test_classroom_50_finds_what_it_wants(released, tmp_path):
         )
         assert sum(test["score"] for test in result["tests"]) == result["score"]
         body = (tmp_path / name / "release-body.md").read_text()
-        assert f"**{result['score'] / 6:g} of {ASSIGNMENTS['hw2'].max_score + 4:g} points**" in body
+        assert f"**{result['score'] / 6:g} of {ASSIGNMENTS['hw2'].max_score:g} points**" in body
         assert "its score is 6 times the points above" in body
         points.append(result["score"] / 6)
     assert points == [sum(done.values()), done["03.2"], 0]
@@ -422,15 +422,8 @@ def test_classroom_50_grades_as_root_what_is_hostile(tmp_path):
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = json.loads((repository / "result.json").read_text())
-    assert (result["score"], result["max-score"]) == (0, 3)
-    assert [test["test-name"].partition(", ")[2] for test in result["tests"]] == [
-        "3 ranks",
-        "4 ranks",
-        "a hidden case",
-    ]
-    said = ended.stdout + (repository / "release-body.md").read_text()
-    assert "MODEL ANSWER" not in said and "HIDDEN CASE" not in said
-    assert {(source / name).stat().st_mode & 0o777 for name in ("hw.json", "cases.py")} == {0o600}
+    assert (result["score"], result["max-score"]) == (0, 6), "1.5 points for each of two cases, doubled"
+    assert [test["test-name"].partition(", ")[2] for test in result["tests"]] == ["3 ranks", "4 ranks"]
     assert f"-n env PYTHONPATH={source} {sys.executable} -P -m lib.grade" in log.read_text()
     assert "--trust" not in log.read_text()
 

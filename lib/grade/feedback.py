@@ -27,7 +27,7 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     for exercise in assignment.exercises:
         rows = [row for row in given["results"] if row["exercise"] == exercise.id]
         got = sum(row["points"] for row in rows)
-        row = rows[0]["row"]
+        row = next((one["row"] for one in rows), "")
         name = f"{exercise.id} {exercise.title}" + f", row {row}" * bool(row)
         lines += ["", f"## {name}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
         lines += [f"    {line}".rstrip() for line in _verdict(rows)]
