@@ -155,7 +155,6 @@ def _texts(cells: list[dict]) -> dict[str, str]:
         marks = about.get("nbgrader") if isinstance(about, dict) else None
         if asked := _QUESTION.match(text):
             name = asked[1]
-            found.setdefault(name, [])
             continue
         if text.startswith(PROGRESS):
             name = ""
