@@ -85,7 +85,7 @@ def verdict(
     _session[exercise.id] = exercise, got
     if status != TODO and not _strict():
         record.keep(exercise, got)
-    chosen = f'row="{row}", ' if row else ""
+    chosen = f'row="{row}", ' * bool(row) + ("" if points is None else f"points={points:g}, ")
     again = f"check({named}, {exercise.title}, {chosen}seed={seed})"
     return _text(exercise, status, got, verdicts, again), status
 

@@ -118,6 +118,12 @@ def shard_by_torch_distributed(x, group, owner=contiguous):
     return [padded[rank_of == r], unshard]
 
 
+def gathered_before(x, group, owner):
+    """`unshard` forgets what it is called with."""
+    part, unshard = shard(x, group, owner)
+    return part, lambda changed: unshard(part)
+
+
 def truncated(x, group, owner):
     return shard(x.flatten()[: x.numel() // group.size * group.size], group, owner)
 
@@ -147,6 +153,11 @@ def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
         task=task,
         right=(wrong(), partial(shard_by_torch_distributed, owner=owner)),
         mistakes=(
+            Mistake(
+                "Return two things: part, and the function unshard.",
+                lambda x, group: shard(x, group, owner)[0],
+                about=("the part", "its padding"),
+            ),
             joined if task else EVERY_NTH,
             Mistake(
                 "The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add "
@@ -183,10 +194,13 @@ def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
                 "The shards are right, and unshard returns the right elements, flat. Restore the shape of x.",
                 wrong(back="flat"),
             ),
-            Mistake(
-                "The shards are right, but unshard returns the old x. It must all-gather the shards that it is called "
-                "with: the optimizer changed them.",
-                wrong(back="old"),
+            *(
+                Mistake(
+                    "The shards are right, but unshard returns the old x. It must all-gather the shards that it is "
+                    "called with: the optimizer changed them.",
+                    old,
+                )
+                for old in (wrong(back="old"), partial(gathered_before, owner=owner))
             ),
         ),
     )

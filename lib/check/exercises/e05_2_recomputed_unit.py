@@ -202,8 +202,7 @@ EXERCISE = Exercise(
             unit(reduce=lambda g, shard: mine(all_reduced(g))),
         ),
         Mistake(
-            "The gradient of the shard is n times too large: it is the sum over the ranks, not the mean. gloo has no "
-            "ReduceOp.AVG, so divide after the sum.",
+            "The gradient of the shard is n times too large: it is the sum over the ranks, not the mean. Divide by n.",
             unit(reduce=lambda g, shard: scattered(g, shard) * dist.get_world_size()),
             about=("gradient",),
         ),
