@@ -79,7 +79,7 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
         asked = exercise.variants if exercise.id in assignment.varied else (exercise,)
         hints = [" ".join(mistake.hint.split()) for one in asked for mistake in one.mistakes]
         hints = [hint for hint in dict.fromkeys(hints) if not hint.startswith(COPIED)]
-        text += ["", *(f"Row {one.row}: {one.task}\n" for one in asked if one.task)]
+        text += [f"\nRow {one.row}: {one.task}" for one in asked if one.task]
         if for_teacher:
             text += ["", "A wrong answer gets no points for a case, and one of these hints if it fits:\n"]
             text += [f"- {hint}" for hint in hints]
