@@ -199,8 +199,15 @@ def test_the_peak_of_a_step_on_every_rank(degrees, zeros, schedules):
     assert not wrong_peaks(SMALL, layouts(degrees, zeros, SMALL, schedules=schedules))
 
 
-def wrong_peaks(model, cells):
-    return {key: one for seen in watched(cells, model, 2, "memory") for key, one in off(*seen, model).items()}
+def wrong_peaks(model, cells, tries=3):
+    """What differs in each of the tries: rarely, a thread of gloo holds the tensors of a finished sum for longer."""
+    found = {}
+    for _ in range(tries):
+        found = {key: one for seen in watched(cells, model, 2, "memory") for key, one in off(*seen, model).items()}
+        cells = [layout for layout in cells if any(key[0] == str(layout) for key in found)]
+        if not cells:
+            break
+    return found
 
 
 @pytest.mark.slow("a watched step looks at all tensors after each operation")
