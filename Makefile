@@ -109,7 +109,7 @@ kills: $(READY) ## judge the right and wrong programs of each exercise that chan
 	@$(PY) tools/kills.py
 
 assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
-	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(CASES),--cases $(CASES))
+	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(ROWS),--rows $(ROWS)) $(if $(CASES),--cases $(CASES))
 
 lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .

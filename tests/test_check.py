@@ -83,6 +83,7 @@ def test_an_answer_to_another_row_is_named():
     for i, row, words in (("02.4", "D", "has the rows A, B, C, and row is 'D'"), ("03.2", "A", "03.2 has no rows")):
         with pytest.raises(ValueError, match=words):
             verdict(i, adds, row=row)
+    assert verdict("02.4", rows["B"].right[1], row="b")[1] == "PASS"
 
 
 def test_inputs_are_fresh_and_a_seed_brings_them_back():

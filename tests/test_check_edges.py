@@ -4,6 +4,7 @@ import ctypes
 import json
 import re
 from decimal import Decimal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from lib.check import check, missing, progress, record, verdict
 from lib.check.__main__ import main
 from lib.check.catalogue import EXERCISES
 from lib.check.exercises.e03_3_overlapped import overlapped
+from lib.check.exercises.e05_1_forward import forward_with_the_next_layer_coming
 from lib.check.exercises.e05_5_dropped_units import only_its_own
 from lib.check.exercises.e05_6_peak_bytes import measured, peak_bytes
 from lib.check.exercises.e05_7_choose_stage import answer as choose_stage
@@ -353,7 +355,7 @@ holds_a_lock.__module__ = "a notebook"
         ("03.1", crashes, "FAIL", ["of 3 was killed by SIGSEGV.", "in crashes"]),
         ("03.1", holds_a_lock, "FAIL", ["Your function, or an object that it uses, cannot be sent", "lock"]),
         ("03.2", nothing_for_the_empty_rank, "FAIL", ["this rank's own count"]),
-        ("03.2", wrong_in_the_last_number, "FAIL", ["Rank 0: gradient[3] is not right"]),
+        ("03.2", wrong_in_the_last_number, "FAIL", ["Rank 0: gradient, at [3], is not right"]),
         ("03.2", lambda g, count, group: None, "FAIL", ["got None: is a `return` missing?"]),
         ("03.2", lambda g, count, group: g.tolist(), "FAIL", ["Rank 0: gradient is not right"]),
         ("03.2", lambda g, count, group: torch.full_like(g, torch.inf), "FAIL", ["inf"]),
@@ -361,6 +363,7 @@ holds_a_lock.__module__ = "a notebook"
         ("03.4", sends_one_flat_message_each_time, "FAIL", ["you communicate after every microbatch"]),
         ("04.1", no_unshard, "FAIL", ["the part is not right", "got None"]),
         ("04.4", reduces_now_and_then, "FAIL", ["got 'gradients leave after 3, 5 of 5 microbatches'"]),
+        ("05.1", partial(forward_with_the_next_layer_coming, ahead=4), "FAIL", ["four layers or more are in memory"]),
         ("05.2", OnlyForward, "TODO", ["Replace"]),
         ("05.2", lambda x, shard, compute: x, "FAIL", ["has no attribute 'apply'"]),
         ("05.4", reads_too_far, "FAIL", ["there were 4 ranks, counted from 0", "in reads_too_far"]),
@@ -382,8 +385,13 @@ holds_a_lock.__module__ = "a notebook"
         ("05.6", lambda units, n: None, "FAIL", ["is a `return` missing?"]),
         ("05.7", lambda *given: list(map(np.array, by_search(*given))), "PASS", []),
         ("05.7", lambda *given: by_search(*given)[:4], "FAIL", ["0/3 points", "Return five things"]),
-        ("05.7", choose_stage(among=("zero-3, kept",)), "FAIL", ["the choice[", "Your choice, zero-3, kept, m = "]),
-        ("05.7", lambda *given: (*by_search(*given)[:4], 1e9), "FAIL", ["2/3 points", "the defence["]),
+        (
+            "05.7",
+            choose_stage(among=("zero-3, kept",)),
+            "FAIL",
+            ["the choice, at", "Your choice, zero-3, kept, m = "],
+        ),
+        ("05.7", lambda *given: (*by_search(*given)[:4], 1e9), "FAIL", ["2/3 points", "the defence, at ["]),
         ("06.1", collects_the_weights, "FAIL", ["but you send more than one all-reduce"]),
         ("06.1", names_our_group, "FAIL", ["omit group=", "in names_our_group"]),
         ("06.1", lambda *given: comm.all_reduce_start(given[0], given[-1]), "FAIL", ["a handle without a wait"]),
@@ -596,6 +604,14 @@ def test_an_error_shows_its_line_though_nobody_ran_the_cell(tmp_path, capsys):
     out = capsys.readouterr().out
     assert 'File "a.ipynb, code cell 1", line 2, in half\n          return x / 0  # here' in out
     assert "average_gradients is not defined." in out and "0/3 points" in out
+
+
+def test_in_the_terminal_a_row_that_is_not_there_costs_its_own_task_alone(tmp_path, capsys):
+    right = "def f(p, b, n): return p * b * 2 * (n - 1) / n\n"
+    checks = "check('02.4', f, row='D')\ncheck('03.9', f)"
+    assert main([notebook(tmp_path, right + checks)]) == 1
+    out = capsys.readouterr().out
+    assert "0/3 points\n  02.4 has the rows A, B, C, and row is 'D'." in out and "PASS  03.9" in out
 
 
 def test_in_the_terminal_a_task_that_is_missing_counts_0_of_its_points(tmp_path, capsys):

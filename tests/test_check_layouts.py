@@ -543,8 +543,8 @@ NEARLY = {  # with a word of the verdict
         (e146.answer(e146.chosen(rows=3)), "refuses"),
         (e146.answer(e146.chosen(recompute="full")), "larger regret"),
         (e146.answer(reason=lambda trainings: ["dp"]), "name of a kind of time"),
-        (e146.answer(loss=lambda trainings: 0.5), "the number[0] is not right"),
-        (e146.answer(loss=lambda trainings: "0.5"), "the number[0] is not right"),
+        (e146.answer(loss=lambda trainings: 0.5), "the number, at [0], is not right"),
+        (e146.answer(loss=lambda trainings: "0.5"), "the number, at [0], is not right"),
     ],
 }
 

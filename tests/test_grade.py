@@ -212,15 +212,18 @@ def broken_files(folder):
     os.mkdir(os.fsencode(folder) + b"/\xff\xfe")
     (folder / "a script").mkdir()
     (folder / "a script" / "hw.py").write_text(RIGHT)
+    (folder / "zipped").mkdir()
+    (folder / "zipped" / "hw.zip").write_bytes(b"PK")
     return {
         "garbage": "not JSON", "empty": "not JSON", "a list": "no list of cells", "brackets": "not JSON",
         "odd cells": "",
         "no file": "nothing was handed in", "link": "not a plain file", "fifo": "not a plain file",
         "sparse": "too large", "\\udcff\\udcfe": "nothing was handed in", "a script": "hw.py: no notebook",
+        "zipped": "REVIEW: unzip hw.zip, and grade again",
     }  # fmt: skip
 
 
-NOTHING_THERE = "no file", "\\udcff\\udcfe", "a script"
+NOTHING_THERE = "no file", "\\udcff\\udcfe", "a script", "zipped"
 
 
 @pytest.fixture(scope="module")
@@ -484,7 +487,7 @@ def test_the_answer_to_another_row_gets_no_points(tmp_path):
         assert (f"This is right for row {rows['ann']}. You have row {row}: " in told) == (row != rows["ann"])
 
 
-def test_a_row_that_changed_after_the_release_is_noted(tmp_path):
+def test_a_row_that_changed_after_the_release_is_noted_and_can_be_given(tmp_path, capsys):
     """The student's name was spelled differently then, or the teacher grades with the book's file."""
     write_notebook(
         tmp_path / "submissions" / "ann" / "02.ipynb",
@@ -493,10 +496,22 @@ def test_a_row_that_changed_after_the_release_is_noted(tmp_path):
     for more, row in (({}, "-"), ({"varied": ["02.4"], "id": "other"}, "[BC]")):
         (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}} | more))
         out = tmp_path / f"grades {len(more)}"
-        assert main([str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(out), "--trust"]) == 0
+        again = [str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(out), "--trust"]
+        assert main(again) == 0
         (note,) = json.loads((out / "students" / "ann.json").read_text())["notes"][:1]
         assert re.match(f"REVIEW: 02.4 was handed out in row A and is graded in row {row}: did", note), note
         assert "REVIEW" not in (out / "feedback" / "ann.md").read_text()
+    (tmp_path / "rows.csv").write_text("student,02.4\nann,A\n")  # of the release, with the name as it is now
+    assert main([*again, "--rows", str(tmp_path / "rows.csv")]) == 0
+    given = json.loads((out / "students" / "ann.json").read_text())
+    assert given["notes"] == [] and given["score"] == 2
+    for text, words in (
+        ("student,02.4\nann,D\n", "ann has row 'D' of 02.4, which has A, B, C"),
+        ("student\nann\n", "has no column '02.4'"),
+    ):
+        (tmp_path / "rows.csv").write_text(text)
+        assert main([*again, "--rows", str(tmp_path / "rows.csv")]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_misspelt_name_in_the_times_is_no_earlier_time(course, capsys):
@@ -638,6 +653,22 @@ def test_who_is_not_on_the_roster(course):
     rows = grade_course(course, "--roster", str(course / "roster.csv"))[1]
     assert "not on the roster" in rows["'=ben"]["look at it because"]
     assert "roster" not in rows["ann"]["look at it because"]
+
+
+@pytest.mark.parametrize(
+    ("own", "below", "text"),
+    [
+        ("Why? Because.", "*Your answer.*", "Because."),
+        ("Why?\n\nBecause.", "It is.", "Because.\n\nIt is."),
+        ("How?", "It is.", "It is."),
+    ],
+)
+def test_an_answer_in_the_cell_of_its_question_is_one(course, own, below, text):
+    cells = [{"cell_type": "markdown", "source": source} for source in (f"**why** (5 points). {own}", below)]
+    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, *cells])
+    assert grade_course(course)[0] == 0
+    given = json.loads((course / "grades" / "students" / "ann.json").read_text())
+    assert [asked["text"] for asked in given["by_hand"]] == [text] and given["notes"] == []
 
 
 def test_points_from_a_spreadsheet(course, capsys):
@@ -833,9 +864,10 @@ def test_a_column_of_canvas(tmp_path):
     grades = [
         {"student": "doeann", "canvas_id": "12345", "score": 4},
         {"student": "roeben", "canvas_id": "", "score": 3.0},
+        {"student": "zoe", "canvas_id": "", "score": 1.0},
     ]
-    totals = {"doeann": 4.5, "roeben": 3.0}  # with points for words
-    assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades, totals) == 2
+    totals = {"doeann": 4.5, "roeben": 3.0, "zoe": 1}  # with points for words
+    assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades, totals) == ["zoe"]
     filled = list(csv.reader(open(tmp_path / "new.csv", newline="")))
     assert [row[3] for row in filled] == ["Homework (77)", "5", "4.5", "3", ""] and [r[4] for r in filled][2] == "8"
     write_table(tmp_path / "other.csv", [["Student", "ID"]])

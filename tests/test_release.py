@@ -64,6 +64,9 @@ def test_a_handout_has_the_tasks_and_no_answer(released, name):
     assert [i for book in books for i, *_ in book.checks] == [e.id for e in asked.exercises]
     assert {i: points for book in books for i, points in book.asked.items()} == asked.points
     assert {k for book in books for k in book.texts} == {*asked.by_hand}
+    heads = [nbformat.read(path, as_version=4).cells[0].source for path in sorted(folder.glob("exercises/*.ipynb"))]
+    counts = [f"{q} question{'s' * (q > 1)}, {asked.points_by_hand:g} points" for q in [len(asked.by_hand)]]
+    assert [f"and {counts[0]}" in head for head in heads] == [False] * (len(heads) - 1) + [True]
     text = "\n".join(path.read_text() for path in (*folder.glob("exercises/*"), *folder.glob("*.md")))
     # A link to a solution, its explanation, a badge that opens the book's page instead of this one, a model answer.
     assert "solutions/" not in text and "solution-only" not in text and "Open in Colab" not in text
@@ -89,8 +92,9 @@ def test_a_handout_has_the_tasks_and_no_answer(released, name):
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_links_of_a_handout_lead_somewhere(released, name):
     folder = released / name / f"{name}-handout" / name
-    for path in folder.glob("exercises/*.ipynb"):
-        text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    for path in (*folder.glob("exercises/*.ipynb"), *folder.glob("chapters/*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
             assert (path.parent / target).exists(), (path.name, target)
 
@@ -657,6 +661,11 @@ def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_pat
     assert sorted(path.name for path in (tmp_path / "hw1").iterdir()) == ["handouts", "teacher"]
     rows = dict(line.split(",") for line in (tmp_path / "hw1/teacher/rows.csv").read_text().splitlines()[1:])
     assert {*rows.values()} == {*"ABC"}, "change the names above"
+    (tmp_path / "rows.csv").write_text("student,02.4\n" + "".join(f"{name},B\n" for name in rows if name != "ann"))
+    of_teacher = ["--roster", str(tmp_path / "roster.txt"), "--rows", str(tmp_path / "rows.csv")]
+    assert main([*args[:2], str(tmp_path / "dealt"), *of_teacher]) == 0
+    dealt = (tmp_path / "dealt/hw1/teacher/rows.csv").read_text().splitlines()[1:]
+    assert dealt == [f"{name},{rows[name] if name == 'ann' else 'B'}" for name in rows]
     for path in (tmp_path / "hw1" / "handouts").iterdir():
         with zipfile.ZipFile(path) as archive:
             book = nbformat.reads(archive.read("hw1/exercises/02_collectives.ipynb").decode(), 4)

@@ -74,7 +74,7 @@ def verdict(
 ) -> tuple[str, str]:
     """The text that `check` prints, and PASS, FAIL or TODO."""
     named = f'"{exercise}"' if isinstance(exercise, str) else "…"
-    exercise = _counting(_in_row(find(exercise), row), points)
+    exercise = _counting(in_row(find(exercise), row), points)
     if not callable(answer):
         raise TypeError(f"check({named}, ...) needs your function {exercise.title}, not {type(answer).__name__}")
     seed = new_seed() if seed is None else seed
@@ -97,10 +97,15 @@ def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[st
     return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points:g} points\n  {why}", FAIL
 
 
-def _in_row(exercise: Exercise, row: str) -> Exercise:
-    if row not in exercise.rows:
+def in_row(exercise: Exercise, row: str) -> Exercise:
+    """The variant with this letter; "" is the exercise itself.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    if (row := row.upper()) not in exercise.rows:
         there = f"has the rows {', '.join(filter(None, exercise.rows))}" if exercise.variants else "has no rows"
-        raise ValueError(f"exercise {exercise.id} {there}, and row is {row!r}")
+        raise ValueError(f"{exercise.id} {there}, and row is {row!r}")
     return exercise.rows[row]
 
 
@@ -174,8 +179,9 @@ def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVer
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
     printed = None
     for v in verdicts:
-        lines.append(f"  [{'x' if v.status == PASS else ' '}] {v.case}")
-        if v.hint and v.hint != printed:
+        again_so = bool(v.hint) and v.hint == printed
+        lines.append(f"  [{'x' if v.status == PASS else ' '}] {v.case}{', as above' * again_so}")
+        if v.hint and not again_so:
             lines += [f"      {line}".rstrip() for line in v.hint.splitlines()]
             printed = v.hint
     if status == FAIL:

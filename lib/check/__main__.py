@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from lib.check import PASS, find, forget, missing, progress, record, verdict
+from lib.check import PASS, find, forget, in_row, missing, progress, record, verdict
 from lib.check.catalogue import EXERCISES
 from lib.check.source import NotebookError, read_notebook
 
@@ -92,6 +92,10 @@ def _all(notebooks: Sequence[str]) -> int:
 
 
 def _one(exercise_id: str, name: str, names: dict, points: float | None, row: str) -> tuple[str, str]:
+    try:
+        in_row(find(exercise_id), row)
+    except ValueError as error:
+        return missing(exercise_id, f"{error}.", points)
     if callable(names.get(name)):
         return verdict(exercise_id, names[name], points=points, row=row)
     return missing(exercise_id, f"{name} is not defined.", points)

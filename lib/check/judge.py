@@ -261,7 +261,8 @@ def _difference(got: list[Data], expected: list[Data]) -> str:
     for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
         for name, value in right.items():
             if not same(mine, {name: value}):
-                place, value, found = _first_difference(name, mine.get(name), value)
+                index, value, found = _first_difference(mine.get(name), value)
+                place = f"{name}, at {index}," if index else name
                 who = f"Rank {rank}: " if len(got) > 1 else ""
                 digits = 10 if _short(value) == _short(found) else 4
                 value, found = (_short(x, digits) for x in (value, found))
@@ -269,16 +270,16 @@ def _difference(got: list[Data], expected: list[Data]) -> str:
     return "The result is not right."
 
 
-def _first_difference(name: str, got: Any, expected: Any) -> tuple[str, Any, Any]:
-    """Down to the first item of a list, or row of a matrix, that differs when printed: its name, expected, got."""
+def _first_difference(got: Any, expected: Any, index: str = "") -> tuple[str, Any, Any]:
+    """Down to the first item of a list, or row of a matrix, that differs when printed: its index, expected, got."""
     lists = isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(expected) == len(got)
     tensors = is_dense(expected) and is_dense(got) and expected.shape == got.shape
     looks_right = tensors and expected.dim() and _short(got) == _short(expected)  # the first elements are equal
     if lists or (tensors and expected.dim() > 1) or looks_right:
         for i, (g, w) in enumerate(zip(got, expected, strict=True)):
             if not same({"": g}, {"": w}):
-                return _first_difference(f"{name}[{i}]", g, w)
-    return name, expected, got
+                return _first_difference(g, w, f"{index}[{i}]")
+    return index, expected, got
 
 
 def _short(value: object, digits: int = 4) -> str:
@@ -289,7 +290,8 @@ def _short(value: object, digits: int = 4) -> str:
             numbers = ", ".join(f"{x:.{digits}g}" for x in value.flatten()[:4].tolist())
             return f"{list(value.shape)}: {numbers}{', …' if value.numel() > 4 else ''}" if value.dim() else numbers
         if isinstance(value, (list, tuple)):
-            return f"{len(value)} of them: " + "; ".join(_short(v, digits) for v in value[:3])
+            more = "; …" * (len(value) > 3)
+            return f"{type(value).__name__} of {len(value)}: {'; '.join(_short(v, digits) for v in value[:3])}{more}"
         return repr(value)[:200]
     except Exception:  # a sparse tensor, an integer of five thousand digits
         return f"a {type(value).__name__} that cannot be printed here"

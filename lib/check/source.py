@@ -37,6 +37,7 @@ class Notebook:
         checks: (exercise id, name of the answer, row or "") for each `check(...)` in it.
         notes: a sentence for each cell that could not be read.
         texts: question -> the answer in words that a person grades; "" if there is none.
+        questions: question -> its own cell, in which somebody may have written the answer.
         names: the functions, classes and constants that its cells define, and whether each is more than a stub.
         asked: exercise -> points, of a homework's notebook.
     """
@@ -47,6 +48,7 @@ class Notebook:
     notes: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)
     names: dict[str, bool] = field(default_factory=dict)
 
     def defines(self, name: str) -> bool:
@@ -119,7 +121,9 @@ def read_notebook(path: str) -> Notebook:
             notes.append(f"{title} does not parse: {error}")
     asked = about.get("exercises")
     asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
-    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked, names)
+    words = [_source(cell) for cell in every if cell.get("cell_type") == "markdown"]
+    questions = {found[1]: text for text in words if (found := _QUESTION.match(text))}
+    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked, questions, names)
 
 
 def _read(path: str) -> tuple[list[dict], dict]:

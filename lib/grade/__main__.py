@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         users = [User(None if trusted else args.user + i) for i in range(args.jobs)]
         for user in users:  # before Python caches the hidden cases, with the permissions that their file has
             user.check(Path(args.submissions), args.cases)
-        assignment = read_assignment(args.assignment, args.cases)
+        assignment = read_assignment(args.assignment, args.cases, args.rows)
         submissions = find_submissions(args.submissions, args.roster, args.times)
         if not trusted and not is_isolated():
             print(
@@ -54,8 +54,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.gradescope:
             write_json(Path(args.gradescope), gradescope(grades[0]))
         if args.canvas:
-            found = fill_canvas(args.canvas, out / "canvas.csv", assignment, grades, totals)
-            print(f"{found} of {len(grades)} students are in {args.canvas}: {out / 'canvas.csv'}")
+            lost = fill_canvas(args.canvas, out / "canvas.csv", assignment, grades, totals)
+            found = f"{len(grades) - len(lost)} of {len(grades)} students are in {args.canvas}"
+            print(f"{out / 'canvas.csv'}: {found}{', without ' * bool(lost)}{'; '.join(lost)}")
     except (AssignmentError, JailError, ValueError, OSError) as error:
         print(f"lib.grade: {error}", file=sys.stderr)
         return 2
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--roster", help="a file with one student per line: without a submission, 0 points")
     parser.add_argument("--times", help="a CSV of student and time, for days late")
     parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
+    parser.add_argument("--rows", help="the release's teacher/rows.csv; without it, rows follow from students' names")
     parser.add_argument("--canvas", metavar="CSV", help="an exported gradebook: a copy of it gets the scores")
     parser.add_argument("--gradescope", metavar="JSON", help="write the first submission's results.json here")
     parser.add_argument("--user", type=int, default=USER, help="number of the user that runs students' code")
@@ -113,7 +115,8 @@ def _hand_over(out: Path) -> None:
 
 def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     """A hash of all that points depend on, except the submission: if it changes, all students are graded again."""
-    settings = repr([getattr(assignment, x) for x in ("id", "points", "varied", "by_hand", "due", "late")]).encode()
+    of = ("id", "points", "varied", "by_hand", "due", "late", "dealt")
+    settings = repr([getattr(assignment, x) for x in of]).encode()
     judges = sorted(Path(lib.check.__file__).parent.rglob("*.py"))
     files = b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
     return hashlib.sha256(settings + files).hexdigest()

@@ -16,6 +16,7 @@ from typing import Any
 from lib.check import find
 from lib.check.catalogue import EXERCISES
 from lib.check.exercise import ROWS, Exercise
+from lib.grade.sheets import read_sheet
 
 _KEYS = {"id", "title", "exercises", "varied", "by_hand", "due", "late", "hours", "goals", "text"}
 
@@ -99,6 +100,7 @@ class Assignment:
         hours: that the work should take.
         goals: skills that the homework teaches, a sentence each.
         text: Markdown for the handout.
+        dealt: student -> name -> row, for students whose rows do not follow from their names.
     """
 
     id: str
@@ -112,6 +114,7 @@ class Assignment:
     hours: float = 0
     goals: tuple[str, ...] = ()
     text: str = ""
+    dealt: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def chapters(self) -> list[str]:
@@ -136,6 +139,8 @@ class Assignment:
 
     def row_of(self, student: str, name: str) -> str:
         """A student's row of a question or an exercise, the same at every call; "" without variants."""
+        if student in self.dealt:
+            return self.dealt[student].get(name, "")
         rows = self.rows.get(name, [""])
         drawn = hashlib.sha256(f"{self.id}/{name}/{student}".encode()).digest()
         return rows[int.from_bytes(drawn[:8], "big") % len(rows)]
@@ -151,21 +156,21 @@ class Assignment:
         return max(0, -((self.due - when) // datetime.timedelta(days=1))) if self.due else 0
 
 
-def read_assignment(path: str, cases: str | None = None) -> Assignment:
+def read_assignment(path: str, cases: str | None = None, rows: str | None = None) -> Assignment:
     """An assignment's file.
 
     Args:
         path: of the JSON.
         cases: a teacher's Python file with a list `EXERCISES`: each replaces the book's exercise with the same id, or
             is a new exercise.
+        rows: a CSV of students and their rows, as a release writes it.
 
     Raises:
         AssignmentError: the file has a fault; the message names it.
     """
     own = {e.id: e for e in _own_exercises(cases)} if cases else {}
     try:
-        fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        return _assignment(fields, own)
+        assignment = _assignment(json.loads(Path(path).read_text(encoding="utf-8")), own)
     except OSError as error:
         raise AssignmentError(f"{path} cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
@@ -173,6 +178,21 @@ def read_assignment(path: str, cases: str | None = None) -> Assignment:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         fault = f"it has no {error}" if isinstance(error, KeyError) else error
         raise AssignmentError(f"{path} is not an assignment: {fault}") from None
+    return replace(assignment, dealt=_dealt(rows, assignment)) if rows else assignment
+
+
+def _dealt(path: str, assignment: Assignment) -> dict[str, dict[str, str]]:
+    try:
+        table = read_sheet(path, "student", *assignment.rows)
+    except (OSError, ValueError) as error:
+        raise AssignmentError(f"{error}") from None
+    for row in table:
+        for name, letters in assignment.rows.items():
+            if row[name] not in letters:
+                raise AssignmentError(
+                    f"{path}: {row['student']} has row {row[name]!r} of {name}, which has {', '.join(letters)}"
+                )
+    return {row["student"].removeprefix("'"): {name: row[name] for name in assignment.rows} for row in table}
 
 
 def hidden_ranks(exercise: Exercise) -> set[int]:
@@ -191,6 +211,8 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
         _must_know(name, asked, Question.__annotations__)
     if not isinstance(fields["exercises"], dict):
         raise ValueError('exercises is no object; write {"03.1": 3}, with the points of each')
+    if not fields["exercises"]:
+        raise ValueError('it has no exercise; write "exercises": {"03.1": 3}, with the points of each')
     points = {**fields["exercises"]}
     by_hand = {
         name: Question(**asked | {"variants": tuple(asked.get("variants", ()))})

@@ -6,12 +6,13 @@ import hashlib
 import hmac
 import re
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from lib.check.exercise import COPIED, Exercise
 from lib.check.judge import PASS, TODO, cases_of, judge
 from lib.check.source import Answer, Notebook, printable
-from lib.grade.assignment import Assignment, hidden_ranks
+from lib.grade.assignment import Assignment, Question, hidden_ranks
 from lib.grade.feedback import REVIEW
 from lib.grade.jail import Jail, User
 from lib.grade.reports import BLOCKED, MISSING
@@ -30,20 +31,21 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         secret: the source of each student's inputs; the same secret gives the same inputs.
     """
     began_s = time.monotonic()
+    in_table = assignment.by_hand  # as in a handout for all students, with the table of rows
     assignment = assignment.of(submission.student)
     notebooks, notes = submission.read()
     unread = len(notes) > 0
     if submission.others:
         notes.append(f"{', '.join(submission.others)}: no notebook")
+        notes += [f"{REVIEW}unzip {name}, and grade again" for name in submission.others if name.endswith(".zip")]
     elif not submission.paths:
         notes.append("nothing was handed in")
     if not submission.listed:
         notes.append(f"{REVIEW}{submission.student} is not on the roster: is the name spelled differently there?")
     notes += _other_rows(assignment, notebooks)
     notes += [f"{REVIEW}{what} in {book.name}" for book in notebooks for what in _suspicious(book)]
-    notes += [
-        f"no cell for question {name}" for name in assignment.by_hand if _text(notebooks, name) is None and notebooks
-    ]
+    texts = {name: _text(notebooks, name, (asked, in_table[name])) for name, asked in assignment.by_hand.items()}
+    notes += [f"no cell for question {name}" for name, text in texts.items() if text is None and notebooks]
     results = []
     for exercise in assignment.exercises:
         seed = _seed(secret, assignment.id, submission.student, exercise.id)
@@ -72,7 +74,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         "notes": notes,
         "results": results,
         "by_hand": [
-            {"question": name, "max": asked.points, "text": _text(notebooks, name) or ""}
+            {"question": name, "max": asked.points, "text": texts[name] or ""}
             for name, asked in assignment.by_hand.items()
         ],
         # Without a digest, the next run grades it again.
@@ -87,7 +89,7 @@ def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
     other = [(e, asked[e.id]) for e in assignment.exercises if asked.get(e.id, e.row) != e.row]
     return [
         f"{REVIEW}{e.id} was handed out in row {row or '-'} and is graded in row {e.row or '-'}: did the student's "
-        "name, or the homework's file, change after the release?"
+        "name, or the homework's file, change after the release? Correct the name in its rows.csv: --rows rows.csv"
         for e, row in other
     ]
 
@@ -179,8 +181,14 @@ def _results(
     return [row(case, *outcome) for case, outcome in zip(asked, outcomes, strict=True)]
 
 
-def _text(notebooks: list[Notebook], name: str) -> str | None:
-    return next((notebook.texts[name] for notebook in notebooks if name in notebook.texts), None)
+def _text(notebooks: list[Notebook], name: str, handed_out: Iterable[Question]) -> str | None:
+    """An answer in words: what is below the question, and what its own cell has after the question."""
+    for notebook in notebooks:
+        if name in notebook.texts:
+            cell = notebook.questions.get(name, "")
+            after = (cell.partition(question.in_handout)[2].strip() for question in handed_out)
+            return "\n\n".join(filter(None, [next(filter(None, after), ""), notebook.texts[name]]))
+    return None
 
 
 def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:

@@ -205,8 +205,10 @@ def gradescope(given: Grade) -> dict[str, Any]:
     }
 
 
-def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Grade], totals: dict[str, float]) -> int:
-    """A copy of Canvas' exported gradebook with one column filled; returns how many students it has.
+def fill_canvas(
+    export: str, out: Path, assignment: Assignment, grades: list[Grade], totals: dict[str, float]
+) -> list[str]:
+    """A copy of Canvas' exported gradebook with one column filled; returns the students that it does not have.
 
     Args:
         export: the gradebook's file.
@@ -226,15 +228,14 @@ def fill_canvas(export: str, out: Path, assignment: Assignment, grades: list[Gra
     names = [i for i, name in enumerate(head) if name.split(" (")[0].strip() == assignment.title]
     if len(names) != 1:
         raise ValueError(f"{export} has {len(names)} columns called {assignment.title!r}; there must be one")
-    scores: dict[str, float] = {}
-    for given in grades:
-        scores |= {key: totals[given["student"]] for key in (given["canvas_id"], given["student"]) if key}
+    students = {key: given["student"] for given in grades for key in (given["canvas_id"], given["student"]) if key}
     login = head.index("SIS Login ID") if "SIS Login ID" in head else head.index("ID")
-    found = 0
+    lost = dict.fromkeys(given["student"] for given in grades)
     for row in rows[1:]:
         keys = [row[i] for i in (head.index("ID"), login) if i < len(row) and row[i]]
-        known = next((key for key in keys if key in scores), None)
+        known = next((key for key in keys if key in students), None)
         if known is not None:
-            row[names[0]], found = f"{scores[known]:g}", found + 1
+            row[names[0]] = f"{totals[students[known]]:g}"
+            lost.pop(students[known], None)
     _write_csv(out, rows)
-    return found
+    return [*lost]

@@ -24,7 +24,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import nbformat
@@ -41,6 +41,7 @@ BOOK = Path(lib.__file__).resolve().parents[1]
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("grade", "release")
+_LINK = re.compile(r"\[(?P<text>[^][\n]*)\]\(\.\./(?P<path>(?:exercises|book)/[^)#\n]*)[^)\n]*\)")
 Files = dict[str, bytes]  # by their path in a zip
 
 
@@ -50,11 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", default="release", help="the folder to write into")
     parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
     parser.add_argument("--roster", help="a file with one student per line, by the name of the submission")
+    parser.add_argument("--rows", help="a CSV of students and their rows, as teacher/rows.csv; the rest are drawn")
     args = parser.parse_args(argv)
     failed = False
     for path in args.assignments:
         try:
-            assignment = read_assignment(path, args.cases)
+            assignment = read_assignment(path, args.cases, args.rows)
             folder = Path(args.out) / assignment.id
             release(assignment, Path(path), folder, read_roster(args.roster) if args.roster else (), args.cases)
         except (AssignmentError, ValueError, OSError) as error:
@@ -140,9 +142,18 @@ def handout(assignment: Assignment) -> Files:
     texts["README.md"] = readme(assignment, notebooks)
     texts["rubric.md"] = rubric(assignment)
     texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
-    chapters = {f"chapters/{path.name}": path.read_bytes() for path in sorted(BOOK.glob("chapters/*.ipynb"))}
     without = {k: v for k, v in library().items() if not k.startswith(tuple(f"lib/{n}/" for n in NOT_FOR_STUDENTS))}
-    return {name: text.encode() for name, text in texts.items()} | chapters | without
+    return {name: text.encode() for name, text in texts.items()} | _chapters(texts) | without
+
+
+def _chapters(given: Collection[str]) -> Files:
+    """The chapters, whose links to files that are not given are text."""
+
+    def link(found: re.Match) -> str:
+        return found[0] if found["path"] in given else found["text"]
+
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(BOOK.glob("chapters/*.ipynb"))}
+    return {f"chapters/{name}": _LINK.sub(link, text).encode() for name, text in texts.items()}
 
 
 def library() -> Files:

@@ -43,8 +43,11 @@ def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, Noteboo
             f"no notebook in {book / kind} has exercise {min(lost)}: write its task into one of solutions/, "
             "as CONTRIBUTING.md describes, then run make exercises"
         )
+    last = [*found.values()][-1]
+    for name, notebook in found.items():
+        title, questions = notebook.cells[0], assignment.by_hand if notebook is last else {}
+        title.source = _title(name, title.source, assignment, notebook.metadata[ASKED], questions)
     if assignment.by_hand:
-        last = [*found.values()][-1]
         progress = next(k for k, cell in enumerate(last.cells) if cell.source.startswith(PROGRESS))
         last.cells[progress:progress] = _questions(assignment.by_hand, with_answers=kind == "solutions")
     for notebook in found.values():
@@ -68,7 +71,6 @@ def _cut(
         if cell.metadata.get("nbgrader", {}).get("solution"):
             sections[-1][-1].source = cell.source.replace(_BEGIN, _BEGIN + textwrap.indent(helpers, "    "), 1)
     head, *rest, progress = sections
-    head[0].source = _title(name, head[0].source, ids, assignment)
     for cell in head:
         cell.source = cell.source.replace(f"solutions/{name}", f"exercises/{name}")
     of = {exercise.id: exercise for exercise in assignment.exercises}
@@ -109,15 +111,23 @@ def _as_python(points: dict[str, float]) -> str:
     return "{" + ", ".join(f'"{i}": {most:g}' for i, most in points.items()) + "}"
 
 
-def _title(name: str, old: str, ids: list[str], assignment: Assignment) -> str:
+def _title(
+    name: str, old: str, assignment: Assignment, points: Mapping[str, float], questions: Mapping[str, Question]
+) -> str:
     chapter = re.search(r"^# (.*?)(?:: (?:exercises|solutions))?$", old, re.MULTILINE)
     subject = chapter[1] if chapter else name
-    points = sum(assignment.points[i] for i in ids)
+    asked = _count("exercise", points.values())
+    asked += f", and {_count('question', (one.points for one in questions.values()))}" if questions else ""
     due = f", due {assignment.due:%A, %d %B %Y, %H:%M %Z}" if assignment.due else ""
     return (
-        f"# {assignment.title}\n\n{subject}: {len(ids)} exercise{'s' * (len(ids) > 1)}, {points:g} points{due}.\n\n"
+        f"# {assignment.title}\n\n{subject}: {asked}{due}.\n\n"
         f"The background is in [chapter {int(name[:2])}](../chapters/{name}). Hand in this file, with its name."
     )
+
+
+def _count(what: str, points: Iterable[float]) -> str:
+    points = list(points)
+    return f"{len(points)} {what}{'s' * (len(points) > 1)}, {sum(points):g} points"
 
 
 def _questions(asked: dict[str, Question], with_answers: bool) -> Iterable[NotebookNode]:

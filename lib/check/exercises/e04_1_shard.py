@@ -11,10 +11,11 @@ from torch import distributed as dist
 from torch.nn.functional import pad
 
 from lib import comm
-from lib.check.exercise import Data, Exercise, Mistake, random, several, with_variants
+from lib.check.exercise import Data, Exercise, Mistake, is_dense, random, several, with_variants
 from lib.mesh import Group
 
 ZEROS, NOT_ZEROS, MISSING = "zeros", "not zeros", "missing"
+SORTED = "what unshard returns, in ascending order"  # not judged: it tells a wrong order from wrong elements
 Owner = Callable[[Tensor, int, int], Tensor]  # (positions, their number, number of ranks) -> the rank of each
 
 
@@ -49,6 +50,14 @@ def to_and_fro(i: Tensor, size: int, n: int) -> Tensor:
     return torch.minimum(i % (2 * n), 2 * n - 1 - i % (2 * n))
 
 
+RULES = {
+    contiguous: "contiguous",
+    in_turn: "dealt in turn, beginning with rank 0",
+    to_and_fro: "dealt to and fro",
+    in_turn_from_the_last: "dealt in turn, beginning with the last rank",
+}
+
+
 def owners(owner: Owner, size: int, n: int) -> Tensor:
     return owner(torch.arange(size), size, n)
 
@@ -67,7 +76,9 @@ def body(owner: Owner, answer: Callable, group: Group, given: Data) -> Data:
         found[name(x, "its padding")] = (NOT_ZEROS if part[~is_element].any() else ZEROS) if fits else MISSING
         if comm.all_reduce(torch.tensor(int(fits and callable(unshard))), group, "min"):
             # As an optimizer might change a shard. The padding changes as well, and must not be in the result.
-            found[name(x, "what unshard returns")] = unshard(1 - 2 * part)
+            found[name(x, "what unshard returns")] = full = unshard(1 - 2 * part)
+            real = is_dense(full) and not full.is_complex()
+            found[name(x, SORTED)] = full.flatten().sort().values if real else MISSING
     return found
 
 
@@ -87,7 +98,7 @@ def reference(owner: Owner, given: list[Data]) -> list[Data]:
 # ---- programs -------------------------------------------------------------------------------------------------------
 
 
-def shard(x, group, owner=contiguous, pads=lambda size, n: -size % n, front=False, fill=0.0, back="x"):
+def shard(x, group, owner=contiguous, pads=lambda size, n: -size % n, front=False, fill=0.0, back="x", put=None):
     """With a place for each mistake."""
     n, flat = group.size, x.flatten()
     flat = pad(flat, (pads(len(flat), n), 0) if front else (0, pads(len(flat), n)), value=fill)
@@ -96,7 +107,7 @@ def shard(x, group, owner=contiguous, pads=lambda size, n: -size % n, front=Fals
     def unshard(part):
         joined = comm.all_gather(part, group)
         full = torch.empty_like(joined)
-        full[rank_of.argsort(stable=True)] = joined
+        full[owners(put or owner, len(flat), n).argsort(stable=True)] = joined
         cut = {"x": full, "flat": full, "joined": joined}.get(back, x.flatten())[: x.numel()]
         return {"padded": full, "flat": cut}.get(back, cut.view_as(x))
 
@@ -143,6 +154,15 @@ def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
         "The shards are right, and unshard joins them one after the other. Put each element back into its place in x.",
         wrong(back="joined"),
     )
+    others = {other: rule for other, rule in RULES.items() if other is not owner}
+    of_other_rows = (
+        Mistake(
+            f"Your shards are {rule}. In your row they are {RULES[owner]}.",
+            partial(shard, owner=other, put=owner),
+            about=("the part",),
+        )
+        for other, rule in others.items()
+    )
     return Exercise(
         id="04.1",
         title="shard",
@@ -158,7 +178,7 @@ def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
                 lambda x, group: shard(x, group, owner)[0],
                 about=("the part", "its padding"),
             ),
-            joined if task else EVERY_NTH,
+            *((joined, *of_other_rows) if task else (EVERY_NTH,)),
             Mistake(
                 "The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add "
                 "zeros until n divides the size, then cut.",
@@ -201,6 +221,12 @@ def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
                     old,
                 )
                 for old in (wrong(back="old"), partial(gathered_before, owner=owner))
+            ),
+            Mistake(
+                "The shards are right, and unshard returns all elements of x in a wrong order. Put each element back "
+                "at the place where it was in x.",
+                wrong(put=[*others][-1]),
+                about=("the part", "its padding", SORTED),
             ),
         ),
     )

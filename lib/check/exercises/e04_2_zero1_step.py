@@ -133,10 +133,16 @@ def gather_bfloat16(new: Tensor) -> Tensor:
     return gather(new.bfloat16())
 
 
-def adamw(kept: dict, weights: Tensor, gradient: Tensor, settings: dict) -> Tensor:
+def gather_into_one(new: Tensor) -> Tensor:
+    shards = [new.bfloat16()] * dist.get_world_size()
+    dist.all_gather(shards, new.bfloat16())
+    return torch.cat(shards)
+
+
+def adamw(kept: dict, weights: Tensor, gradient: Tensor, settings: dict, optimizer=torch.optim.AdamW) -> Tensor:
     if not kept:
         kept["master"] = torch.nn.Parameter(weights)
-        kept["optimizer"] = torch.optim.AdamW([kept["master"]], **settings)
+        kept["optimizer"] = optimizer([kept["master"]], **settings)
     kept["master"].grad = gradient.to(kept["master"].dtype)
     kept["optimizer"].step()
     return kept["master"].detach()
@@ -194,9 +200,10 @@ def old_shards_of_others(weights, gradient, kept, settings, gathers=False):
     return full[: len(weights)]
 
 
-def without_padding(weights, gradient, kept, settings):
+def without_padding(weights, gradient, kept, settings, keeps_rest=True):
     owned = len(weights) // dist.get_world_size() * dist.get_world_size()
-    return torch.cat([zero1_step(weights[:owned], gradient[:owned], kept, settings), weights[owned:]])
+    new = zero1_step(weights[:owned], gradient[:owned], kept, settings)
+    return torch.cat([new, weights[owned:]]) if keeps_rest else new
 
 
 def cut_at_floors(weights):
@@ -208,6 +215,13 @@ def cut_at_floors(weights):
 def returns_old(weights, gradient, kept, settings):
     zero1_step(weights, gradient, kept, settings)
     return weights
+
+
+def a_step_behind(weights, gradient, kept, settings):
+    """The master weights are gathered, and then stepped."""
+    old = gather_bfloat16(kept["master"].detach()) if kept else padded(weights)
+    adamw(kept, in_float32(weights), mean(gradient), settings)
+    return old[: len(weights)]
 
 
 def moments_anew(kept, weights, gradient, settings):
@@ -249,6 +263,19 @@ EXERCISE = Exercise(
         ),
         named("You return the old weights. Gather the new tensors that the step made.", returns_old),
         named(
+            "The weights are one step behind: you gather the master weights before the step, not after it.",
+            a_step_behind,
+        ),
+        named(
+            "You return this rank's shard alone. All-gather the shards, and join them.",
+            whole=lambda new: new.bfloat16(),
+        ),
+        named(
+            "All shards are the last rank's. `[t] * n` is n times the same tensor, and each shard overwrites the one "
+            "before: make n tensors, as with [torch.empty_like(t) for _ in range(n)].",
+            whole=gather_into_one,
+        ),
+        named(
             "You return the weights in float32. The model computes in bfloat16: convert the master weights to "
             "bfloat16, then gather them.",
             whole=gather,
@@ -259,6 +286,12 @@ EXERCISE = Exercise(
             "The last weights never change: you cut k // n elements for each rank, and k % n of them have no owner. "
             "Pad weights and gradient with zeros until n divides their length.",
             without_padding,
+        ),
+        named(
+            "The last weights are missing: you cut k // n elements for each rank, and k % n of them have no owner. "
+            "Pad weights and gradient with zeros until n divides their length, and return the first k elements.",
+            without_padding,
+            keeps_rest=False,
         ),
         named(
             "The shard of the weights and the shard of the gradient are different elements: the weights are cut at "
@@ -273,6 +306,10 @@ EXERCISE = Exercise(
             "You stepped with the sum of the gradients over the n ranks. AdamW nearly hides that, but not where eps "
             "is large, and a clip or a log of the norm does not. Divide by n.",
             reduce=lambda gradient: reduce_scatter(gradient).float(),
+        ),
+        named(
+            "You divided by n twice. ReduceOp.AVG divides already.",
+            reduce=lambda gradient: mean(gradient) / dist.get_world_size(),
         ),
         named(
             "Each rank stepped its shard with its own gradient alone. A reduce-scatter gives it the sum over ranks.",
@@ -297,6 +334,20 @@ EXERCISE = Exercise(
             "Each step begins at weights that are rounded to bfloat16, and loses the rounding error. Convert them to "
             "float32 only in the first step; keep that copy in `kept` and step it.",
             step=partial(by_hand, keeps="mvt"),
+        ),
+        named(
+            "Every step is a first step: it begins at the rounded weights, with moments at zero. Fill `kept` in the "
+            "first step alone (`if not kept:`), and use what is in it. `kept = {...}` makes a different dict, which "
+            "the next step does not get.",
+            step=lambda kept, *given: adamw({}, *given),
+        ),
+        named(
+            "This is Adam, which adds the weight decay to the gradient. AdamW takes it from the weights.",
+            step=partial(adamw, optimizer=torch.optim.Adam),
+        ),
+        named(
+            "You take `lr` from `settings` alone. Pass all of it: torch.optim.AdamW([master], **settings).",
+            step=lambda kept, weights, gradient, settings: adamw(kept, weights, gradient, {"lr": settings["lr"]}),
         ),
         named(
             "The moments begin at zero in each step. Make the optimizer in the first step, and keep it in `kept`.",

@@ -9,10 +9,12 @@ import torch
 from torch import distributed as dist
 
 from lib import comm
-from lib.check.exercise import Data, Exercise, Mistake, random
+from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random
+from lib.check.listen import listen
 from lib.mesh import Group
 
 MAX_NORM = 1.5
+SENT = "what was sent"
 CASES = LARGE, SMALL = ("a large gradient", "a small one")
 
 
@@ -20,7 +22,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     """Each rank's shards, and the replicated tensors; the norm is far above MAX_NORM, then far below it."""
     replicated = [random(generator, 4), random(generator, 1)]
     # Larger on each rank than on the rank before it: gradients of an embedding and of a bias differ as much.
-    shards = [[(r + 1) * random(generator, *shape) for shape in ((5,), (3, 2))] for r in range(n)]
+    shards = [[(r + 1) * random(generator, *shape) for shape in ((15,), (6, 5))] for r in range(n)]
 
     def scaled(scale: float, rank: int) -> Data:
         return {"shards": [scale * x for x in shards[rank]], "replicated": [scale * x for x in replicated]}
@@ -29,16 +31,17 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
+    found, heard = {}, listen()
     for case, gradients in given.items():
         shards, replicated = ([x.clone() for x in gradients[name]] for name in ("shards", "replicated"))
         norm = answer(shards, replicated, MAX_NORM, group)
         found |= {f"{case}: the norm": norm, f"{case}: shards": shards, f"{case}: replicated": replicated}
-    return found
+    to_gather = (group.size - 1) * sum(x.nbytes for one in given.values() for x in one["shards"])
+    return found | {SENT: MORE if heard.sent_bytes(group.size) > to_gather / 2 else AS_NEEDED}
 
 
 def reference(given: list[Data]) -> list[Data]:
-    found: list[Data] = [{} for _ in given]
+    found: list[Data] = [{SENT: AS_NEEDED} for _ in given]
     for case in CASES:
         full = [x for g in given for x in g[case]["shards"]] + given[0][case]["replicated"]
         norm = torch.cat([x.flatten() for x in full]).norm().item()
@@ -68,6 +71,12 @@ def clip(shards, replicated, max_norm, group, norm_of=joint, factor_of=lambda f:
     return norm
 
 
+def by_gathered_shards(shards, replicated, max_norm, group):
+    own = torch.cat([x.flatten() for x in shards])
+    full = comm.all_gather(own, group)
+    return clip(shards, replicated, max_norm, group, lambda own, alike, group: (full @ full + alike).sqrt())
+
+
 def clip_by_one_long_tensor(shards, replicated, max_norm, group):
     own = torch.cat([x.flatten() for x in shards])
     if group.rank == 0:  # replicated tensors are counted by one rank
@@ -92,13 +101,23 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its "
-            "direction. Add the squares up over the ranks: one all-reduce of one number.",
+            "direction. Add the squares up over the ranks: comm.all_reduce returns the sum of all, and does not change "
+            "its argument.",
             partial(clip, norm_of=lambda own, alike, group: (own + alike).sqrt()),
         ),
-        Mistake(
-            "You added the norms of the ranks. Norms of shards do not add up, their squares do: all-reduce the sum of "
-            "the squares, then take the root.",
-            partial(clip, norm_of=lambda own, alike, group: comm.all_reduce((own + alike).sqrt(), group)),
+        *(
+            Mistake(
+                "You added norms. Norms of parts do not add up, their squares do: all-reduce the sum of the squares of "
+                "the shards, add the squares of `replicated`, then take the root.",
+                partial(clip, norm_of=norm_of),
+            )
+            for norm_of in (
+                lambda own, alike, group: comm.all_reduce((own + alike).sqrt(), group),
+                lambda own, alike, group: comm.all_reduce(own.sqrt(), group),
+                lambda own, alike, group: comm.all_reduce(own.sqrt(), group) + alike.sqrt(),
+                lambda own, alike, group: comm.all_reduce(own, group).sqrt() + alike.sqrt(),
+                lambda own, alike, group: (comm.all_reduce(own.sqrt(), group) ** 2 + alike).sqrt(),
+            )
         ),
         Mistake(
             "`replicated` is in your norm n times, once for each rank. Add the squares of the shards up over the "
@@ -131,6 +150,11 @@ EXERCISE = Exercise(
         Mistake(
             "The shards are clipped, `replicated` is not. The same factor scales the full gradient.",
             partial(clip, both=False),
+        ),
+        Mistake(
+            "The norm is right, but you send whole shards to all ranks, as much as the model. One number of each rank "
+            "is enough: the sum of its squares.",
+            by_gathered_shards,
         ),
     ),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from lib.memory import MemoryTracker
 from lib.mesh import Group
 
 SIZES = ((17, 11), *((13, 17), (17, 13)) * 5, (7, 17))  # (out, in); there is padding on 3 ranks and on 4
-FEW, MANY = "one or two layers at a time", "more than six layers at the same time"
+FEW, MANY = "one or two layers at a time", "four layers or more at the same time"
+MOST = 5  # largest layers: of two layers, each may be there as parts, joined, and in a buffer of gloo
+TRIES = 3  # gloo's thread may free a buffer some time after wait(): of peaks near the limit, the least counts
 
 
 def inputs(generator: torch.Generator, n: int) -> list[Data]:
@@ -26,18 +30,29 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
-    x, shards = given["x"].clone(), [shard.clone() for shard in given["shards"]]
-    largest = max(out * into + out for out, into in SIZES) * x.element_size()
-    heard, memory = listen(), MemoryTracker()
+    heard, layers = listen(), float("inf")
+    most = sum((group.size - 1) * shard.nbytes for shard in given["shards"])
+    for _ in range(TRIES):
+        heard.forget()
+        y, peak = at_its_peak(answer, group, given)
+        sent, layers = heard.sent_bytes(group.size), min(layers, peak)
+        if not comm.all_reduce(torch.tensor(MOST < layers < 2 * MOST, dtype=torch.int32), group, "max"):
+            break
+    return {
+        "y": y,
+        "what was gathered": MANY if layers > MOST else FEW,
+        "what was sent": MORE if sent > 1.1 * most else AS_NEEDED,
+    }
+
+
+def at_its_peak(answer: Callable, group: Group, given: Data) -> tuple[Any, float]:
+    """What the answer returns, and what it allocates, in largest layers."""
+    x, shards, memory = given["x"].clone(), [shard.clone() for shard in given["shards"]], MemoryTracker()
     memory.count_as("parameter", *shards)
     with memory:
         y = answer(x, shards, list(SIZES), group)
-    most = sum((group.size - 1) * shard.nbytes for shard in shards)
-    return {
-        "y": y,
-        "what was gathered": MANY if memory.peak_by_kind["activation"] > 6.5 * largest else FEW,
-        "what was sent": MORE if heard.sent_bytes(group.size) > 1.1 * most else AS_NEEDED,
-    }
+    largest = max(out * into + out for out, into in SIZES) * x.element_size()
+    return y, memory.peak_by_kind["activation"] / largest
 
 
 def reference(given: list[Data]) -> list[Data]:
@@ -79,13 +94,13 @@ def forward_by_torch_distributed(x, shards, sizes, group):
     return x
 
 
-def forward_with_the_next_layer_coming(x, shards, sizes, group):
-    coming = comm.all_gather_start(shards[0], group)
+def forward_with_the_next_layer_coming(x, shards, sizes, group, ahead=1):
+    coming = deque(comm.all_gather_start(shard, group) for shard in shards[:ahead])
     for i, size in enumerate(sizes):
-        weight, bias = cut(coming.wait(), *size)
-        coming = comm.all_gather_start(shards[i + 1], group) if i + 1 < len(sizes) else None
-        x = linear(x, weight, bias)
-        x = x.relu() if coming else x
+        if i + ahead < len(sizes):
+            coming.append(comm.all_gather_start(shards[i + ahead], group))
+        x = linear(x, *cut(coming.popleft().wait(), *size))
+        x = x.relu() if i < len(sizes) - 1 else x
     return x
 
 
@@ -112,8 +127,9 @@ EXERCISE = Exercise(
     timeout_s=20,
     mistakes=(
         Mistake(
-            "The output is right, but more than six layers are in memory at the same time: you hold the model that "
-            "does not fit. Gather a layer just before it computes, and keep no reference to it afterwards.",
+            "The output is right, but four layers or more are in memory at the same time. With many layers, that may "
+            "be the model that does not fit. Gather a layer just before it computes, or one layer earlier, and keep "
+            "no reference to it afterwards.",
             partial(forward, first=True),
             about=("y", "gathered"),
         ),

@@ -207,6 +207,11 @@ EXERCISE = Exercise(
             about=("gradient",),
         ),
         Mistake(
+            "The gradient of the shard is n times too small: you divided by n twice. ReduceOp.AVG divides already.",
+            unit(reduce=lambda g, shard: scattered(g, shard) / dist.get_world_size()),
+            about=("gradient",),
+        ),
+        Mistake(
             "The gradient of the shard covers only the rows of this rank: you cut your own gradient and sent nothing. "
             "Rows of the other ranks went through the same weights: reduce-scatter it.",
             unit(reduce=lambda g, shard: mine(g)),
@@ -222,6 +227,12 @@ EXERCISE = Exercise(
             "You averaged the gradient of x over the ranks. Each rank has different rows: x is not shared, only the "
             "parameters are.",
             unit(of_x=all_reduced),
+            about=("gradient",),
+        ),
+        Mistake(
+            "You divided the gradient of x by n. That mean is over rows of all ranks, and x has only this rank's: "
+            "divide the gradient of the shard alone.",
+            unit(of_x=lambda g: g / dist.get_world_size()),
             about=("gradient",),
         ),
         Mistake(
