@@ -15,7 +15,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     cases = []
     for fraction, how in ((1.0, "none"), (0.95, "none"), (1.0, "selective"), (0.95, "selective"), (0.95, "full")):
         heads = 4 * whole(generator, 2, 9)
-        case = (whole(generator, 2, 6), 128 * whole(generator, 4, 17), 64 * heads, heads, whole(generator, 8, 65))
+        case = (whole(generator, 2, 6), 128 * whole(generator, 4, 17), 64 * heads, heads, whole(generator, 20, 65))
         cases.append((*case, int(fraction * kept(*case)[HOW.index(how)])))
     return [{"cases": cases}]
 
