@@ -238,6 +238,34 @@ def test_answers_that_are_tried_together_are_judged_as_if_alone(answers, runs, m
     ]
 
 
+def test_wrong_programs_run_a_few_at_a_time_and_in_a_later_case_the_known_one_first(monkeypatch):
+    ran = []
+
+    def named(k):
+        def wrong(x, group):
+            return x + k
+
+        return Mistake(f"It adds {k}.", wrong)
+
+    def counted(exercise, programs, inputs):
+        ran.append(len(programs))
+        return in_ranks(exercise, programs, inputs)
+
+    monkeypatch.setattr(sys.modules[judge.__module__], "in_ranks", counted)
+    exercise = replace(ADDS, ranks=(2, 3, 4), mistakes=tuple(named(k) for k in range(1, 14)))
+    for k, runs in ((2, [1, 4, 1, 1, 1, 1]), (6, [1, 4, 8, 1, 1, 1, 1]), (99, [1, 4, 8, 1, 1, 1])):
+        ran.clear()
+        (cases,) = judge(exercise, [named(k).wrong], seed=1)
+        assert [case.hint for case in cases] == [f"It adds {k}."] * 3 if k < 14 else "is not right" in cases[2].hint
+        assert ran == runs, (k, ran)
+    ran.clear()
+    assert [cases[2].hint for cases in judge(exercise, [named(k).wrong for k in (1, 13)], seed=1)] == [
+        "It adds 1.",
+        "It adds 13.",
+    ]
+    assert ran == [2, 13] * 3
+
+
 def test_a_wrong_program_that_raises_names_nothing():
     exercise = replace(ADDS, mistakes=(Mistake("It stumbles.", stumbles), Mistake("It doubles.", doubles_in_place)))
     (cases,) = judge(exercise, [doubles_in_place], seed=1)

@@ -52,7 +52,10 @@ class NoAnswer:
     fault: bool = False
 
 
-HANGS = NoAnswer(FAIL, "It hangs.")
+A_FEW = 4  # wrong programs that run first; then twice as many, and so on
+Known = dict[
+    tuple[int, str], Mistake | None
+]  # of an answer, and a part that it failed: its mistake, if it has a name
 # Of a program that hangs, and a number of ranks: the calls that they wait in, with any inputs. To find out takes 2 s.
 _WAITS: dict[tuple[Mistake, int], str] = {}
 
@@ -72,9 +75,10 @@ def judge(
         returned: runs the answers instead of `in_ranks`; a grader isolates them.
     """
     verdicts: list[list[CaseVerdict]] = [[] for _ in answers]
+    known: Known = {}
     for ranks in exercise.ranks:
         generator = torch.Generator().manual_seed(random.Random(f"{seed} {ranks}").getrandbits(62))
-        outcomes = _case(exercise, answers, exercise.inputs(generator, ranks), returned or in_ranks)
+        outcomes = _case(exercise, answers, exercise.inputs(generator, ranks), returned or in_ranks, known)
         for cases, parts in zip(verdicts, outcomes, strict=True):
             cases += [CaseVerdict(_name(ranks, part), *outcome) for part, outcome in parts.items()]
         if all(cases[-1].status == TODO for cases in verdicts):
@@ -117,15 +121,14 @@ def _cells() -> dict:
 
 
 def _case(
-    exercise: Exercise, answers: Sequence[Callable], inputs: list[Data], returned: Callable
+    exercise: Exercise, answers: Sequence[Callable], inputs: list[Data], returned: Callable, known: Known
 ) -> list[dict[str, tuple[str, str]]]:
-    """For each answer, status and hint by part of the exercise."""
+    """For each answer, status and hint by part of the exercise; `known` has the mistakes of the cases before."""
     # The output of the learner's prints comes before the verdict, as in any cell.
     outcomes = returned(exercise, answers, inputs)
     there = [got for got in outcomes if not isinstance(got, NoAnswer)]
     expected = _expected(exercise, inputs) if there else []
-    right = all(_agree(got, expected) for got in there)
-    mistakes = [] if right else _what_mistakes_return(exercise, inputs)
+    wrong = WrongPrograms(exercise, inputs, all_at_once=len(answers) > 1)
     hanging = [m for m in exercise.mistakes if isinstance(m, Mistake) and m.hangs]
 
     def hangs(mistake: Mistake) -> str:
@@ -134,7 +137,7 @@ def _case(
             _WAITS[key] = looks_like.stuck if isinstance(looks_like, NoAnswer) else ""
         return _WAITS[key]
 
-    def outcome(got: list[Data] | NoAnswer, part: str) -> tuple[str, str]:
+    def outcome(k: int, got: list[Data] | NoAnswer, part: str) -> tuple[str, str]:
         if isinstance(got, NoAnswer):
             return got.status, _why_it_hangs(got.stuck, hanging, hangs) + got.hint
         # A text for the reader is shown, not judged.
@@ -142,9 +145,12 @@ def _case(
         if _agree(got, of_part):
             line = next((g[THROUGH_COMM] for g in got if g.get(THROUGH_COMM)), "")
             return (FAIL, f"{_filled(USES_COMM)}\n  {line}") if line else (PASS, "")
-        return FAIL, _what_is_wrong(exercise, part, got, of_part, mistakes)
+        if (k, part) not in known or known[k, part]:
+            known[k, part] = wrong.first_that_fits(got, part, known.get((k, part)))
+        mistake = known[k, part]
+        return FAIL, (_filled(mistake.hint) if mistake else _difference(got, of_part)) + _seen(got, part)
 
-    return [{part: outcome(got, part) for part in exercise.parts} for got in outcomes]
+    return [{part: outcome(k, got, part) for part in exercise.parts} for k, got in enumerate(outcomes)]
 
 
 def in_ranks(exercise: Exercise, answers: Sequence[Callable], inputs: list[Data]) -> list[list[Data] | NoAnswer]:
@@ -209,20 +215,38 @@ def _agree(got: list[Data], expected: list[Data]) -> bool:
     return all(same(g, w) for g, w in zip(got, expected, strict=True))
 
 
-def _what_mistakes_return(exercise: Exercise, inputs: list[Data]) -> list:
-    # A program that hangs takes seconds, and runs only after an answer hung.
-    programs = [m.wrong for m in exercise.mistakes if not m.hangs]
-    returned = iter(in_ranks(exercise, programs, inputs) if programs else ())
-    return [HANGS if m.hangs else next(returned) for m in exercise.mistakes]
+class WrongPrograms:
+    """The results of the wrong programs on the inputs of a case: they run when they are needed, a few at a time.
 
+    A program that hangs takes seconds, and runs only after an answer hung.
+    """
 
-def _what_is_wrong(exercise: Exercise, part: str, got: list[Data], expected: list[Data], mistakes: list) -> str:
-    """The hint of the first mistake that returns the same; without one, the first difference."""
-    for mistake, looks_like in zip(exercise.mistakes, mistakes, strict=True):
-        pairs = [] if isinstance(looks_like, NoAnswer) else [*zip(got, looks_like, strict=True)]
-        if pairs and all(mistake.fits(g, m, part) for g, m in pairs):
-            return _filled(mistake.hint) + _seen(got, part)
-    return _difference(got, expected) + _seen(got, part)
+    def __init__(self, exercise: Exercise, inputs: list[Data], all_at_once: bool) -> None:
+        self.exercise, self.inputs, self.all_at_once = exercise, inputs, all_at_once
+        self.mistakes = [mistake for mistake in exercise.mistakes if not mistake.hangs]
+        self.returned: dict[Mistake, list[Data] | NoAnswer] = {}
+
+    def first_that_fits(self, got: list[Data], part: str, before: Mistake | None) -> Mistake | None:
+        """The first mistake that returns the same; first of all `before`, this answer's mistake in an earlier case."""
+        group, left, count = [before] if before else [], self.mistakes, A_FEW
+        while group or left:
+            self._run(group)
+            if found := next((mistake for mistake in group if self._fits(mistake, got, part)), None):
+                return found
+            group, left, count = left[:count], left[count:], 2 * count
+        return None
+
+    def _run(self, group: list[Mistake]) -> None:
+        left = [m for m in (self.mistakes if self.all_at_once else group) if m not in self.returned]
+        if left:
+            returned = in_ranks(self.exercise, [mistake.wrong for mistake in left], self.inputs)
+            self.returned |= zip(left, returned, strict=True)
+
+    def _fits(self, mistake: Mistake, got: list[Data], part: str) -> bool:
+        looks_like = self.returned[mistake]
+        return not isinstance(looks_like, NoAnswer) and all(
+            mistake.fits(g, m, part) for g, m in zip(got, looks_like, strict=True)
+        )
 
 
 def _seen(got: list[Data], part: str) -> str:

@@ -253,4 +253,4 @@ def _checks(tree: ast.Module) -> list[tuple[str, str, str]]:
 def _row(call: ast.Call) -> str:
     """The variant that a `check(..., row="B")` asks for."""
     given = (word.value for word in call.keywords if word.arg == "row" and isinstance(word.value, ast.Constant))
-    return next((str(value.value) for value in given), "")
+    return next((str(value.value).upper() for value in given), "")

@@ -184,8 +184,8 @@ def read_assignment(path: str, cases: str | None = None, rows: str | None = None
 def _dealt(path: str, assignment: Assignment) -> dict[str, dict[str, str]]:
     try:
         table = read_sheet(path, "student", *assignment.rows)
-    except (OSError, ValueError) as error:
-        raise AssignmentError(f"{error}") from None
+    except OSError as error:
+        raise AssignmentError(f"{path} cannot be read: {error.strerror}") from None
     for row in table:
         for name, letters in assignment.rows.items():
             if row[name] not in letters:

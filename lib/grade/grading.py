@@ -89,7 +89,8 @@ def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
     other = [(e, asked[e.id]) for e in assignment.exercises if asked.get(e.id, e.row) != e.row]
     return [
         f"{REVIEW}{e.id} was handed out in row {row or '-'} and is graded in row {e.row or '-'}: did the student's "
-        "name, or the homework's file, change after the release? Correct the name in its rows.csv: --rows rows.csv"
+        "name, or the homework's file, change after the release? Correct the name in teacher/rows.csv, and give "
+        "that file with --rows"
         for e, row in other
     ]
 
