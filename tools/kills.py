@@ -70,7 +70,7 @@ def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
     turns.begin(exercise_id, alone=True)
     try:
         began_s = time.monotonic()
-        judge(exercise, [exercise.mistakes[0].wrong], seed)
+        judge(exercise, [exercise.mistakes[-1].wrong], seed)  # after all others, and so the longest
         fail_s = time.monotonic() - began_s
     finally:
         turns.end(exercise_id, alone=True)
