@@ -94,6 +94,8 @@ def link_names(app, doctree, page):
     if page.startswith("book/library/"):
         return
     names = names_of(app.env.get_domain("py").objects)
+    if page.startswith(("exercises/", "solutions/")):  # there, `weights` or `clip` is the reader's
+        names = {name: found for name, found in names.items() if found.objtype != "function" or "." in name}
     for code in list(doctree.findall(nodes.literal)):
         found = names.pop(code.astext().removesuffix("()"), None)
         inside = isinstance(code.parent, nodes.reference | nodes.title)
