@@ -53,9 +53,8 @@ class NoAnswer:
 
 
 A_FEW = 4  # wrong programs that run first; then twice as many, and so on
-Known = dict[
-    tuple[int, str], Mistake | None
-]  # of an answer, and a part that it failed: its mistake, if it has a name
+# Of an answer, by its number, and a part that it failed: its mistake, if it has a name.
+Known = dict[tuple[int, str], Mistake | None]
 # Of a program that hangs, and a number of ranks: the calls that they wait in, with any inputs. To find out takes 2 s.
 _WAITS: dict[tuple[Mistake, int], str] = {}
 

@@ -121,9 +121,8 @@ def read_notebook(path: str) -> Notebook:
             notes.append(f"{title} does not parse: {error}")
     asked = about.get("exercises")
     asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
-    words = [_source(cell) for cell in every if cell.get("cell_type") == "markdown"]
-    questions = {found[1]: text for text in words if (found := _QUESTION.match(text))}
-    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), _texts(every), asked, questions, names)
+    texts, questions = _texts(every)
+    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), texts, asked, questions, names)
 
 
 def _read(path: str) -> tuple[list[dict], dict]:
@@ -150,22 +149,24 @@ def _source(cell: dict) -> str:
     return "".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
-def _texts(cells: list[dict]) -> dict[str, str]:
-    """Question -> the Markdown below it; a student may add cells, and an editor may lose the `grade_id`."""
+def _texts(cells: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
+    """Question -> the Markdown below it, and its own; a student may add cells, an editor may lose the `grade_id`."""
     found: dict[str, list[str]] = {}
+    questions: dict[str, str] = {}
     name = ""
     for cell in (cell for cell in cells if cell.get("cell_type") == "markdown"):
         text, about = _source(cell), cell.get("metadata")
         marks = about.get("nbgrader") if isinstance(about, dict) else None
         if asked := _QUESTION.match(text):
             name = asked[1]
+            questions[name] = text
             continue
         if text.startswith(PROGRESS):
             name = ""
         is_marked = isinstance(marks, dict) and marks.get("solution") is True
         if key := str(marks.get("grade_id")) if is_marked else name:
             found.setdefault(key, []).append("" if text.strip() == YOUR_ANSWER else text)
-    return {name: "\n\n".join(filter(None, texts)) for name, texts in found.items()}
+    return {name: "\n\n".join(filter(None, texts)) for name, texts in found.items()}, questions
 
 
 def _parse(source: str) -> ast.Module:
