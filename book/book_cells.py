@@ -10,8 +10,10 @@ import re
 
 from docutils import nodes
 
+from lib.claims import BUSY
+
 TITLE = re.compile(r"\A#@title (.*)\n")
-CLAIM = re.compile(r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|bad)">(.*?)</td></tr>', re.DOTALL)
+CLAIM = re.compile(r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|busy|bad)">(.*?)</td></tr>', re.DOTALL)
 DEEPER = "Going deeper"
 DEEPER_LINE = "Optional, and not counted in the minutes to read"
 
@@ -32,18 +34,18 @@ def depart_folded(self, node):
 def say_measured(html: str) -> str:
     """The line for the claims in a cell's output; empty if there are none."""
     rows = CLAIM.findall(html)
-    hold = sum(verdict == "ok" for *_, verdict, _ in rows)
+    hold, busy = (sum(kind == one for *_, kind, _ in rows) for one in ("ok", "busy"))
     if not rows:
         return ""
     if len(rows) > 1 or not hold:
-        said = f"{hold} of {len(rows)} hold"
+        said = f"{hold} of {len(rows)} hold" + f", {busy} {BUSY}" * bool(busy)
     else:
         ((claim, predicted, measured, _, verdict),) = rows
         margin = verdict.removeprefix("holds") if verdict.startswith("holds ±") else ""
         compared = "as predicted" if predicted == measured else f"predicted {predicted}{margin}"
         said = f'measured: {measured}, {compared} <span class="claim">· {claim}</span>'
-    mark = "✓" if hold == len(rows) else "✗"
-    return f'<span class="{"ok" if hold == len(rows) else "bad"}" aria-hidden="true">{mark}</span> {said}'
+    kind, mark = ("ok", "✓") if hold == len(rows) else ("busy", "–") if hold + busy == len(rows) else ("bad", "✗")
+    return f'<span class="{kind}" aria-hidden="true">{mark}</span> {said}'
 
 
 def fold_cell(cell: nodes.container) -> None:

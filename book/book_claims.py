@@ -14,6 +14,8 @@ from pathlib import Path
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
+from lib.claims import BUSY
+
 MEASURED = ("predicted", "measured")
 
 
@@ -62,10 +64,13 @@ def table(app, here: str) -> str:
             if record["claim"] in shown_in:
                 claim = f'<a href="{link}#{shown_in[record["claim"]]}">{claim}</a>'
             cells = "".join(f"<td>{text}</td>" for text in (claim, *(escape(record[key]) for key in MEASURED)))
-            rows.append(f'<tr>{cells}<td class="ok">{escape(record["verdict"])}</td></tr>')
+            kind = "busy" if record["verdict"] == BUSY else "ok"
+            rows.append(f'<tr>{cells}<td class="{kind}">{escape(record["verdict"])}</td></tr>')
     head = "".join(f'<th scope="col">{word}</th>' for word in ("quantity", "formula", "measured", "agrees"))
+    busy = sum(record["verdict"] == BUSY for record in found)
+    hold = f"{len(found) - busy} claims hold" + f"; {busy} more {BUSY}" * bool(busy)
     return (
-        f"<p>{len(found)} claims hold. Measured on {escape(conditions)}.</p>"
+        f"<p>{hold}. Measured on {escape(conditions)}.</p>"
         f'<div class="pst-scrollable-table-container"><table class="claims"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -122,19 +122,23 @@ def claims(*rows: tuple) -> str:
     return table._repr_html_()
 
 
-EXACT = ("bytes of <a>", 1234567, 1234567, 0, 0, "B", "=", True)
-BROKEN = ("bytes of <a>", 1234567, 1234568, 0, 0, "B", "=", False)
+EXACT = ("bytes of <a>", 1234567, 1234567, 0, 0, "B", "=", "ok")
+BROKEN = ("bytes of <a>", 1234567, 1234568, 0, 0, "B", "=", "bad")
+LATE = ("time", 1, 9, 0.05, 0, "s", "=", "busy")
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
         ([EXACT], "✓ measured: 1\u2009234\u2009567 B, as predicted · bytes of <a>"),
-        ([("time", 1, 1.02, 0.05, 0, "s", "=", True)], "✓ measured: 1.02 s, predicted 1 s ± 5% · time"),
-        ([("error", 1e-9, 1e-12, 0, 0, "", "<=", True)], "✓ measured: 1e-12, predicted ≤ 1e-09 · error"),
+        ([("time", 1, 1.02, 0.05, 0, "s", "=", "ok")], "✓ measured: 1.02 s, predicted 1 s ± 5% · time"),
+        ([("error", 1e-9, 1e-12, 0, 0, "", "<=", "ok")], "✓ measured: 1e-12, predicted ≤ 1e-09 · error"),
         ([EXACT, EXACT, EXACT], "✓ 3 of 3 hold"),
         ([EXACT, BROKEN], "✗ 1 of 2 hold"),
         ([BROKEN], "✗ 0 of 1 hold"),
+        ([EXACT, LATE], "– 1 of 2 hold, 1 not measured here: the machine was busy"),
+        ([LATE], "– 0 of 1 hold, 1 not measured here: the machine was busy"),
+        ([BROKEN, LATE], "✗ 0 of 2 hold, 1 not measured here: the machine was busy"),
         ([], ""),
     ],
 )

@@ -21,6 +21,7 @@ NAN, INF = math.nan, math.inf
 @pytest.fixture(autouse=True)
 def no_file(monkeypatch):
     monkeypatch.delenv("BOOK_CLAIMS", raising=False)
+    monkeypatch.setenv("INSIST_ON_TIME", "1")
 
 
 def holds(*args, **kwargs):
@@ -90,6 +91,24 @@ def test_a_function_is_measured_up_to_five_times_with_pauses(monkeypatch):
     assert slept == [0, 0, 2, 4, 8]
     with pytest.raises(ZeroDivisionError):
         claim("it", 1, lambda: 1 / 0)
+
+
+def test_a_time_that_never_holds_fails_only_where_the_machine_must_be_quiet(monkeypatch, capsys):
+    monkeypatch.setattr(claims.time, "sleep", lambda _: None)
+    monkeypatch.setattr(claims, "_pauses_s", claims.PAUSES_S)
+    monkeypatch.delenv("INSIST_ON_TIME", raising=False)
+    tries = []
+    claim("first", 1, lambda: tries.append(1) or 9, unit="s")
+    claim("second", 1, lambda: tries.append(2) or 9, unit="s")
+    assert tries == [1] * 5 + [2] * 2, "once it is known that the machine is busy, it is tried less often"
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0] == "first  1 s  9 s  not measured here: the machine was busy"
+    for never in (9, NAN):  # a value, a count, a number of bytes; and a time that is no number
+        with pytest.raises(ClaimError):
+            claim("it", 1, never if never == 9 else lambda: NAN)
+    monkeypatch.setenv("INSIST_ON_TIME", "1")
+    with pytest.raises(ClaimError, match="measured 9 s"):
+        claim("third", 1, lambda: 9, unit="s")
 
 
 def test_the_error_shows_both_numbers():
