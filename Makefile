@@ -45,7 +45,11 @@ $(READY): requirements.txt constraints.txt pyproject.toml tools/ipython_kernel_c
 	@mkdir -p .venv/etc/ipython && cp tools/ipython_kernel_config.py .venv/etc/ipython/
 	@touch $@
 
-book: $(READY) ## execute every chapter and build the pages
+ifdef CHAPTER
+book: $(READY)
+	@$(PY) tools/build_chapters.py $(CHAPTER)
+else
+book: $(READY) ## execute every chapter and build the pages; make book CHAPTER=03 takes one
 	@$(PY) tools/notebooks.py --check
 	@$(PY) tools/kills.py --check
 	@echo "== Executing the chapters, three at a time, and building the pages (a few minutes)"
@@ -54,6 +58,7 @@ book: $(READY) ## execute every chapter and build the pages
 	  $(BIN)/jupyter-book build . -W --keep-going && test -f $(SITE)/index.html && \
 	  echo "== Built in $$(($$(date +%s) - start)) s: $(abspath $(SITE)/index.html)"
 	@echo "   make serve shows it at http://localhost:$(PORT)"
+endif
 
 students: $(READY) ## build the pages without the solutions, into _build/student
 	@$(PY) tools/student_site.py

@@ -13,7 +13,9 @@ from docutils import nodes
 from lib.claims import BUSY
 
 TITLE = re.compile(r"\A#@title (.*)\n")
-CLAIM = re.compile(r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|busy|bad)">(.*?)</td></tr>', re.DOTALL)
+CLAIM = re.compile(
+    r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|busy|bad)">(.*?)</td></tr>', re.DOTALL
+)
 DEEPER = "Going deeper"
 DEEPER_LINE = "Optional, and not counted in the minutes to read"
 

@@ -28,4 +28,7 @@ def test_each_claim_is_listed_under_its_chapter_and_leads_to_the_section_that_sh
     assert second.select_one("td.ok") and late.select_one("td.busy").get_text() == BUSY
     assert [td.get_text() for td in first.select("td")] == ["a < b", "1", "1.01", "holds ± 5%"]
     assert first.a["href"] == "one.html#the-bytes" and second.a is None
-    assert "2 claims hold; 1 more not measured here: the machine was busy. Measured on M, 2 cores, V 1." in page.get_text()
+    assert (
+        "2 claims hold; 1 more not measured here: the machine was busy. Measured on M, 2 cores, V 1."
+        in page.get_text()
+    )

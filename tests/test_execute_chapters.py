@@ -1,11 +1,13 @@
 """Chapters are executed three at a time, and no cell runs beside one that must be alone."""
 
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from jupyter_cache import get_cache
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,8 +56,8 @@ def test_outputs_are_where_sphinx_looks_and_a_cell_alone_has_no_neighbour(tool, 
     )
     a = written(tmp_path, "a.ipynb", (rest, []), (rest, ["alone"]), (rest, []))
     b = written(tmp_path, "b.ipynb", *[(now, [])] * 30)
-    assert tool.main([a, b]) == 0
-    cache = get_cache(tmp_path / "_build" / ".jupyter_cache")
+    assert tool.execute_all([a, b], tmp_path / "cache") == 0
+    cache = get_cache(tmp_path / "cache")
     times = []
     for path in (a, b):
         _, executed = cache.merge_match_into_notebook(nbformat.read(path, as_version=4))
@@ -67,7 +69,7 @@ def test_outputs_are_where_sphinx_looks_and_a_cell_alone_has_no_neighbour(tool, 
 def test_a_cell_that_fails_ends_the_build_and_is_named(tool, tmp_path, capsys):
     bad = written(tmp_path, "bad.ipynb", ("print('so far')", ["alone"]), ("1 / 0", ["alone"]))
     good = written(tmp_path, "good.ipynb", ("print('well')", []))
-    assert tool.main([bad, good]) == 1
+    assert tool.execute_all([bad, good], tmp_path / "cache") == 1
     said = capsys.readouterr().err
     assert said.startswith("bad.ipynb:") and "ZeroDivisionError" in said
 
@@ -76,4 +78,26 @@ def test_a_cell_that_never_ends_does_not_stop_the_neighbour(tool, tmp_path, monk
     monkeypatch.setattr(tool, "TIMEOUT_S", 1)
     endless = written(tmp_path, "a.ipynb", ("while True: pass", ["alone"]))
     other = written(tmp_path, "b.ipynb", *[("print(1)", [])] * 3)
-    assert tool.main([endless, other]) == 1
+    assert tool.execute_all([endless, other], tmp_path / "cache") == 1
+
+
+def test_a_chapter_is_built_alone_with_what_belongs_to_it(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import build_chapters
+
+    chapters = [build_chapters.find(name) for name in ("03", "workshop")]
+    assert [path.stem for path in chapters] == ["03_data_parallelism", "workshop"]
+    toc = yaml.safe_load(build_chapters.contents(chapters))
+    assert toc["root"] == "chapters/03_data_parallelism"
+    rest = ["exercises/03_data_parallelism", "solutions/03_data_parallelism", "chapters/workshop"]
+    assert [page["file"] for page in toc["chapters"]] == rest
+    assert "chapters" not in yaml.safe_load(build_chapters.contents(chapters[1:]))
+    for unknown in ("3", "99", "*", ""):
+        with pytest.raises(SystemExit, match="There is no chapter .*there are 00, 01, .*: make book CHAPTER=03"):
+            build_chapters.find(unknown)
+
+
+def test_make_book_takes_chapters():
+    command = ["make", "-n", "-o", ".venv/.ready", "book", "CHAPTER=02 07"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert said.strip() == ".venv/bin/python tools/build_chapters.py 02 07"

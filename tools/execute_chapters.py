@@ -17,7 +17,8 @@ from page_form import tags
 from set_repository import ROOT
 from tqdm import tqdm
 
-AT_A_TIME, TIMEOUT_S = 3, 120
+AT_A_TIME = 3
+TIMEOUT_S = 600  # of a cell, on a machine that is busy; a run that hangs ends itself in seconds
 
 
 class Turns:
@@ -65,8 +66,9 @@ def execute(path: Path, turns: Turns):
             end()
 
 
-def main(paths: list[Path]) -> int:
-    cache, turns = get_cache(ROOT / "_build" / ".jupyter_cache"), Turns()
+def execute_all(paths: list[Path], folder: Path) -> int:
+    """Execute the chapters and keep their outputs in `folder`; returns an exit status, 1 where a cell failed."""
+    cache, turns = get_cache(folder), Turns()
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         waiting = {pool.submit(execute, path, turns): path for path in paths}
         for done in tqdm(as_completed(waiting), total=len(paths), unit="chapter", disable=None):
@@ -82,4 +84,5 @@ def main(paths: list[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sorted(ROOT.glob("chapters/*.ipynb"), reverse=True)))  # the longest are among the last
+    chapters = sorted(ROOT.glob("chapters/*.ipynb"), reverse=True)  # the longest are among the last
+    sys.exit(execute_all(chapters, ROOT / "_build" / ".jupyter_cache"))
