@@ -8,8 +8,8 @@ PY    := $(BIN)/python
 READY := .venv/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 SITE  := _build/html
-SHARED := tests --ignore tests/test_site.py -m "not alone and not chapters" -n 2 --dist worksteal
-ALONE  := tests --ignore tests/test_site.py -m alone
+SHARED := tests --ignore tests/test_site.py -m "not alone and not timed and not chapters" -n 2 --dist worksteal
+ALONE  := tests --ignore tests/test_site.py -m "alone or timed"
 
 # A kernel called python3 in the user's home must not stand in for the one in .venv.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader grading perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader grading busy perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -142,6 +142,10 @@ nbgrader: $(READY) ## grade with the real nbgrader, which the first time is inst
 
 grading: $(READY) ## grade two hundred submissions, fifty of them hostile, as root (minutes)
 	@GRADING=1 $(PY) -m pytest tests/test_grade_many.py -q
+
+busy: $(READY) ## make book and make test beside endless loops and foreign traffic (nightly); CHAPTER="02 07": these alone
+	@$(PY) tools/busy.py $(MAKE) book
+	@$(if $(CHAPTER),,$(PY) tools/busy.py $(MAKE) test)
 
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)

@@ -137,7 +137,7 @@ def test_in_colab_the_record_is_on_the_drive(monkeypatch, tmp_path):
 FAST = "01.3", "02.4", "03.1", "04.1", "06.3", "08.4", "11.2", "13.1"  # no wrong program of these lets ranks wait
 
 
-@pytest.mark.alone("it measures time")
+@pytest.mark.timed("it measures time")
 @pytest.mark.slow("eight checks that fail, where a neighbour takes the cores")
 def test_a_check_that_fails_takes_no_long_time(capsys, say):
     """The first check of a notebook also starts the server, and is not counted."""

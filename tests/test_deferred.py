@@ -233,7 +233,7 @@ def test_outside_there_is_no_queue():
             assert queue_here() is mode.queue
 
 
-@pytest.mark.alone("it measures hundredths of a second")
+@pytest.mark.timed("it measures hundredths of a second")
 def test_a_layer_that_sleeps_defers_what_its_weight_takes():
     layer, queue = SleepLayer(3, 0, 0.01, weight_s=0.05), Queue()
     x = torch.zeros(2, requires_grad=True)

@@ -33,7 +33,7 @@ from lib.runtime import ranks, spy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 pytestmark = [
-    pytest.mark.alone("it measures how soon a fault is known"),
+    pytest.mark.timed("it measures how soon a fault is known"),
     pytest.mark.usefixtures("machine"),
 ]
 

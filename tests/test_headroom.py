@@ -23,7 +23,7 @@ from lib.runtime import headroom
 from lib.runtime.headroom import MB, Memory
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.alone("it measures what is left of memory, fills it, and says how soon that is known")
+pytestmark = pytest.mark.timed("it measures what is left of memory, fills it, and says how soon that is known")
 
 # ---- what the system tells ------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ def test_ranks_have_the_default_dtype_of_their_caller():
     assert run(lambda world: torch.ones(1).dtype, 1) == [before]
 
 
-@pytest.mark.alone("it measures how soon a run is done")
+@pytest.mark.timed("it measures how soon a run is done")
 @pytest.mark.usefixtures("machine")
 def test_a_run_is_fast_and_traced():
     best_s = min(run(nothing, 8).wall_s for _ in range(3))
@@ -286,7 +286,7 @@ def gone(processes, within_s):
     return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.alone("it presses Ctrl-C at certain moments, and measures how soon all has ended")
+@pytest.mark.timed("it presses Ctrl-C at certain moments, and measures how soon all has ended")
 def test_a_script_lives_through_ctrl_c_and_dies_with_its_ranks(script, tmp_path):
     """Ctrl-C while the server starts, Ctrl-C while ranks work, then SIGKILL."""
     process = script("3")
@@ -362,7 +362,7 @@ def test_a_script_in_an_odd_place(tmp_path):
 # ---- the parent is a notebook ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone("it presses Ctrl-C at certain moments, and measures how soon all has ended")
+@pytest.mark.timed("it presses Ctrl-C at certain moments, and measures how soon all has ended")
 def test_a_notebook(start_notebook, tmp_path):
     """Interrupted while the server starts, and while ranks run; errors name cells; nothing is left."""
     notebook = start_notebook()

@@ -15,7 +15,7 @@ from lib.runtime import link
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # Other programs may take this machine's cores at any moment, and that only makes a time longer.
 pytestmark = [
-    pytest.mark.alone("it measures when a transfer on an emulated link is through"),
+    pytest.mark.timed("it measures when a transfer on an emulated link is through"),
     pytest.mark.usefixtures("machine"),
     pytest.mark.flaky(reruns=2),
 ]

@@ -23,7 +23,7 @@ from lib.pipeline.simulate import Costs, simulate
 from lib.pipeline.stage import Stage
 from lib.trace import Trace
 
-timed = pytest.mark.alone("it measures the time of ranks that sleep, and wake up late on a busy machine")
+timed = pytest.mark.timed("it measures the time of ranks that sleep, and wake up late on a busy machine")
 UNIT_S = 0.07  # long enough that to wake eight ranks on two cores takes a small part of it
 
 

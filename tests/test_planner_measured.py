@@ -74,7 +74,7 @@ def holds(errors):
 
 @pytest.mark.slow("up to five rounds of eight layouts, one after the other")
 @pytest.mark.thorough("eight layouts, measured one after the other")
-@pytest.mark.alone("it measures the time of ranks that sleep")
+@pytest.mark.timed("it measures the time of ranks that sleep")
 def test_seconds_of_eight_layouts(say):
     measured = [inf] * len(LAYOUTS)
 

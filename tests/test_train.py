@@ -549,7 +549,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
 
 
 @pytest.mark.thorough("a process that imports torch")
-@pytest.mark.alone("it presses Ctrl-C, and measures how soon all has ended")
+@pytest.mark.timed("it presses Ctrl-C, and measures how soon all has ended")
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is sent to a process group")
 def test_ctrl_c_ends_it_quietly(tmp_path):
     command = [sys.executable, "-u", "-m", "lib.train", *FLAGS.split(), "--steps", "100000", "--dp", "2"]
