@@ -2,10 +2,11 @@
 PYTHON      ?= python3
 TORCH_INDEX ?=
 PORT        ?= 8000
+VENV        ?= .venv
 
-BIN   := .venv/bin
+BIN   := $(VENV)/bin
 PY    := $(BIN)/python
-READY := .venv/.ready
+READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 SITE  := _build/html
 SHARED := tests --ignore tests/test_site.py -m "not alone and not timed and not chapters" -n 2 --dist worksteal
@@ -26,23 +27,24 @@ help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
 	@echo
 	@echo "PYTHON=python3.12       which Python makes .venv (3.11 or newer)"
+	@echo "VENV=.venv-312          another environment, for another Python"
 	@echo "TORCH_INDEX=URL         where torch comes from; https://download.pytorch.org/whl/cpu spares Linux gigabytes of CUDA"
 
 setup: $(READY) ## create .venv with everything that is needed
-	@echo "Ready: .venv"
+	@echo "Ready: $(VENV)"
 
 # torch first, on its own and exact: resolved together with the rest it could be replaced by another build.
 $(READY): requirements.txt constraints.txt pyproject.toml tools/ipython_kernel_config.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed, and '$(PYTHON)' is not: try make PYTHON=python3.12" >&2; exit 1; }
-	@test -x $(PY) || { echo "== Creating .venv"; $(PYTHON) -m venv .venv; }
+	@test -x $(PY) || { echo "== Creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "== Installing $(TORCH) (the long one: minutes on a slow line)"
 	@$(PY) -m pip install --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@echo "== Installing what requirements.txt names, at the versions of constraints.txt"
 	@$(PY) -m pip install -q -r requirements.txt -c constraints.txt
 	@$(PY) -m pip install -q --no-deps -e .
 	@$(PY) -m pip check
-	@mkdir -p .venv/etc/ipython && cp tools/ipython_kernel_config.py .venv/etc/ipython/
+	@mkdir -p $(VENV)/etc/ipython && cp tools/ipython_kernel_config.py $(VENV)/etc/ipython/
 	@touch $@
 
 ifdef CHAPTER
