@@ -7,8 +7,10 @@ walks for as long as one likes (FUZZ_S=3600), and FUZZ_SEED=n FUZZ_S=0 tries the
 from __future__ import annotations
 
 import copy
+import math
 import os
 import random
+import shutil
 import sys
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from torch import nn
 from zoo import D, Stack, draw_frozen, draw_stack, freeze, tensor_of
 
 from lib import comm
+from lib.checkpoint.storage import Save, restore
 from lib.data_parallel.ddp import BucketedDDP, NaiveDDP
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2
@@ -79,6 +82,10 @@ def relative(ours, twin, start):
     return worst
 
 
+def tensors(model):
+    return {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, torch.Tensor)}
+
+
 # ---- a module and a wrapper -----------------------------------------------------------------------------------------
 
 
@@ -103,12 +110,14 @@ def draw_wrapped(rng):
         "each": wrapper in ("zero2", "fsdp") and rng.random() < 0.5,  # microbatch reduced by itself
         "skips": rng.random() < 0.3 and not half,  # ranks skip a layer, each its own
         "clips": rng.random() < 0.4 and not half,
-        "extras": [name for name in ("look", "twice", "give up", "save") if rng.random() < 0.25],
+        "extras": [
+            name for name in ("look", "twice", "give up", "save", "load", "write", "dropped") if rng.random() < 0.25
+        ],
         "frozen": [] if half else draw_frozen(rng, Stack(**model)),  # or what is left moves by noise alone
     }
 
 
-def wrapped(world, case):
+def wrapped(world, case, folder):
     """How far from the twin the losses, norms and weights are after some steps."""
     dtype = case["how"].get("dtype")
     wide = torch.float32 if dtype else torch.float64
@@ -116,7 +125,7 @@ def wrapped(world, case):
     twin = freeze(Stack(**case["model"]), case["frozen"]).to(wide)
     torch.manual_seed(world.rank)  # who starts elsewhere gets the weights of rank 0
     mine = freeze(Stack(**case["model"]), case["frozen"]).to(wide)
-    start = {name: x.clone() for name, x in twin.state_dict().items()}
+    start = tensors(twin)
     make, K, op = OPTIMIZERS[case["optimizer"]], case["microbatches"], case["how"]["op"]
     theirs = make([(name, p) for name, p in twin.named_parameters() if p.requires_grad])
     wraps = WRAPPERS[case["wrapper"]]
@@ -161,6 +170,8 @@ def wrapped(world, case):
         if "look" in case["extras"]:
             with torch.no_grad():
                 loss(model, step, world.rank, 0, 1)
+        if "dropped" in case["extras"]:
+            loss(model, step, world.rank, 0, 1)  # a forward that has no backward
         total = sum(backward(step, k) for k in range(K))
         model.finish()
         if "twice" in case["extras"]:
@@ -177,6 +188,16 @@ def wrapped(world, case):
         theirs.step()
         if "save" in case["extras"] and step == 1 and case["wrapper"] in ("zero1", "zero2", "fsdp"):
             model.load_sharded_state_dict(model.sharded_state_dict())
+        if "load" in case["extras"] and case["wrapper"] in ("zero1", "zero2", "fsdp"):
+            state = [model.full_state_dict()]
+            torch.distributed.broadcast_object_list(state, 0) if world.size > 1 else None
+            model.load_full_state_dict(state[0])
+        if (
+            "write" in case["extras"] and step == 1 and case["wrapper"] != "fsdp"
+        ):  # as weights are clamped, or averaged
+            with torch.no_grad():
+                for p in (*mine.parameters(), *twin.parameters()):
+                    p.mul_(0.5) if p.is_floating_point() else None
     plain = case["wrapper"] in ("naive", "ddp", "naive zero1")
     state = mine.state_dict() if plain else model.full_state_dict()
     if not state:
@@ -188,7 +209,7 @@ def wrapped(world, case):
             for x, y in ((state, twin.state_dict()), (start, twin.state_dict()))
         )
         return max(worst, (apart / (moved + 1e-2)).item())
-    return max(worst, relative(state, twin.state_dict(), start))
+    return max(worst, relative(state, tensors(twin), start))
 
 
 # ---- stages of a pipeline -------------------------------------------------------------------------------------------
@@ -221,7 +242,7 @@ def draw_piped(rng):
     }
 
 
-def piped(world, case):
+def piped(world, case, folder):
     """How far gradients are from those of all stages in one process."""
     schedule = make_schedule(*case["schedule"])
     torch.manual_seed(0)
@@ -249,14 +270,13 @@ def piped(world, case):
 # ---- a GPT on all axes ----------------------------------------------------------------------------------------------
 
 
-def draw_composed(rng):
-    name = rng.choice([*SCHEDULES, "interleaved"])
-    dp, pp, tp = rng.choice(
-        [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (3, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (4, 1, 1)]
-    )
-    name = "1f1b" if pp == 1 else name
+def draw_layout(rng, ranks=None):
+    """Any layout, or any of so many ranks."""
+    sizes = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (3, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (4, 1, 1)]
+    dp, pp, tp = rng.choice([size for size in sizes if ranks in (None, size[0] * size[1] * size[2])])
+    name = "1f1b" if pp == 1 else rng.choice([*SCHEDULES, "interleaved"])
     microbatches = 1 if name == "naive" else rng.randint(1, 3) * (pp if name == "interleaved" else 1)
-    layout = Layout(
+    return Layout(
         *(dp, pp, tp),
         order=rng.choice(["dp,pp,tp", "pp,dp,tp"]),
         schedule=name,
@@ -266,35 +286,47 @@ def draw_composed(rng):
         zero=rng.choice([0, 1, 2, 3] if pp == tp == 1 else [0, 1, 2]),
         recompute="none" if name.startswith("zb") else rng.choice(["none", "none", "selective", "full"]),
     )
+
+
+def draw_composed(rng):
+    layout = draw_layout(rng)
+    other = draw_layout(rng, layout.num_ranks)
     return {
         "layout": layout,
+        "continues": other if rng.random() < 0.4 else None,  # from a checkpoint, under a different layout
         "config": {
-            "num_layers": max(rng.randint(1, 3), layout.num_stages - 1),
+            "num_layers": max(rng.randint(1, 3), layout.num_stages - 1, other.num_stages - 1),
             "num_kv_heads": rng.choice([None, 1, 2]),
             "tied": rng.random() < 0.6,
             "llama": rng.random() < 0.5,
             "d_mlp": rng.choice([None, 12]),
         },
+        "frozen": rng.choice(["", "", "", "embed", "blocks.0", "head", "norm"]),
         "bucket_bytes": rng.choice([1, 1000, 4 * 2**20]),
         "optimizer": rng.choice(list(OPTIMIZERS)),
-        "rows": dp * microbatches + rng.randint(0, 2) * dp,
+        "rows": math.lcm(layout.dp, other.dp) * max(layout.microbatches, other.microbatches) * rng.randint(1, 2),
         "max_norm": rng.choice([0.1, 1e9]),
         "ignored": rng.choice([0.0, 0.3, 0.9]),
         "loads": rng.random() < 0.3,
     }
 
 
-def composed(world, case):
+def composed(world, case, folder):
     """How far losses and weights are from one process."""
     config = GPTConfig(vocab_size=12, context=4, d_model=8, num_heads=4, **case["config"])
-    mesh = Mesh(MeshShape(**case["layout"].sizes), world)
     torch.manual_seed(0)
     twin = GPT(config).double()
+    for name, p in twin.named_parameters():
+        p.requires_grad_(case["frozen"] not in name or not case["frozen"])
     start = {name: x.clone() for name, x in twin.state_dict().items()}
     make = OPTIMIZERS[case["optimizer"]]
-    theirs = make(list(twin.named_parameters()))
-    model, worst = copy.deepcopy(twin), 0.0
-    model = parallelize(model, mesh, case["layout"], make, bucket_bytes=case["bucket_bytes"])
+    theirs = make([(name, p) for name, p in twin.named_parameters() if p.requires_grad])
+
+    def on(layout):
+        mesh = Mesh(MeshShape(**layout.sizes), world)
+        return parallelize(copy.deepcopy(twin), mesh, layout, make, bucket_bytes=case["bucket_bytes"])
+
+    model, worst = on(case["layout"]), 0.0
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(12, (case["rows"], 5), generator=generator)
@@ -309,6 +341,10 @@ def composed(world, case):
         worst = max(worst, abs(model.step(inputs, targets, case["max_norm"]) - wanted).item())
         if case["loads"] and step == 1:
             model.load_full_state_dict(twin.state_dict())
+        if case["continues"] and step == 1:
+            assert Save(model, folder).finish() == ""
+            model = on(case["continues"])
+            restore(model, folder)
         with torch.no_grad():
             worst = max(worst, abs(model.evaluate(inputs, targets) - mean_loss(twin(inputs), targets)).item())
     state = model.full_state_dict()
@@ -332,18 +368,19 @@ def draw(seed):
 @pytest.mark.thorough("`make fuzz` does it for longer")
 @pytest.mark.slow("walks for a while, or as long as FUZZ_S says")
 @pytest.mark.filterwarnings("ignore")
-def test_whatever_is_put_together_is_the_twin(say):
+def test_whatever_is_put_together_is_the_twin(say, tmp_path):
     end_s, seed, tried = time.monotonic() + WALK_S, SEED, Counter()
     say(f"fuzz: seed {SEED}")
     while not tried or time.monotonic() < end_s:
         kind, ranks, case = draw(seed)
         again = f"FUZZ_SEED={seed} FUZZ_S=0 make fuzz: {kind}, {ranks} ranks, {case}"
         try:
-            worst = max(run(KINDS[kind][1], ranks, case))
+            worst = max(run(KINDS[kind][1], ranks, case, str(tmp_path / str(seed))))
         except Exception as error:
             raise AssertionError(again) from error
         limit = EQUAL_IN_BFLOAT16 if "bfloat16" in str(case) else EQUAL
         assert worst < limit, f"{worst:.1e} from one process; {again}"
+        shutil.rmtree(tmp_path / str(seed), ignore_errors=True)
         tried[kind] += 1
         seed += 1
     say(f"fuzz: {sum(tried.values())} cases: " + ", ".join(f"{n} {kind}" for kind, n in tried.items()))

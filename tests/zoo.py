@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from types import SimpleNamespace
+from collections import OrderedDict, UserDict, deque, namedtuple
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +116,37 @@ class Vector(nn.Module):
         return x * torch.sigmoid(self.scale(self.vector)) + 0.1 * linear(x, self.make(self.vector).view(D, D))
 
 
+class Permuted(nn.Module):
+    """Frozen parameters that are no floats: an order, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = nn.Parameter(torch.randperm(D), requires_grad=False)
+        self.kept = nn.Parameter(torch.arange(D) % 3 > 0, requires_grad=False)
+        self.layer = nn.Linear(D, D)
+
+    def forward(self, x):
+        return x + self.layer(x[..., self.order] * self.kept)
+
+
+class Counting(nn.Module):
+    """State that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(D, D), 0
+
+    def get_extra_state(self):
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state):
+        self.calls = state["calls"]
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.layer(x))
+
+
 class Checkpointed(nn.Module):
     def __init__(self, inner):
         super().__init__()
@@ -137,14 +169,98 @@ LAYERS = {
     "convolution": Convolution,
     "vector": Vector,
     "attention": lambda: nn.TransformerEncoderLayer(D, 2, 8, 0.0, batch_first=True),
+    "permuted": Permuted,
+    "counting": Counting,
     "gelu": nn.GELU,
 }
+
+
+# ---- what layers return -------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Output:
     y: Tensor
-    beside: tuple
+    beside: tuple = ()
+
+
+@dataclass
+class WithList:
+    states: list = field(default_factory=list)
+
+
+class OwnDict(dict):
+    pass
+
+
+class OwnList(list):
+    pass
+
+
+class OwnTuple(tuple):
+    pass
+
+
+class Slotted:
+    __slots__ = ("y",)
+
+    def __init__(self, y):
+        self.y = y
+
+
+Named = namedtuple("Named", "y cache")
+BOXES = {
+    "dict": lambda y: {"y": y, "n": 1},
+    "own dict": lambda y: OwnDict(y=y),
+    "ordered": lambda y: OrderedDict(y=y),
+    "user dict": lambda y: UserDict(y=y),
+    "proxy": lambda y: MappingProxyType({"y": y}),
+    "list": lambda y: [None, y],
+    "own list": lambda y: OwnList([y]),
+    "tuple": lambda y: (y, None),
+    "own tuple": lambda y: OwnTuple([y]),
+    "named": lambda y: Named(y, None),
+    "set": lambda y: {y},
+    "frozen set": lambda y: frozenset([y]),
+    "deque": lambda y: deque([y]),
+    "dataclass": Output,
+    "dataclass in a dict": lambda y: {"out": Output(y)},
+    "list in a dataclass": lambda y: WithList([y]),
+    "slots": Slotted,
+    "slots in a list": lambda y: [Slotted(y)],
+    "namespace": lambda y: SimpleNamespace(inner=SimpleNamespace(y=y)),
+    "closure": lambda y: lambda: y,
+}
+
+
+def opened(box) -> Tensor:
+    """The tensor in a box; `tensor_of` knows the outputs of a Stack."""
+    match box:
+        case Tensor():
+            return box
+        case dict() | UserDict() | MappingProxyType():
+            return opened(box.get("y", box.get("out")))
+        case list() | tuple() | set() | frozenset() | deque():
+            return opened(next(x for x in box if x is not None))
+        case WithList():
+            return opened(box.states)
+        case SimpleNamespace():
+            return box.inner.y
+        case Output() | Slotted():
+            return box.y
+    return box()
+
+
+class Boxed(nn.Module):
+    def __init__(self, inner, box):
+        super().__init__()
+        self.inner, self.box = inner, box
+
+    def forward(self, x):
+        return BOXES[self.box](self.inner(x))
+
+
+# ---- layers in a row ----------------------------------------------------------------------------------------------
 
 
 class Stack(nn.Module):
@@ -155,15 +271,18 @@ class Stack(nn.Module):
         nested: two layers to a list.
         form: of the output: tensor, dict, tuple, dataclass, namespace.
         tied: the first and the last `linear` share their weight.
+        checkpointed: indices of layers that are computed again in backward.
+        boxes: index of a layer → name in `BOXES` of what holds its output.
     """
 
-    def __init__(self, layers, nested=False, form="tensor", tied=False, checkpointed=()):
+    def __init__(self, layers, nested=False, form="tensor", tied=False, checkpointed=(), boxes=None):
         super().__init__()
         made = [LAYERS[name]() for name in layers]
         linears = [layer for layer in made if type(layer) is nn.Linear]
         if tied and len(linears) > 1:
             linears[-1].weight = linears[0].weight
         made = [Checkpointed(layer) if i in checkpointed else layer for i, layer in enumerate(made)]
+        made = [Boxed(layer, boxes[i]) if boxes and i in boxes else layer for i, layer in enumerate(made)]
         pairs = [nn.ModuleList(made[i : i + 2]) for i in range(0, len(made), 2)]
         self.layers, self.form = nn.ModuleList(pairs if nested else made), form
 
@@ -172,7 +291,7 @@ class Stack(nn.Module):
 
     def forward(self, x, skip=None):
         for i, layer in enumerate(self.flat()):
-            x = x if i == skip else layer(x)
+            x = x if i == skip else opened(layer(x))
         match self.form:
             case "dict":
                 return {"y": x, "n": 1}
@@ -208,6 +327,7 @@ def draw_stack(rng: random.Random, least: int = 1, most: int = 5) -> dict:
         "form": rng.choice(["tensor"] * 4 + ["dict", "tuple", "dataclass", "namespace"]),
         "tied": rng.random() < 0.3,
         "checkpointed": tuple(i for i in range(len(names)) if rng.random() < 0.2),
+        "boxes": {i: rng.choice(list(BOXES)) for i in range(len(names)) if rng.random() < 0.3},
     }
 
 
