@@ -262,8 +262,10 @@ def piped(world, case, folder):
     for s, stage in mine.items():
         pairs = zip(stage.module.parameters(), twin[s].parameters(), strict=True)
         for p, right in pairs:
-            have, want = (torch.zeros_like(q) if q.grad is None else q.grad for q in (p, right))
-            worst = max(worst, ((have - want).norm() / (want.norm() + 1e-6)).item()) if have.numel() else worst
+            if p.requires_grad and p.numel():
+                have, want = (torch.zeros_like(q) if q.grad is None else q.grad for q in (p, right))
+                worst = max(worst, ((have - want).norm() / (want.norm() + 1e-6)).item())
+            assert p.requires_grad or p.grad is None
     return worst
 
 
