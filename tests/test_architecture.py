@@ -25,7 +25,7 @@ APART = ("lib.check", "lib.figures", "lib.grade", "lib.release")
 # The root keeps what a page names. A file may import those before it, and the rooms that stand there. What a room may
 # import says its own __init__.py: the words in backticks behind "May import".
 ROOT_FILES = [
-    *("trace", "cost/", "claims", "mesh", "runtime/", "launch", "comm", "wire_audit"),
+    *("text", "trace", "cost/", "claims", "mesh", "runtime/", "launch", "comm", "wire_audit"),
     *(
         "placement",
         "facts",
@@ -65,6 +65,7 @@ PURE += [f"lib.figures.{name}" for name in "svg canvas curves matrices moves ran
 PURE += [f"lib.figures.{name}" for name in "scatter schedule timeline".split()]
 PURE += ["lib.layout", "lib.plan", "lib.planner"]
 PURE += ["lib.figures.explorer", "lib.figures.show"]
+PURE += ["lib.text"]
 PURE += ["lib.launch"]  # its server starts before torch is there
 SPEAKS_DISTRIBUTED = {"lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime"}
 SPEAKS_DISTRIBUTED |= {"lib.check.listen"}  # it listens to what a learner calls
