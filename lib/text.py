@@ -53,7 +53,7 @@ CAST = {"<her>": "<woman>", "<him>": "<man>", "<home>": "<place>", "<thing>": "<
 CHAPTERS, STORIES = 32, 40  # stories of a chapter
 
 
-def write(seed: str) -> bytes:
+def stories(seed: str) -> bytes:
     """The stories, about 470 kB of ASCII."""
     draw = random.Random(seed).random  # from a string: the same numbers in every version of Python
     rules = {}
@@ -67,15 +67,15 @@ def write(seed: str) -> bytes:
         parts = rules[symbol][int(number * number * len(rules[symbol]))]
         return "".join([expand(part) if part in rules else part for part in parts])
 
-    stories = []
+    told = []
     for _ in range(CHAPTERS):
         rules |= {symbol: [[expand(symbol)], [expand(symbol)], *known] for symbol, known in words.items()}
         for _ in range(STORIES):
             rules |= {role: [[expand(symbol)]] for role, symbol in CAST.items()}
             a, b = 10 + int(90 * draw()), 10 + int(90 * draw())
             rules |= {"<a>": [[str(a)]], "<b>": [[str(b)]], "<sum>": [[str(a + b)]]}
-            stories.append(f"# {expand('<title>')}\n\n{expand('<story>')}\n\n")
-    return "".join(stories).encode()
+            told.append(f"# {expand('<title>')}\n\n{expand('<story>')}\n\n")
+    return "".join(told).encode()
 
 
-TEXT = write("parallel by hand")  # takes 0.05 s; ranks are forked from a process that has it
+TEXT = stories("parallel by hand")  # takes 0.05 s; ranks are forked from a process that has it

@@ -55,9 +55,9 @@ def test_no_two_parts_are_alike():
 
 
 def test_a_different_seed_writes_a_different_text():
-    other = text.write("another")
+    other = text.stories("another")
     assert other != text.TEXT and 0.9 < len(other) / len(text.TEXT) < 1.1
-    assert text.write("another") == other
+    assert text.stories("another") == other
 
 
 def test_the_last_tenth_is_kept_for_validation(corpus):
