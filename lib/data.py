@@ -1,4 +1,4 @@
-"""Real text, as tokens, in batches that do not depend on the layout.
+"""A text, as tokens, in batches that do not depend on the layout.
 
 The problem: to compare one process with four, both must train on the same tokens in the same step. A loader that gives
 each rank its own random stream (the usual way: seed + rank) trains on different data as soon as the number of ranks
@@ -6,50 +6,20 @@ changes, and then the loss curves prove nothing.
 The idea: the *global* batch of a step is a pure function of (seed, step), and a rank takes its sequences of it. No rank
 sends data; every rank can compute every sequence.
 
-The text is Python's own documentation, the topics that `help("assert")` prints, which the standard library contains:
-real English and code, on every machine, with no download. It is read when needed, not copied. It differs a little
-between Python versions, so compare only losses of one version. A token is a byte, the vocabulary is 256.
-
-Shapes: N tokens of a text, B sequences of a batch, T tokens of a sequence.
+Shapes: N tokens (bytes) of a text, that of `lib/text.py` or your own; B sequences of a batch; T tokens of a sequence.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-VOCAB_SIZE = 256
-SMALLEST_TEXT = 100_000
-
-
-@lru_cache(maxsize=1)
-def read_text() -> bytes:
-    """Python's help topics in the order of their names: about 470 kB of UTF-8.
-
-    Raises:
-        RuntimeError: this Python has no `pydoc_data.topics`, or only a stub of it (some distributions strip it).
-    """
-    way_out = (
-        "Use a full Python (python.org, conda, uv, Colab), or give your own text: "
-        "lib.data.load(text=open('my.txt', 'rb').read())"
-    )
-    try:
-        topics = importlib.import_module("pydoc_data.topics").topics
-    except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"this Python comes without pydoc_data.topics, the text we train on. {way_out}") from error
-    text = "\n".join(topics[name] for name in sorted(topics)).encode()
-    if len(text) < SMALLEST_TEXT:
-        raise RuntimeError(
-            f"pydoc_data.topics of this Python holds {len(text)} bytes, not even {SMALLEST_TEXT}. {way_out}"
-        )
-    return text
+from lib.text import TEXT
 
 
 @dataclass(frozen=True)
@@ -64,16 +34,15 @@ def load(text: bytes | None = None, validation_fraction: float = 0.1) -> Corpus:
     """The text as byte tokens, its end (the last tenth) kept for validation.
 
     Args:
-        text: your own; None reads Python's help topics.
+        text: your own; None takes the stories of `lib/text.py`.
         validation_fraction: fraction of the text kept for validation, above 0 and below 1.
 
     Raises:
         ValueError: the fraction is not between 0 and 1, or leaves a part with less than two tokens.
-        RuntimeError: raised by `read_text`.
     """
     if not 0 < validation_fraction < 1:
         raise ValueError(f"validation_fraction={validation_fraction} must be between 0 and 1, such as 0.1")
-    tokens_N = encode(read_text() if text is None else text)
+    tokens_N = encode(TEXT if text is None else text)
     cut = len(tokens_N) - int(len(tokens_N) * validation_fraction)
     train, validation = tokens_N[:cut], tokens_N[cut:]
     if min(len(train), len(validation)) < 2:

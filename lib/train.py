@@ -38,7 +38,7 @@ SETTINGS = (TrainConfig, Layout, GPTConfig, Checkpoints)  # their fields become 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on Python's help.")
+    parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on little stories.")
     add_options(parser, TrainConfig, leave_out=("model", "layout"), choices=CHOICES)
     add_options(parser, Layout, choices=CHOICES)
     add_options(parser, GPTConfig, leave_out=("vocab_size",))  # a token is a byte

@@ -1,15 +1,15 @@
 """The same tokens in the same step, whatever the layout."""
 
+import hashlib
 import math
 import random
-import sys
+import re
 from collections import Counter
-from types import ModuleType
 
 import pytest
 import torch
 
-from lib import data
+from lib import data, text
 
 TEXT = torch.arange(1000).remainder(251).to(torch.uint8)
 
@@ -19,13 +19,45 @@ def corpus() -> data.Corpus:
     return data.load()
 
 
-def test_the_text_is_all_of_pythons_help_topics_in_order(corpus):
-    from pydoc_data.topics import topics
+def test_the_text_is_the_same_for_ever(corpus):
+    """Pages claim losses on it: with a different text, all of them must be measured again."""
+    digest = "563e07826854fa07eb0745117bfb7ab8033e2db42f59035bc291109bd0fed6b9"
+    assert hashlib.sha256(text.TEXT).hexdigest() == digest
+    assert bytes(corpus.train.tolist()) + bytes(corpus.validation.tolist()) == text.TEXT
 
-    text = data.read_text()
-    assert text.decode() == "\n".join(topics[name] for name in sorted(topics))
-    assert bytes(corpus.train.tolist()) + bytes(corpus.validation.tolist()) == text
-    assert len(text) > 300_000 and text.count(b"the ") > 1000
+
+def test_its_stories_are_whole_and_right():
+    """Nothing of the grammar is left, quotes and brackets close, sums are right, and the names of a story return."""
+    whole = text.TEXT.decode("ascii")
+    assert not re.search(r"[<>|\\]|\b[Aa] [aeiou]", whole)
+    stories = whole.split("\n\n# ")
+    assert len(stories) == len(set(stories)) == text.CHAPTERS * text.STORIES
+    for story in stories:
+        assert story.count('"') % 2 == 0 and story.count("(") == story.count(")")
+        for a, b, total in re.findall(r"(\d+) \+ (\d+) =+ (\d+)", story):
+            assert int(a) + int(b) == int(total)
+    names = [Counter(re.findall(r"\b(?:Ada|Grace|Barbara|Frances)\b", story)) for story in stories]
+    assert {len(of_story) for of_story in names} == {0, 1}
+
+
+def test_a_few_words_are_frequent_and_most_are_rare():
+    counts = [n for _, n in Counter(re.findall(r"\w+", text.TEXT.decode())).most_common()]
+    assert sum(counts[:10]) > 0.25 * sum(counts) and len(counts) > 500
+    assert counts[0] > 10 * counts[20] > 50 * counts[300]
+
+
+def test_no_two_parts_are_alike():
+    """The favourite words of each sixteenth of the text, and so the data of each rank."""
+    parts = [text.TEXT[i * len(text.TEXT) // 16 : (i + 1) * len(text.TEXT) // 16] for i in range(16)]
+    counts = [Counter(re.findall(rb"\w{4,}", part)) for part in parts]
+    favourites = {tuple(sorted(word for word, _ in words.most_common(10))) for words in counts}
+    assert len(favourites) == 16
+
+
+def test_a_different_seed_writes_a_different_text():
+    other = text.stories("another")
+    assert other != text.TEXT and 0.9 < len(other) / len(text.TEXT) < 1.1
+    assert text.stories("another") == other
 
 
 def test_the_last_tenth_is_kept_for_validation(corpus):
@@ -159,17 +191,3 @@ def test_no_unigram_model_beats_the_entropy_and_a_bigram_table_does(corpus):
     pairs = Counter(zip(tokens, tokens[1:], strict=False))
     first = Counter(tokens[:-1])
     assert -sum(n * math.log(n / first[a]) for (a, _), n in pairs.items()) / (len(tokens) - 1) < entropy - 0.5
-
-
-@pytest.mark.parametrize("stub", ["missing", "no topics", "tiny"])
-def test_a_python_without_its_topics_says_what_to_do(monkeypatch, stub):
-    module = ModuleType("pydoc_data.topics")
-    if stub == "tiny":
-        module.topics = {"assert": "see the web"}
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None if stub == "missing" else module)
-    data.read_text.cache_clear()
-    with pytest.raises(RuntimeError, match=r"pydoc_data.topics.*give your own text: lib.data.load\(text="):
-        data.load()
-    assert len(data.load(b"my own text, long enough" * 10).train) == 216
-    monkeypatch.undo()
-    data.read_text.cache_clear()
