@@ -31,6 +31,7 @@ ROOT_FILES = [
         "facts",
         "conjugate",
         "deferred",
+        "recompute",
         "sleep",
         "collectives",
         "model",

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lib import comm
 from lib.conjugate import pair
@@ -22,6 +21,7 @@ from lib.deferred import DeferWeightGradients, Queue
 from lib.model import GPT
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule, ScheduleError
+from lib.recompute import recomputed
 
 
 class Stage:
@@ -121,7 +121,7 @@ class Stage:
         if not self.recompute:
             return self.module(x)
         before = x._version
-        y = checkpoint(self.module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), off))
+        y = recomputed(self.module, self.module, x, off)
         if x._version != before:
             raise ScheduleError("a stage that changes its input in place cannot be recomputed: use recompute=False")
         return y
