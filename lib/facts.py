@@ -16,6 +16,7 @@ loss is divided by the global count before backward, never by a number of ranks 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.launch import device
 from lib.mesh import Group
 from lib.placement import Placement, Replicate, copies_of
 
@@ -88,12 +90,55 @@ def clip(
 
     Args:
         gradients: all gradients on this rank; scaled in place.
-        squares: this rank's share of each square (`Fact.square`), at least one.
+        squares: this rank's share of each square (`Fact.square`).
         world: ranks that together hold the full model.
     """
-    mine = torch.stack(list(squares)).sum()
+    nothing = torch.zeros((), dtype=torch.float64, device=device())  # ranks may hold no gradient, or other dtypes
     with comm.label("norm"):
-        norm = comm.all_reduce(mine, world).sqrt()
+        norm = comm.all_reduce(torch.stack([nothing, *squares]).sum(), world).sqrt()
     for gradient in gradients:
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    return norm.to(squares[0].dtype) if squares else norm
+
+
+def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bool = True) -> None:
+    """Check the parameters of a model, before their gradients are summed; all ranks of its stages must call it.
+
+    Args:
+        stages: the ranks of its pipeline stages.
+        is_tied: whether facts say which stages share a parameter. If not, equal values are taken for a tied weight;
+            except those of zeros, ones, or two values.
+
+    Raises:
+        ValueError: no stage has anything to train, or two stages may share a parameter.
+    """
+    trained = [fact for fact in facts if fact.parameter.requires_grad]
+    most = int(comm.all_reduce(torch.tensor(len(trained), device=device()), stages or Group(), "max"))
+    if not most:
+        raise ValueError("no parameter of this module requires a gradient, so there is nothing to average")
+    if is_tied:
+        return
+    mine = [[fact.stages[0], _mark(fact.parameter.detach().reshape(-1))] for fact in trained]
+    padded = torch.tensor([*mine, *[[0, 0]] * (most - len(mine))], device=device())
+    for stage, mark in comm.all_gather(padded, stages).tolist():
+        for fact, (own, same) in zip(trained, mine, strict=True):
+            if same == mark != 0 and stage not in fact.stages:
+                raise ValueError(
+                    f"{fact.name} of stage {own} has the values of a weight of stage {stage}: if it is one weight, "
+                    "shared by (tied in) both, call `tie` of lib/pipeline/stage.py with all stages on every rank; if "
+                    "not, start with different values"
+                )
+
+
+def _mark(x: Tensor) -> int:
+    """A digest; 0 for x with at most two different values."""
+    rest = x[x != x[:1]]
+    return digest([x]) if (rest != rest[:1]).any() else 0
+
+
+def digest(tensors: Iterable[Tensor]) -> int:
+    """A digest of the bits of these tensors, 56 bits."""
+    found = hashlib.sha256()
+    for x in tensors:
+        found.update(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(found.digest()[:7], "big")

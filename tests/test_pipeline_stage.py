@@ -132,8 +132,8 @@ def test_a_gpt_is_cut_by_cost():
         assert [sum(layer is not None for layer in of_piece) for of_piece in layers] == lengths
     names = [name for piece in pieces for name, _ in piece.named_parameters()]
     assert set(names) == {"head.linear.weight", *(name for name, _ in model.named_parameters())}, "the serial names"
-    tied = {id(model.embed.token.weight): ("embed.token.weight", (0, 8))}
-    assert all(piece.shared == tied for piece in pieces)
+    tied = [{0: "embed.token.weight", 8: "head.linear.weight"}]
+    assert all(piece.used_by == tied for piece in pieces)
     tokens = torch.randint(2048, (2, 8))
     torch.testing.assert_close(nn.Sequential(*pieces)(tokens), model(tokens), rtol=0, atol=0)
     with pytest.raises(ValueError, match="8 blocks and a head cannot be cut into 10 stages; use 9 stages or fewer"):

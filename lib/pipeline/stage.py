@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from lib.model import GPT
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule, ScheduleError
 from lib.recompute import recomputed
+
+Piece = TypeVar("Piece", bound=nn.Module)
 
 
 class Stage:
@@ -172,14 +175,10 @@ class GPTStage(nn.Module):
         model: the model that owns the layers.
         layers: numbers of its blocks; the number after the last block is the head.
         first: whether the embedding is in this stage.
-
-    Attributes:
-        shared: id of a parameter that several stages use → (its name in the model, these stages); equal on all stages.
     """
 
     def __init__(self, model: GPT, layers: range, first: bool) -> None:
         super().__init__()
-        self.shared: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.embed = model.embed if first else None
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in layers if i < len(model.blocks)})
         self.head = model.head if len(model.blocks) in layers else None
@@ -196,20 +195,31 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
     The embedding is in the first stage. The head is with the last blocks, or alone if it costs as much as several
     blocks.
 
-    The stages share the parameters of `model`, with the same names. A tied weight is in two stages.
+    The stages share the parameters of `model`, with the same names. A tied weight is in two stages (`tie`).
 
     Raises:
         ValueError: more stages than blocks plus head.
     """
     parts = layers_of_stages(model.config, num_stages)
-    pieces = [GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)]
-    held = [{id(p) for p in piece.parameters()} for piece in pieces]
-    for name, p in model.named_parameters():
-        users = tuple(i for i, ids in enumerate(held) if id(p) in ids)
-        if len(users) > 1:
-            for piece in pieces:
-                piece.shared[id(p)] = name, users
-    return pieces
+    return tie([GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)])
+
+
+def tie(modules: list[Piece]) -> list[Piece]:
+    """Note on the modules of all stages of one model which parameters several of them use; return the modules.
+
+    From this `lib.parallel.facts_of` sums the gradient of a tied weight over all ranks that use it. Call it on every
+    rank, before `Stage(modules[s])`.
+
+    Attributes (of each module):
+        used_by: for each such parameter: number of the stage → its name there.
+    """
+    names: dict[int, dict[int, str]] = {}
+    for stage, module in enumerate(modules):
+        for name, p in module.named_parameters():
+            names.setdefault(id(p), {})[stage] = name
+    for module in modules:
+        module.used_by = [stages for stages in names.values() if len(stages) > 1]
+    return modules
 
 
 def stages_of(model: GPT, schedule: Schedule, rank: int) -> dict[int, Stage]:
