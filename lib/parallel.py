@@ -78,7 +78,9 @@ def facts_of(
         ranks = tuple(sorted({rank_of[s] for s in users}))
         over_users.append(_group(mesh, [*rows, "pp"], {"pp": ranks}) if len(ranks) > 1 else None)
         if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
-            raise ValueError(f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike")
+            raise ValueError(
+                f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
+            )
     found: dict[int, Fact] = {}
     for number, piece in pieces.items():
         placements = {name: placement for name, (_, placement) in parts(piece).items()}

@@ -14,7 +14,6 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NoReturn
 

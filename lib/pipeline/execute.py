@@ -28,7 +28,7 @@ from lib.pipeline.gantt import KIND
 from lib.pipeline.lower import lower, other_end, proves
 from lib.pipeline.schedules.action import COMPUTE, RECVS, SENDS, Action, Op, Schedule, ScheduleError
 from lib.pipeline.simulate import Slot, Timeline
-from lib.pipeline.stage import Stage
+from lib.pipeline.stage import Stage, what
 
 
 class Reduce(Protocol):
@@ -73,8 +73,8 @@ def execute(
     stages: Mapping[int, Stage],
     group: Group,
     inputs: Tensor,
-    targets: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    targets: Tensor | None,
+    loss: Callable[[Tensor, Tensor | None], Tensor],
     reduce: Reduce | None = None,
 ) -> StepResult:
     """Run one step on this rank: forward of the full batch, and backward unless the schedule is for evaluation.
@@ -85,16 +85,17 @@ def execute(
         schedule: compute only, or with its messages.
         stages: the stages on this rank, by number.
         inputs: [B, …], the full batch; the first stage splits it into `num_microbatches` microbatches.
-        targets: [B, …], for the loss in the last stage.
+        targets: [B, …], for the loss in the last stage; None if it needs none, and on other ranks.
         loss: function from (output, targets) of a microbatch to its term in the loss of the batch, such as
             `partial(loss_term, count=...)`. A mean over the microbatch, the default of `cross_entropy`, would be
             num_microbatches times too large, and NaN for the batch if one microbatch has no counted target.
         reduce: sums gradients over the replicas of this pipeline, at each REDUCE of the schedule.
 
     Raises:
-        ScheduleError: stages, ranks or rows that do not match the schedule; a stage whose output has the wrong form.
+        ScheduleError: stages, ranks or rows that do not match the schedule; gradients that are off; a stage whose
+            output, or loss, has the wrong form.
     """
-    _check_fits(schedule, stages, group, inputs)
+    _check_fits(schedule, stages, group, inputs, targets)
     sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])
     if sums != (reduce is not None) and not schedule.is_forward_only:
         raise ScheduleError(
@@ -105,7 +106,17 @@ def execute(
     return _Step(lower(schedule), stages, group, inputs, targets, loss, reduce).run()
 
 
-def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
+def _check_fits(
+    schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor, targets: Tensor | None
+) -> None:
+    for name, x in (("inputs", inputs), ("targets", targets)):
+        if not (isinstance(x, Tensor) and x.dim() or x is targets is None):
+            raise ScheduleError(f"{name} is {what(x)}; give a tensor whose first dim is the batch")
+    if not schedule.is_forward_only and not torch.is_grad_enabled():
+        raise ScheduleError(
+            f"{schedule.name} runs backward, but gradients are off: call it outside torch.no_grad() and "
+            "torch.inference_mode(), or run schedule.forward_only()"
+        )
     if schedule.num_ranks != group.size:
         raise ScheduleError(
             f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for "
@@ -124,7 +135,8 @@ class _Step:
         self.schedule, self.stages, self.group, self.loss, self.reduce = schedule, stages, group, loss, reduce
         # With .data each microbatch is a separate tensor: a change of one in place does not affect the others.
         self.inputs = [x.data for x in inputs.tensor_split(schedule.num_microbatches)]
-        self.targets = targets.tensor_split(schedule.num_microbatches)
+        m = schedule.num_microbatches
+        self.targets = [None] * m if targets is None else targets.tensor_split(m)
         row = schedule.actions[group.rank]
         back = [action for action in row if action.op in (*COMPUTE, Op.REDUCE) and action.op not in (Op.F, Op.I)]
         # The last backwards before a sum, during which buckets may leave.
@@ -207,15 +219,25 @@ class _Step:
         return came
 
     def _forward(self, stage: int, m: int, x: Tensor) -> None:
-        loss = partial(self._loss, m) if stage == self.last else None
-        y = self.stages[stage].forward(m, x, loss, (stage, m) in self.schedule.in_halves)
-        if not loss:
-            self.stages[stage].check_output(stage, y, self.inputs[m])
+        then = partial(self._loss if stage == self.last else self._output, stage, m)
+        y = self.stages[stage].forward(m, x, then, (stage, m) in self.schedule.in_halves)
+        if stage < self.last:
             self._hand_on(Action(stage, Op.SEND_F, m), y)
 
-    def _loss(self, m: int, y: Tensor) -> Tensor:
+    def _output(self, stage: int, m: int, y: Tensor) -> Tensor:
+        self.stages[stage].check_output(stage, y, self.inputs[m])
+        return y
+
+    def _loss(self, stage: int, m: int, y: object) -> Tensor:
         """The term of microbatch m."""
         loss = self.loss(y, self.targets[m])
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
+            raise ScheduleError(f"the loss after stage {stage} is {what(loss)}: return one real number, float[]")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise ScheduleError(
+                f"the loss after stage {stage}, {what(loss)}, has no gradient: compute it from the output, in floating "
+                "point and without detach(), of a model with a parameter that requires a gradient"
+            )
         self.losses[m] = loss.detach()
         return loss
 

@@ -66,13 +66,14 @@ class Stage:
         stage.
 
         Raises:
-            ScheduleError: its shape or dtype is not the one that the next stage receives; or it can have no gradient.
+            ScheduleError: it is no tensor, or its shape or dtype is not the one that the next stage receives; or it can
+                have no gradient.
         """
         shape, dtype = self._form(inputs)
-        if y.shape != shape or y.dtype != dtype:
+        if not isinstance(y, Tensor) or y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
             raise ScheduleError(
-                f"stage {stage} gives {comm.spec(y)}, but messages between stages are {right}; cut the model "
+                f"stage {stage} gives {what(y)}, but messages between stages are {right}; cut the model "
                 f"where it gives that, or change width={self.width} or dtype of the stages"
             )
         if torch.is_grad_enabled() and not _has_gradient(y):
@@ -93,7 +94,7 @@ class Stage:
         self,
         m: int,
         x: Tensor,
-        loss: Callable[[Tensor], Tensor] | None = None,
+        then: Callable[[Tensor], Tensor] | None = None,
         split: bool = False,
     ) -> Tensor:
         """y of microbatch m, or its loss.
@@ -102,7 +103,7 @@ class Stage:
 
         Args:
             x: the input from the previous stage; `backward` returns its gradient.
-            loss: in the last stage: function from its output to a number.
+            then: function from the output to the output or, in the last stage, to the loss.
             split: whether backward will be `backward_input` and `backward_weight`.
         """
         self.before(m)
@@ -112,7 +113,7 @@ class Stage:
         off = DeferWeightGradients(queue) if split else nullcontext()
         with off:
             y = self._compute(x, off)
-            y = loss(y) if loss else y
+            y = then(y) if then else y
         if torch.is_grad_enabled():
             self._ends[m], self._queues[m] = (x, y), queue
         return y.detach()
@@ -147,6 +148,8 @@ class Stage:
 
         Weight gradients are deferred.
         """
+        if m not in self._ends:
+            raise ScheduleError(f"microbatch {m} has no graph here: run its forward first, outside torch.no_grad()")
         x, y = self._ends.pop(m)
         if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)
@@ -162,6 +165,11 @@ class Stage:
     def microbatches(self) -> int:
         """Number of microbatches in flight here, after forward and before the end of backward."""
         return len(self._queues)
+
+
+def what(x: object) -> str:
+    """dtype and shape of a tensor; the type of anything else."""
+    return comm.spec(x) if isinstance(x, Tensor) else type(x).__name__
 
 
 def _has_gradient(x: Tensor) -> bool:
