@@ -115,7 +115,7 @@ def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bo
     trained = [fact for fact in facts if fact.parameter.requires_grad]
     most = int(comm.all_reduce(torch.tensor(len(trained), device=device()), stages or Group(), "max"))
     if not most:
-        raise ValueError("no parameter of this module requires a gradient, so there is nothing to average")
+        raise ValueError("no parameter of this model requires a gradient, so there is nothing to average")
     if is_tied:
         return
     mine = [[fact.stages[0], _mark(fact.parameter.detach().reshape(-1))] for fact in trained]
