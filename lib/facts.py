@@ -16,7 +16,6 @@ loss is divided by the global count before backward, never by a number of ranks 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,43 +101,33 @@ def clip(
 
 
 def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bool = True) -> None:
-    """Check the parameters of a model, before their gradients are summed; all ranks of its stages must call it.
+    """Check that a model has something to train, and that no weight of two stages is summed over only one.
 
     Args:
-        stages: the ranks of its pipeline stages.
-        is_tied: whether facts say which stages share a parameter. If not, equal values are taken for a tied weight;
-            except those of zeros, ones, or two values.
+        stages: the ranks of its pipeline stages; all must call it.
+        is_tied: whether facts say which stages share a parameter. If not, equal weights count as one, unless all their
+            elements are equal, as in the weights of a new norm.
 
     Raises:
-        ValueError: no stage has anything to train, or two stages may share a parameter.
+        ValueError: nothing to train, or a weight that two stages may share.
     """
     trained = [fact for fact in facts if fact.parameter.requires_grad]
-    most = int(comm.all_reduce(torch.tensor(len(trained), device=device()), stages or Group(), "max"))
-    if not most:
+    rows = int(comm.all_reduce(torch.tensor(len(trained), device=device()), stages or Group(), "max"))
+    if not rows:
         raise ValueError("no parameter of this model requires a gradient, so there is nothing to average")
     if is_tied:
         return
-    mine = [[fact.stages[0], _mark(fact.parameter.detach().reshape(-1))] for fact in trained]
-    padded = torch.tensor([*mine, *[[0, 0]] * (most - len(mine))], device=device())
-    for stage, mark in comm.all_gather(padded, stages).tolist():
-        for fact, (own, same) in zip(trained, mine, strict=True):
-            if same == mark != 0 and stage not in fact.stages:
+    table = torch.zeros(
+        rows, 2, dtype=torch.float64, device=device()
+    )  # of this rank: stage, and a mark of the values
+    for row, fact in zip(table, trained, strict=False):
+        x = fact.parameter.detach().reshape(-1)
+        row[0], row[1] = fact.stages[0], (x - x[:1]).abs().double() @ torch.arange(len(x)).to(table).cos()
+    for stage, mark in comm.all_gather(table, stages).tolist():
+        for fact, (own, same) in zip(trained, table.tolist(), strict=False):
+            if mark == same != 0 and stage not in fact.stages:
                 raise ValueError(
-                    f"{fact.name} of stage {own} has the values of a weight of stage {stage}: if it is one weight, "
-                    "shared by (tied in) both, call `tie` of lib/pipeline/stage.py with all stages on every rank; if "
-                    "not, start with different values"
+                    f"{fact.name} of stage {own:.0f} has the values of a weight of stage {stage:.0f}: if it is one "
+                    "weight, shared by (tied in) both, call `tie` of lib/pipeline/stage.py with all stages on every "
+                    "rank; if not, start with different values"
                 )
-
-
-def _mark(x: Tensor) -> int:
-    """A digest; 0 for x with at most two different values."""
-    rest = x[x != x[:1]]
-    return digest([x]) if (rest != rest[:1]).any() else 0
-
-
-def digest(tensors: Iterable[Tensor]) -> int:
-    """A digest of the bits of these tensors, 56 bits."""
-    found = hashlib.sha256()
-    for x in tensors:
-        found.update(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return int.from_bytes(found.digest()[:7], "big")

@@ -14,9 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.weak import WeakTensorKeyDictionary
-
-_latest = WeakTensorKeyDictionary()  # buffer → its copy, which all forwards share until the buffer changes
 
 
 def recomputed(
@@ -30,32 +27,27 @@ def recomputed(
     """
     if not torch.is_grad_enabled():
         return compute(x)
-    start = {(id(buffers), name): _copy(b) for buffers, name, b in _buffers(module)}
-    is_first = True
+    start, is_first = _copies(_buffers(module)), True
 
     def run(x: Tensor) -> Tensor:
         nonlocal is_first
-        own, fresh, is_first = [] if is_first else _buffers(module), {}, False
+        own, is_first = {} if is_first else _buffers(module), False
         try:
-            for buffers, name, b in own:
-                b = start.get((id(buffers), name), b)
-                buffers[name] = fresh.setdefault(id(b), b if b is None else b.clone())  # modules may share a buffer
+            for (one, name), b in _copies({key: start.get(key, b) for key, b in own.items()}).items():
+                one._buffers[name] = b
             return compute(x)
         finally:
-            for buffers, name, b in own:
-                buffers[name] = b
+            for (one, name), b in own.items():
+                one._buffers[name] = b
 
     return checkpoint(run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), again or nullcontext()))
 
 
-def _buffers(module: nn.Module) -> list[tuple[dict, str, Tensor | None]]:
-    every = [(one._buffers, name, b) for one in module.modules() for name, b in one._buffers.items()]
-    return [x for x in every if x[2] is None or x[2].layout is torch.strided and not x[2].requires_grad]
+def _buffers(module: nn.Module) -> dict[tuple[nn.Module, str], Tensor | None]:
+    every = {(one, name): b for one in module.modules() for name, b in one._buffers.items()}
+    return {key: b for key, b in every.items() if b is None or b.layout is torch.strided and not b.requires_grad}
 
 
-def _copy(buffer: Tensor | None) -> Tensor | None:
-    if buffer is None:
-        return None
-    if buffer not in _latest or not torch.equal(_latest[buffer], buffer):
-        _latest[buffer] = buffer.clone()
-    return _latest[buffer]
+def _copies(buffers: dict[tuple[nn.Module, str], Tensor | None]) -> dict[tuple[nn.Module, str], Tensor | None]:
+    each = {id(b): b if b is None else b.clone() for b in buffers.values()}  # modules may share a buffer
+    return {key: each[id(b)] for key, b in buffers.items()}

@@ -294,7 +294,9 @@ def in_own_stages(world, schedule, dp, zero, kind, tied=True):
     mesh = Mesh(MeshShape(dp=dp, pp=schedule.num_ranks), world)
     modules = own_stages(schedule.num_stages, kind)
     twin = nn.Sequential(*copy.deepcopy(modules))
-    stages = {s: Stage((tie(modules) if tied else modules)[s]) for s in schedule.stages_on(mesh.group("pp").rank)}
+    if tied:
+        tie(modules)
+    stages = {s: Stage(modules[s]) for s in schedule.stages_on(mesh.group("pp").rank)}
     facts = facts_of(stages, mesh, schedule.rank_of)
     sums = sharded_gradients(facts, zero) if zero else Gradients(facts)
     optimizer, ours = momentum(twin.parameters()), ShardedOptimizer(sums, momentum)

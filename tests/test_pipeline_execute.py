@@ -284,14 +284,17 @@ WRONG_KINDS = {
 WRONG_LOSSES = {
     "per row": (
         lambda y, t: (y - t).square().mean(1),
-        "the loss after stage 1 is float32[3]: return one real number",
+        "the loss after stage 1 is float32[3]: return",
     ),
     "with the output": (lambda y, t: (squares(y, t), y), "the loss after stage 1 is tuple: return"),
     "a number": (lambda y, t: squares(y, t).item(), "the loss after stage 1 is float: return"),
     "nothing": (lambda y, t: None, "the loss after stage 1 is NoneType: return"),
     "complex": (lambda y, t: (y * 1j).sum(), "the loss after stage 1 is complex64[]: return"),
-    "detached": (lambda y, t: squares(y, t).detach(), "the loss after stage 1, float32[], has no gradient"),
-    "a count": (lambda y, t: (y > t).sum(), "the loss after stage 1, int64[], has no gradient"),
+    "detached": (
+        lambda y, t: squares(y, t).detach(),
+        "the loss after stage 1 is float32[], without a gradient:",
+    ),
+    "a count": (lambda y, t: (y > t).sum(), "the loss after stage 1 is int64[], without a gradient:"),
 }
 
 
@@ -302,9 +305,6 @@ def test_wrong_kinds_of_outputs_and_losses_are_named():
     for loss, message in WRONG_LOSSES.values():
         with pytest.raises(ScheduleError, match=f"^{re.escape(message)}"):
             in_two_stages(loss=loss)
-    for targets, kind in (([1, 2], "list"), (torch.tensor(1.0), "float32[]")):
-        with pytest.raises(ScheduleError, match=re.escape(f"targets is {kind}; give a tensor whose first dim")):
-            in_two_stages(targets=targets)
     assert in_two_stages(loss=lambda y, t: y.sum() if t is None else t, targets=None).loss.isfinite()
     assert in_two_stages(loss=lambda y, t: (y == y).sum(), schedule=HERE.forward_only()).loss == 24
 
@@ -313,7 +313,7 @@ def test_wrong_kinds_of_outputs_and_losses_are_named():
 def test_training_needs_gradients(off):
     with off():
         assert in_two_stages(schedule=HERE.forward_only()).loss.isfinite()
-        with pytest.raises(ScheduleError, match=r"here runs backward, but gradients are off: call it outside torch"):
+        with pytest.raises(ScheduleError, match="here runs backward, but under no_grad: run it outside"):
             in_two_stages()
         stage = Stage(Gives(lambda y: y))
         stage.forward(0, torch.ones(2, 4))

@@ -28,7 +28,7 @@ from lib.pipeline.gantt import KIND
 from lib.pipeline.lower import lower, other_end, proves
 from lib.pipeline.schedules.action import COMPUTE, RECVS, SENDS, Action, Op, Schedule, ScheduleError
 from lib.pipeline.simulate import Slot, Timeline
-from lib.pipeline.stage import Stage, what
+from lib.pipeline.stage import Stage
 
 
 class Reduce(Protocol):
@@ -92,10 +92,9 @@ def execute(
         reduce: sums gradients over the replicas of this pipeline, at each REDUCE of the schedule.
 
     Raises:
-        ScheduleError: stages, ranks or rows that do not match the schedule; gradients that are off; a stage whose
-            output, or loss, has the wrong form.
+        ScheduleError: stages, ranks or rows that do not match the schedule; an output or a loss of the wrong form.
     """
-    _check_fits(schedule, stages, group, inputs, targets)
+    _check_fits(schedule, stages, group, inputs)
     sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])
     if sums != (reduce is not None) and not schedule.is_forward_only:
         raise ScheduleError(
@@ -106,17 +105,9 @@ def execute(
     return _Step(lower(schedule), stages, group, inputs, targets, loss, reduce).run()
 
 
-def _check_fits(
-    schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor, targets: Tensor | None
-) -> None:
-    for name, x in (("inputs", inputs), ("targets", targets)):
-        if not (isinstance(x, Tensor) and x.dim() or x is targets is None):
-            raise ScheduleError(f"{name} is {what(x)}; give a tensor whose first dim is the batch")
+def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
     if not schedule.is_forward_only and not torch.is_grad_enabled():
-        raise ScheduleError(
-            f"{schedule.name} runs backward, but gradients are off: call it outside torch.no_grad() and "
-            "torch.inference_mode(), or run schedule.forward_only()"
-        )
+        raise ScheduleError(f"{schedule.name} runs backward, but under no_grad: run it outside, or forward_only()")
     if schedule.num_ranks != group.size:
         raise ScheduleError(
             f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for "
@@ -135,8 +126,7 @@ class _Step:
         self.schedule, self.stages, self.group, self.loss, self.reduce = schedule, stages, group, loss, reduce
         # With .data each microbatch is a separate tensor: a change of one in place does not affect the others.
         self.inputs = [x.data for x in inputs.tensor_split(schedule.num_microbatches)]
-        m = schedule.num_microbatches
-        self.targets = [None] * m if targets is None else targets.tensor_split(m)
+        self.targets = [None] * len(self.inputs) if targets is None else targets.tensor_split(len(self.inputs))
         row = schedule.actions[group.rank]
         back = [action for action in row if action.op in (*COMPUTE, Op.REDUCE) and action.op not in (Op.F, Op.I)]
         # The last backwards before a sum, during which buckets may leave.
@@ -219,24 +209,21 @@ class _Step:
         return came
 
     def _forward(self, stage: int, m: int, x: Tensor) -> None:
-        then = partial(self._loss if stage == self.last else self._output, stage, m)
-        y = self.stages[stage].forward(m, x, then, (stage, m) in self.schedule.in_halves)
-        if stage < self.last:
+        last, its = stage == self.last, self.stages[stage]
+        then = partial(self._loss, m) if last else partial(its.check_output, stage, inputs=self.inputs[m])
+        y = its.forward(m, x, then, (stage, m) in self.schedule.in_halves)
+        if not last:
             self._hand_on(Action(stage, Op.SEND_F, m), y)
 
-    def _output(self, stage: int, m: int, y: Tensor) -> Tensor:
-        self.stages[stage].check_output(stage, y, self.inputs[m])
-        return y
-
-    def _loss(self, stage: int, m: int, y: object) -> Tensor:
+    def _loss(self, m: int, y: object) -> Tensor:
         """The term of microbatch m."""
         loss = self.loss(y, self.targets[m])
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
-            raise ScheduleError(f"the loss after stage {stage} is {what(loss)}: return one real number, float[]")
-        if torch.is_grad_enabled() and not loss.requires_grad:
+        is_number = isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex()
+        if not is_number or torch.is_grad_enabled() and not loss.requires_grad:
+            found = comm.spec(loss) + ", without a gradient" * is_number
             raise ScheduleError(
-                f"the loss after stage {stage}, {what(loss)}, has no gradient: compute it from the output, in floating "
-                "point and without detach(), of a model with a parameter that requires a gradient"
+                f"the loss after stage {self.last} is {found}: return one real number, float[], computed from the "
+                "output without detach(), of a model with a parameter to train"
             )
         self.losses[m] = loss.detach()
         return loss

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,6 @@ from lib.model import GPT
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule, ScheduleError
 from lib.recompute import recomputed
-
-Piece = TypeVar("Piece", bound=nn.Module)
 
 
 class Stage:
@@ -61,19 +58,18 @@ class Stage:
         shape, dtype = self._form(inputs)
         return torch.empty(shape, dtype=dtype, device=next(self.module.parameters(), inputs).device)
 
-    def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> None:
-        """Check that y, the output of a stage, has the form of messages between stages, for these inputs of the first
+    def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> Tensor:
+        """Return y, the output of a stage, if it has the form of messages between stages, for these inputs of the first
         stage.
 
         Raises:
-            ScheduleError: it is no tensor, or its shape or dtype is not the one that the next stage receives; or it can
-                have no gradient.
+            ScheduleError: its type, shape or dtype is not the one that the next stage receives, or has no gradient.
         """
         shape, dtype = self._form(inputs)
         if not isinstance(y, Tensor) or y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
             raise ScheduleError(
-                f"stage {stage} gives {what(y)}, but messages between stages are {right}; cut the model "
+                f"stage {stage} gives {comm.spec(y)}, but messages between stages are {right}; cut the model "
                 f"where it gives that, or change width={self.width} or dtype of the stages"
             )
         if torch.is_grad_enabled() and not _has_gradient(y):
@@ -81,6 +77,7 @@ class Stage:
                 f"stage {stage} gives {comm.spec(y)}, and integers have no gradient: cut the model "
                 "where it gives floating-point numbers"
             )
+        return y
 
     def _form(self, inputs: Tensor) -> tuple[Sequence[int], torch.dtype]:
         """Shape and dtype of messages between stages for these inputs."""
@@ -149,7 +146,7 @@ class Stage:
         Weight gradients are deferred.
         """
         if m not in self._ends:
-            raise ScheduleError(f"microbatch {m} has no graph here: run its forward first, outside torch.no_grad()")
+            raise ScheduleError(f"microbatch {m} has no graph here: run its forward first, and not under no_grad")
         x, y = self._ends.pop(m)
         if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)
@@ -165,11 +162,6 @@ class Stage:
     def microbatches(self) -> int:
         """Number of microbatches in flight here, after forward and before the end of backward."""
         return len(self._queues)
-
-
-def what(x: object) -> str:
-    """dtype and shape of a tensor; the type of anything else."""
-    return comm.spec(x) if isinstance(x, Tensor) else type(x).__name__
 
 
 def _has_gradient(x: Tensor) -> bool:
@@ -209,17 +201,18 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
         ValueError: more stages than blocks plus head.
     """
     parts = layers_of_stages(model.config, num_stages)
-    return tie([GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)])
+    pieces = [GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)]
+    tie(pieces)
+    return pieces
 
 
-def tie(modules: list[Piece]) -> list[Piece]:
-    """Note on the modules of all stages of one model which parameters several of them use; return the modules.
+def tie(modules: Sequence[nn.Module]) -> None:
+    """Note the parameters that several stages use, in `used_by` of each module: number of the stage → its name there.
 
-    From this `lib.parallel.facts_of` sums the gradient of a tied weight over all ranks that use it. Call it on every
-    rank, before `Stage(modules[s])`.
+    From this `lib.parallel.facts_of` sums the gradient of a tied weight over all ranks that use it.
 
-    Attributes (of each module):
-        used_by: for each such parameter: number of the stage → its name there.
+    Args:
+        modules: those of all stages of one model, in order, on every rank, before `Stage(modules[s])`.
     """
     names: dict[int, dict[int, str]] = {}
     for stage, module in enumerate(modules):
@@ -227,7 +220,6 @@ def tie(modules: list[Piece]) -> list[Piece]:
             names.setdefault(id(p), {})[stage] = name
     for module in modules:
         module.used_by = [stages for stages in names.values() if len(stages) > 1]
-    return modules
 
 
 def stages_of(model: GPT, schedule: Schedule, rank: int) -> dict[int, Stage]:
