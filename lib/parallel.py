@@ -46,7 +46,7 @@ from lib.pipeline.execute import execute
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
-from lib.pipeline.stage import Stage, stages_of
+from lib.pipeline.stage import Stage, stages_of, tie
 from lib.placement import parts, shard, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
@@ -127,13 +127,17 @@ def parallelize(
         dtype: dtype of computation and communication; needs `zero`, which keeps master weights.
 
     Raises:
-        ValueError: a mesh that does not match the layout, or a size that cannot be split evenly.
+        ValueError: a mesh that does not match the layout, a size that cannot be split evenly, nothing to train, or
+            parameters that share memory.
     """
     if dict(mesh.shape.sizes) != layout.sizes or [*mesh.shape.axes] != [*layout.sizes]:
         raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
     if dtype is not None and not layout.zero:
         raise ValueError("dtype needs master weights, which plain data parallelism does not keep; use zero=1")
+    if dtype is not None and layout.zero < 3 and not all(p.requires_grad for p in model.parameters()):
+        raise ValueError("dtype is for parameters that are trained, and some are frozen: omit dtype, or use zero=3")
     dp, pp, tp = (mesh.group(axis) for axis in AXES)
+    tie([model])  # refuses parameters that share memory
     names = {id(p): name for name, p in model.named_parameters()}
     serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
     broadcast_weights(model, mesh.world)

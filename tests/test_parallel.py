@@ -264,6 +264,18 @@ def test_a_frozen_model_is_refused():
             run(spread, 2, layout, half_frozen(""))
 
 
+def test_parameters_that_share_memory_are_refused():
+    for layout in (Layout(pp=2), Layout(dp=2, zero=3)):
+        with pytest.raises(RankError, match=r"head.linear.weight shares memory .*: tie them, b.weight = a.weight"):
+            run(in_shared_memory, 2, layout)
+
+
+def in_shared_memory(world, layout):
+    model = serial(replace(CONFIG, tied=False))
+    model.head.linear.weight.data = model.embed.token.weight.data
+    spread(world, layout, model)
+
+
 class Pair(nn.Module):
     """Two square weights, registered in one of two orders."""
 

@@ -213,11 +213,17 @@ def tie(modules: Sequence[nn.Module]) -> None:
 
     Args:
         modules: those of all stages of one model, in order, on every rank, before `Stage(modules[s])`.
+
+    Raises:
+        ValueError: two parameters share memory, so each would have a part of the gradient.
     """
     names: dict[int, dict[int, str]] = {}
+    at: dict[int, nn.Parameter] = {}  # by address
     for stage, module in enumerate(modules):
         for name, p in module.named_parameters():
             names.setdefault(id(p), {})[stage] = name
+            if p.data_ptr() and at.setdefault(p.data_ptr(), p) is not p:
+                raise ValueError(f"{name} shares memory with another parameter: tie them, b.weight = a.weight")
     for module in modules:
         module.used_by = [stages for stages in names.values() if len(stages) > 1]
 
