@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.launch import device
 from lib.mesh import Group
 from lib.placement import Placement, Replicate, copies_of
 
@@ -88,12 +89,45 @@ def clip(
 
     Args:
         gradients: all gradients on this rank; scaled in place.
-        squares: this rank's share of each square (`Fact.square`), at least one.
+        squares: this rank's share of each square (`Fact.square`).
         world: ranks that together hold the full model.
     """
-    mine = torch.stack(list(squares)).sum()
+    nothing = torch.zeros((), dtype=torch.float64, device=device())  # ranks may hold no gradient, or other dtypes
     with comm.label("norm"):
-        norm = comm.all_reduce(mine, world).sqrt()
+        norm = comm.all_reduce(torch.stack([nothing, *squares]).sum(), world).sqrt()
     for gradient in gradients:
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    return norm.to(squares[0].dtype) if squares else norm
+
+
+def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bool = True) -> None:
+    """Check that a model has something to train, and that no weight of two stages is summed over only one.
+
+    Args:
+        stages: the ranks of its pipeline stages; all must call it.
+        is_tied: whether facts say which stages share a parameter. If not, equal weights count as one, unless all their
+            elements are equal, as in the weights of a new norm.
+
+    Raises:
+        ValueError: nothing to train, or a weight that two stages may share.
+    """
+    trained = [fact for fact in facts if fact.parameter.requires_grad]
+    rows = int(comm.all_reduce(torch.tensor(len(trained), device=device()), stages or Group(), "max"))
+    if not rows:
+        raise ValueError("no parameter of this model requires a gradient, so there is nothing to average")
+    if is_tied:
+        return
+    table = torch.zeros(
+        rows, 2, dtype=torch.float64, device=device()
+    )  # of this rank: stage, and a mark of the values
+    for row, fact in zip(table, trained, strict=False):
+        x = fact.parameter.detach().reshape(-1)
+        row[0], row[1] = fact.stages[0], (x - x[:1]).abs().double() @ torch.arange(len(x)).to(table).cos()
+    for stage, mark in comm.all_gather(table, stages).tolist():
+        for fact, (own, same) in zip(trained, table.tolist(), strict=False):
+            if mark == same != 0 and stage not in fact.stages:
+                raise ValueError(
+                    f"{fact.name} of stage {own:.0f} has the values of a weight of stage {stage:.0f}: if it is one "
+                    "weight, shared by (tied in) both, call `tie` of lib/pipeline/stage.py with all stages on every "
+                    "rank; if not, start with different values"
+                )

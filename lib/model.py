@@ -26,13 +26,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
-from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -159,10 +158,10 @@ class Heads(nn.Module):
     def __init__(self, widths: Sequence[int], d_head: int, dropout: float = 0.0, turns: bool = False) -> None:
         super().__init__()
         self.widths, self.d_head, self.p = list(widths), d_head, dropout
-        self.turns, self.recompute = turns, False
+        self.turns, self.recompute = turns, None
 
     def forward(self, qkv: Tensor) -> Tensor:
-        return _keeping_input(self._attend, qkv) if self.recompute else self._attend(qkv)
+        return self.recompute(self, self._attend, qkv) if self.recompute else self._attend(qkv)
 
     def _attend(self, qkv: Tensor) -> Tensor:
         if self.turns:  # into a new qkv, so that the old one is not kept for backward
@@ -242,19 +241,14 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.norm2 = _norm(config)
         self.mlp = MLP(config)
-        self.recompute = False
+        self.recompute = None  # or `recomputed` of lib/recompute.py: backward runs `_add` again
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return _keeping_input(self._add, x_BTD) if self.recompute else self._add(x_BTD)
+        return self.recompute(self, self._add, x_BTD) if self.recompute else self._add(x_BTD)
 
     def _add(self, x_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
         return x_BTD + self.mlp(self.norm2(x_BTD))
-
-
-def _keeping_input(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """compute(x), keeping only x for backward, which recomputes the rest."""
-    return checkpoint(compute, x, use_reentrant=False) if torch.is_grad_enabled() else compute(x)
 
 
 class Head(nn.Module):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.saving import of_shape
 from lib.data_parallel.zero import sharded_gradients
-from lib.facts import Fact
+from lib.facts import Fact, check_trains
 from lib.launch import device
 from lib.layout import AXES, Layout
 from lib.masks import drop_by_rows, row_seed
@@ -45,7 +46,7 @@ from lib.pipeline.execute import execute
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
-from lib.pipeline.stage import GPTStage, Stage, stages_of
+from lib.pipeline.stage import Stage, stages_of, tie
 from lib.placement import parts, shard, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
@@ -57,7 +58,7 @@ def facts_of(
     """The two facts of each parameter on this rank. All ranks must call it: it may make groups.
 
     A gradient is a sum over the data-parallel ranks; also over the tensor-parallel ranks, if a module marks its
-    gradients as partial; and over the ranks of both stages, if the first and the last stage share the weight.
+    gradients as partial; and over the ranks of all stages that share the weight (`tie`).
 
     Args:
         stages: the stages on this rank, by number, or a model without pipeline stages.
@@ -68,28 +69,36 @@ def facts_of(
     """
     counted = (norm_over or mesh.world).ranks
     pieces = {0: stages} if isinstance(stages, nn.Module) else {s: stage.module for s, stage in stages.items()}
-    rows = ["dp"] if "dp" in mesh.shape.axes else []
-    cut = ["tp"] if "tp" in mesh.shape.axes else []
+    rows, pipeline, cut = ([axis] if axis in mesh.shape.axes else [] for axis in AXES)
     tp, over, over_slices = (_group(mesh, axes) for axes in (cut, rows, rows + cut))
-    shared = next((piece.shared for piece in pieces.values() if isinstance(piece, GPTStage)), {})
-    over_users = {  # ranks that use a parameter shared by several stages
-        key: _group(mesh, [*rows, "pp"], {"pp": ranks})
-        for key, (_, users) in shared.items()
-        if len(ranks := sorted({rank_of[s] for s in users})) > 1
-    }
+    used_by = next((piece.used_by for piece in pieces.values() if hasattr(piece, "used_by")), [])
+    over_users: list[Group | None] = []  # the ranks that use each parameter shared by several stages, if it crosses
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for users in used_by:
+        ranks = tuple(sorted({rank_of[s] for s in users}))
+        over_users.append(_group(mesh, [*rows, "pp"], {"pp": ranks}) if len(ranks) > 1 else None)
+        if len(ranks) > 1 and (same := alike.setdefault(ranks, [*users])) != [*users]:  # they share buckets
+            raise ValueError(
+                f"stages {same} share a weight, {[*users]} another, all on ranks {ranks}: cut them alike"
+            )
     found: dict[int, Fact] = {}
     for number, piece in pieces.items():
         placements = {name: placement for name, (_, placement) in parts(piece).items()}
         slices = {id(getattr(m, name)) for m in piece.modules() for name in getattr(m, "partial_gradients", ())}
+        pairs = zip(used_by, over_users, strict=True)
+        shared = {users[number]: (next(iter(users.values())), both) for users, both in pairs if number in users}
         for name, p in piece.named_parameters():
             if id(p) in found:  # by a different stage on this rank
                 found[id(p)] = replace(found[id(p)], stages=(*found[id(p)].stages, number))
                 continue
-            sums = over_users.get(id(p)) or (over_slices if id(p) in slices else over)
-            copies = len(set((over_users.get(id(p)) or over).ranks) & set(counted))
-            serial, _ = shared.get(id(p), (name, ()))
-            found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,), id(p) in over_users)
-    return list(found.values())
+            serial, both = shared.get(name, (name, None))
+            sums = both or (over_slices if id(p) in slices else over)
+            copies = len(set((both or over).ranks) & set(counted))
+            found[id(p)] = Fact(serial, p, sums, placements[name], tp, copies, (number,), both is not None)
+    crossing = iter(sorted((fact for fact in found.values() if fact.crosses), key=attrgetter("name")))
+    facts = [next(crossing) if fact.crosses else fact for fact in found.values()]  # in the same order on all ranks
+    check_trains(facts, _group(mesh, pipeline), all(hasattr(piece, "used_by") for piece in pieces.values()))
+    return facts
 
 
 def _group(mesh: Mesh, axes: list[str], among: dict | None = None) -> Group:
@@ -118,13 +127,17 @@ def parallelize(
         dtype: dtype of computation and communication; needs `zero`, which keeps master weights.
 
     Raises:
-        ValueError: a mesh that does not match the layout, or a size that cannot be split evenly.
+        ValueError: a mesh that does not match the layout, a size that cannot be split evenly, nothing to train, or
+            parameters that share memory.
     """
     if dict(mesh.shape.sizes) != layout.sizes or [*mesh.shape.axes] != [*layout.sizes]:
         raise ValueError(f"the layout needs a mesh of {MeshShape(**layout.sizes)}, but got {mesh.shape}")
     if dtype is not None and not layout.zero:
         raise ValueError("dtype needs master weights, which plain data parallelism does not keep; use zero=1")
+    if dtype is not None and layout.zero < 3 and not all(p.requires_grad for p in model.parameters()):
+        raise ValueError("dtype is for parameters that are trained, and some are frozen: omit dtype, or use zero=3")
     dp, pp, tp = (mesh.group(axis) for axis in AXES)
+    tie([model])  # refuses parameters that share memory
     names = {id(p): name for name, p in model.named_parameters()}
     serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
     broadcast_weights(model, mesh.world)

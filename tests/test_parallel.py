@@ -17,6 +17,7 @@ from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact
+from lib.launch import RankError
 from lib.layout import Layout
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPTConfig, mean_loss
@@ -28,7 +29,7 @@ from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
-from lib.pipeline.stage import stages_of
+from lib.pipeline.stage import Stage, stages_of, tie
 from lib.placement import parts, shard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
@@ -205,6 +206,146 @@ def test_wrong_state_is_refused_before_anything_is_loaded():
 
     for said, same in run(load, 2):
         assert said == ["'head.norm.bias'", "head.norm.bias has shape [3] instead of [16]"] and same
+
+
+# ---- stages that train nothing, and stages that share ---------------------------------------------------------------
+
+
+def half_frozen(frozen):
+    """The serial model with some layers frozen."""
+    model = serial(CONFIG)
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith(frozen))
+    return model
+
+
+FIRST, LAST = ("embed", "blocks.0", "blocks.1"), ("blocks.2", "blocks.3", "head")
+
+
+def fine_tuned(world, layouts):
+    """The largest distance from the twin, if half of the layers are frozen."""
+    worst = 0.0
+    for frozen in (FIRST, LAST):
+        twin = half_frozen(frozen)
+        optimizer = momentum([p for p in twin.parameters() if p.requires_grad])
+        decay = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            inputs, targets = batch(step, CONFIG)
+            mean_loss(twin(inputs), targets).backward()
+            nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+            optimizer.step()
+            decay.step()
+        for layout in layouts:
+            model = spread(world, layout, half_frozen(frozen))
+            decay = torch.optim.lr_scheduler.StepLR(model.optimizer, 1, 0.5)
+            for step in range(STEPS):
+                model.step(*batch(step, CONFIG), 0.1)
+                decay.step()
+            for key, got in model.full_state_dict().items():
+                worst = max(worst, (got - twin.state_dict()[key]).abs().max().item())
+            model.load_full_state_dict(twin.state_dict())
+            wanted = mean_loss(twin(inputs), targets)
+            worst = max(worst, (model.evaluate(inputs, targets) - wanted).abs().item())
+    return worst
+
+
+def test_a_rank_with_nothing_to_train_takes_part():
+    alone = [Layout(pp=2, schedule=name, microbatches=2) for name in ("1f1b", "zb-h1")]
+    in_two = [Layout(pp=2, schedule="zb-v", stages_per_rank=2, microbatches=2)]
+    assert max(run(fine_tuned, 2, alone + in_two)) < 1e-12
+    with_replicas = [Layout(dp=2, pp=2, zero=zero) for zero in (1, 2)]
+    assert max(run(fine_tuned, 4, [*with_replicas, Layout(pp=2, tp=2, sequence_parallel=True)])) < 1e-12
+
+
+def test_a_frozen_model_is_refused():
+    for layout in (Layout(pp=2), Layout(dp=2, zero=1), Layout(dp=2, zero=3)):
+        with pytest.raises(RankError, match="no parameter of this model requires a gradient, so there is nothing to"):
+            run(spread, 2, layout, half_frozen(""))
+
+
+def test_parameters_that_share_memory_are_refused():
+    for layout in (Layout(pp=2), Layout(dp=2, zero=3)):
+        with pytest.raises(RankError, match=r"head.linear.weight shares memory .*: tie them, b.weight = a.weight"):
+            run(in_shared_memory, 2, layout)
+
+
+def in_shared_memory(world, layout):
+    model = serial(replace(CONFIG, tied=False))
+    model.head.linear.weight.data = model.embed.token.weight.data
+    spread(world, layout, model)
+
+
+class Pair(nn.Module):
+    """Two square weights, registered in one of two orders."""
+
+    def __init__(self, left, right, swapped):
+        super().__init__()
+        for name, p in (("right", right), ("left", left)) if swapped else (("left", left), ("right", right)):
+            self.register_parameter(name, p)
+
+    def forward(self, x):
+        return (x @ self.left).tanh() @ self.right
+
+
+def own_stages(num_stages, kind):
+    """Modules of all stages, which share weights."""
+    torch.manual_seed(0)
+    shared = nn.Linear(8, 8)
+    pair = [nn.Parameter(torch.randn(8, 8)) for _ in range(2)]
+    modules = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(num_stages)]
+    if kind == "a weight at both ends":
+        modules[-1][0].weight = modules[0][0].weight
+    for i, module in enumerate(modules):
+        module.append({"a layer": shared, "two weights": Pair(*pair, i % 2)}.get(kind, nn.Identity()))
+    return [module.double() for module in modules]
+
+
+def in_own_stages(world, schedule, dp, zero, kind, tied=True):
+    """The largest distance from one process after some clipped steps in stages that share weights."""
+    mesh = Mesh(MeshShape(dp=dp, pp=schedule.num_ranks), world)
+    modules = own_stages(schedule.num_stages, kind)
+    twin = nn.Sequential(*copy.deepcopy(modules))
+    if tied:
+        tie(modules)
+    stages = {s: Stage(modules[s]) for s in schedule.stages_on(mesh.group("pp").rank)}
+    facts = facts_of(stages, mesh, schedule.rank_of)
+    sums = sharded_gradients(facts, zero) if zero else Gradients(facts)
+    optimizer, ours = momentum(twin.parameters()), ShardedOptimizer(sums, momentum)
+    x, target = torch.randn(2, 8, 8).double()
+    loss = lambda y, t: (y - t).square().sum() / 64  # noqa: E731
+    mine = slice(mesh.group("dp").rank * 8 // dp, (mesh.group("dp").rank + 1) * 8 // dp)
+    lowered = with_reduce(schedule, each=zero == 2)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss(twin(x), target).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        optimizer.step()
+        execute(lowered, stages, mesh.group("pp"), x[mine], target[mine], loss, sums)
+        sums.finish()
+        sums.clip(world, 0.1)
+        ours.step()
+    pairs = ((a, b) for s in stages for a, b in zip(modules[s].parameters(), twin[s].parameters(), strict=True))
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+SHARED = ("nothing", "a weight at both ends", "a layer", "two weights")
+
+
+def test_own_stages_share_weights():
+    def several(world, schedules, dp, zeros):
+        return max(in_own_stages(world, s, dp, zero, k) for s in schedules for zero in zeros for k in SHARED)
+
+    assert max(run(several, 2, (zb_h1(2, 4), interleaved(2, 4, 2), zb_v(2, 4)), 1, (0,))) < 1e-12
+    assert max(run(several, 3, [one_f_one_b(3, 3)], 1, (0,))) < 1e-12
+    assert max(run(several, 4, [one_f_one_b(2, 2)], 2, (0, 1, 2))) < 1e-12
+
+
+def test_own_stages_that_may_share_a_weight_are_refused():
+    assert max(run(in_own_stages, 2, one_f_one_b(2, 2), 1, 0, "nothing", False)) < 1e-12
+    for kind in SHARED[1:]:
+        with pytest.raises(RankError, match=r"has the values of a weight of stage [01]: if it is one weight, shared"):
+            run(in_own_stages, 2, one_f_one_b(2, 2), 1, 0, kind, False)
 
 
 # ---- facts ----------------------------------------------------------------------------------------------------------

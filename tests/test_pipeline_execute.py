@@ -1,5 +1,6 @@
 """Schedules that are really run: the one-process model's losses, gradients and weights, in the predicted order."""
 
+import re
 from dataclasses import replace
 from functools import cache, partial
 
@@ -8,6 +9,7 @@ import torch
 
 from lib import run
 from lib.launch import RankError
+from lib.mesh import Group
 from lib.model import GPT, GPTConfig, loss_term, mean_loss
 from lib.pipeline.execute import execute, timeline
 from lib.pipeline.schedules.action import Action, Op, Schedule, ScheduleError
@@ -249,3 +251,71 @@ def test_whole_numbers_between_stages_are_refused_in_training():
     with pytest.raises(RankError, match=r"stage 0 gives int64\[2, 3\], and integers have no gradient"):
         run(whole_numbers, 2, gpipe(2, 2))
     assert run(whole_numbers, 2, gpipe(2, 2).forward_only(2))[0].isfinite()
+
+
+class Gives(torch.nn.Module):
+    """A linear layer whose output goes through a function."""
+
+    def __init__(self, give):
+        super().__init__()
+        self.layer, self.give = torch.nn.Linear(4, 4), give
+
+    def forward(self, x):
+        return self.give(self.layer(x))
+
+
+HERE = Schedule.from_text("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1", "here")  # two stages on one rank
+
+
+def in_two_stages(give=lambda y: y, loss=squares, schedule=HERE, targets=torch.zeros(6, 4)):  # noqa: B008
+    stages = {0: Stage(Gives(give)), 1: Stage(Gives(lambda y: y))}
+    return execute(schedule, stages, Group(), torch.ones(6, 4), targets, loss)
+
+
+WRONG_KINDS = {
+    "a tuple": (lambda y: (y, None), "stage 0 gives tuple, but messages between stages are float32[3, 4]"),
+    "a dict": (lambda y: {"y": y}, "stage 0 gives dict, but messages"),
+    "nothing": (lambda y: None, "stage 0 gives NoneType, but messages"),
+    "a number": (lambda y: y.sum().item(), "stage 0 gives float, but messages"),
+    "a sum": (lambda y: y.sum(), "stage 0 gives float32[], but messages"),
+    "fewer rows": (lambda y: y[1:], "stage 0 gives float32[2, 4], but messages"),
+    "half": (lambda y: y.half(), "stage 0 gives float16[3, 4], but messages"),
+}
+WRONG_LOSSES = {
+    "per row": (
+        lambda y, t: (y - t).square().mean(1),
+        "the loss after stage 1 is float32[3]: return",
+    ),
+    "with the output": (lambda y, t: (squares(y, t), y), "the loss after stage 1 is tuple: return"),
+    "a number": (lambda y, t: squares(y, t).item(), "the loss after stage 1 is float: return"),
+    "nothing": (lambda y, t: None, "the loss after stage 1 is NoneType: return"),
+    "complex": (lambda y, t: (y * 1j).sum(), "the loss after stage 1 is complex64[]: return"),
+    "detached": (
+        lambda y, t: squares(y, t).detach(),
+        "the loss after stage 1 is float32[], without a gradient:",
+    ),
+    "a count": (lambda y, t: (y > t).sum(), "the loss after stage 1 is int64[], without a gradient:"),
+}
+
+
+def test_wrong_kinds_of_outputs_and_losses_are_named():
+    for give, message in WRONG_KINDS.values():
+        with pytest.raises(ScheduleError, match=f"^{re.escape(message)}"):
+            in_two_stages(give)
+    for loss, message in WRONG_LOSSES.values():
+        with pytest.raises(ScheduleError, match=f"^{re.escape(message)}"):
+            in_two_stages(loss=loss)
+    assert in_two_stages(loss=lambda y, t: y.sum() if t is None else t, targets=None).loss.isfinite()
+    assert in_two_stages(loss=lambda y, t: (y == y).sum(), schedule=HERE.forward_only()).loss == 24
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_training_needs_gradients(off):
+    with off():
+        assert in_two_stages(schedule=HERE.forward_only()).loss.isfinite()
+        with pytest.raises(ScheduleError, match="here runs backward, but under no_grad: run it outside"):
+            in_two_stages()
+        stage = Stage(Gives(lambda y: y))
+        stage.forward(0, torch.ones(2, 4))
+    with pytest.raises(ScheduleError, match="microbatch 0 has no graph here"):
+        stage.backward(0, torch.ones(2, 4))

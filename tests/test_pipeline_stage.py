@@ -1,10 +1,12 @@
 """A stage's two ends, and where a model is cut."""
 
+import operator
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from lib.model import GPT, GPTConfig
 from lib.pipeline.balance import balanced, layer_costs
@@ -33,6 +35,65 @@ def test_two_stages_are_one_model(split, recompute):
     assert first.microbatches == second.microbatches == 0
     for p, gradient in zip(whole.parameters(), wanted, strict=True):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-12, atol=1e-15)
+
+
+class Mean(nn.Module):
+    """Subtracts a moving average, which begins as None and is replaced in each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", None)
+        self.register_buffer("alike", torch.eye(6))
+
+    def forward(self, x):
+        own = x.detach().mean(0)
+        self.mean = own if self.mean is None else (self.mean + own) / 2
+        return (x - self.mean).tanh() @ self.alike
+
+
+CHANGED_BY_FORWARD = {
+    "batch norm": lambda: nn.BatchNorm1d(6, momentum=None),
+    "spectral norm": lambda: spectral_norm(nn.Linear(6, 6)),
+    "the older spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(6, 6)),
+    "a buffer that is replaced": Mean,
+    "one module twice": lambda: nn.Sequential(*2 * [nn.Sequential(nn.BatchNorm1d(6), nn.Dropout())]),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED_BY_FORWARD)
+def test_recomputation_starts_from_the_same_buffers_and_leaves_them(kind):
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 6), CHANGED_BY_FORWARD[kind](), nn.Tanh()).double()
+        stage, x = Stage(module, recompute=recompute), torch.randn(3, 4, 6).double()
+        for m in range(3):
+            stage.forward(m, x[m])
+        for m in range(3):
+            stage.backward(m, torch.ones(4, 6).double())
+        found.append([*module.buffers(), *(p.grad for p in module.parameters())])
+    assert all(map(torch.equal, *found))
+
+
+def test_buffers_stay_when_recomputation_fails():
+    norm = nn.BatchNorm1d(6)
+    stage = Stage(nn.Sequential(norm, Failing()), recompute=True)
+    stage.forward(0, torch.randn(4, 6))
+    before = [*norm.buffers()]
+    values = [b.clone() for b in before]
+    with pytest.raises(KeyError):
+        stage.backward(0, torch.ones(4, 6))
+    assert all(map(operator.is_, before, norm.buffers())) and all(map(torch.equal, before, values))
+
+
+class Failing(nn.Module):
+    """Fails in its second forward."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return {1: x}[self.calls].sin()
 
 
 def test_an_evaluation_keeps_nothing():
@@ -71,8 +132,8 @@ def test_a_gpt_is_cut_by_cost():
         assert [sum(layer is not None for layer in of_piece) for of_piece in layers] == lengths
     names = [name for piece in pieces for name, _ in piece.named_parameters()]
     assert set(names) == {"head.linear.weight", *(name for name, _ in model.named_parameters())}, "the serial names"
-    tied = {id(model.embed.token.weight): ("embed.token.weight", (0, 8))}
-    assert all(piece.shared == tied for piece in pieces)
+    tied = [{0: "embed.token.weight", 8: "head.linear.weight"}]
+    assert all(piece.used_by == tied for piece in pieces)
     tokens = torch.randint(2048, (2, 8))
     torch.testing.assert_close(nn.Sequential(*pieces)(tokens), model(tokens), rtol=0, atol=0)
     with pytest.raises(ValueError, match="8 blocks and a head cannot be cut into 10 stages; use 9 stages or fewer"):

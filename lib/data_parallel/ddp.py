@@ -14,7 +14,6 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NoReturn
 
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
 from lib.data_parallel.gradient_sums import GradientSums, NaiveGradients
-from lib.facts import Fact
+from lib.facts import Fact, check_trains
 from lib.mesh import Group
 
 
@@ -151,13 +150,18 @@ class BucketedDDP(DataParallel):
         super().__init__(module, group, gradients)
 
 
-def replicas(module: nn.Module, group: Group, copies: int = 1) -> Iterator[Fact]:
+def replicas(module: nn.Module, group: Group, copies: int = 1) -> list[Fact]:
     """The facts of a module that is replicated on every rank of a group: its gradients are sums over the group.
 
     Args:
         copies: ranks with the same parameter among those over which a norm is summed.
+
+    Raises:
+        ValueError: nothing to train.
     """
-    return (Fact(name, p, group, copies=copies) for name, p in module.named_parameters())
+    facts = [Fact(name, p, group, copies=copies) for name, p in module.named_parameters()]
+    check_trains(facts)
+    return facts
 
 
 @torch.no_grad()

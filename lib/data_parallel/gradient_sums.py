@@ -45,7 +45,7 @@ class GradientSums:
             rows, equally many on each rank.
 
     Raises:
-        ValueError: unknown op, nothing to train, or a parameter whose gradient a different object already sums.
+        ValueError: unknown op, or a parameter whose gradient a different object already sums.
     """
 
     def __init__(self, facts: Iterable[Fact], op: str = "sum") -> None:
@@ -54,8 +54,6 @@ class GradientSums:
         self.op = op
         self.facts = {id(fact.parameter): fact for fact in facts if fact.parameter.requires_grad}
         self.trained = [fact.parameter for fact in self.facts.values()]
-        if not self.trained:
-            raise ValueError("no parameter of this module requires a gradient, so there is nothing to average")
         if any(id(p) in _summed for p in self.trained):
             raise ValueError(
                 "a different wrapper already averages the gradients of this module, and twice would be wrong; "
@@ -139,9 +137,7 @@ class GradientSums:
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
         held = [(g, square) for g, square in self._held() if g is not None]
-        # A rank that holds nothing, or only some dtypes, must add a number of the same dtype as the others.
-        nothing = sum(p.new_zeros((), dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.trained)
-        return clip([g for g, _ in held], [nothing, *(square() for _, square in held)], world, max_norm)
+        return clip([g for g, _ in held], [square() for _, square in held], world, max_norm)
 
     def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
         """Each gradient on this rank, and a function for its share of the squared norm."""

@@ -39,7 +39,9 @@ class ShardedOptimizer:
         self.gradients = gradients
         if self.flats:
             check_elementwise(optimizer, ((fact.name, fact.parameter) for fact in gradients.facts.values()))
-        self.optimizer = optimizer([piece for bucket in gradients.buckets for piece in bucket.named_pieces()])
+        pieces = [piece for bucket in gradients.buckets for piece in bucket.named_pieces()]
+        # A rank may own nothing; torch refuses an empty list, and the learning rate still has a place here.
+        self.optimizer = optimizer(pieces or [("nothing", nn.Parameter(torch.empty(0)))])
 
     @property
     def flats(self) -> list[Flat]:

@@ -73,8 +73,8 @@ def execute(
     stages: Mapping[int, Stage],
     group: Group,
     inputs: Tensor,
-    targets: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    targets: Tensor | None,
+    loss: Callable[[Tensor, Tensor | None], Tensor],
     reduce: Reduce | None = None,
 ) -> StepResult:
     """Run one step on this rank: forward of the full batch, and backward unless the schedule is for evaluation.
@@ -85,14 +85,14 @@ def execute(
         schedule: compute only, or with its messages.
         stages: the stages on this rank, by number.
         inputs: [B, …], the full batch; the first stage splits it into `num_microbatches` microbatches.
-        targets: [B, …], for the loss in the last stage.
+        targets: [B, …], for the loss in the last stage; None if it needs none, and on other ranks.
         loss: function from (output, targets) of a microbatch to its term in the loss of the batch, such as
             `partial(loss_term, count=...)`. A mean over the microbatch, the default of `cross_entropy`, would be
             num_microbatches times too large, and NaN for the batch if one microbatch has no counted target.
         reduce: sums gradients over the replicas of this pipeline, at each REDUCE of the schedule.
 
     Raises:
-        ScheduleError: stages, ranks or rows that do not match the schedule; a stage whose output has the wrong form.
+        ScheduleError: stages, ranks or rows that do not match the schedule; an output or a loss of the wrong form.
     """
     _check_fits(schedule, stages, group, inputs)
     sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])
@@ -106,6 +106,8 @@ def execute(
 
 
 def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
+    if not schedule.is_forward_only and not torch.is_grad_enabled():
+        raise ScheduleError(f"{schedule.name} runs backward, but under no_grad: run it outside, or forward_only()")
     if schedule.num_ranks != group.size:
         raise ScheduleError(
             f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for "
@@ -124,7 +126,7 @@ class _Step:
         self.schedule, self.stages, self.group, self.loss, self.reduce = schedule, stages, group, loss, reduce
         # With .data each microbatch is a separate tensor: a change of one in place does not affect the others.
         self.inputs = [x.data for x in inputs.tensor_split(schedule.num_microbatches)]
-        self.targets = targets.tensor_split(schedule.num_microbatches)
+        self.targets = [None] * len(self.inputs) if targets is None else targets.tensor_split(len(self.inputs))
         row = schedule.actions[group.rank]
         back = [action for action in row if action.op in (*COMPUTE, Op.REDUCE) and action.op not in (Op.F, Op.I)]
         # The last backwards before a sum, during which buckets may leave.
@@ -207,15 +209,22 @@ class _Step:
         return came
 
     def _forward(self, stage: int, m: int, x: Tensor) -> None:
-        loss = partial(self._loss, m) if stage == self.last else None
-        y = self.stages[stage].forward(m, x, loss, (stage, m) in self.schedule.in_halves)
-        if not loss:
-            self.stages[stage].check_output(stage, y, self.inputs[m])
+        last, its = stage == self.last, self.stages[stage]
+        then = partial(self._loss, m) if last else partial(its.check_output, stage, inputs=self.inputs[m])
+        y = its.forward(m, x, then, (stage, m) in self.schedule.in_halves)
+        if not last:
             self._hand_on(Action(stage, Op.SEND_F, m), y)
 
-    def _loss(self, m: int, y: Tensor) -> Tensor:
+    def _loss(self, m: int, y: object) -> Tensor:
         """The term of microbatch m."""
         loss = self.loss(y, self.targets[m])
+        is_number = isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex()
+        if not is_number or torch.is_grad_enabled() and not loss.requires_grad:
+            found = comm.spec(loss) + ", without a gradient" * is_number
+            raise ScheduleError(
+                f"the loss after stage {self.last} is {found}: return one real number, float[], computed from the "
+                "output without detach(), of a model with a parameter to train"
+            )
         self.losses[m] = loss.detach()
         return loss
 

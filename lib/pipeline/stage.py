@@ -14,7 +14,6 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lib import comm
 from lib.conjugate import pair
@@ -22,6 +21,7 @@ from lib.deferred import DeferWeightGradients, Queue
 from lib.model import GPT
 from lib.pipeline.balance import layers_of_stages
 from lib.pipeline.schedules.action import Schedule, ScheduleError
+from lib.recompute import recomputed
 
 
 class Stage:
@@ -58,15 +58,15 @@ class Stage:
         shape, dtype = self._form(inputs)
         return torch.empty(shape, dtype=dtype, device=next(self.module.parameters(), inputs).device)
 
-    def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> None:
-        """Check that y, the output of a stage, has the form of messages between stages, for these inputs of the first
+    def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> Tensor:
+        """Return y, the output of a stage, if it has the form of messages between stages, for these inputs of the first
         stage.
 
         Raises:
-            ScheduleError: its shape or dtype is not the one that the next stage receives; or it can have no gradient.
+            ScheduleError: its type, shape or dtype is not the one that the next stage receives, or has no gradient.
         """
         shape, dtype = self._form(inputs)
-        if y.shape != shape or y.dtype != dtype:
+        if not isinstance(y, Tensor) or y.shape != shape or y.dtype != dtype:
             right = comm.spec(torch.empty(shape, dtype=dtype, device="meta"))
             raise ScheduleError(
                 f"stage {stage} gives {comm.spec(y)}, but messages between stages are {right}; cut the model "
@@ -77,6 +77,7 @@ class Stage:
                 f"stage {stage} gives {comm.spec(y)}, and integers have no gradient: cut the model "
                 "where it gives floating-point numbers"
             )
+        return y
 
     def _form(self, inputs: Tensor) -> tuple[Sequence[int], torch.dtype]:
         """Shape and dtype of messages between stages for these inputs."""
@@ -90,7 +91,7 @@ class Stage:
         self,
         m: int,
         x: Tensor,
-        loss: Callable[[Tensor], Tensor] | None = None,
+        then: Callable[[Tensor], Tensor] | None = None,
         split: bool = False,
     ) -> Tensor:
         """y of microbatch m, or its loss.
@@ -99,7 +100,7 @@ class Stage:
 
         Args:
             x: the input from the previous stage; `backward` returns its gradient.
-            loss: in the last stage: function from its output to a number.
+            then: function from the output to the output or, in the last stage, to the loss.
             split: whether backward will be `backward_input` and `backward_weight`.
         """
         self.before(m)
@@ -109,7 +110,7 @@ class Stage:
         off = DeferWeightGradients(queue) if split else nullcontext()
         with off:
             y = self._compute(x, off)
-            y = loss(y) if loss else y
+            y = then(y) if then else y
         if torch.is_grad_enabled():
             self._ends[m], self._queues[m] = (x, y), queue
         return y.detach()
@@ -121,7 +122,7 @@ class Stage:
         if not self.recompute:
             return self.module(x)
         before = x._version
-        y = checkpoint(self.module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), off))
+        y = recomputed(self.module, self.module, x, off)
         if x._version != before:
             raise ScheduleError("a stage that changes its input in place cannot be recomputed: use recompute=False")
         return y
@@ -144,6 +145,8 @@ class Stage:
 
         Weight gradients are deferred.
         """
+        if m not in self._ends:
+            raise ScheduleError(f"microbatch {m} has no graph here: run its forward first, and not under no_grad")
         x, y = self._ends.pop(m)
         if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)
@@ -172,14 +175,10 @@ class GPTStage(nn.Module):
         model: the model that owns the layers.
         layers: numbers of its blocks; the number after the last block is the head.
         first: whether the embedding is in this stage.
-
-    Attributes:
-        shared: id of a parameter that several stages use → (its name in the model, these stages); equal on all stages.
     """
 
     def __init__(self, model: GPT, layers: range, first: bool) -> None:
         super().__init__()
-        self.shared: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.embed = model.embed if first else None
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in layers if i < len(model.blocks)})
         self.head = model.head if len(model.blocks) in layers else None
@@ -196,20 +195,37 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
     The embedding is in the first stage. The head is with the last blocks, or alone if it costs as much as several
     blocks.
 
-    The stages share the parameters of `model`, with the same names. A tied weight is in two stages.
+    The stages share the parameters of `model`, with the same names. A tied weight is in two stages (`tie`).
 
     Raises:
         ValueError: more stages than blocks plus head.
     """
     parts = layers_of_stages(model.config, num_stages)
     pieces = [GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)]
-    held = [{id(p) for p in piece.parameters()} for piece in pieces]
-    for name, p in model.named_parameters():
-        users = tuple(i for i, ids in enumerate(held) if id(p) in ids)
-        if len(users) > 1:
-            for piece in pieces:
-                piece.shared[id(p)] = name, users
+    tie(pieces)
     return pieces
+
+
+def tie(modules: Sequence[nn.Module]) -> None:
+    """Note the parameters that several stages use, in `used_by` of each module: number of the stage → its name there.
+
+    From this `lib.parallel.facts_of` sums the gradient of a tied weight over all ranks that use it.
+
+    Args:
+        modules: those of all stages of one model, in order, on every rank, before `Stage(modules[s])`.
+
+    Raises:
+        ValueError: two parameters share memory, so each would have a part of the gradient.
+    """
+    names: dict[int, dict[int, str]] = {}
+    at: dict[int, nn.Parameter] = {}  # by address
+    for stage, module in enumerate(modules):
+        for name, p in module.named_parameters():
+            names.setdefault(id(p), {})[stage] = name
+            if p.data_ptr() and at.setdefault(p.data_ptr(), p) is not p:
+                raise ValueError(f"{name} shares memory with another parameter: tie them, b.weight = a.weight")
+    for module in modules:
+        module.used_by = [stages for stages in names.values() if len(stages) > 1]
 
 
 def stages_of(model: GPT, schedule: Schedule, rank: int) -> dict[int, Stage]:

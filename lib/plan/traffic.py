@@ -112,11 +112,11 @@ def loss_traffic(plan: Plan, place: int) -> Traffic:
 
 
 def norm_traffic(plan: Plan, place: int) -> Traffic:
-    """For clipping: one element, over the ranks of one replica; over all ranks if replicas shard gradients."""
-    layout, wide = plan.layout, max(plan.itemsize, 4)
+    """For clipping: one float64, over the ranks of one replica; over all ranks if replicas shard gradients."""
+    layout = plan.layout
     if layout.zero:
-        return _table([("all_reduce", "world", layout.num_ranks, wide, 1)])
-    return _table([("all_reduce", plan.axis("pp", "tp"), layout.pp * layout.tp, wide, 1)])
+        return _table([("all_reduce", "world", layout.num_ranks, 8, 1)])
+    return _table([("all_reduce", plan.axis("pp", "tp"), layout.pp * layout.tp, 8, 1)])
 
 
 def _table(each: list[tuple[str, str, int, float, int]]) -> Traffic:

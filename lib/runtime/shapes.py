@@ -20,9 +20,9 @@ COUNTED = {  # dtypes that backends can add; all others move as bytes
 }
 
 
-def spec(x: Tensor) -> str:
-    """Dtype and shape as call table and errors print them: `float32[4, 2]`."""
-    return _spec(x.dtype, x.shape)
+def spec(x: object) -> str:
+    """Dtype and shape as call table and errors print them: `float32[4, 2]`; the type if it is no tensor."""
+    return _spec(x.dtype, x.shape) if isinstance(x, Tensor) else type(x).__name__
 
 
 @lru_cache

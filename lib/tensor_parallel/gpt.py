@@ -33,6 +33,7 @@ from lib.cost.sizes import check_recompute
 from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head
 from lib.placement import Fused, Shard, parts, unshard
+from lib.recompute import recomputed
 from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, copies_of_heads
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from lib.tensor_parallel.sequence import dropout, see_slices, slice_of_rank
@@ -84,7 +85,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                 heads, copies = module.heads, copies_of_heads(module.heads, group)
                 rows = Fused(0, tuple(heads.widths), (1, copies, copies))
                 module.qkv = QKVParallelLinear.from_serial(module.qkv, group, rows=rows, **how)
-                heads.widths, heads.recompute = module.qkv.widths, again == "selective"
+                heads.widths, heads.recompute = module.qkv.widths, recomputed if again == "selective" else None
                 module.heads = OwnDropout(heads, group)
                 module.out = RowParallelLinear.from_serial(module.out, group, **how)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
@@ -95,7 +96,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                 module.down = RowParallelLinear.from_serial(module.down, group, **how)
                 module.dropout = dropout(module.dropout.p, group, sequence_parallel)
             case Block():
-                module.recompute = again == "full"
+                module.recompute = recomputed if again == "full" else None
                 if sequence_parallel:
                     see_slices(module.norm1)
                     see_slices(module.norm2)

@@ -102,8 +102,10 @@ def reference(given: list[Data]) -> list[Data]:
     weights = dict(model.named_parameters())
     found = []
     for rank in range(len(given)):
-        piece = cut(model_of(0), 2)[SHAPE.coordinates(rank)["pp"]]
-        names = [piece.shared.get(id(p), (name, ()))[0] for name, p in piece.named_parameters()]
+        stage = SHAPE.coordinates(rank)["pp"]
+        piece = cut(model_of(0), 2)[stage]
+        tied = {users[stage]: users[0] for users in piece.used_by}
+        names = [tied.get(name, name) for name, _ in piece.named_parameters()]
         right = {RETURNED: TWO, LOSS: loss, REPLICAS: EQUAL, NORMS: EQUAL, TIED: EQUAL}
         found.append(right | {f"{name} {AFTER}": weights[name].detach() for name in names})
     return found
