@@ -44,7 +44,8 @@ def _share(size_bytes: int, n: int, call: Callable | None) -> str:
     if not wire_audit.available():
         return "Linux only"
     size_bytes = size_bytes // (4 * n) * 4 * n
-    return f"{wire_audit.audit('reduce_scatter', size_bytes, n, call).sent_bytes / size_bytes:.2f}"
+    ranks = wire_audit.audit("reduce_scatter", size_bytes, n, call)
+    return f"{max(rank.sent_bytes for rank in ranks) / size_bytes:.2f}"
 
 
 def _all_reduce_sides(world, size_bytes: int, rounds: int) -> dict:

@@ -141,7 +141,7 @@ def main(fresh: int = 4, rounds: int = 9) -> None:
             for side, values in run(_measure, n, rounds, i % 2 == 1, timeout_s=600)[0].items():
                 times.setdefault(side, []).extend(values)
         sent = {
-            name: wire_audit.sent_in_a_step(partial(_made, name), n) if wire_audit.available() else 0
+            name: statistics.mean(wire_audit.sent_in_a_step(partial(_made, name), n)) if wire_audit.available() else 0
             for name in SIDES
         }
         for ours, theirs in PAIRS:

@@ -165,7 +165,8 @@ def main(fresh: int = 3, rounds: int = 9) -> None:
             counted, peaks = zip(*run(_counted_and_peak, n, name, sizes, timeout_s=600), strict=True)
             sent = "Linux only"
             if wire_audit.available():
-                sent = f"{wire_audit.sent_in_a_step(partial(_made_step, name, *sizes), n) / 1e6:.2f}"
+                each = wire_audit.sent_in_a_step(partial(_made_step, name, *sizes), n)
+                sent = f"{statistics.mean(each) / 1e6:.2f}"
             rows.append(
                 (
                     "{} · {} · {}".format(*sizes),

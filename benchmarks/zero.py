@@ -108,10 +108,11 @@ def _step_of(name: str, world) -> Callable[[], None]:
 
 
 def _model_sizes(name: str, n: int) -> str:
-    """Bytes that a rank sends in a step, by the kernel's count, in sizes of the model."""
+    """Bytes that a rank sends in a step, the mean, by the kernel's count, in sizes of the model."""
     if not wire_audit.available():
         return "Linux only"
-    return f"{wire_audit.sent_in_a_step(partial(_step_of, name), n) / (4 * CONFIG.num_parameters):.2f}"
+    sent = statistics.mean(wire_audit.sent_in_a_step(partial(_step_of, name), n))
+    return f"{sent / (4 * CONFIG.num_parameters):.2f}"
 
 
 # ---- what prefetch hides --------------------------------------------------------------------------------------------

@@ -396,8 +396,7 @@ def test_traffic_is_counted_exactly(n):
             assert sum(by_kind.values()) == pytest.approx(want, rel=1e-12)
 
 
-@pytest.mark.alone("the kernel counts what all programs send through the loopback interface")
-@pytest.mark.skipif(not wire_audit.available(), reason="only Linux counts what its loopback interface carries")
+@pytest.mark.skipif(not wire_audit.available(), reason=wire_audit.ELSEWHERE)
 @pytest.mark.parametrize("reshard", [True, False])
 def test_what_the_kernel_counts(reshard):
     def make(layers, group):

@@ -141,7 +141,6 @@ IDEA = "two = 1 + 1\n"
         ("import math\n", "import math\ndef f(): pass\n", "import math: it holds more than imports"),
         ("## Quiz", cell("x = 1\n", "evidence") + "## Quiz", "x = 1: evidence without a claim"),
         (":tags: [figure]", ":tags: [figure, open]", "open goes with evidence"),
-        ("draw(", "wire_audit.audit(1)\ndraw(", "has the tag alone"),
         (":tags: [figure]", ":tags: [figure, setup]", "a cell is of one kind"),
         (":tags: [figure]", ":tags: [hide-input]", "hide-input hides code; say what it is"),
         (":tags: [figure]", ":tags: [remove-input]", "remove-input hides code; say what it is"),

@@ -522,8 +522,7 @@ def test_the_largest_goes_first_to_whoever_has_least(sizes, n, held):
     assert sorted(loads, reverse=True) == (held or [0] * n) and len(owners) == len(sizes)
 
 
-@pytest.mark.alone("the kernel counts what all programs send through the loopback interface")
-@pytest.mark.skipif(not wire_audit.available(), reason="only Linux counts what its loopback interface carries")
+@pytest.mark.skipif(not wire_audit.available(), reason=wire_audit.ELSEWHERE)
 @pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2])
 def test_what_the_kernel_counts(wrap):
     def make(layers, group):

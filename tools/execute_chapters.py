@@ -1,7 +1,7 @@
 """Executes the chapters, three at a time, and keeps their outputs in _build/.jupyter_cache, where Sphinx looks.
 
 Ranks that sleep or wait leave the processor to others, so several chapters take little longer than one. Beside a
-cell with the tag `alone` no other cell runs: it reads the wire's counter, or times that a neighbour would change.
+cell with the tag `alone` no other cell runs: it measures times, which a neighbour would change.
 """
 
 import sys

@@ -216,9 +216,6 @@ def problems_of_cell(cell) -> Iterator[str]:
         yield "a cell is of one kind"
     if "open" in tags(cell) and of_kind != "evidence":
         yield "open goes with evidence"
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if "wire_audit" in names and "alone" not in tags(cell):
-        yield "a cell that reads the wire's counter has the tag alone: no other chapter may send beside it"
     if of_kind == "evidence" and not calls(cell, "claim"):
         yield "evidence without a claim"
     if of_kind in ("idea", "figure", "setup") and calls(cell, "claim"):
