@@ -140,7 +140,8 @@ class GradientSums:
             )
         held = [(g, square) for g, square in self._held() if g is not None]
         # A rank that holds nothing, or only some dtypes, must add a number of the same dtype as the others.
-        nothing = sum(p.new_zeros((), dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.trained)
+        wide = (torch.promote_types(p.dtype.to_real(), torch.float32) for p in self.trained)
+        nothing = sum(p.new_zeros((), dtype=dtype) for p, dtype in zip(self.trained, wide, strict=True))
         return clip([g for g, _ in held], [nothing, *(square() for _, square in held)], world, max_norm)
 
     def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.buckets import Bucket
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.gradient_sums import GradientSums, State
 
@@ -39,7 +40,8 @@ class ShardedOptimizer:
         self.gradients = gradients
         if self.flats:
             check_elementwise(optimizer, ((fact.name, fact.parameter) for fact in gradients.facts.values()))
-        self.optimizer = optimizer([piece for bucket in gradients.buckets for piece in bucket.named_pieces()])
+        pieces = [piece for bucket in gradients.buckets for piece in bucket.named_pieces()]
+        self.optimizer = optimizer(pieces or [("", nn.Parameter(torch.empty(0)))])  # torch refuses an empty list
 
     @property
     def flats(self) -> list[Flat]:
@@ -59,12 +61,37 @@ class ShardedOptimizer:
         """
         check_summed(self.gradients, "step()")
         self.gradients.state = State.IDLE
-        for bucket in self.gradients.buckets:
-            bucket.gradients_to_pieces()
-        self.optimizer.step()
-        for bucket in self.gradients.buckets:
-            bucket.after_step()
+        for buckets in self._together():
+            for bucket in buckets:
+                bucket.gradients_to_pieces()
+            self.optimizer.step()
+            for bucket in buckets:
+                bucket.after_step()
         self.publish()
+
+    def _together(self) -> list[list[Bucket]]:
+        """The buckets of each call of the optimizer.
+
+        With master weights a call steps one bucket, because only its gradients then exist in the precision of the
+        masters. This needs an optimizer of PyTorch, which skips parameters without gradients and counts the steps of
+        each: others, and hooks of a step, are called once per step.
+        """
+        buckets, optimizer = self.gradients.buckets, self.optimizer
+        if not any(flat.has_master for flat in self.flats) or not type(optimizer).__module__.startswith(
+            "torch.optim."
+        ):
+            return [buckets]
+        for flat in self.flats:
+            for piece in flat.pieces.values():
+                piece.grad = None
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        added = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        return [buckets] if hooks or added else [[bucket] for bucket in buckets]
+
+    def settle(self) -> None:
+        """Take over values that were written into the parameters since the last step, before they are saved."""
+        for flat in self.flats:
+            flat.settle()
 
     def publish(self) -> None:
         """Send the new parameters to all ranks."""
