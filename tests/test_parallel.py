@@ -198,7 +198,10 @@ def test_wrong_state_is_refused_before_anything_is_loaded():
         said, before = [], model.evaluate(*batch(0, CONFIG))
         short = {key: torch.zeros_like(x) for key, x in state.items() if key != "head.norm.bias"}
         whole = short | {"head.norm.bias": torch.zeros(16)}
-        wrongs = [short, *({**whole, "head.norm.bias": x} for x in (torch.zeros(3), torch.zeros(16).int(), [0.0] * 16))]
+        wrongs = [
+            short,
+            *({**whole, "head.norm.bias": x} for x in (torch.zeros(3), torch.zeros(16).int(), [0.0] * 16)),
+        ]
         for wrong in (*wrongs, whole | {"head.norm.bia": torch.zeros(16)}):
             with pytest.raises((KeyError, ValueError)) as caught:
                 model.load_full_state_dict(wrong)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from lib.checkpoint.boxes import Box
+from lib.checkpoint.checksums import check_files
 from lib.checkpoint.folder import run_of
-from lib.checkpoint.settings import CheckpointError
-from lib.checkpoint.storage import WEIGHT, Stored, read_boxes, read_metadata, reason
+from lib.checkpoint.settings import CheckpointError, reason
+from lib.checkpoint.storage import WEIGHT, Stored, files_of, read_boxes, read_metadata
 from lib.model import GPT, GPTConfig
 
 
@@ -41,6 +42,7 @@ def whole_weights(path: str) -> dict[str, Tensor]:
         CheckpointError: it cannot be read.
     """
     config, metadata = GPTConfig(**run_of(path)["config"]["model"]), read_metadata(path)
+    check_files(path, files_of(metadata))
     with torch.device("meta"):
         model = GPT(config)
     whole = {}

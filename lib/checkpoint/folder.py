@@ -24,9 +24,10 @@ from dataclasses import asdict, fields
 
 import torch
 
-from lib.checkpoint.settings import CheckpointError
+from lib.checkpoint.checksums import check_files, checksum, note_checksums
+from lib.checkpoint.settings import CheckpointError, reason
 from lib.checkpoint.stop import STOP
-from lib.checkpoint.storage import check_shapes, read_metadata, reason
+from lib.checkpoint.storage import check_shapes, read_metadata
 from lib.model import GPT, GPTConfig
 from lib.train_config import TrainConfig
 
@@ -71,6 +72,7 @@ def publish(path: str, run: dict, keep: int) -> None:
         json.dump({"version": VERSION} | run, file)
         file.flush()
         os.fsync(file.fileno())
+    note_checksums(hidden(path), {RUN: checksum(hidden(path), RUN)})
     _sync(hidden(path))
     os.rename(hidden(path), path)
     _sync(os.path.dirname(path))
@@ -177,6 +179,10 @@ def run_of(path: str) -> dict:
         raise BrokenCheckpoint(f"{path} is damaged: its {RUN} is truncated") from None
     if version > VERSION:
         raise CheckpointError(f"{path} has version {version}, and this lib reads up to {VERSION}; use a newer lib")
+    try:
+        check_files(path, [RUN])
+    except CheckpointError as error:
+        raise BrokenCheckpoint(str(error)) from None
     return run
 
 
@@ -186,7 +192,7 @@ def _check(path: str, config: TrainConfig) -> None:
     try:
         metadata = read_metadata(path)
     except CheckpointError as error:
-        raise BrokenCheckpoint(f"{path} is damaged: {error}") from None
+        raise BrokenCheckpoint(str(error)) from None
     ends: dict[str, int] = {}
     for where in metadata.storage_data.values():
         ends[where.relative_path] = max(ends.get(where.relative_path, 0), where.offset + where.length)

@@ -33,3 +33,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         whole_number("checkpoint_every", self.checkpoint_every, 1)
         whole_number("keep", self.keep, 1)
+
+
+def reason(error: Exception) -> str:
+    """The message of an error; for an OSError without its number."""
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".splitlines()[0]

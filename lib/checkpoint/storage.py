@@ -30,17 +30,19 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from lib.checkpoint.boxes import Box, boxes_of_part
-from lib.checkpoint.settings import CheckpointError
+from lib.checkpoint.checksums import check_files, checksum, note_checksums
+from lib.checkpoint.settings import CheckpointError, reason
+from lib.data_parallel.saving import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
 
 WEIGHT, STATE = "model.", "optimizer."
+METADATA = ".metadata"
 
 
 @dataclass
@@ -109,7 +111,9 @@ class Save:
     def _write(self, plan: SavePlan) -> None:
         try:
             self._writer.prepare_local_plan(plan)  # makes the folder
-            self._said = self._writer.write_data(plan, self._planner).value()
+            written = self._writer.write_data(plan, self._planner).value()
+            names = {one.storage_data.relative_path for one in written}
+            self._said = written, {name: checksum(self.folder, name) for name in names}
         except Exception as error:  # of a disk, or of DCP: every rank must get it
             self._said = reason(error)
 
@@ -129,15 +133,12 @@ class Save:
         failed = [f"rank {rank}: {one}" for rank, one in enumerate(said) if isinstance(one, str)]
         if not failed and self.world.rank == 0:
             try:
-                self._writer.finish(self._metadata, said)
+                self._writer.finish(self._metadata, [written for written, _ in said])
+                sums = {name: each for _, some in said for name, each in some.items()}
+                note_checksums(self.folder, sums | {METADATA: checksum(self.folder, METADATA)})
             except OSError as error:
                 failed = [f"rank 0: {reason(error)}"]
         return gather("; ".join(failed), self.world)[0]
-
-
-def reason(error: Exception) -> str:
-    """The message of an error; for an OSError without its number."""
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -187,10 +188,16 @@ def read_metadata(folder: str) -> Metadata:
     Raises:
         CheckpointError: the list cannot be read.
     """
+    check_files(folder, [METADATA])
     try:
         return FileSystemReader(folder).read_metadata()
     except Exception as error:  # unpickling a truncated file may raise any error
         raise CheckpointError(f"{folder}/.metadata cannot be read: {reason(error)}") from None
+
+
+def files_of(metadata: Metadata) -> list[str]:
+    """The names of the files that hold the boxes."""
+    return sorted({where.relative_path for where in metadata.storage_data.values()})
 
 
 def shapes_in(metadata: Metadata) -> dict[str, torch.Size]:
@@ -230,6 +237,8 @@ def restore(model: ParallelGPT, folder: str) -> None:
         _read(model, folder)
     except CheckpointError as error:
         problem = str(error)
+    except (KeyError, ValueError) as error:
+        problem = f"{folder} does not fit: {error.args[0]}"
     except Exception as error:  # torch.load of a damaged file may raise any error
         problem = f"{folder} cannot be read: {reason(error)}"
     if first := next(filter(None, gather(problem, model.mesh.world)), ""):
@@ -238,24 +247,30 @@ def restore(model: ParallelGPT, folder: str) -> None:
 
 
 def _read(model: ParallelGPT, folder: str) -> None:
-    metadata = read_metadata(folder)
+    metadata, world = read_metadata(folder), model.mesh.world
     check_shapes(model.shapes, metadata, folder)
-    keys: dict[str, dict[str, TensorStorageMetadata]] = {}
+    check_files(folder, files_of(metadata)[world.rank :: world.size])
+    saved: dict[str, dict[str, Tensor]] = {name: {} for name in model.shapes}
     for name, x in metadata.state_dict_metadata.items():
-        if name.startswith(STATE):
-            of, _, key = name.removeprefix(STATE).rpartition(".")
-            keys.setdefault(of, {})[key] = x
+        of, _, key = name.removeprefix(STATE).rpartition(".")
+        if name.startswith(STATE) and of in saved:
+            saved[of][key] = torch.empty(x.size, dtype=x.properties.dtype, device="meta")
+        elif not name.startswith(WEIGHT):
+            check_keys((), [name])
     wanted: dict[str, Stored] = {}
     stepped = {id(p) for group in model.optimizer.param_groups for p in group["params"]}
     for piece in model.pieces():
         name, shape = piece.fact.name, model.shapes[piece.fact.name]
+        there = metadata.state_dict_metadata[WEIGHT + name]
+        fitting(torch.empty(0, dtype=there.properties.dtype), name, piece.held.new_empty(0))
         wanted[WEIGHT + name] = _cut(piece, piece.held, shape)
         if id(piece.held) not in stepped:  # frozen
             continue
+        check_state(model.optimizer, piece.held, name, saved[name], shape)
         state = model.optimizer.state[piece.held] = {}
-        for key, x in keys.get(name, {}).items():
-            alike = x.size == shape
-            state[key] = torch.zeros_like(piece.held) if alike else torch.zeros(x.size, dtype=x.properties.dtype)
+        for key, x in saved[name].items():
+            alike = x.shape == shape
+            state[key] = torch.zeros_like(piece.held) if alike else torch.zeros(x.shape, dtype=x.dtype)
             wanted[f"{STATE}{name}.{key}"] = _cut(piece, state[key], shape) if alike else _whole(state[key])
     read_boxes(wanted, metadata, folder)
 
