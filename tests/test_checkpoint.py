@@ -699,7 +699,7 @@ def test_other_damage_is_found_on_every_rank(how, tmp_path):
         case "fewer checksums":
             lines = (place / CHECKSUMS).read_text().splitlines(True)
             (place / CHECKSUMS).write_text("".join(line for line in lines if files[1] not in line))
-    with pytest.raises(RankError, match="CheckpointError: .*(is damaged|cannot be compared with its checksums)"):
+    with pytest.raises(RankError, match="CheckpointError: .*is damaged"):
         run(momentum_and_frozen, 3, place, Layout(dp=3, zero=1), 1)
 
 
@@ -747,7 +747,7 @@ def test_the_state_of_another_optimizer(saved):
 
 
 def test_export_of_what_is_no_checkpoint(saved, capsys):
-    for path, says in ((saved, "is not a checkpoint"), (saved / "step-00000006", "cannot be read")):
+    for path, says in ((saved, "is not a checkpoint"), (saved / "step-00000006", "is damaged")):
         with contextlib.suppress(FileNotFoundError):
             cut(saved / "step-00000006" / ".metadata")
         with pytest.raises(SystemExit) as left:

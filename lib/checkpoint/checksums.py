@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 
-from lib.checkpoint.settings import CheckpointError, reason
+from lib.checkpoint.settings import BrokenCheckpoint
 
 CHECKSUMS = "checksums"
 
@@ -34,16 +34,13 @@ def note_checksums(folder: str, sums: Mapping[str, str]) -> None:
 
 
 def check_files(folder: str, names: Iterable[str]) -> None:
-    """Compare files with their checksums.
-
-    Raises:
-        CheckpointError: one differs, or is missing.
-    """
+    """Raise BrokenCheckpoint if a file differs from its checksum, or is missing."""
+    name = CHECKSUMS
     try:
-        with open(os.path.join(folder, CHECKSUMS), encoding="utf-8") as file:
-            sums = {name: each for each, name in map(str.split, file)}
-        bad = next((name for name in names if sums.get(name) != checksum(folder, name)), None)
-    except (OSError, ValueError) as error:  # a line without two words, a byte that is no text
-        raise CheckpointError(f"{folder} cannot be compared with its {CHECKSUMS}: {reason(error)}") from None
-    if bad:
-        raise CheckpointError(f"{bad} of {folder} is damaged: its content differs from its line in {CHECKSUMS}")
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            sums = dict(line.split()[::-1] for line in file)
+        for name in names:
+            if sums[name] != checksum(folder, name):
+                raise ValueError
+    except (OSError, ValueError, KeyError):
+        raise BrokenCheckpoint(f"{name} of {folder} is damaged: it is not as {CHECKSUMS} says") from None

@@ -25,7 +25,7 @@ from dataclasses import asdict, fields
 import torch
 
 from lib.checkpoint.checksums import check_files, checksum, note_checksums
-from lib.checkpoint.settings import CheckpointError, reason
+from lib.checkpoint.settings import BrokenCheckpoint, CheckpointError, reason
 from lib.checkpoint.stop import STOP
 from lib.checkpoint.storage import check_shapes, read_metadata
 from lib.model import GPT, GPTConfig
@@ -40,10 +40,6 @@ DECISIVE = (
     "seed",
     "dtype",
 )  # together with the model, these settings determine the losses
-
-
-class BrokenCheckpoint(CheckpointError):
-    """A checkpoint that was complete and is damaged."""
 
 
 def path_of(folder: str, step: int) -> str:
@@ -179,20 +175,13 @@ def run_of(path: str) -> dict:
         raise BrokenCheckpoint(f"{path} is damaged: its {RUN} is truncated") from None
     if version > VERSION:
         raise CheckpointError(f"{path} has version {version}, and this lib reads up to {VERSION}; use a newer lib")
-    try:
-        check_files(path, [RUN])
-    except CheckpointError as error:
-        raise BrokenCheckpoint(str(error)) from None
+    check_files(path, [RUN])
     return run
 
 
 def _check(path: str, config: TrainConfig) -> None:
     """Check that this run can continue from a checkpoint: complete, with the same model and optimizer."""
-    run = run_of(path)
-    try:
-        metadata = read_metadata(path)
-    except CheckpointError as error:
-        raise BrokenCheckpoint(str(error)) from None
+    run, metadata = run_of(path), read_metadata(path)
     ends: dict[str, int] = {}
     for where in metadata.storage_data.values():
         ends[where.relative_path] = max(ends.get(where.relative_path, 0), where.offset + where.length)

@@ -11,6 +11,10 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read, or that is of a different run or model."""
 
 
+class BrokenCheckpoint(CheckpointError):
+    """A checkpoint that was complete and is damaged."""
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """Where and how often to save.

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.checksums import check_files, checksum, note_checksums
-from lib.checkpoint.settings import CheckpointError, reason
+from lib.checkpoint.settings import BrokenCheckpoint, CheckpointError, reason
 from lib.data_parallel.saving import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
@@ -163,16 +163,16 @@ class _SavePlanner(DefaultSavePlanner):
 
     def take_copies(self, plan: SavePlan) -> None:
         """Copy all tensors that this rank writes, so that the model may change."""
-        here = {
-            MetadataIndex(name, box.offset): x
-            for name, stored in self.state_dict.items()
-            for box, x in stored.boxes.items()
-        }
+        here = _by_index(self.state_dict)
         self._copies = {item.index: here[item.index].detach().clone().cpu() for item in plan.items}
         self.state_dict = {}
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self._copies[index]
+
+
+def _by_index(found: dict[str, Stored]) -> dict[MetadataIndex, Tensor]:
+    return {MetadataIndex(name, box.offset): x for name, one in found.items() for box, x in one.boxes.items()}
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
@@ -186,13 +186,13 @@ def read_metadata(folder: str) -> Metadata:
     """Read the list of boxes of a checkpoint.
 
     Raises:
-        CheckpointError: the list cannot be read.
+        BrokenCheckpoint: the list cannot be read.
     """
     check_files(folder, [METADATA])
     try:
         return FileSystemReader(folder).read_metadata()
     except Exception as error:  # unpickling a truncated file may raise any error
-        raise CheckpointError(f"{folder}/.metadata cannot be read: {reason(error)}") from None
+        raise BrokenCheckpoint(f"{folder}/{METADATA} cannot be read: {reason(error)}") from None
 
 
 def files_of(metadata: Metadata) -> list[str]:
@@ -296,11 +296,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         for name, stored in self.state_dict.items():
             there = self.metadata.state_dict_metadata[name]
             items += create_read_items_for_chunk_list(name, there, [_chunk(box) for box in stored.boxes])
-        self._here = {
-            MetadataIndex(name, box.offset): x
-            for name, stored in self.state_dict.items()
-            for box, x in stored.boxes.items()
-        }
+        self._here = _by_index(self.state_dict)
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:

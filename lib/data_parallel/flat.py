@@ -104,15 +104,6 @@ class Flat:
             p.data = view.copy_(p)
         return flat
 
-    def settle(self) -> None:
-        """Take over values that were written into the parameters since the last step, before they are saved.
-
-        Raises:
-            RuntimeError: a parameter was replaced, so that its values are elsewhere.
-        """
-        self.check_in_place()
-        self._take_over_what_was_written()
-
     def check_in_place(self) -> None:
         """Raise RuntimeError if a parameter was replaced and is no longer a view of this flat."""
         for name, p, view in zip(self.names, self.params, self.views, strict=True):
@@ -231,17 +222,17 @@ class Flat:
 
     def gradients_to_pieces(self) -> None:
         """Give each piece its gradient, in the precision of the optimizer, before the step."""
-        self._take_over_what_was_written()
+        self.settle()
         gradient = self.shard.grad.to(self.master.dtype)
         trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}
         for name, (_, here) in self.where.items():  # a parameter that was frozen since keeps its value
             self.pieces[name].grad = gradient[here] if name in trained else None
 
     @torch.no_grad()
-    def _take_over_what_was_written(self) -> None:
+    def settle(self) -> None:
         """Copy parameters that were loaded or clamped since the last step to the master weights.
 
-        An element that equals its rounded master was not written, or with this value: the master keeps its precision.
+        An element that equals its rounded master was not written: the master keeps its precision.
         """
         if self.has_master:
             written = self.shard != self.master.to(self.shard.dtype)

@@ -72,9 +72,8 @@ class ShardedOptimizer:
     def _together(self) -> list[list[Bucket]]:
         """The buckets of each call of the optimizer.
 
-        With master weights a call steps one bucket, because only its gradients then exist in the precision of the
-        masters. This needs an optimizer of PyTorch, which skips parameters without gradients and counts the steps of
-        each: others, and hooks of a step, are called once per step.
+        With master weights each bucket has its own call, so that only its gradients exist in their precision. PyTorch's
+        optimizers skip what has no gradient, and count steps per parameter; others, and hooks, get one call per step.
         """
         buckets, optimizer = self.gradients.buckets, self.optimizer
         if not any(flat.has_master for flat in self.flats) or not type(optimizer).__module__.startswith(
@@ -91,6 +90,7 @@ class ShardedOptimizer:
     def settle(self) -> None:
         """Take over values that were written into the parameters since the last step, before they are saved."""
         for flat in self.flats:
+            flat.check_in_place()
             flat.settle()
 
     def publish(self) -> None:

@@ -26,6 +26,7 @@ class Saved:
     def settle(self) -> None:
         """Take over values that were written into the parameters since the last step, before they are saved."""
         for flat in self.flats:
+            flat.check_in_place()
             flat.settle()
 
     @torch.no_grad()
