@@ -169,6 +169,9 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
         ValueError: an optimizer that needs full parameters, or a layer that cannot compute with weights of `dtype`.
     """
     check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
+    for name, p in module.named_parameters():
+        if dtype is not None and p.is_complex() and not dtype.is_complex:
+            raise ValueError(f"{name} is {str(p.dtype)[6:]}, and {str(dtype)[6:]} has no imaginary part: omit dtype")
     for name, one in module.named_modules():
         averages = getattr(one, "running_mean", None)
         if dtype is not None and isinstance(averages, Tensor) and averages.dtype != dtype:
