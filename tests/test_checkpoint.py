@@ -627,9 +627,9 @@ def cut(file):
 
 
 DAMAGES = {
-    "__0_0.distcp": "__0_0.distcp has",
+    "__0_0.distcp": "__0_0.distcp of",
     ".metadata": ".metadata of",
-    "run.json": "its run.json is truncated",
+    "run.json": "run.json of",
 }
 
 
@@ -670,7 +670,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(name, saved, tmp_path_factory, ca
             export([str(path), "--out", str(saved / "w.pt")])
         err = capsys.readouterr().err.strip()
         assert left.value.code == 1 and "\n" not in err, err
-        assert f"{name} of {path} is damaged" in err or name == CHECKSUMS or "run.json is truncated" in err, err
+        assert f"{name} of {path} is damaged" in err or name == CHECKSUMS, err
     with pytest.raises(SystemExit) as left:
         main([*FLAGS.split(), *f"--checkpoint {tmp_path_factory.mktemp('new')} --resume {path}".split()])
     assert left.value.code and "step-00000006" in capsys.readouterr().err
@@ -718,9 +718,9 @@ def test_keys_shapes_and_kinds_that_do_not_fit(tmp_path, monkeypatch):
     wrongs = {
         "different model: more has shape [2] there, and no such parameter here": put(**{"model.more": two}),
         f"different model: {position} has no such parameter there": drop(f"model.{position}"),
-        "this state has else, which": put(**{"else": two}),
-        "this state has optimizer.more.step, which": put(**{"optimizer.more.step": two}),
-        f"this state has {down}.more, which": put(**{f"optimizer.{down}.more": two}),
+        "this state also has else: ": put(**{"else": two}),
+        "this state also has optimizer.more.step: ": put(**{"optimizer.more.step": two}),
+        f"this state also has {down}.more: ": put(**{f"optimizer.{down}.more": two}),
         f"this state has no {down}.momentum_buffer": lambda found: put(**{f"optimizer.{down}.more": two})(
             drop(momentum)(found)
         ),

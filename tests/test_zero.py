@@ -757,20 +757,20 @@ def test_states_with_keys_and_values_that_do_not_fit(wrap):
     model.step()
     full, shards = model.full_state_dict(), model.sharded_state_dict()
     load = model.load_full_state_dict
-    assert "has a, b, c, …, which" in said(lambda: load(full | {key: torch.ones(1) for key in "dcba"}), ValueError)
+    assert "also has a, b, c, …: " in said(lambda: load(full | {key: torch.ones(1) for key in "dcba"}), ValueError)
     assert "scale is int64 instead of float64" in said(lambda: load(full | {"scale": torch.tensor(1)}), ValueError)
     assert "scale is a float instead of a tensor" in said(lambda: load(full | {"scale": 1.0}), ValueError)
     load({key: value for key, value in full.items() if key != "head.weight"})  # tied to embed.weight
     load = model.load_sharded_state_dict
     assert "has no names, optimizer, rank, …" in said(lambda: load(full), KeyError)
-    assert "has more, which" in said(lambda: load(shards | {"more": 1}), ValueError)
+    assert "also has more: " in said(lambda: load(shards | {"more": 1}), ValueError)
     text = said(lambda: load(shards | {"replicated": {}}), KeyError)
     assert "has no mean, seen" in text if wrap is FSDP else "has no blocks.1.base.bias, " in text
     wide = [torch.zeros(1) for _ in shards["shards"]]
     assert "has shape [1] instead of" in said(lambda: load(shards | {"shards": wide}), ValueError)
     for change, says, kind in (
         (lambda state: state[0].pop("exp_avg"), ".exp_avg", KeyError),
-        (lambda state: state[0].update(more=torch.ones(1)), ".more, which", ValueError),
+        (lambda state: state[0].update(more=torch.ones(1)), ".more: ", ValueError),
         (lambda state: state[0].update(exp_avg=torch.ones(1)), ".exp_avg has shape [1] instead of", ValueError),
     ):
         wrong = copy.deepcopy(shards)

@@ -7,6 +7,7 @@ is used, one rank compares it. Both take as long as reading at 0.5 to 3 GB/s.
 
 from __future__ import annotations
 
+import mmap
 import os
 import zlib
 from collections.abc import Iterable, Mapping
@@ -18,11 +19,8 @@ CHECKSUMS = "checksums"
 
 def checksum(folder: str, name: str) -> str:
     """The CRC-32 of a file, in hexadecimal digits."""
-    crc = 0
     with open(os.path.join(folder, name), "rb") as file:
-        while block := file.read(2**20):
-            crc = zlib.crc32(block, crc)
-    return f"{crc:08x}"
+        return f"{zlib.crc32(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)):08x}"
 
 
 def note_checksums(folder: str, sums: Mapping[str, str]) -> None:

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.checksums import check_files, checksum, note_checksums
-from lib.checkpoint.settings import BrokenCheckpoint, CheckpointError, reason
+from lib.checkpoint.settings import CheckpointError, reason
 from lib.data_parallel.saving import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
@@ -186,24 +186,15 @@ def read_metadata(folder: str) -> Metadata:
     """Read the list of boxes of a checkpoint.
 
     Raises:
-        BrokenCheckpoint: the list cannot be read.
+        BrokenCheckpoint: the list is damaged or missing.
     """
     check_files(folder, [METADATA])
-    try:
-        return FileSystemReader(folder).read_metadata()
-    except Exception as error:  # unpickling a truncated file may raise any error
-        raise BrokenCheckpoint(f"{folder}/{METADATA} cannot be read: {reason(error)}") from None
+    return FileSystemReader(folder).read_metadata()
 
 
 def files_of(metadata: Metadata) -> list[str]:
     """The names of the files that hold the boxes."""
     return sorted({where.relative_path for where in metadata.storage_data.values()})
-
-
-def shapes_in(metadata: Metadata) -> dict[str, torch.Size]:
-    """Serial name → shape, of all parameters of a checkpoint."""
-    found = metadata.state_dict_metadata.items()
-    return {name.removeprefix(WEIGHT): x.size for name, x in found if name.startswith(WEIGHT)}
 
 
 def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: str) -> None:
@@ -212,7 +203,8 @@ def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: s
     Raises:
         CheckpointError: it is not; the message names the first difference.
     """
-    stored = shapes_in(metadata)
+    found = metadata.state_dict_metadata.items()
+    stored = {name.removeprefix(WEIGHT): x.size for name, x in found if name.startswith(WEIGHT)}
     for name in (*shapes, *stored):
         here, there = (list(of[name]) if name in of else None for of in (shapes, stored))
         if here != there:
@@ -250,19 +242,18 @@ def _read(model: ParallelGPT, folder: str) -> None:
     metadata, world = read_metadata(folder), model.mesh.world
     check_shapes(model.shapes, metadata, folder)
     check_files(folder, files_of(metadata)[world.rank :: world.size])
+    there = metadata.state_dict_metadata
+    like = {name: torch.empty(x.size, dtype=x.properties.dtype, device="meta") for name, x in there.items()}
     saved: dict[str, dict[str, Tensor]] = {name: {} for name in model.shapes}
-    for name, x in metadata.state_dict_metadata.items():
+    for name in like.keys() - {WEIGHT + name for name in saved}:
         of, _, key = name.removeprefix(STATE).rpartition(".")
-        if name.startswith(STATE) and of in saved:
-            saved[of][key] = torch.empty(x.size, dtype=x.properties.dtype, device="meta")
-        elif not name.startswith(WEIGHT):
-            check_keys((), [name])
+        check_keys((), {name} if of not in saved or not name.startswith(STATE) else ())
+        saved[of][key] = like[name]
     wanted: dict[str, Stored] = {}
     stepped = {id(p) for group in model.optimizer.param_groups for p in group["params"]}
     for piece in model.pieces():
         name, shape = piece.fact.name, model.shapes[piece.fact.name]
-        there = metadata.state_dict_metadata[WEIGHT + name]
-        fitting(torch.empty(0, dtype=there.properties.dtype), name, piece.held.new_empty(0))
+        fitting(like[WEIGHT + name], name, piece.held.new_empty(shape, device="meta"))
         wanted[WEIGHT + name] = _cut(piece, piece.held, shape)
         if id(piece.held) not in stepped:  # frozen
             continue

@@ -76,16 +76,12 @@ class ShardedOptimizer:
         optimizers skip what has no gradient, and count steps per parameter; others, and hooks, get one call per step.
         """
         buckets, optimizer = self.gradients.buckets, self.optimizer
-        if not any(flat.has_master for flat in self.flats) or not type(optimizer).__module__.startswith(
-            "torch.optim."
-        ):
-            return [buckets]
-        for flat in self.flats:
-            for piece in flat.pieces.values():
-                piece.grad = None
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        for piece in (piece for flat in self.flats for piece in flat.pieces.values()):
+            piece.grad = None
         added = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-        return [buckets] if hooks or added else [[bucket] for bucket in buckets]
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        own = type(optimizer).__module__.startswith("torch.optim.") and not hooks and not added
+        return [[bucket] for bucket in buckets] if own and any(flat.has_master for flat in self.flats) else [buckets]
 
     def settle(self) -> None:
         """Take over values that were written into the parameters since the last step, before they are saved."""

@@ -82,7 +82,7 @@ class Saved:
         return {
             "rank": self.group.rank,
             "ranks": self.group.size,
-            "names": [flat.names for flat in self.flats],
+            "names": self._names(),
             "shards": [flat.master.detach().clone() for flat in self.flats],
             "replicated": state,
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -104,15 +104,12 @@ class Saved:
                 f"this is the shard of rank {saved[0]} of {saved[1]}, but this is rank {here[0]} of {here[1]}: its "
                 "shards have different boundaries; use full_state_dict() and load_full_state_dict()"
             )
-        if state["names"] != (names := [flat.names for flat in self.flats]):
-            theirs, ours = ({name for some in each for name in some} for each in (state["names"], names))
-            raise ValueError(
-                f"these shards are of different parameters ({_some(theirs ^ ours)})"
-                if theirs ^ ours
-                else "these shards were cut from buckets of a different size: wrap with the same bucket_bytes"
-            )
+        ours, theirs = ({name for some in names for name in some} for names in (self._names(), state["names"]))
+        check_keys(ours - theirs, theirs - ours)
+        if state["names"] != self._names():
+            raise ValueError("these shards are of buckets of a different size: wrap with the same bucket_bytes")
         for flat, shard in zip(self.flats, state["shards"], strict=True):
-            fitting(shard, f"the shard of {_some(flat.names)}", flat.master)
+            fitting(shard, f"the shard of {flat.names[0]}", flat.master)
         loaded = copy.copy(self.optimizer)
         loaded.load_state_dict(state["optimizer"])  # only to look at it
         names = {id(piece): name for flat in self.flats for name, piece in flat.pieces.items()}
@@ -127,6 +124,9 @@ class Saved:
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.publish()
 
+    def _names(self) -> list[list[str]]:
+        return [flat.names for flat in self.flats]
+
     def _sharded(self) -> dict[int, nn.Parameter]:
         return {id(p): p for flat in self.flats for p in flat.params}
 
@@ -136,13 +136,13 @@ class Saved:
         Args:
             elsewhere: parameters, by id, that need not be in it.
         """
-        values: dict[int, Tensor] = {}
+        values, sharded = {}, self._sharded()
 
         def take(module: nn.Module, given: dict[str, Any], prefix: str, *_: object) -> None:
             for name, x in (*module._parameters.items(), *module._buffers.items()):
                 if x is not None and (key := prefix + name) in given:
                     fitting(given[key], key, x)
-                    if isinstance(x, nn.Parameter):
+                    if id(x) in sharded:
                         values[id(x)] = given.pop(key)
 
         # These hooks run after those of the module: they see what it would load.
@@ -155,10 +155,6 @@ class Saved:
         params = dict(self.module.named_parameters(remove_duplicate=False))
         found = elsewhere | values  # of two names of a tied parameter one is enough
         check_keys([key for key in missing if key not in params or id(params[key]) not in found], unexpected)
-        sharded = self._sharded()
-        for p in params.values():
-            if id(p) in values and id(p) not in sharded:
-                p.copy_(values[id(p)])
         return values
 
 
@@ -178,7 +174,7 @@ def fitting(x: object, name: str, like: Tensor) -> Tensor:
 
 
 def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Tensor], shape: torch.Size) -> None:
-    """Check the saved state of a parameter, if any, against the state after two steps, on the meta device.
+    """Check the saved state of a parameter, if any, against the state after a step, on the meta device.
 
     An optimizer that cannot step there is not checked.
 
@@ -193,25 +189,19 @@ def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Ten
     group = next(group for group in optimizer.param_groups if any(p is one for one in group["params"]))
     probe.state, probe.param_groups, twin.grad = defaultdict(dict), [group | {"params": [twin]}], twin.detach()
     try:
-        for _ in range(2):
-            type(optimizer).step(probe)
+        type(optimizer).step(probe)
     except Exception:  # any error of an optimizer from a different library
         return
-    saved = {f"{name}.{key}": x for key, x in saved.items() if isinstance(x, Tensor)}
-    wanted = {f"{name}.{key}": x for key, x in probe.state[twin].items() if isinstance(x, Tensor)}
-    check_keys(wanted.keys() - saved.keys() if saved else (), saved.keys() - wanted.keys())
-    for key, x in saved.items():
-        fitting(x, key, wanted[key].new_empty(shape, device="meta") if wanted[key].shape == p.shape else wanted[key])
+    both = saved, probe.state[twin]
+    found, wanted = ({f"{name}.{key}": x for key, x in state.items() if isinstance(x, Tensor)} for state in both)
+    check_keys(wanted.keys() - found.keys() if found else (), found.keys() - wanted.keys())
+    for key, x in found.items():
+        fitting(x, key, wanted[key].new_empty(shape) if wanted[key].shape == p.shape else wanted[key])
 
 
 def check_keys(missing: Iterable[str], unexpected: Iterable[str] = ()) -> None:
     """Raise KeyError if keys of a state are missing, ValueError if there are others."""
-    if lacks := _some(missing):
-        raise KeyError(f"this state has no {lacks}: it is incomplete, or of a different model")
-    if more := _some(unexpected):
-        raise ValueError(f"this state has {more}, which the model here has not: it is of a different model")
-
-
-def _some(names: Iterable[str]) -> str:
-    first = sorted(names)
-    return f"{', '.join(first[:3])}{', …' if len(first) > 3 else ''}"
+    for names, kind, what in ((missing, KeyError, "has no"), (unexpected, ValueError, "also has")):
+        if first := sorted(names):
+            more = ", …" if len(first) > 3 else ""
+            raise kind(f"this state {what} {', '.join(first[:3])}{more}: it is of a different model, or incomplete")
