@@ -72,7 +72,7 @@ class Fact:
         if isinstance(self.held_by, int):
             return torch.linalg.vector_norm(gradient, dtype=wide) ** 2 * (owners / self.held_by)
         each = self.held_by.expand(self.parameter.shape).reshape(-1)[piece or slice(None)].to(gradient.device)
-        return (gradient.reshape(-1).to(wide).square() / each).sum() * owners
+        return (gradient.reshape(-1).to(wide).abs().square() / each).sum() * owners
 
 
 @torch.no_grad()

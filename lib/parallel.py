@@ -33,7 +33,7 @@ from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
-from lib.data_parallel.saving import of_shape
+from lib.data_parallel.saving import check_keys, fitting
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact, check_trains
 from lib.launch import device
@@ -284,6 +284,7 @@ class ParallelGPT:
 
         All ranks must call it; rank 0 gets it, the others an empty dict.
         """
+        self.owner.settle()
         collected = {name: x for flat in self.sharded for name, x in flat.collect().items()}
         mine = ((fact, collected.get(fact.name, fact.parameter)) for fact in self.facts)
         whole = {fact.name: unshard(x, fact.placement, fact.cut_over) for fact, x in mine}
@@ -300,9 +301,12 @@ class ParallelGPT:
 
         Raises:
             KeyError: a parameter is not in it.
-            ValueError: one has a different shape.
+            ValueError: it has a key that the model has not, or a value of a different shape or kind.
         """
-        whole = {name: of_shape(shape, key, state[key]) for key, (name, shape) in self._serial.items()}
+        like = partial(torch.empty, dtype=self.facts[0].parameter.dtype, device="meta")
+        here = ((key, *of) for key, of in self._serial.items() if key in state)  # of a tied weight one name is enough
+        whole = {name: fitting(state[key], key, like(shape)) for key, name, shape in here}
+        check_keys(self.shapes.keys() - whole.keys(), state.keys() - self._serial.keys())
         for fact in self.facts:
             part = shard(whole[fact.name], fact.placement, fact.cut_over)
             if fact.name in self._flat_of:
@@ -313,6 +317,7 @@ class ParallelGPT:
 
     def pieces(self) -> Iterator[Piece]:
         """The owned piece of each parameter, to save or fill it; call `publish` after filling."""
+        self.owner.settle()
         for fact in self.facts:
             flat = self._flat_of.get(fact.name)
             if flat is None:
@@ -323,7 +328,7 @@ class ParallelGPT:
     def publish(self) -> None:
         """Send filled pieces to all ranks that use them. All ranks must call it."""
         for flat in self.sharded:
-            flat.after_step()
+            flat.copy_master()
         self.owner.publish()
 
     @property

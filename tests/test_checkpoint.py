@@ -25,8 +25,10 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lib import run, train_loop
 from lib.checkpoint import folder as folders
+from lib.checkpoint import storage
 from lib.checkpoint.__main__ import main as export
-from lib.checkpoint.boxes import boxes_of_part, boxes_of_range
+from lib.checkpoint.boxes import Box, boxes_of_part, boxes_of_range
+from lib.checkpoint.checksums import CHECKSUMS, checksum, note_checksums
 from lib.checkpoint.settings import CheckpointError, Checkpoints
 from lib.checkpoint.storage import Save, restore
 from lib.launch import RankError
@@ -547,6 +549,14 @@ def saved(serial, tmp_path):
 def edit_run(path, **changes):
     file = path / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    note_again(path, "run.json")
+
+
+def note_again(path, name):
+    """The checksum of a file that was changed on purpose."""
+    sums = (path / CHECKSUMS).read_text().splitlines(True)
+    (path / CHECKSUMS).write_text("".join(line for line in sums if line.split()[1] != name))
+    note_checksums(str(path), {name: checksum(str(path), name)})
 
 
 @pytest.mark.parametrize(
@@ -617,9 +627,9 @@ def cut(file):
 
 
 DAMAGES = {
-    "__0_0.distcp": "__0_0.distcp has",
-    ".metadata": ".metadata cannot be read",
-    "run.json": "its run.json is truncated",
+    "__0_0.distcp": "__0_0.distcp of",
+    ".metadata": ".metadata of",
+    "run.json": "run.json of",
 }
 
 
@@ -651,16 +661,83 @@ def test_what_was_half_written_is_not_there(tmp_path):
     assert folders.choose(str(tmp_path), None, on()) is None
 
 
-def test_damage_inside_a_file_is_found_when_it_is_read(saved, capsys):
-    file = saved / "step-00000006" / "__0_0.distcp"
-    content = bytearray(file.read_bytes())
-    at = len(content) // 2
-    content[at : at + 4000] = bytes(4000)
-    file.write_bytes(content)
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "run.json", CHECKSUMS])
+def test_a_flipped_bit_is_found_wherever_it_is(name, saved, tmp_path_factory, capsys):
+    path, whole = saved / "step-00000006", (saved / "step-00000006" / name).read_bytes()
+    for at in (0, 40, len(whole) // 2, len(whole) - 2):
+        (path / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+        with pytest.raises(SystemExit) as left:
+            export([str(path), "--out", str(saved / "w.pt")])
+        err = capsys.readouterr().err.strip()
+        assert left.value.code == 1 and "\n" not in err, err
+        assert f"{name} of {path} is damaged" in err or name == CHECKSUMS, err
     with pytest.raises(SystemExit) as left:
-        main([*FLAGS.split(), *f"--checkpoint {saved} --resume auto".split()])
-    err = capsys.readouterr().err.strip()
-    assert left.value.code == 1 and "\n" not in err and "step-00000006 cannot be read: " in err
+        main([*FLAGS.split(), *f"--checkpoint {tmp_path_factory.mktemp('new')} --resume {path}".split()])
+    assert left.value.code and "step-00000006" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["truncated", "swapped", "older", "missing", "no checksums", "fewer checksums"])
+def test_other_damage_is_found_on_every_rank(how, tmp_path):
+    """Of a run on two ranks, loaded on three."""
+    place, files = tmp_path / "a", ["__0_0.distcp", "__1_0.distcp"]
+    run(momentum_and_frozen, 2, place, Layout(dp=2, zero=1), 2)
+    (tmp_path / "a-2").rename(place)
+    match how:
+        case "truncated":
+            cut(place / files[1])
+        case "swapped":
+            (place / files[0]).rename(place / "aside")
+            (place / files[1]).rename(place / files[0])
+            (place / "aside").rename(place / files[1])
+        case "older":
+            run(momentum_and_frozen, 2, tmp_path / "b", Layout(dp=2, zero=1), 1)
+            shutil.copy(tmp_path / "b-1" / files[1], place)
+        case "missing":
+            (place / files[1]).unlink()
+        case "no checksums":
+            (place / CHECKSUMS).unlink()
+        case "fewer checksums":
+            lines = (place / CHECKSUMS).read_text().splitlines(True)
+            (place / CHECKSUMS).write_text("".join(line for line in lines if files[1] not in line))
+    with pytest.raises(RankError, match="CheckpointError: .*is damaged"):
+        run(momentum_and_frozen, 3, place, Layout(dp=3, zero=1), 1)
+
+
+def test_keys_shapes_and_kinds_that_do_not_fit(tmp_path, monkeypatch):
+    """As if a different program had written the checkpoint."""
+    down, position = "blocks.0.mlp.down.weight", "embed.position.weight"
+
+    def put(**more):
+        boxes = {key: {Box((0,) * x.dim(), tuple(x.shape)): x} for key, x in more.items()}
+        return lambda found: found | {key: storage.Stored(x.shape, boxes[key]) for key, x in more.items()}
+
+    def drop(*keys):
+        return lambda found: {key: x for key, x in found.items() if key not in keys}
+
+    momentum, two, whole = f"optimizer.{down}.momentum_buffer", torch.ones(2), torch.ones(24, 96).long()
+    wrongs = {
+        "different model: more has shape [2] there, and no such parameter here": put(**{"model.more": two}),
+        f"different model: {position} has no such parameter there": drop(f"model.{position}"),
+        "this state also has else: ": put(**{"else": two}),
+        "this state also has optimizer.more.step: ": put(**{"optimizer.more.step": two}),
+        f"this state also has {down}.more: ": put(**{f"optimizer.{down}.more": two}),
+        f"this state has no {down}.momentum_buffer": lambda found: put(**{f"optimizer.{down}.more": two})(
+            drop(momentum)(found)
+        ),
+        f"{down}.momentum_buffer has shape [2] instead of [24, 96]": put(**{momentum: two}),
+        f"{down}.momentum_buffer is int64 instead of float64": put(**{momentum: whole}),
+        f"{down} is int64 instead of float64": put(**{f"model.{down}": whole}),
+    }
+    contents = storage.contents
+    for number, (says, wrong) in enumerate(wrongs.items()):
+        place = tmp_path / str(number)
+        monkeypatch.setattr(storage, "contents", lambda model, wrong=wrong: wrong(contents(model)))
+        momentum_and_frozen(Group(), place, Layout(), 1)
+        monkeypatch.setattr(storage, "contents", contents)
+        (tmp_path / f"{number}-1").rename(place)
+        with pytest.raises(CheckpointError) as caught:
+            momentum_and_frozen(Group(), place, Layout(), 1)
+        assert says in str(caught.value), says
 
 
 def test_the_state_of_another_optimizer(saved):
@@ -670,7 +747,7 @@ def test_the_state_of_another_optimizer(saved):
 
 
 def test_export_of_what_is_no_checkpoint(saved, capsys):
-    for path, says in ((saved, "is not a checkpoint"), (saved / "step-00000006", "cannot be read")):
+    for path, says in ((saved, "is not a checkpoint"), (saved / "step-00000006", "is damaged")):
         with contextlib.suppress(FileNotFoundError):
             cut(saved / "step-00000006" / ".metadata")
         with pytest.raises(SystemExit) as left:

@@ -198,14 +198,25 @@ def test_wrong_state_is_refused_before_anything_is_loaded():
         state = serial(CONFIG).state_dict()
         said, before = [], model.evaluate(*batch(0, CONFIG))
         short = {key: torch.zeros_like(x) for key, x in state.items() if key != "head.norm.bias"}
-        for wrong in (short, short | {"head.norm.bias": torch.zeros(3)}):
+        whole = short | {"head.norm.bias": torch.zeros(16)}
+        wrongs = [
+            short,
+            *({**whole, "head.norm.bias": x} for x in (torch.zeros(3), torch.zeros(16).int(), [0.0] * 16)),
+        ]
+        for wrong in (*wrongs, whole | {"head.norm.bia": torch.zeros(16)}):
             with pytest.raises((KeyError, ValueError)) as caught:
                 model.load_full_state_dict(wrong)
             said.append(str(caught.value))
         return said, before == model.evaluate(*batch(0, CONFIG))
 
     for said, same in run(load, 2):
-        assert said == ["'head.norm.bias'", "head.norm.bias has shape [3] instead of [16]"] and same
+        assert "this state has no head.norm.bias: it is of a different model, or incomplete" in said[0] and same
+        assert said[1:] == [
+            "head.norm.bias has shape [3] instead of [16]",
+            "head.norm.bias is int32 instead of float64: convert it first",
+            "head.norm.bias is a list instead of a tensor",
+            "this state also has head.norm.bia: it is of a different model, or incomplete",
+        ]
 
 
 # ---- stages that train nothing, and stages that share ---------------------------------------------------------------

@@ -64,7 +64,7 @@ def rows_of(layout, each=1):
     return layout.dp * layout.microbatches * each
 
 
-def on_meshes(world, cells, model, rows, watch):
+def on_meshes(world, cells, model, rows, watch, dtype):
     """A step in each layout, or two, the last of them watched; a mesh's process groups are made once."""
     torch.set_num_threads(1)
     meshes, seen, tokens = {}, [], data.load().train
@@ -77,7 +77,7 @@ def on_meshes(world, cells, model, rows, watch):
         )
         torch.manual_seed(0)
         optimizer = partial(torch.optim.AdamW, lr=1e-3)
-        ours = parallelize(GPT(model), meshes[degrees], layout, optimizer, bucket_bytes=BUCKET_BYTES)
+        ours = parallelize(GPT(model), meshes[degrees], layout, optimizer, bucket_bytes=BUCKET_BYTES, dtype=dtype)
         if watch == "memory":
             train_loop.train_step(ours, tokens, 0, config)
             with ours.memory() as memory:
@@ -91,10 +91,10 @@ def on_meshes(world, cells, model, rows, watch):
     return seen
 
 
-def watched(cells, model, rows, watch):
+def watched(cells, model, rows, watch, dtype=None):
     """(layout, rank, what was seen) of all cells, which have as many ranks each."""
     (n,) = {layout.num_ranks for layout in cells}
-    of_ranks = run(on_meshes, n, cells, model, rows, watch, timeout_s=120)
+    of_ranks = run(on_meshes, n, cells, model, rows, watch, dtype, timeout_s=120)
     return [(layout, rank, of_ranks[rank][i]) for i, layout in enumerate(cells) for rank in range(n)]
 
 
@@ -208,6 +208,26 @@ def wrong_peaks(model, cells, tries=3):
         if not cells:
             break
     return found
+
+
+@pytest.mark.slow("a watched step looks at all tensors after each operation")
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_peak_of_a_step_with_master_weights(n):
+    """Few tokens, so that it is in the optimizer's step: the gradients of one bucket in float32."""
+    model = dataclasses.replace(SMALL, context=4, num_layers=2)
+    cells = (
+        [Layout(n, zero=1), Layout(n, zero=2)]
+        if n == 1
+        else [Layout(2, zero=1), Layout(1, 2, zero=1, microbatches=2)]
+    )
+    corpus = data.load().train.untyped_storage().nbytes()
+    for layout, rank, seen in watched(cells, model, 1, "memory", torch.bfloat16):
+        plan = Plan(model, layout, rows_of(layout), 2, 4, BUCKET_BYTES, corpus)
+        here = places(layout, rank)
+        predicted = step_memory(plan, here["pp"], here["dp"], here["tp"])
+        for kind in ("parameter", "gradient", "optimizer"):
+            assert predicted[kind] == seen[kind], (layout, rank, kind)
+        assert predicted["total"] == pytest.approx(seen["total"], rel=1e-3), (layout, rank)
 
 
 @pytest.mark.slow("a watched step looks at all tensors after each operation")

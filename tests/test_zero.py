@@ -1,6 +1,8 @@
 """ZeRO-1 and ZeRO-2 beside one process, beside PyTorch, and beside the formulas of their memory and traffic."""
 
 import copy
+import itertools
+import math
 import warnings
 from functools import partial
 
@@ -28,7 +30,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from lib import cost, data, run, trace, wire_audit
-from lib.data_parallel.ddp import BucketedDDP, global_mean
+from lib.data_parallel.ddp import BucketedDDP, NaiveDDP, global_mean
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2, share_out
 from lib.memory import MemoryTracker
@@ -596,7 +598,243 @@ def test_states_of_other_ranks_and_shapes():
     assert "back.weight" in said(lambda: model.load_full_state_dict(state), KeyError)
 
 
+class Odd(nn.Module):
+    """Extra state, a hook that splits a weight under two names, a buffer that is not saved, a tied and a frozen one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.frozen = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 1).requires_grad_(False)
+        self.two.weight, self.steps = self.one.weight, 0
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.register_state_dict_post_hook(self.split)
+        self.register_load_state_dict_pre_hook(self.join)
+
+    @staticmethod
+    def split(module, state, prefix, metadata):
+        bias = state.pop(prefix + "one.bias")
+        state[prefix + "low"], state[prefix + "high"] = 2 * bias[:2], 2 * bias[2:]
+
+    @staticmethod
+    def join(module, state, prefix, *_):
+        if prefix + "low" in state:
+            state[prefix + "one.bias"] = torch.cat([state.pop(prefix + "low"), state.pop(prefix + "high")]) / 2
+
+    def get_extra_state(self):
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state):
+        self.steps = state["steps"]
+
+    def forward(self, x):
+        return self.frozen(torch.tanh(self.one(x)) + self.two(x))
+
+
+def odd_and_back(world, wrap):
+    torch.manual_seed(world.rank)
+    model, x = wrap(Odd(), world, adamw), torch.ones(2, 3)
+    plain = Odd()
+    mean_squares = [model(x).square().mean(), None]
+    mean_squares[0].backward()
+    model.finish()
+    model.step()
+    model.module.steps, seen = 7, model.module.seen.fill_(3).clone()
+    model.module.scratch.fill_(9)
+    full, shards = model.full_state_dict(), model.sharded_state_dict()
+    out = [list(full), full.get("_extra_state"), getattr(full, "_metadata", None) is not None]
+    if full:
+        plain.load_state_dict(full)
+        out += [plain.steps, torch.equal(plain.seen, seen), plain(x).tolist()]
+    out.append(model(x).tolist())
+    again = wrap(Odd(), world, adamw)
+    again.load_sharded_state_dict(shards)
+    out += [again.module.steps, again.module.seen.tolist(), again.module.scratch.tolist(), again(x).tolist()]
+    if world.size == 1:
+        third = wrap(Odd(), world, adamw)
+        third.load_full_state_dict(full)
+        out += [third.module.steps, third(x).tolist()]
+    return out
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
+def test_extra_state_and_hooks_are_saved_and_loaded_as_by_torch(wrap):
+    for n in (1, 2):
+        first, *others = run(odd_and_back, n, wrap)
+        keys, extra, versions, steps, seen, plain, ours, *again = first
+        assert keys == [*Odd().state_dict()] and extra == {"steps": 7} and versions and steps == 7 and seen
+        assert plain == ours and again[:4] == [7, [3, 3], [0, 0], ours]
+        assert n == 2 or again[4:] == [7, ours]
+        assert all(other[:2] == [[], None] and other[-4:] == [7, [3, 3], [0, 0], ours] for other in others)
+
+
+def written_and_saved(world, wrap, write, steps):
+    """Whether full and sharded state have what was written, as bfloat16 has it; and that steps go on from there."""
+    torch.manual_seed(0)
+    model, x = wrap(nn.Linear(3, 5), world, adamw, dtype=torch.bfloat16), torch.ones(2, 3, dtype=torch.bfloat16)
+
+    def step(model):
+        model(x).square().mean().backward()
+        model.finish()
+        model.step()
+
+    for _ in range(steps):
+        step(model)
+    before = model.full_state_dict()
+    with torch.no_grad():
+        write(model.module)
+    written = {name: p.detach().clone() for name, p in model.module.named_parameters()}
+    shards, full = model.sharded_state_dict(), model.full_state_dict()
+    again = wrap(nn.Linear(3, 5), world, adamw, dtype=torch.bfloat16)
+    again.load_sharded_state_dict(shards)
+    same = [torch.equal(full[name].bfloat16(), written[name]) for name in full]
+    kept = [torch.equal(full[name], before[name]) for name in full]
+    step(model)
+    step(again)
+    ours, theirs = model.full_state_dict(), again.full_state_dict()
+    return all(same), all(kept), all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def load_fives(module):
+    module.load_state_dict({name: torch.full_like(p, 5) for name, p in module.state_dict().items()})
+
+
+WRITES = {
+    "load_state_dict": load_fives,
+    "copy_": lambda module: module.weight.copy_(torch.full((5, 3), 0.3)),
+    "clamp_": lambda module: module.weight.clamp_(-0.1, 0.1),
+    "init": lambda module: nn.init.ones_(module.bias),
+    "data": lambda module: module.weight.data.mul_(3),
+    "the same": lambda module: [p.copy_(p.clone()) for p in module.parameters()],
+}
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2])
+def test_what_was_written_is_saved_and_what_was_not_keeps_its_precision(wrap):
+    cases = [(name, steps) for name in WRITES for steps in (0, 2)]
+
+    def all_cases(world):
+        return [written_and_saved(world, wrap, WRITES[name], steps) for name, steps in cases]
+
+    for (name, steps), found in zip(cases, run(all_cases, 2)[0], strict=True):
+        assert found == (True, name == "the same", True), (name, steps)
+    model = wrap(nn.Linear(3, 5), ALONE, adamw)
+    model.module.weight.data = torch.ones(5, 3)
+    for save in (model.full_state_dict, model.sharded_state_dict):
+        assert "weight was converted or replaced" in said(save)
+
+
+def test_a_parameter_of_fsdp_that_was_replaced_is_not_saved_as_it_was():
+    model = FSDP(nn.Linear(3, 5), ALONE, adamw)
+    model.module.weight.data = torch.ones(5, 3)
+    for save in (model.full_state_dict, model.sharded_state_dict, lambda: model(torch.ones(1, 3))):
+        assert "weight was written outside the forward" in said(save)
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
+def test_a_load_between_backward_and_step_leaves_the_gradients(wrap):
+    for dtype in (None, torch.bfloat16):
+        states = []
+        for load in (False, True):
+            torch.manual_seed(0)
+            model = wrap(nn.Linear(3, 5), ALONE, adamw, dtype=dtype)
+            shards = model.sharded_state_dict()
+            model(torch.ones(2, 3, dtype=dtype)).square().mean().backward()
+            model.finish()
+            if load:
+                model.load_sharded_state_dict(shards)
+            model.step()
+            states.append(model.full_state_dict())
+        assert all(torch.equal(states[0][name], x) for name, x in states[1].items())
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, FSDP])
+def test_states_with_keys_and_values_that_do_not_fit(wrap):
+    model = wrap(toy(0), ALONE, adamw)
+    x, y = batch(0, 1)
+    mean_loss(model(x, True), y).backward()
+    model.finish()
+    model.step()
+    full, shards = model.full_state_dict(), model.sharded_state_dict()
+    load = model.load_full_state_dict
+    assert "also has a, b, c, …: " in said(lambda: load(full | {key: torch.ones(1) for key in "dcba"}), ValueError)
+    assert "scale is int64 instead of float64" in said(lambda: load(full | {"scale": torch.tensor(1)}), ValueError)
+    assert "scale is a float instead of a tensor" in said(lambda: load(full | {"scale": 1.0}), ValueError)
+    load({key: value for key, value in full.items() if key != "head.weight"})  # tied to embed.weight
+    load = model.load_sharded_state_dict
+    assert "has no names, optimizer, rank, …" in said(lambda: load(full), KeyError)
+    assert "also has more: " in said(lambda: load(shards | {"more": 1}), ValueError)
+    text = said(lambda: load(shards | {"replicated": {}}), KeyError)
+    assert "has no mean, seen" in text if wrap is FSDP else "has no blocks.1.base.bias, " in text
+    wide = [torch.zeros(1) for _ in shards["shards"]]
+    assert "has shape [1] instead of" in said(lambda: load(shards | {"shards": wide}), ValueError)
+    for change, says, kind in (
+        (lambda state: state[0].pop("exp_avg"), ".exp_avg", KeyError),
+        (lambda state: state[0].update(more=torch.ones(1)), ".more: ", ValueError),
+        (lambda state: state[0].update(exp_avg=torch.ones(1)), ".exp_avg has shape [1] instead of", ValueError),
+    ):
+        wrong = copy.deepcopy(shards)
+        change(wrong["optimizer"]["state"])
+        assert says in said(lambda wrong=wrong: load(wrong), kind)
+    sgd = wrap(toy(0), ALONE, momentum).sharded_state_dict()
+    assert "has no betas, eps: " in said(lambda: load(sgd), KeyError)
+    load(shards)
+
+
 # ---- wrong use ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [NaiveZeRO1, ZeRO1, ZeRO2])
+def test_a_rank_that_owns_nothing_has_an_optimizer_for_a_scheduler(wrap):
+    def rates(world):
+        model = wrap(nn.Linear(1, 1), world, partial(torch.optim.AdamW, lr=1.0))
+        scheduler = torch.optim.lr_scheduler.StepLR(model.optimizer, 1, 0.5)
+        model(torch.ones(1, 1)).sum().backward()
+        model.finish()
+        model.clip_gradients(1.0)
+        model.step()
+        scheduler.step()
+        model.optimizer.load_state_dict(model.optimizer.state_dict())
+        return [group["lr"] for group in model.optimizer.param_groups], model.module.weight.item()
+
+    assert run(rates, 3) == [([0.5], run(rates, 1)[0][1])] * 3
+
+
+class Own(torch.optim.AdamW):
+    """Of a different library: called once per step."""
+
+
+def stepped(world, wrap, optimizer, hook=False):
+    torch.manual_seed(0)
+    more = {"units": [], "prefetch": False} if wrap is FSDP else {"bucket_bytes": 100}
+    layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(5)))
+    if wrap is FSDP:
+        more["units"] = list(layers)
+    model = wrap(layers, world, partial(optimizer, lr=0.1), dtype=torch.bfloat16, **more)
+    calls, step = [], model.optimizer.step
+
+    def counted():
+        calls.append(sum(p.grad is not None for flat in model.buckets for p in flat.pieces.values()))
+        step()
+
+    model.optimizer.step = counted
+    if hook:
+        model.optimizer.register_step_post_hook(lambda *_: None)
+    for i in range(3):
+        model(torch.full((2, 6), 1.0 + i + world.rank, dtype=torch.bfloat16)).square().mean().backward()
+        model.finish()
+        model.clip_gradients(1.0)
+        model.step()
+    return model.full_state_dict(), calls
+
+
+@pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
+def test_masters_are_stepped_a_bucket_at_a_time_with_the_same_result(wrap):
+    (apart, calls), (_, there) = run(stepped, 2, wrap, torch.optim.AdamW)
+    (together, once), _ = run(stepped, 2, wrap, Own)
+    (_, hooked), _ = run(stepped, 2, wrap, torch.optim.AdamW, True)
+    assert all(torch.equal(apart[name], x) for name, x in together.items())
+    assert len(once) == len(hooked) == 3 and len(calls) == len(there) >= 15
+    assert max(calls) <= 2 < min(once), "gradients in float32 are those of one bucket"
 
 
 @pytest.mark.parametrize("wrap", [NaiveZeRO1, ZeRO1, ZeRO2])
@@ -664,6 +902,10 @@ def test_what_is_written_into_parameters_holds_in_mixed_precision_too(wrap):
 
 
 def test_wrong_arguments():
+    complex_weight = nn.Linear(2, 2).to(torch.cfloat)
+    for wrap in (ZeRO1, FSDP):
+        text = said(lambda wrap=wrap: wrap(complex_weight, ALONE, adamw, dtype=torch.bfloat16), ValueError)
+        assert "weight is complex64, and bfloat16 has no imaginary part: omit dtype" in text
     frozen = nn.Linear(2, 2).requires_grad_(False)
     for wrap in (NaiveZeRO1, ZeRO1, ZeRO2):
         assert "op='max' must be" in said(lambda w=wrap: w(nn.Linear(2, 2), ALONE, adamw, "max"), ValueError)
@@ -745,3 +987,47 @@ def test_microbatches_in_which_one_rank_has_no_part_at_all(skips):
         return largest_difference(weights(model.module), weights(twin))
 
     assert max(run(works, 2)) < 1e-12
+
+
+# ---- the norm of complex and mixed gradients ------------------------------------------------------------------------
+
+KINDS = [torch.cdouble, torch.float64, torch.cfloat, torch.float32, torch.bfloat16, torch.float16]
+
+
+CLIPS = {"NaiveDDP": NaiveDDP, "BucketedDDP": BucketedDDP}
+CLIPS |= {one.__name__: partial(one, optimizer=momentum) for one in (NaiveZeRO1, ZeRO1, ZeRO2)}
+
+
+class ManyKinds(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(0)
+        drawn = (torch.randn(3, dtype=torch.cdouble if kind.is_complex else torch.double) for kind in KINDS)
+        self.weights = nn.ParameterList(x.to(kind) for x, kind in zip(drawn, KINDS, strict=True))
+        self.frozen, self.factor = nn.Parameter(torch.ones(2), requires_grad=False), factor
+
+    def forward(self, x):
+        return sum((w.abs() if w.is_complex() else w).double().square().sum() for w in self.weights) * self.factor * x
+
+
+def clipped(world, make, factor):
+    model = make(ManyKinds(factor), world)
+    model(torch.ones(())).backward()
+    model.finish()
+    norm = model.clip_gradients(0.5).item()
+    return norm, sum(g.abs().double().sum().item() for g, _ in model.gradients._held() if g is not None)
+
+
+def test_clipping_complex_and_mixed_gradients_is_that_of_one_process():
+    cases = list(itertools.product(CLIPS, (1.0, 0.0, math.nan)))
+    for n in (1, 2, 3):
+        ranks = run(lambda world: [clipped(world, CLIPS[make], factor) for make, factor in cases], n)
+        for (make, factor), *found in zip(cases, *ranks, strict=True):
+            one = ManyKinds(factor)
+            one(torch.ones(())).backward()
+            grads = [p.grad.to(torch.cdouble) for p in one.weights]
+            norm = torch.stack([g.norm() for g in grads]).norm().item()
+            left = sum(g.abs().sum().item() for g in grads) * min(1.0, 0.5 / (norm + 1e-6))
+            total = sum(each for _, each in found) / (1 if "ZeRO" in make else n)
+            assert [each for each, _ in found] == pytest.approx([norm] * n, rel=1e-3, nan_ok=True), (make, factor, n)
+            assert total == pytest.approx(left, rel=1e-2, nan_ok=True), (make, factor, n)

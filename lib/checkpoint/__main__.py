@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from lib.checkpoint.boxes import Box
+from lib.checkpoint.checksums import check_files
 from lib.checkpoint.folder import run_of
 from lib.checkpoint.settings import CheckpointError
-from lib.checkpoint.storage import WEIGHT, Stored, read_boxes, read_metadata, reason
+from lib.checkpoint.storage import WEIGHT, Stored, files_of, read_boxes, read_metadata
 from lib.model import GPT, GPTConfig
 
 
@@ -41,6 +42,7 @@ def whole_weights(path: str) -> dict[str, Tensor]:
         CheckpointError: it cannot be read.
     """
     config, metadata = GPTConfig(**run_of(path)["config"]["model"]), read_metadata(path)
+    check_files(path, files_of(metadata))
     with torch.device("meta"):
         model = GPT(config)
     whole = {}
@@ -48,10 +50,7 @@ def whole_weights(path: str) -> dict[str, Tensor]:
         stored = metadata.state_dict_metadata[WEIGHT + name]
         whole[name] = torch.empty(p.shape, dtype=stored.properties.dtype)
     boxes = {WEIGHT + name: Stored(x.shape, {Box((0,) * x.dim(), tuple(x.shape)): x}) for name, x in whole.items()}
-    try:
-        read_boxes(boxes, metadata, path)
-    except Exception as error:  # torch.load of a damaged file may raise any error
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+    read_boxes(boxes, metadata, path)
     names = {id(p): name for name, p in model.named_parameters()}
     return {key: whole[names[id(p)]] for key, p in model.state_dict(keep_vars=True).items()}
 

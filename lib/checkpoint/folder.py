@@ -24,25 +24,17 @@ from dataclasses import asdict, fields
 
 import torch
 
-from lib.checkpoint.settings import CheckpointError
+from lib.checkpoint.checksums import check_files, checksum, note_checksums
+from lib.checkpoint.settings import BrokenCheckpoint, CheckpointError, reason
 from lib.checkpoint.stop import STOP
-from lib.checkpoint.storage import check_shapes, read_metadata, reason
+from lib.checkpoint.storage import check_shapes, files_of, read_metadata
 from lib.model import GPT, GPTConfig
 from lib.train_config import TrainConfig
 
 VERSION = 1  # of the format of a checkpoint; a newer lib has a larger version
 RUN = "run.json"
-DECISIVE = (
-    "global_batch",
-    "lr",
-    "max_norm",
-    "seed",
-    "dtype",
-)  # together with the model, these settings determine the losses
-
-
-class BrokenCheckpoint(CheckpointError):
-    """A checkpoint that was complete and is damaged."""
+# Together with the model, these settings determine the losses.
+DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype")
 
 
 def path_of(folder: str, step: int) -> str:
@@ -71,6 +63,7 @@ def publish(path: str, run: dict, keep: int) -> None:
         json.dump({"version": VERSION} | run, file)
         file.flush()
         os.fsync(file.fileno())
+    note_checksums(hidden(path), {RUN: checksum(hidden(path), RUN)})
     _sync(hidden(path))
     os.rename(hidden(path), path)
     _sync(os.path.dirname(path))
@@ -118,7 +111,7 @@ def check_can_write(folder: str) -> None:
 
 
 def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
-    """The checkpoint that a run continues from; None for a new run. Reads no tensor.
+    """The checkpoint that a run continues from; None for a new run. Reads each file once, to check it.
 
     Args:
         resume: a checkpoint, or "auto" for the newest in `folder`, if any. A damaged checkpoint is renamed and
@@ -168,13 +161,12 @@ def run_of(path: str) -> dict:
         BrokenCheckpoint: this data cannot be read.
     """
     try:
-        with open(os.path.join(path, RUN), encoding="utf-8") as file:
-            run = json.load(file)
-        version = run["version"]
+        with open(os.path.join(path, RUN), "rb") as file:
+            text = file.read()
     except OSError as error:
         raise CheckpointError(f"{path} is not a checkpoint: its {RUN} cannot be read: {reason(error)}") from None
-    except (ValueError, KeyError, TypeError):
-        raise BrokenCheckpoint(f"{path} is damaged: its {RUN} is truncated") from None
+    check_files(path, [RUN])
+    version = (run := json.loads(text))["version"]
     if version > VERSION:
         raise CheckpointError(f"{path} has version {version}, and this lib reads up to {VERSION}; use a newer lib")
     return run
@@ -182,19 +174,8 @@ def run_of(path: str) -> dict:
 
 def _check(path: str, config: TrainConfig) -> None:
     """Check that this run can continue from a checkpoint: complete, with the same model and optimizer."""
-    run = run_of(path)
-    try:
-        metadata = read_metadata(path)
-    except CheckpointError as error:
-        raise BrokenCheckpoint(f"{path} is damaged: {error}") from None
-    ends: dict[str, int] = {}
-    for where in metadata.storage_data.values():
-        ends[where.relative_path] = max(ends.get(where.relative_path, 0), where.offset + where.length)
-    for name, size_bytes in ends.items():
-        file = os.path.join(path, name)
-        there = os.path.getsize(file) if os.path.exists(file) else 0
-        if there < size_bytes:
-            raise BrokenCheckpoint(f"{path} is damaged: {name} has {there} of {size_bytes} bytes")
+    run, metadata = run_of(path), read_metadata(path)
+    check_files(path, files_of(metadata))
     with torch.device("meta"):
         whole = GPT(config.model)
     check_shapes({name: p.shape for name, p in whole.named_parameters()}, metadata, path)

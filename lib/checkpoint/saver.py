@@ -20,9 +20,9 @@ import torch
 
 from lib import comm
 from lib.checkpoint import folder
-from lib.checkpoint.settings import CheckpointError, Checkpoints
+from lib.checkpoint.settings import CheckpointError, Checkpoints, reason
 from lib.checkpoint.stop import Signals, wished
-from lib.checkpoint.storage import Save, gather, reason, restore
+from lib.checkpoint.storage import Save, gather, restore
 from lib.launch import device
 from lib.parallel import ParallelGPT
 

@@ -11,6 +11,10 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read, or that is of a different run or model."""
 
 
+class BrokenCheckpoint(CheckpointError):
+    """A checkpoint that was complete and is damaged."""
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """Where and how often to save.
@@ -33,3 +37,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         whole_number("checkpoint_every", self.checkpoint_every, 1)
         whole_number("keep", self.keep, 1)
+
+
+def reason(error: Exception) -> str:
+    """The message of an error; for an OSError without its number."""
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".splitlines()[0]

@@ -30,17 +30,19 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from lib.checkpoint.boxes import Box, boxes_of_part
-from lib.checkpoint.settings import CheckpointError
+from lib.checkpoint.checksums import check_files, checksum, note_checksums
+from lib.checkpoint.settings import CheckpointError, reason
+from lib.data_parallel.saving import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
 
 WEIGHT, STATE = "model.", "optimizer."
+METADATA = ".metadata"
 
 
 @dataclass
@@ -109,7 +111,9 @@ class Save:
     def _write(self, plan: SavePlan) -> None:
         try:
             self._writer.prepare_local_plan(plan)  # makes the folder
-            self._said = self._writer.write_data(plan, self._planner).value()
+            written = self._writer.write_data(plan, self._planner).value()
+            names = {one.storage_data.relative_path for one in written}
+            self._said = written, {name: checksum(self.folder, name) for name in names}
         except Exception as error:  # of a disk, or of DCP: every rank must get it
             self._said = reason(error)
 
@@ -129,15 +133,12 @@ class Save:
         failed = [f"rank {rank}: {one}" for rank, one in enumerate(said) if isinstance(one, str)]
         if not failed and self.world.rank == 0:
             try:
-                self._writer.finish(self._metadata, said)
+                self._writer.finish(self._metadata, [written for written, _ in said])
+                sums = {name: each for _, some in said for name, each in some.items()}
+                note_checksums(self.folder, sums | {METADATA: checksum(self.folder, METADATA)})
             except OSError as error:
                 failed = [f"rank 0: {reason(error)}"]
         return gather("; ".join(failed), self.world)[0]
-
-
-def reason(error: Exception) -> str:
-    """The message of an error; for an OSError without its number."""
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -162,16 +163,16 @@ class _SavePlanner(DefaultSavePlanner):
 
     def take_copies(self, plan: SavePlan) -> None:
         """Copy all tensors that this rank writes, so that the model may change."""
-        here = {
-            MetadataIndex(name, box.offset): x
-            for name, stored in self.state_dict.items()
-            for box, x in stored.boxes.items()
-        }
+        here = _by_index(self.state_dict)
         self._copies = {item.index: here[item.index].detach().clone().cpu() for item in plan.items}
         self.state_dict = {}
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self._copies[index]
+
+
+def _by_index(found: dict[str, Stored]) -> dict[MetadataIndex, Tensor]:
+    return {MetadataIndex(name, box.offset): x for name, one in found.items() for box, x in one.boxes.items()}
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
@@ -185,18 +186,15 @@ def read_metadata(folder: str) -> Metadata:
     """Read the list of boxes of a checkpoint.
 
     Raises:
-        CheckpointError: the list cannot be read.
+        BrokenCheckpoint: the list is damaged or missing.
     """
-    try:
-        return FileSystemReader(folder).read_metadata()
-    except Exception as error:  # unpickling a truncated file may raise any error
-        raise CheckpointError(f"{folder}/.metadata cannot be read: {reason(error)}") from None
+    check_files(folder, [METADATA])
+    return FileSystemReader(folder).read_metadata()
 
 
-def shapes_in(metadata: Metadata) -> dict[str, torch.Size]:
-    """Serial name → shape, of all parameters of a checkpoint."""
-    found = metadata.state_dict_metadata.items()
-    return {name.removeprefix(WEIGHT): x.size for name, x in found if name.startswith(WEIGHT)}
+def files_of(metadata: Metadata) -> list[str]:
+    """The names of the files that hold the boxes."""
+    return sorted({where.relative_path for where in metadata.storage_data.values()})
 
 
 def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: str) -> None:
@@ -205,7 +203,8 @@ def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: s
     Raises:
         CheckpointError: it is not; the message names the first difference.
     """
-    stored = shapes_in(metadata)
+    found = metadata.state_dict_metadata.items()
+    stored = {name.removeprefix(WEIGHT): x.size for name, x in found if name.startswith(WEIGHT)}
     for name in (*shapes, *stored):
         here, there = (list(of[name]) if name in of else None for of in (shapes, stored))
         if here != there:
@@ -230,6 +229,8 @@ def restore(model: ParallelGPT, folder: str) -> None:
         _read(model, folder)
     except CheckpointError as error:
         problem = str(error)
+    except (KeyError, ValueError) as error:
+        problem = f"{folder} does not fit: {error.args[0]}"
     except Exception as error:  # torch.load of a damaged file may raise any error
         problem = f"{folder} cannot be read: {reason(error)}"
     if first := next(filter(None, gather(problem, model.mesh.world)), ""):
@@ -238,24 +239,29 @@ def restore(model: ParallelGPT, folder: str) -> None:
 
 
 def _read(model: ParallelGPT, folder: str) -> None:
-    metadata = read_metadata(folder)
+    metadata, world = read_metadata(folder), model.mesh.world
     check_shapes(model.shapes, metadata, folder)
-    keys: dict[str, dict[str, TensorStorageMetadata]] = {}
-    for name, x in metadata.state_dict_metadata.items():
-        if name.startswith(STATE):
-            of, _, key = name.removeprefix(STATE).rpartition(".")
-            keys.setdefault(of, {})[key] = x
+    check_files(folder, files_of(metadata)[world.rank :: world.size])
+    there = metadata.state_dict_metadata
+    like = {name: torch.empty(x.size, dtype=x.properties.dtype, device="meta") for name, x in there.items()}
+    saved: dict[str, dict[str, Tensor]] = {name: {} for name in model.shapes}
+    for name in like.keys() - {WEIGHT + name for name in saved}:
+        of, _, key = name.removeprefix(STATE).rpartition(".")
+        check_keys((), {name} if of not in saved or not name.startswith(STATE) else ())
+        saved[of][key] = like[name]
     wanted: dict[str, Stored] = {}
     stepped = {id(p) for group in model.optimizer.param_groups for p in group["params"]}
     for piece in model.pieces():
         name, shape = piece.fact.name, model.shapes[piece.fact.name]
+        fitting(like[WEIGHT + name], name, piece.held.new_empty(shape, device="meta"))
         wanted[WEIGHT + name] = _cut(piece, piece.held, shape)
         if id(piece.held) not in stepped:  # frozen
             continue
+        check_state(model.optimizer, piece.held, name, saved[name], shape)
         state = model.optimizer.state[piece.held] = {}
-        for key, x in keys.get(name, {}).items():
-            alike = x.size == shape
-            state[key] = torch.zeros_like(piece.held) if alike else torch.zeros(x.size, dtype=x.properties.dtype)
+        for key, x in saved[name].items():
+            alike = x.shape == shape
+            state[key] = torch.zeros_like(piece.held) if alike else torch.zeros(x.shape, dtype=x.dtype)
             wanted[f"{STATE}{name}.{key}"] = _cut(piece, state[key], shape) if alike else _whole(state[key])
     read_boxes(wanted, metadata, folder)
 
@@ -281,11 +287,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         for name, stored in self.state_dict.items():
             there = self.metadata.state_dict_metadata[name]
             items += create_read_items_for_chunk_list(name, there, [_chunk(box) for box in stored.boxes])
-        self._here = {
-            MetadataIndex(name, box.offset): x
-            for name, stored in self.state_dict.items()
-            for box, x in stored.boxes.items()
-        }
+        self._here = _by_index(self.state_dict)
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:

@@ -87,8 +87,8 @@ class Flat:
             whole.untyped_storage().resize_(0)
         self.whole = nn.Parameter(whole, requires_grad=False)
         self.shard = nn.Parameter(shard, requires_grad=False)
-        own = shard.dtype == first.dtype
-        self.master = shard if own else torch.zeros(size, dtype=first.dtype, device=shard.device)
+        self.has_master = shard.dtype != first.dtype
+        self.master = torch.zeros(size, dtype=first.dtype, device=shard.device) if self.has_master else shard
         self.where = self._overlaps()
         self.pieces = {name: nn.Parameter(self.master[here]) for name, (_, here) in self.where.items()}
         self._grad_views: list[Tensor] = []
@@ -222,25 +222,32 @@ class Flat:
 
     def gradients_to_pieces(self) -> None:
         """Give each piece its gradient, in the precision of the optimizer, before the step."""
-        if self.master.dtype != self.shard.dtype:
-            self._take_over_what_was_written()
+        self.settle()
         gradient = self.shard.grad.to(self.master.dtype)
         trained = {name for name, p in zip(self.names, self.params, strict=True) if p.requires_grad}
         for name, (_, here) in self.where.items():  # a parameter that was frozen since keeps its value
             self.pieces[name].grad = gradient[here] if name in trained else None
 
     @torch.no_grad()
-    def _take_over_what_was_written(self) -> None:
-        """Copy parameters that were loaded or clamped since the last step to the master weights."""
-        written = self.shard != self.master.to(self.shard.dtype)
-        self.master[written] = self.shard[written].to(self.master.dtype)
+    def settle(self) -> None:
+        """Copy parameters that were loaded or clamped since the last step to the master weights.
 
-    @torch.no_grad()
+        An element that equals its rounded master was not written: the master keeps its precision.
+        """
+        if self.has_master:
+            written = self.shard != self.master.to(self.shard.dtype)
+            self.master[written] = self.shard[written].to(self.master.dtype)
+
     def after_step(self) -> None:
         """Free the used gradients, and copy the master weights to the shard."""
         for p in (*self.params, *self.pieces.values(), self.shard):
             p.grad = None
-        if self.master.dtype != self.shard.dtype:
+        self.copy_master()
+
+    @torch.no_grad()
+    def copy_master(self) -> None:
+        """Copy the master weights to the shard, rounded."""
+        if self.has_master:
             self.shard.copy_(self.master)
 
     def gather(self) -> comm.Pending:

@@ -132,6 +132,11 @@ class FSDP(Sharded):
         self._schedule.end_step()
         super().finish()
 
+    def settle(self) -> None:
+        for unit in self.units:
+            unit.check_untouched()
+        super().settle()
+
     def publish(self) -> None:
         """Send nothing: units gather the new parameters before they compute."""
         for unit in self.units:  # an exception may have left one unsharded

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.buckets import Bucket
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.gradient_sums import GradientSums, State
 
@@ -40,7 +41,7 @@ class ShardedOptimizer:
         if self.flats:
             check_elementwise(optimizer, ((fact.name, fact.parameter) for fact in gradients.facts.values()))
         pieces = [piece for bucket in gradients.buckets for piece in bucket.named_pieces()]
-        # A rank may own nothing; torch refuses an empty list, and the learning rate still has a place here.
+        # A rank may own nothing; torch refuses an empty list.
         self.optimizer = optimizer(pieces or [("nothing", nn.Parameter(torch.empty(0)))])
 
     @property
@@ -61,12 +62,33 @@ class ShardedOptimizer:
         """
         check_summed(self.gradients, "step()")
         self.gradients.state = State.IDLE
-        for bucket in self.gradients.buckets:
-            bucket.gradients_to_pieces()
-        self.optimizer.step()
-        for bucket in self.gradients.buckets:
-            bucket.after_step()
+        for buckets in self._together():
+            for bucket in buckets:
+                bucket.gradients_to_pieces()
+            self.optimizer.step()
+            for bucket in buckets:
+                bucket.after_step()
         self.publish()
+
+    def _together(self) -> list[list[Bucket]]:
+        """The buckets of each call of the optimizer.
+
+        With master weights each bucket has its own call, so that only its gradients exist in their precision. PyTorch's
+        optimizers skip what has no gradient, and count steps per parameter; others, and hooks, get one call per step.
+        """
+        buckets, optimizer = self.gradients.buckets, self.optimizer
+        for piece in (piece for flat in self.flats for piece in flat.pieces.values()):
+            piece.grad = None
+        added = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        own = type(optimizer).__module__.startswith("torch.optim.") and not hooks and not added
+        return [[bucket] for bucket in buckets] if own and any(flat.has_master for flat in self.flats) else [buckets]
+
+    def settle(self) -> None:
+        """Take over values that were written into the parameters since the last step, before they are saved."""
+        for flat in self.flats:
+            flat.check_in_place()
+            flat.settle()
 
     def publish(self) -> None:
         """Send the new parameters to all ranks."""

@@ -4,126 +4,204 @@ The problem: no rank holds the full state, and the shard boundaries depend on th
 The idea: two forms. *Full*: gather one flat at a time, and keep the tensors of the plain model on rank 0; any number of
 ranks can load them, but optimizer state is not included. *Sharded*: each rank saves its shards and optimizer state,
 without communication; only the same rank of the same number of ranks can load them.
+
+Everything else in the state of the module (buffers, extra state, what its hooks add) is saved and loaded by the module.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lib.data_parallel.flat import Flat
-from lib.mesh import Group
 
+class Saved:
+    """Saves and loads a wrapper with `module`, `group`, `flats` and `optimizer`, which can `publish`."""
 
-class SavedState:
-    """Saves and loads a module whose state is in flats.
-
-    Args:
-        module: the module whose names and buffers are saved.
-        group: the ranks that shard the flats.
-        flats: all sharded parameters.
-        optimizer: the optimizer of the pieces.
-        publish: sends new parameters to all ranks, after loading.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        group: Group,
-        flats: Sequence[Flat],
-        optimizer: Optimizer,
-        publish: Callable[[], None],
-    ) -> None:
-        self.module, self.group, self.flats, self.optimizer, self._publish = module, group, flats, optimizer, publish
+    def settle(self) -> None:
+        """Take over values that were written into the parameters since the last step, before they are saved."""
+        for flat in self.flats:
+            flat.check_in_place()
+            flat.settle()
 
     @torch.no_grad()
-    def full(self) -> dict[str, Tensor]:
-        """Full parameters and buffers by name, in full precision, as `load_state_dict` of the plain module expects
-        them.
+    def full_state_dict(self) -> dict[str, Any]:
+        """The `state_dict` of the plain module, in full precision.
 
-        All ranks must call it; rank 0 of the group gets them, the others an empty dict. One flat at a time is
-        unsharded.
+        All ranks must call it; rank 0 of the group gets it, the others an empty dict. One flat at a time is unsharded.
         """
-        whole = {}
+        self.settle()
+        whole: dict[int, Tensor] = {}
         for flat in self.flats:
-            collected = flat.collect()
+            collected = flat.collect().values()
             if self.group.rank == 0:
-                whole |= {name: view.clone() for name, view in collected.items()}
+                whole |= {id(p): x.clone() for p, x in zip(flat.params, collected, strict=True)}
         if self.group.rank > 0:
             return {}
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        state = self.module.state_dict(keep_vars=True)  # a tied parameter has an entry for each of its names
-        here = ((key, names.get(id(x), ""), x) for key, x in state.items())
-        return {key: whole[name] if name in whole else x.detach().clone() for key, name, x in here}
+        params = [(p, p.data) for flat in self.flats for p in flat.params]
+        try:
+            for p, _ in params:  # hooks of the module must see full values
+                p.data = whole[id(p)]
+            state = self.module.state_dict(keep_vars=True)  # a tied parameter has an entry for each of its names
+        finally:
+            for p, values in params:
+                p.data = values
+        for key, x in state.items():  # in place: torch keeps versions in an attribute
+            state[key] = whole[id(x)] if id(x) in whole else _copied(x)
+        return state
 
     @torch.no_grad()
-    def load_full(self, state: dict[str, Tensor]) -> None:
-        """Load this rank's shards from full parameters; each rank needs the dict, on the CPU, or mapped from a file.
+    def load_full_state_dict(self, state: dict[str, Any]) -> None:
+        """Load this rank's shards from a full state; each rank needs the dict, on the CPU, or mapped from a file.
 
         Raises:
             KeyError: a parameter or buffer is not in it.
-            ValueError: one has a different shape.
+            ValueError: it has other keys, or a value of a different shape or kind.
         """
-        for name, x in self._replicated().items():
-            x.copy_(of_shape(x.shape, name, state[name]))
+        values = self._load(state, {})
         for flat in self.flats:
             for name, p in zip(flat.names, flat.params, strict=True):
-                flat.load(name, of_shape(p.shape, name, state[name]))
-        self._publish()
+                if id(p) in values:  # otherwise the module has its own way to load it
+                    flat.load(name, values[id(p)])
+        self.publish()
 
-    def sharded(self) -> dict[str, Any]:
-        """This rank's shards, optimizer state, and unsharded tensors; no communication."""
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """This rank's shards, optimizer state, and everything that is not sharded; no communication."""
+        self.settle()
+        sharded, state = self._sharded(), self.module.state_dict(keep_vars=True)
+        for key, x in list(state.items()):
+            if id(x) in sharded:
+                del state[key]
+            else:
+                state[key] = _copied(x)
         return {
             "rank": self.group.rank,
             "ranks": self.group.size,
-            "names": [flat.names for flat in self.flats],
+            "names": self._names(),
             "shards": [flat.master.detach().clone() for flat in self.flats],
-            "replicated": {key: x.detach().clone() for key, x in self._replicated().items()},
+            "replicated": state,
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
         }
 
     @torch.no_grad()
-    def load_sharded(self, state: dict[str, Any]) -> None:
+    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
         """Load the shards that the same rank of the same number of ranks saved.
 
         Raises:
+            KeyError: a part, a buffer or optimizer state is not in it.
             ValueError: the shards are of a different rank, number of ranks, or set of parameters.
         """
+        parts = {"rank", "ranks", "names", "shards", "replicated", "optimizer"}
+        check_keys(parts - state.keys(), state.keys() - parts)
         saved, here = (state["rank"], state["ranks"]), (self.group.rank, self.group.size)
         if saved != here:
             raise ValueError(
                 f"this is the shard of rank {saved[0]} of {saved[1]}, but this is rank {here[0]} of {here[1]}: its "
                 "shards have different boundaries; use full_state_dict() and load_full_state_dict()"
             )
-        if state["names"] != (names := [flat.names for flat in self.flats]):
-            theirs, ours = ({name for some in each for name in some} for each in (state["names"], names))
-            other = sorted(theirs ^ ours)
-            raise ValueError(
-                f"these shards are of different parameters ({', '.join(other[:3])}{', …' if len(other) > 3 else ''})"
-                if other
-                else "these shards were cut from buckets of a different size: wrap with the same bucket_bytes"
-            )
-        for key, x in self._replicated().items():
-            x.copy_(state["replicated"][key])
+        ours, theirs = ({name for some in names for name in some} for names in (self._names(), state["names"]))
+        check_keys(ours - theirs, theirs - ours)
+        if state["names"] != self._names():
+            raise ValueError("these shards are of buckets of a different size: wrap with the same bucket_bytes")
+        for flat, shard in zip(self.flats, state["shards"], strict=True):
+            fitting(shard, f"the shard of {flat.names[0]}", flat.master)
+        loaded = copy.copy(self.optimizer)
+        loaded.load_state_dict(state["optimizer"])  # only to look at it
+        names = {id(piece): name for flat in self.flats for name, piece in flat.pieces.items()}
+        for group in loaded.param_groups:
+            check_keys(loaded.defaults.keys() - group.keys())
+            for p in group["params"]:
+                check_state(loaded, p, names.get(id(p), ""), loaded.state.get(p, {}), p.shape)
+        self._load(state["replicated"], self._sharded())
         for flat, shard in zip(self.flats, state["shards"], strict=True):
             flat.master.copy_(shard)
-            flat.after_step()
+            flat.copy_master()
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self._publish()
+        self.publish()
 
-    def _replicated(self) -> dict[str, Tensor]:
-        """The part of the state that every rank holds in full: buffers, and parameters that are not trained."""
-        sharded = {id(p) for flat in self.flats for p in flat.params}
-        return {key: x for key, x in self.module.state_dict(keep_vars=True).items() if id(x) not in sharded}
+    def _names(self) -> list[list[str]]:
+        return [flat.names for flat in self.flats]
+
+    def _sharded(self) -> dict[int, nn.Parameter]:
+        return {id(p): p for flat in self.flats for p in flat.params}
+
+    def _load(self, state: dict[str, Any], elsewhere: dict[int, nn.Parameter]) -> dict[int, Tensor]:
+        """Let the module load a state, with its hooks and extra state, except sharded parameters: return their values.
+
+        Args:
+            elsewhere: parameters, by id, that need not be in it.
+        """
+        values, sharded = {}, self._sharded()
+
+        def take(module: nn.Module, given: dict[str, Any], prefix: str, *_: object) -> None:
+            for name, x in (*module._parameters.items(), *module._buffers.items()):
+                if x is not None and (key := prefix + name) in given:
+                    fitting(given[key], key, x)
+                    if id(x) in sharded:
+                        values[id(x)] = given.pop(key)
+
+        # These hooks run after those of the module: they see what it would load.
+        hooks = [one.register_load_state_dict_pre_hook(take) for one in self.module.modules()]
+        try:
+            missing, unexpected = self.module.load_state_dict(state, strict=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        params = dict(self.module.named_parameters(remove_duplicate=False))
+        found = elsewhere | values  # of two names of a tied parameter one is enough
+        check_keys([key for key in missing if key not in params or id(params[key]) not in found], unexpected)
+        return values
 
 
-def of_shape(shape: torch.Size, name: str, x: Tensor) -> Tensor:
-    """The tensor, or a ValueError if its shape differs."""
-    if x.shape != shape:
-        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(shape)}")
+def _copied(x: object) -> object:
+    return x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x)
+
+
+def fitting(x: object, name: str, like: Tensor) -> Tensor:
+    """The tensor, or a ValueError if its shape differs, or its kind: integers, reals, complex numbers."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__} instead of a tensor")
+    if x.shape != like.shape:
+        raise ValueError(f"{name} has shape {list(x.shape)} instead of {list(like.shape)}")
+    if x.is_floating_point() != like.is_floating_point() or x.is_complex() != like.is_complex():
+        raise ValueError(f"{name} is {str(x.dtype)[6:]} instead of {str(like.dtype)[6:]}: convert it first")
     return x
+
+
+def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Tensor], shape: torch.Size) -> None:
+    """Check the saved state of a parameter, if any, against the state after a step, on the meta device.
+
+    An optimizer that cannot step there is not checked.
+
+    Args:
+        shape: the shape of saved tensors that are as large as the parameter.
+
+    Raises:
+        KeyError: a key is missing.
+        ValueError: a key is unknown, or a tensor has a different shape or kind.
+    """
+    probe, twin = copy.copy(optimizer), nn.Parameter(torch.empty_like(p, device="meta"))
+    group = next(group for group in optimizer.param_groups if any(p is one for one in group["params"]))
+    probe.state, probe.param_groups, twin.grad = defaultdict(dict), [group | {"params": [twin]}], twin.detach()
+    try:
+        type(optimizer).step(probe)
+    except Exception:  # any error of an optimizer from a different library
+        return
+    both = saved, probe.state[twin]
+    found, wanted = ({f"{name}.{key}": x for key, x in state.items() if isinstance(x, Tensor)} for state in both)
+    check_keys(wanted.keys() - found.keys() if found else (), found.keys() - wanted.keys())
+    for key, x in found.items():
+        fitting(x, key, wanted[key].new_empty(shape) if wanted[key].shape == p.shape else wanted[key])
+
+
+def check_keys(missing: Iterable[str], unexpected: Iterable[str] = ()) -> None:
+    """Raise KeyError if keys of a state are missing, ValueError if there are others."""
+    for names, kind, what in ((missing, KeyError, "has no"), (unexpected, ValueError, "also has")):
+        if first := sorted(names):
+            more = ", …" if len(first) > 3 else ""
+            raise kind(f"this state {what} {', '.join(first[:3])}{more}: it is of a different model, or incomplete")

@@ -79,9 +79,11 @@ class Unit:
 
     def check_untouched(self) -> None:
         """Raise RuntimeError if a parameter was written while it was sharded."""
+        stand_ins = {nan.data_ptr() for nan in self._nans}
         params = [(name, p) for flat in self.flats for name, p in zip(flat.names, flat.params, strict=True)]
         for (name, p), version in zip(params, self._versions, strict=True):
-            if p._version != version:
+            replaced = not self.is_whole and p.numel() > 0 and p.data_ptr() not in stand_ins
+            if p._version != version or replaced:
                 raise RuntimeError(
                     f"{name} was written outside the forward and backward of its unit, where no rank holds the full "
                     "parameter, so the values are lost: write it before wrapping, or use load_full_state_dict()"

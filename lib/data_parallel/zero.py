@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer
 from lib.data_parallel.gradient_sums import NaiveGradients, State
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise, check_summed
-from lib.data_parallel.saving import SavedState
+from lib.data_parallel.saving import Saved
 from lib.facts import Fact
 from lib.mesh import Group
 
@@ -58,9 +58,11 @@ class NaiveZeRO1(DataParallel):
         broadcast_weights(module, group)
         super().__init__(module, group, gradients, counts_over=group)
         self.owners = share_out([p.numel() for p in self.trained], group.size)
-        owned = zip(gradients.facts.values(), self.owners, strict=True)
-        mine = [(fact.name, fact.parameter) for fact, owner in owned if owner == group.rank]
-        self.optimizer = optimizer(mine) if mine else None  # more ranks than parameters
+        pieces = []  # a different rank's are empty: so parameter groups are the same on all ranks, and none is empty
+        for fact, owner in zip(gradients.facts.values(), self.owners, strict=True):
+            p = fact.parameter
+            pieces.append((fact.name, p if owner == group.rank else nn.Parameter(p.new_empty((0,) * p.dim()))))
+        self.optimizer = optimizer(pieces)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -91,8 +93,7 @@ class NaiveZeRO1(DataParallel):
         """
         check_summed(self.gradients, "step()")
         self.gradients.state = State.IDLE
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.optimizer.step()
         for p, owner in zip(self.trained, self.owners, strict=True):
             p.grad = None
             with comm.label("parameter"):
@@ -111,7 +112,7 @@ def share_out(sizes: Sequence[int], n: int) -> list[int]:
 # ---- shards of flat parameters --------------------------------------------------------------------------------------
 
 
-class Sharded(DataParallel):
+class Sharded(DataParallel, Saved):
     """A module with sharded gradients and optimizer.
 
     Args:
@@ -132,9 +133,8 @@ class Sharded(DataParallel):
         super().__init__(module, group, gradients, counts_over=group)
         self.flats = list(flats or gradients.buckets)
         self.stored = [x for flat in self.flats for x in (flat.whole, flat.shard)]  # for a memory tracker
-        self._sharded = ShardedOptimizer(gradients, optimizer)
-        self.optimizer = self._sharded.optimizer
-        self._state = SavedState(module, group, self.flats, self.optimizer, self.publish)
+        self._steps = ShardedOptimizer(gradients, optimizer)
+        self.optimizer = self._steps.optimizer
 
     def _apply(self, fn: Callable, recurse: bool = True) -> NoReturn:
         """Refuse .to(), .double() and similar calls."""
@@ -155,27 +155,11 @@ class Sharded(DataParallel):
         Raises:
             RuntimeError: there is no new gradient.
         """
-        self._sharded.step()
+        self._steps.step()
 
     def publish(self) -> None:
         """Send the new parameters to all ranks."""
-        self._sharded.publish()
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """As `SavedState.full`."""
-        return self._state.full()
-
-    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
-        """As `SavedState.load_full`."""
-        self._state.load_full(state)
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """As `SavedState.sharded`."""
-        return self._state.sharded()
-
-    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
-        """As `SavedState.load_sharded`."""
-        self._state.load_sharded(state)
+        self._steps.publish()
 
 
 def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:
@@ -185,6 +169,9 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
         ValueError: an optimizer that needs full parameters, or a layer that cannot compute with weights of `dtype`.
     """
     check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
+    for name, p in module.named_parameters():
+        if dtype is not None and p.is_complex() and not dtype.is_complex:
+            raise ValueError(f"{name} is {str(p.dtype)[6:]}, and {str(dtype)[6:]} has no imaginary part: omit dtype")
     for name, one in module.named_modules():
         averages = getattr(one, "running_mean", None)
         if dtype is not None and isinstance(averages, Tensor) and averages.dtype != dtype:

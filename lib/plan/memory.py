@@ -7,6 +7,8 @@ activations of microbatches in flight, messages, gradients in buckets.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from lib.cost.live import LiveGPT, Tape
 from lib.cost.tensors import Weight
 from lib.pipeline.lower import message_before, other_end, proves
@@ -25,14 +27,19 @@ def optimizer_bytes(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> int:
     With a `master_itemsize` also the shard of the master weights.
     """
     wide, total = plan.master_itemsize or plan.itemsize, 0
+    for share, pieces in _owned(plan, place, dp_rank, tp_rank):
+        total += 2 * wide * sum(pieces) + 4 * len(pieces) + share * wide * (plan.master_itemsize is not None)
+    return total
+
+
+def _owned(plan: Plan, place: int, dp_rank: int, tp_rank: int) -> Iterator[tuple[int, list[int]]]:
+    """For each bucket the elements of this rank: in all, with the padding of a shard, and of each parameter."""
     for bucket in plan.buckets(place):
-        pieces = [weight.size for weight in bucket.weights]
+        share, pieces = bucket.size(False), [weight.size for weight in bucket.weights]
         if plan.layout.zero:
             share = bucket.size(True) // bucket.ranks
             pieces = _overlaps(pieces, share, plan.place_in(bucket, place, dp_rank, tp_rank))
-            total += share * wide if plan.master_itemsize else 0
-        total += 2 * wide * sum(pieces) + 4 * len(pieces)
-    return total
+        yield share, pieces
 
 
 def _overlaps(sizes: list[int], share: int, rank: int) -> list[int]:
@@ -57,6 +64,7 @@ def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) 
     }
     walk = _Walk(plan, place)
     walk.run()
+    walk.optimizer_step(_owned(plan, place, dp_rank, tp_rank))
     total = walk.total + sum(state.values())
     return state | {"gradient": walk.gradient, "activation": walk.activation, "total": total}
 
@@ -109,7 +117,6 @@ class _Walk:
                 tape = Tape(self.see, self.gradient_made)
                 self.compute(action, tape)
                 self.held += tape.live
-        self.optimizer_step()
 
     def see(self, live: int) -> None:
         """Record a time at which these bytes are live in the action, in addition to tensors between actions."""
@@ -164,16 +171,23 @@ class _Walk:
         for send in self.proved.get(other_end(message[1]), ()) if message else ():
             self.held -= self.between if send.op == Op.SEND_B else 0
 
-    def optimizer_step(self) -> None:
-        """Adam allocates two temporary tensors per parameter, and keeps one of them until it updates the next."""
+    def optimizer_step(self, owned: Iterable[tuple[int, list[int]]]) -> None:
+        """Adam allocates two temporary tensors per parameter, and keeps one of them until it updates the next.
+
+        With master weights, a call of Adam steps one bucket, with a copy of its gradients in their precision.
+        """
         self.sums.finish()
-        wide, before = self.plan.master_itemsize or self.plan.itemsize, 0
-        for bucket in self.plan.buckets(self.place):
-            share = bucket.ranks if self.plan.layout.zero else 1
-            for weight in bucket.weights:
-                size = wide * weight.size // share
-                self.see(before + 2 * size)
-                before = size
+        master, before = self.plan.master_itemsize, 0
+        for share, pieces in owned:
+            copied = share * (master or 0)
+            self.activation = max(self.activation, self.held + copied)  # before it belongs to the pieces
+            self.sums.held += copied
+            for size in pieces:
+                self.see(before + 2 * size * (master or self.plan.itemsize))
+                before = size * (master or self.plan.itemsize)
+            if master:
+                self.sums.held -= share * (master + (self.plan.itemsize if self.plan.layout.zero >= 2 else 0))
+                before = 0
 
 
 class _Sums:
