@@ -24,6 +24,7 @@ from lib.options import add_options, chosen, in_options, option
 from lib.plan import Plan
 from lib.plan.profile import step_profile
 from lib.plan.text import plan_text
+from lib.runtime.environment import of_torchrun
 from lib.train_config import COMPUTE_DTYPES, DTYPES, TrainConfig
 from lib.train_loop import train
 
@@ -52,12 +53,13 @@ def main(argv: list[str] | None = None) -> None:
         "--ranks-per-node",
         type=int,
         metavar="N",
-        default=int(os.environ.get("LOCAL_WORLD_SIZE", 8)),
+        default=os.environ.get("LOCAL_WORLD_SIZE") or 8,
         help="for --plan",
     )
     args = parser.parse_args(argv)
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 0))  # of torchrun, or 0 and 0
+    rank = 0
     try:
+        rank, size = of_torchrun()
         config = _config(args, size)
         if args.ranks_per_node < 1:
             raise ValueError(f"--ranks-per-node {args.ranks_per_node} must be a whole number of at least 1")

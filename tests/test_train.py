@@ -494,13 +494,28 @@ def test_what_argparse_refuses(flags, capsys, nothing_is_trained):
 
 
 def test_torchrun_with_another_number_of_ranks(capsys, monkeypatch, nothing_is_trained):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     for rank, says in (("0", "--dp 3 needs 3 ranks, but torchrun started 2"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as left:
             main(["--dp", "3", "--global-batch", "6"])
         err = capsys.readouterr().err
         assert left.value.code == 2 and says in err and bool(err) == bool(says)
+
+
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "2"}, {"RANK": "0"}, {"RANK": "1", "WORLD_SIZE": "x"}])
+def test_half_of_torchrun(variables, capsys, monkeypatch, nothing_is_trained):
+    """As clusters and containers set it; one sentence, on every rank."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        main(["--steps", "3"])
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and err.count("\n") == 1 and "or unset them to run without it" in err
+    monkeypatch.undo()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
+    main(["--plan"])
 
 
 def test_a_report_that_is_there_is_kept_until_there_is_a_new_one(tmp_path, monkeypatch):
