@@ -7,6 +7,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,6 +162,28 @@ def test_rank_0_is_heard_while_it_works(monkeypatch):
     run(speaks, 1)
     assert "".join(text for _, text in screen.shown) == "rank 0 | ?\nrank 0 | end\n"
     assert screen.shown[-1][0] - screen.shown[0][0] > 0.1
+
+
+def files_of(world):
+    """The files of a nested function, of a lambda in it, and of a method."""
+
+    class Here:
+        def file(self):
+            return sys._getframe().f_code.co_filename
+
+    def nested():
+        return sys._getframe().f_code.co_filename, (lambda: sys._getframe().f_code.co_filename)()
+
+    return *nested(), Here().file(), nested
+
+
+def test_code_keeps_the_name_of_its_file(monkeypatch):
+    """cloudpickle 3.1.3 takes it away, and then no report and no traceback names the reader's cell."""
+    table = cloudpickle.Pickler.dispatch_table
+    reduce = table[types.CodeType]
+    monkeypatch.setitem(table, types.CodeType, lambda code: reduce(code.replace(co_filename="<dynamic-code>")))
+    *files, nested = run(files_of, 1)[0]
+    assert {*files, *nested()} == {__file__}
 
 
 @pytest.fixture
