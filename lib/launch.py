@@ -144,6 +144,15 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
+def done_s() -> float:
+    """`time.perf_counter()` when this rank's GPU has done all the work that it was given; without a GPU, now."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def close(world: Group, report: object) -> list:
     """End a run under `torchrun`: all-gather the reports in rank order, then destroy the groups."""
     import torch.distributed as dist

@@ -319,6 +319,20 @@ def test_the_same_elements_are_dropped_in_every_layout(layout):
         assert report["losses"] == pytest.approx(wanted["losses"], rel=1e-12)
 
 
+def test_only_the_profiled_step_waits_for_a_gpu(monkeypatch):
+    read = []  # how often the clock that waits was read
+    monkeypatch.setattr(train_loop, "done_s", lambda: read.append(len(read)) or float(len(read)))
+    losses, spans = [], []
+    for profile in (False, True):
+        report = train(Group(), dataclasses.replace(CONFIG, validate_every=0), True, None, profile)
+        losses.append(report["losses"])
+        spans = report["profile"].spans if profile else spans
+        assert bool(read) == profile
+    assert losses[0] == losses[1]
+    assert {span.start_s % 1 for span in spans} == {0.0}, "each span of the last step has this clock"
+    assert [span.kind for span in spans][-1] == "optimizer"
+
+
 @pytest.mark.thorough("torchrun imports torch in each rank")
 @pytest.mark.parametrize("flags, sends", [("--pp 2 --microbatches 4", "send pp")])  # another: test_checkpoint.py
 def test_under_torchrun(serial, flags, sends, tmp_path):
