@@ -22,7 +22,7 @@ from torch import Tensor
 from lib.mesh import Group
 from lib.runtime.calls import label
 from lib.runtime.link import link
-from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, out_like, spec, split
+from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, ordered, out_like, spec, split, unordered
 from lib.runtime.transfer import Pending, collective, message
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
@@ -73,7 +73,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
     """Reduce over the ranks; each gets the full result: x[S] → [S]. Sends 2(n−1)/n · S bytes.
 
     Args:
-        op: `sum`, `mean`, `max` or `min`.
+        op: `sum`, `mean`, `max` or `min`; the last two return NaN if any rank has NaN, and send 2-byte floats as 4.
         out: tensor that receives the result; `x` itself to work in place.
 
     Raises:
@@ -90,12 +90,17 @@ def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | Non
     if out is not x:
         body.copy_(x.detach())
 
+    sent = ordered(body, op) if op in ("max", "min") and body.is_floating_point() else body
+
     def finish() -> Tensor:
-        if op == "mean":
+        if sent is not body:
+            body.copy_(unordered(sent))
+        elif op == "mean":
             body.div_(group.size)
         return out
 
-    return collective(f"all_reduce {op}", body, group, finish, _all_reduce, body, reduce_op)
+    times = sent.itemsize // body.itemsize
+    return collective(f"all_reduce {op}", body, group, finish, _all_reduce, sent, reduce_op, times=times)
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None) -> Tensor:
@@ -127,7 +132,7 @@ def reduce_scatter_start(
             body.div_(n)
         return join(body, dim) if out is None else out
 
-    if _is_native(group):
+    if _is_native(group, op):
         return collective(what, x, group, finish, _reduce_scatter, body, parts, reduce_op)
     got = torch.empty_like(parts) if n > 1 else parts
 
@@ -246,7 +251,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
         return out.div_(group.size) if op == "mean" else out
 
     what = f"reduce {op}, dst={dst}"
-    if _is_native(group):
+    if _is_native(group, op):
         return collective(what, x, group, finish, _reduce, out, group.ranks[dst], reduce_op).wait()
     return collective(what, x, group, finish, _chain, out, group, dst, _TWO[op]).wait()
 
@@ -313,9 +318,9 @@ def exchange(sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], group: Gr
     return Pending(finish)
 
 
-def _is_native(group: Group) -> bool:
-    """Whether to use the collectives of the backend; gloo sends or copies too much."""
-    return group.size > 1 and dist.get_backend(group.pg) == "nccl"
+def _is_native(group: Group, op: str = "sum") -> bool:
+    """Whether to use the collectives of the backend; gloo sends or copies too much, and max and min drop NaN."""
+    return group.size > 1 and op not in ("max", "min") and dist.get_backend(group.pg) == "nccl"
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
@@ -326,6 +331,8 @@ def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
         raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
         raise ValueError(f"the mean of {spec(x)} is not an integer; use x.float()")
+    if op in ("max", "min") and x.is_complex():
+        raise ValueError(f"{spec(x)} has no {op}, because complex numbers have no order; use x.abs()")
     if x.dtype not in COUNTED:
         wider = "float" if x.is_floating_point() else "int"
         raise ValueError(f"no backend reduces {spec(x)}; use x.{wider}()")

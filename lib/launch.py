@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from lib.runtime import call_table, headroom, places
 from lib.runtime.call_table import MismatchError
+from lib.runtime.environment import gpu_of_rank, of_torchrun
 from lib.runtime.folders import RUN, Folder
 from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout
 from lib.runtime.server import RunError, server, start_server
@@ -109,24 +110,27 @@ def init(device: str | None = None) -> Group:
 
     Args:
         device: `"cpu"` to use gloo even if there are CUDA devices.
+
+    Raises:
+        RunError: torchrun's variables are incomplete, or there are fewer CUDA devices than ranks.
     """
     import torch
     import torch.distributed as dist
 
     from lib.mesh import Group
 
-    if "RANK" not in os.environ:
+    rank, size = of_torchrun()
+    if not size:
         return Group()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(gpu_of_rank(torch.cuda.device_count()))
     store = None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
         # torchrun keeps one store when it restarts ranks, which would find the addresses of ended ranks there
         # (pytorch/pytorch#135712). All ranks count the same number of restarts as long as there is one machine.
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
-        store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
     return Group("world", tuple(range(size)), rank)
 
@@ -138,6 +142,15 @@ def device() -> torch.device:
 
     nccl = dist.is_initialized() and dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def done_s() -> float:
+    """`time.perf_counter()` when this rank's GPU has done all the work that it was given; without a GPU, now."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def close(world: Group, report: object) -> list:

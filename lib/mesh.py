@@ -21,6 +21,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lib.runtime.groups import process_group
+
 
 @dataclass(frozen=True)
 class Group:
@@ -53,8 +55,11 @@ class Group:
 
 
 def name_of(pg: dist.ProcessGroup | None) -> str:
-    """The name of a process group in torch."""
-    return (pg or dist.group.WORLD).group_name
+    """The name of a process group in torch; None is the default group."""
+    pg = pg or dist.group.WORLD
+    if pg is None:
+        raise RuntimeError("no process groups here: start ranks with run() or init(), and destroy the groups last")
+    return pg.group_name
 
 
 class MeshShape:
@@ -131,7 +136,7 @@ class MeshShape:
 class Mesh:
     """A mesh shape over the ranks of a run.
 
-    Every rank must build it, because making a process group is a collective call.
+    The ranks of a group make it together, so ranks that build several meshes build them in the same order.
 
     Args:
         shape: how many ranks each axis has.
@@ -149,15 +154,15 @@ class Mesh:
                 f"a mesh needs the group of all ranks, but got the ranks {world.ranks} along {world.axis}"
             )
         self.shape, self.world = shape, world
-        self._made: dict[tuple[tuple[int, ...], ...], Any] = {}  # groups of all ranks → process group of this rank
+        self._made: dict[tuple[int, ...], Any] = {}  # ranks → their process group
         for axis in shape.axes:
             self.group(axis)
 
     def group(self, *axes: str, among: Mapping[str, Sequence[int]] | None = None) -> Group | None:
         """The group of this rank along one axis, or along several together.
 
-
-        A group along several axes, or among some coordinates, is made at its first use, and all ranks must call this.
+        A group along several axes, or among some coordinates, is made at its first use, and all its ranks must call
+        this.
 
         Args:
             among: as for `MeshShape.groups`. A rank with different coordinates gets None.
@@ -168,22 +173,18 @@ class Mesh:
         groups = self.shape.groups(*axes, among=among)
         long = [axis for axis in axes if self.shape.sizes[axis] > 1]
         name = "×".join(long or axes[:1])
-        mine = self._process_group(tuple(groups), name)
         for ranks in groups:
             if self.world.rank in ranks:
-                return Group(name, ranks, ranks.index(self.world.rank), mine)
+                return Group(name, ranks, ranks.index(self.world.rank), self._process_group(ranks, name))
         return None
 
-    def _process_group(self, groups: tuple[tuple[int, ...], ...], name: str) -> Any:
-        """The process group of this rank among `groups`; equal sets of groups share it under all names."""
-        if groups not in self._made:
-            mine = self.world.pg
-            for ranks in groups:
-                if 1 < len(ranks) < self.world.size:
-                    pg = dist.new_group(list(ranks), group_desc=name)
-                    mine = pg if self.world.rank in ranks else mine
-            self._made[groups] = mine
-        return self._made[groups]
+    def _process_group(self, ranks: tuple[int, ...], name: str) -> Any:
+        """The process group of these ranks; equal groups share it under all names."""
+        if len(ranks) in (1, self.world.size):
+            return self.world.pg
+        if ranks not in self._made:
+            self._made[ranks] = process_group(ranks, name, f"{name} of {self.shape}")
+        return self._made[ranks]
 
 
 def second_lane(group: Group) -> Group:
@@ -191,6 +192,5 @@ def second_lane(group: Group) -> Group:
 
     Only the members call it, all of them.
     """
-    alone = group.size == 1
-    pg = None if alone else dist.new_group(list(group.ranks), use_local_synchronization=True, group_desc=group.axis)
+    pg = process_group(group.ranks, group.axis, f"a second lane of {group.axis}") if group.size > 1 else None
     return replace(group, pg=pg)

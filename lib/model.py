@@ -323,19 +323,19 @@ def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int
         raise ValueError(
             f"logits {tuple(logits_BTV.shape)} and targets {tuple(targets_BT.shape)} must be [B, T, V] and [B, T]"
         )
-    if logits_BTV.dtype in (torch.float16, torch.bfloat16):
-        logits_BTV = logits_BTV.float()
-    logits, targets = logits_BTV.flatten(0, -2), targets_BT.flatten()
+    wide = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+    logits, targets = wide.flatten(0, -2), targets_BT.flatten()
     total = cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
     return total, (targets != ignore_index).sum()
 
 
-def loss_term(logits_BTV: Tensor, targets_BT: Tensor, count: int | Tensor, ignore_index: int = -100) -> Tensor:
+def loss_term(logits_BTV: Tensor, targets_BT: Tensor, count: float | Tensor, ignore_index: int = -100) -> Tensor:
     """The term of these tokens in the mean loss over `count` tokens: Σ of their cross-entropies / count, shape [].
 
     0 if no token counts, here or at all. Terms add up, and so do their gradients, over microbatches and over ranks.
     """
-    return loss_sum_and_count(logits_BTV, targets_BT, ignore_index)[0] / torch.as_tensor(count).clamp(min=1)
+    counted = torch.as_tensor(count)  # a sum of weights may be below 1
+    return loss_sum_and_count(logits_BTV, targets_BT, ignore_index)[0] / torch.where(counted == 0, 1, counted)
 
 
 def mean_loss(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:

@@ -5,7 +5,8 @@ The idea: every communication of a rank is recorded as one `CommEvent`, every in
 both are plain data. Claims count them, `lib.figures` draws them, and simulations are compared with them. Nothing here
 knows torch or processes.
 
-Times are seconds of `time.perf_counter`, shared by all processes of one machine, counted from the start of the run.
+Times are seconds of `time.perf_counter`, shared by all processes of one machine, counted from the start of the run. On
+a GPU, calls return before their work is done: record with `lib.launch.done_s` as clock, or spans show launches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -188,21 +189,29 @@ def _slice(item: Span | CommEvent, tid: int) -> dict:
 
 _active: list[tuple[Trace, int]] = []
 _under_way: dict[object, CommEvent] = {}  # messages before their wait
+_clocks = [time.perf_counter]  # of the recordings
 
 
 @contextmanager
-def record(rank: int = 0) -> Iterator[Trace]:
-    """Collect the events and spans of this process, as `rank`, while the body runs."""
+def record(rank: int = 0, clock: Callable[[], float] = time.perf_counter) -> Iterator[Trace]:
+    """Collect the events and spans of this process, as `rank`, while the body runs; the innermost `clock` counts."""
     trace, before = Trace(), set(_under_way)
     _active.append((trace, rank))
+    _clocks.append(clock)
     try:
         yield trace
     finally:
+        _clocks.pop()
         _active.remove((trace, rank))
         now_s = time.perf_counter()
         trace.events += [replace(event, end_s=now_s) for key, event in _under_way.items() if key not in before]
         if not _active:
             _under_way.clear()
+
+
+def clock() -> Callable[[], float]:
+    """The clock of the recording."""
+    return _clocks[-1]
 
 
 def recording() -> bool:
@@ -231,10 +240,10 @@ class span:  # noqa: N801 used as a function; a generator would take three times
         self._kind, self._label = kind, label
 
     def __enter__(self) -> None:
-        self._start_s = time.perf_counter()
+        self._start_s = clock()()
 
     def __exit__(self, *error: object) -> None:
-        end_s = time.perf_counter()
+        end_s = clock()()
         for trace, rank in _active:
             trace.spans.append(Span(rank, self._kind, self._label, self._start_s, end_s))
 

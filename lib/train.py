@@ -24,6 +24,7 @@ from lib.options import add_options, chosen, in_options, option
 from lib.plan import Plan
 from lib.plan.profile import step_profile
 from lib.plan.text import plan_text
+from lib.runtime.environment import of_torchrun
 from lib.train_config import COMPUTE_DTYPES, DTYPES, TrainConfig
 from lib.train_loop import train
 
@@ -44,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
     add_options(parser, GPTConfig, leave_out=("vocab_size",))  # a token is a byte
     add_options(parser, Checkpoints)
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
-    parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace")
+    profile = "write the last step of all ranks as a trace; on a GPU, that step waits at both ends of each span"
+    parser.add_argument("--profile", metavar="FILE.json", help=profile)
     parser.add_argument(
         "--plan", action="store_true", help="print the messages and the memory of the run, and start nothing"
     )
@@ -52,12 +54,13 @@ def main(argv: list[str] | None = None) -> None:
         "--ranks-per-node",
         type=int,
         metavar="N",
-        default=int(os.environ.get("LOCAL_WORLD_SIZE", 8)),
+        default=os.environ.get("LOCAL_WORLD_SIZE") or 8,
         help="for --plan",
     )
     args = parser.parse_args(argv)
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 0))  # of torchrun, or 0 and 0
+    rank = 0
     try:
+        rank, size = of_torchrun()
         config = _config(args, size)
         if args.ranks_per_node < 1:
             raise ValueError(f"--ranks-per-node {args.ranks_per_node} must be a whole number of at least 1")

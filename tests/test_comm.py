@@ -1,5 +1,6 @@
 """Every collective against a formula of one process, at one to four ranks; what is counted; what is refused."""
 
+import functools
 import sys
 import time
 import weakref
@@ -49,7 +50,8 @@ def cases(n, dtype):
         def all_reduce(x, g, op=op):
             return comm.all_reduce(x, g, op)
 
-        yield f"all_reduce {op}", all_reduce, lambda xs, r, op=op: reduced(xs, op), 1, 2 * ring
+        times = 2 if dtype == torch.bfloat16 and op in ("max", "min") else 1
+        yield f"all_reduce {op}", all_reduce, lambda xs, r, op=op: reduced(xs, op), times, 2 * times * ring
         for dim in (0, 1, 2, -1, -3):
 
             def scatter(x, g, dim=dim, op=op):
@@ -150,6 +152,35 @@ def test_reduce_gives_the_result_to_one(n):
         return found, [p.wait() for p in around][:1] in ([], [torch.tensor([float(left)])])
 
     assert run(every, n) == [([], True)] * n
+
+
+NOT_FINITE = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.5, 6e-8, -6e-8]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_max_and_min_are_those_of_torch_whichever_rank_holds_nan(n):
+    """The max and min of gloo and NCCL drop the NaN of some ranks."""
+
+    def works(world, nccl):
+        if nccl:  # what NCCL reduces, gloo would here
+            dist.get_backend = lambda pg: "nccl"
+        bad = []
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32):
+            rows = torch.tensor(NOT_FINITE if dtype.is_floating_point else range(-4, 5)).to(dtype)
+            xs = [*torch.cartesian_prod(*[rows] * n).view(-1, n).T]  # each value with each, on each rank
+            x = xs[world.rank]
+            for op, of_two in (("max", torch.maximum), ("min", torch.minimum)):
+                want = functools.reduce(of_two, xs)
+                scattered = comm.reduce_scatter(x.repeat(n), world, op=op)
+                got = [comm.all_reduce(x, world, op), comm.all_reduce_start(x, world, op).wait(), scattered]
+                got += [y for dst in range(n) if (y := comm.reduce(x, world, dst, op)) is not None]
+                for y in got:
+                    if y.dtype != dtype or not torch.allclose(y, want, rtol=0, atol=0, equal_nan=True):
+                        bad.append((op, dtype, y, want))
+        return bad
+
+    for nccl in (False, True):
+        assert run(works, n, nccl) == [[]] * n
 
 
 def test_alone_too_each_collective_returns_a_new_tensor():
@@ -362,6 +393,10 @@ BAD = [
     (lambda g: comm.broadcast(torch.ones(4), g, src=4), "src=4 is not in this group of 4 ranks"),
     (lambda g: comm.broadcast(torch.ones(4), g, src=-1), "src=-1 is not in this group of 4 ranks"),
     (lambda g: comm.send(torch.ones(4), g, 9), "dst=9 is not in this group of 4 ranks"),
+    (
+        lambda g: comm.all_reduce(torch.ones(4, dtype=torch.cfloat), g, "max"),
+        "complex numbers have no order; use x.abs",
+    ),
     (lambda g: comm.recv(torch.ones(4), g, 9), "src=9 is not in this group of 4 ranks"),
     (lambda g: comm.send(torch.ones(4), g, g.rank), "is this rank itself"),
     (lambda g: comm.recv(torch.ones(4), g, g.rank), "is this rank itself"),

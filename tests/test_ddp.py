@@ -242,6 +242,20 @@ def test_the_mean_over_tokens_with_uneven_and_empty_shares():
         assert len(apart) == 12 and max(apart.values()) < 1e-12, apart
 
 
+def test_the_mean_may_be_over_weights_and_large_counts():
+    """A count in int64 would lose a half, one in float32 the last of 2²⁴ + 1 tokens, one in float16 is infinite."""
+
+    def works(world, shares):
+        weight = shares[world.rank]
+        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        return [global_mean(torch.tensor(2.0, dtype=dtype), weight, world).item() for dtype in dtypes]
+
+    for shares in ([2.5, 0, 0.75], [0.25, 0, torch.tensor(0.125)], [2**24, 0, 1], [60_000, 0, 60_000]):
+        for means in run(works, 3, shares):
+            assert means == pytest.approx([2 / float(sum(shares))] * 4, rel=1e-7)
+            assert means[0] == pytest.approx(2 / float(sum(shares)), rel=1e-15)
+
+
 def test_no_token_at_all_is_an_error_on_every_rank():
     def nothing(world):
         try:

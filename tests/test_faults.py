@@ -28,7 +28,7 @@ from conftest import open_files
 
 from lib import comm
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, run
-from lib.mesh import second_lane
+from lib.mesh import Group, second_lane
 from lib.runtime import ranks, spy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
@@ -346,6 +346,23 @@ def torch_new_group(world):
         dist.new_group([0, 1, 2])
 
 
+def torch_new_group_of_two(world):
+    if world.rank == 0:
+        dist.new_group([0, 2], use_local_synchronization=True)
+
+
+def torch_monitored_barrier(world):
+    if world.rank:
+        dist.monitored_barrier()
+
+
+def one_builds_no_mesh(world):
+    if world.rank == 1:
+        comm.recv(ONES, world, 0).wait()
+    elif world.rank == 0:
+        second_lane(Group("dp", (0, 1), 0))
+
+
 def one_has_finished_outside_the_cycle(world):
     """Ranks 0 and 1 wait for each other; rank 2 has nothing to do."""
     if world.rank < 2:
@@ -560,6 +577,21 @@ def torch_other_dtype(world):
     dist.all_reduce(torch.ones(4, dtype=torch.int32 if world.rank == 1 else torch.float32))
 
 
+def torch_other_group(world):
+    dist.new_group([0, 1 + world.rank % 2])
+
+
+def torch_other_history(world):
+    """torch names such a group by the number of groups of a process, and would wait forever."""
+    if world.rank == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    dist.new_group([0, 1, 2], use_local_synchronization=True)
+
+
+def other_group(world):
+    second_lane(Group("tp" if world.rank else "dp", (0, 1, 2), world.rank))
+
+
 def torch_other_source(world):
     dist.broadcast(ONES.clone(), src=world.rank)
 
@@ -593,6 +625,9 @@ def torch_other_message(world):
         (far_ahead, "all_reduce sum float32[4]", "all_reduce sum float32[3]"),
         (torch_other_shape, "all_reduce sum float32[6]", "all_reduce sum float32[4]"),
         (torch_other_dtype, "all_reduce sum float32[4]", "all_reduce sum int32[4]"),
+        (torch_other_group, "new_group(ranks 0, 1)", "new_group(ranks 0, 2)"),
+        (torch_other_history, "in a process with 2 groups, by which torch names it", "in a process with 1 groups"),
+        (other_group, "for a second lane of dp", "for a second lane of tp"),
         (torch_other_source, "broadcast src=", "broadcast src="),
         (torch_other_order, "all_reduce sum float32[4]", "barrier"),
         (torch_other_message, "message float32[4]", "message float32[5]"),
@@ -856,6 +891,20 @@ def uses_two_groups_of_the_same_ranks(world):
 
 def test_each_process_group_has_an_order_of_its_own():
     assert run(uses_two_groups_of_the_same_ranks, 2) == [[[2, 2], [2, 2, 2]]] * 2
+
+
+def destroys_too_early(world, all_of_them):
+    if world.rank == 0 or all_of_them:
+        dist.destroy_process_group()
+    if world.rank or all_of_them:
+        comm.all_reduce(ONES, world)
+
+
+def test_groups_that_are_destroyed_too_early():
+    with pytest.raises(RankError, match="a rank closed its connections, as destroy_process_group does, while others"):
+        run(destroys_too_early, 2, False)
+    with pytest.raises(RankError, match="no process groups here: start ranks with .* destroy the groups last"):
+        run(destroys_too_early, 2, True)
 
 
 def trains_with_ddp(world, steps):

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import torch
 from conftest import nothing
 
 from lib import comm
-from lib.launch import Run, close, device, init, run
+from lib.launch import Run, RunError, close, device, init, run
 from lib.mesh import Group
+from lib.runtime.environment import NAMES
 from lib.runtime.parcel import Parcel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -162,11 +164,90 @@ def test_rank_0_is_heard_while_it_works(monkeypatch):
     assert screen.shown[-1][0] - screen.shown[0][0] > 0.1
 
 
-def test_one_process_alone(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
+def files_of(world):
+    """The files of a nested function, of a lambda in it, and of a method."""
+
+    class Here:
+        def file(self):
+            return sys._getframe().f_code.co_filename
+
+    def nested():
+        return sys._getframe().f_code.co_filename, (lambda: sys._getframe().f_code.co_filename)()
+
+    return *nested(), Here().file(), nested
+
+
+def test_code_keeps_the_name_of_its_file(monkeypatch):
+    """cloudpickle 3.1.3 takes it away, and then no report and no traceback names the reader's cell."""
+    table = cloudpickle.Pickler.dispatch_table
+    reduce = table[types.CodeType]
+    monkeypatch.setitem(table, types.CodeType, lambda code: reduce(code.replace(co_filename="<dynamic-code>")))
+    *files, nested = run(files_of, 1)[0]
+    assert {*files, *nested()} == {__file__}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+    def given(text):
+        for pair in text.split():
+            monkeypatch.setenv(*pair.split("="))
+
+    return given
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "",
+        "RANK= WORLD_SIZE=",
+        "WORLD_SIZE=1",
+        "RANK=0 WORLD_SIZE=1",
+        "RANK=0 WORLD_SIZE=1 MASTER_ADDR=a",
+        "LOCAL_RANK=1",
+    ],
+)
+def test_one_process_alone(variables, environment):
+    environment(variables)
     assert init() == Group()
     assert device() == torch.device("cpu")
     assert close(init(), "report") == ["report"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            "WORLD_SIZE=2",
+            "RANK is not set .the environment has WORLD_SIZE=2.; start with torchrun, which sets RANK, W",
+        ),
+        ("RANK=0", "WORLD_SIZE is not set .*or unset them to run without it"),
+        ("RANK=0 WORLD_SIZE=", "WORLD_SIZE is not set"),
+        ("RANK=1 WORLD_SIZE=1", "MASTER_PORT is not set"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_PORT=1", "MASTER_ADDR is not set"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=b", "MASTER_PORT='b' is not a whole number"),
+        ("RANK=-1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", "RANK='-1' is not a whole number"),
+        ("RANK=2 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", "RANK=2 must be below WORLD_SIZE=2"),
+    ],
+)
+def test_a_part_of_torchruns_variables_is_refused(variables, says, environment):
+    environment(variables)
+    with pytest.raises(RunError, match=says):
+        init()
+
+
+def test_more_ranks_than_gpus(environment, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    environment("RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1 CUDA_VISIBLE_DEVICES=3")
+    with pytest.raises(RunError, match="LOCAL_RANK is not set"):
+        init()
+    environment("LOCAL_RANK=1 LOCAL_WORLD_SIZE=2")
+    gpus = r"LOCAL_RANK=1 has no GPU: 2 ranks on this machine, but 1 visible \(CUDA_VISIBLE_DEVICES=3\)"
+    with pytest.raises(RunError, match=gpus + r"; start torchrun with --nproc-per-node 1, or use the CPU: init\(dev"):
+        init()
 
 
 MAIN = """

@@ -7,7 +7,7 @@ import cloudpickle
 import pytest
 
 from lib import comm
-from lib.launch import RankError, run
+from lib.launch import MismatchError, RankError, run
 from lib.mesh import Group, Mesh, MeshShape, second_lane
 
 AXES = ("dp", "pp", "tp")
@@ -131,3 +131,35 @@ def test_a_second_lane_has_an_order_of_its_own():
         return [one.wait().item() for one in pending]
 
     assert run(calls, 2) == [[2, 0], [0, 2]]
+
+
+def test_groups_are_made_by_their_members_whatever_a_rank_made_before():
+    """torch would name them by the number of groups of a rank, and these ranks would wait forever."""
+
+    def works(world):
+        import torch
+        import torch.distributed as dist
+
+        if world.rank == 0:
+            dist.new_group([0], use_local_synchronization=True)
+        meshes = [Mesh(MeshShape(pp=2, dp=2), world), Mesh(MeshShape(pp=2, dp=2), world)]
+        groups = [mesh.group("pp") for mesh in meshes]
+        if world.rank < 2:  # of the first stage alone
+            groups.append(second_lane(meshes[1].group("dp")))
+        if world.rank in (0, 3):
+            groups.append(second_lane(Group("ends", (0, 3), world.rank // 3)))
+        groups += [second_lane(world), second_lane(groups[0]), second_lane(groups[0])]
+        assert len({group.channel for group in groups}) == len(groups)
+        return [comm.all_reduce(torch.tensor(world.rank), group).item() for group in groups]
+
+    assert run(works, 4) == [[2, 2, 1, 3, 6, 2, 2], [4, 4, 1, 6, 4, 4], [2, 2, 6, 2, 2], [4, 4, 3, 6, 4, 4]]
+
+
+def test_meshes_built_in_different_orders_are_named():
+    def works(world):
+        shapes = MeshShape(dp=2, tp=2), MeshShape(dp=2, pp=2)
+        for shape in shapes if world.rank else shapes[::-1]:
+            Mesh(shape, world)
+
+    with pytest.raises(MismatchError, match=r"(?s)ranks 0, 2\) for dp of dp=2 x pp=2.*\) for dp of dp=2 x tp=2"):
+        run(works, 4)

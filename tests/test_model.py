@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss, turned
+from lib.model import GPT, GPTConfig, loss_sum_and_count, loss_term, mean_loss, turned
 
 CONFIGS = [
     GPTConfig(),
@@ -263,6 +263,13 @@ def test_nothing_counted_is_zero_with_zero_gradients():
     loss = mean_loss(logits, torch.full((2, 3), -100))
     loss.backward()
     assert loss.item() == 0 and torch.equal(logits.grad, torch.zeros(2, 3, 5))
+
+
+def test_the_count_of_a_term_may_be_a_sum_of_weights():
+    logits, targets = torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.long)
+    for count in (0.5, 2.5, 4, torch.tensor(0.25)):
+        assert loss_term(logits, targets, count).item() == pytest.approx(math.log(2) / float(count))
+    assert loss_term(logits, targets - 100, 0).item() == 0
 
 
 def test_half_precision_logits_are_summed_in_float32():

@@ -143,6 +143,17 @@ def test_the_axis_of_a_group():
     assert run(axes, 4)[0] == wanted and run(axes, 4)[1] == wanted[:2]
 
 
+def test_a_device_mesh_of_torch_is_heard_where_one_rank_builds_none():
+    """`device_mesh` of torch imported `new_group` before it was watched."""
+
+    def builds(world):
+        if world.rank:
+            dist.init_device_mesh("cpu", (2, 2))
+
+    with pytest.raises(HangError, match=r"rank 2  waits in new_group\(ranks 0, 2\): rank 0 did not call it"):
+        run(builds, 4)
+
+
 def test_only_the_outermost_call_counts():
     """all_gather_object is made of two all-gathers, of sizes and of bytes; our own calls are counted once."""
 

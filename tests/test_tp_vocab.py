@@ -1,5 +1,7 @@
 """Embedding and loss over a vocabulary in parts, against torch's own over a whole one."""
 
+import itertools
+
 import pytest
 import torch
 from sharding import said
@@ -46,6 +48,33 @@ def test_loss_and_gradient_are_torchs(n):
     run(works, n)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_ignored_tokens_may_have_logits_that_are_not_finite(n):
+    """Zero times NaN is NaN; torch's own gradient of such a token is NaN too, and ours is the zero that it means."""
+
+    def works(world):
+        for dtype, index in itertools.product(
+            (torch.float64, torch.float32, torch.bfloat16, torch.float16), (-100, 7)
+        ):
+            logits, targets = drawn(dtype)
+            targets[targets == 7], targets[0, 1:4] = 8, index
+            ignored = targets == index
+            whole = logits.clone().requires_grad_()
+            wide = whole.flatten(0, 1).to(torch.promote_types(dtype, torch.float32))
+            wanted = cross_entropy(wide, targets.flatten(), ignore_index=index)
+            wanted.backward()
+            logits[0, 1], logits[0, 2], logits[0, 3, 1:] = float("nan"), float("inf"), -float("inf")
+            mine = logits.chunk(world.size, -1)[world.rank].clone().requires_grad_()
+            losses = vocab_parallel_cross_entropy(mine, targets, world, index)
+            weights = torch.where(ignored, float("nan"), 1.0 / (~ignored).sum())
+            losses.backward(weights.to(losses.dtype))
+            for loss in (losses.sum() / (~ignored).sum(), vocab_parallel_loss(mine, targets, world, None, index)):
+                torch.testing.assert_close(loss, wanted, rtol=1e-6 if dtype != torch.float64 else 1e-12, atol=0)
+            torch.testing.assert_close(mine.grad, whole.grad.chunk(world.size, -1)[world.rank])
+
+    run(works, n)
+
+
 @pytest.mark.parametrize("count", [None, 0, torch.tensor(0)])
 def test_where_no_token_counts_the_loss_is_zero(count):
     def works(world):
@@ -56,6 +85,17 @@ def test_where_no_token_counts_the_loss_is_zero(count):
         return loss.item(), mine.grad.abs().max().item()
 
     assert run(works, 2) == [(0, 0)] * 2
+
+
+def test_the_count_may_be_a_sum_of_weights():
+    def works(world):
+        logits, targets = drawn()
+        mine = logits.chunk(world.size, -1)[world.rank]
+        total = vocab_parallel_loss(mine, targets, world, 1)
+        return [(vocab_parallel_loss(mine, targets, world, count) * count / total).item() for count in (0.25, 2.5)]
+
+    for ratios in run(works, 2):
+        assert ratios == pytest.approx([1, 1], rel=1e-12)
 
 
 def test_a_second_derivative_is_refused():

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
+import torch
 
 from lib import trace
+from lib.launch import done_s
 from lib.trace import CommEvent, Span, Trace
 
 
@@ -30,6 +33,38 @@ def test_only_while_somebody_records():
     assert [e.payload_bytes for e in outer.events] == [1, 2] and [e.payload_bytes for e in inner.events] == [2]
     assert [(s.rank, s.kind, s.label) for s in outer.spans] == [(3, "forward", "one"), (3, "backward", "")]
     assert inner.spans == []
+
+
+class GPU:
+    """Calls return at once and their work takes seconds; a clock that only this work and the processor move."""
+
+    def __init__(self, monkeypatch):
+        self.s, self.queued_s, self.waits = 0.0, 0.0, 0
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.s)
+
+    def launch(self, for_s):
+        self.s += 1e-3
+        self.queued_s += for_s
+
+    def synchronize(self):
+        self.s, self.queued_s, self.waits = self.s + self.queued_s, 0.0, self.waits + 1
+
+
+def test_spans_on_a_gpu_hold_the_work_and_not_its_launch(monkeypatch):
+    gpu = GPU(monkeypatch)
+    with trace.record(0, done_s) as seen:
+        gpu.launch(2.0)  # before the first span
+        for kind, takes_s in (("forward", 3.0), ("backward", 6.0), ("optimizer", 1.0)):
+            with trace.span(kind):
+                gpu.launch(takes_s)
+    assert [span.end_s - span.start_s for span in seen.spans] == pytest.approx([3.001, 6.001, 1.001])
+    assert sum(span.end_s - span.start_s for span in seen.spans) == pytest.approx(gpu.s - 2.001), "no second is lost"
+    waits = gpu.waits
+    with trace.record(), trace.span("forward"):
+        gpu.launch(3.0)
+    assert gpu.waits == waits, "only a recording that asks for it waits"
 
 
 def test_recording_ends_with_an_error():

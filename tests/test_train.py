@@ -319,6 +319,20 @@ def test_the_same_elements_are_dropped_in_every_layout(layout):
         assert report["losses"] == pytest.approx(wanted["losses"], rel=1e-12)
 
 
+def test_only_the_profiled_step_waits_for_a_gpu(monkeypatch):
+    read = []  # how often the clock that waits was read
+    monkeypatch.setattr(train_loop, "done_s", lambda: read.append(len(read)) or float(len(read)))
+    losses, spans = [], []
+    for profile in (False, True):
+        report = train(Group(), dataclasses.replace(CONFIG, validate_every=0), True, None, profile)
+        losses.append(report["losses"])
+        spans = report["profile"].spans if profile else spans
+        assert bool(read) == profile
+    assert losses[0] == losses[1]
+    assert {span.start_s % 1 for span in spans} == {0.0}, "each span of the last step has this clock"
+    assert [span.kind for span in spans][-1] == "optimizer"
+
+
 @pytest.mark.thorough("torchrun imports torch in each rank")
 @pytest.mark.parametrize("flags, sends", [("--pp 2 --microbatches 4", "send pp")])  # another: test_checkpoint.py
 def test_under_torchrun(serial, flags, sends, tmp_path):
@@ -494,13 +508,28 @@ def test_what_argparse_refuses(flags, capsys, nothing_is_trained):
 
 
 def test_torchrun_with_another_number_of_ranks(capsys, monkeypatch, nothing_is_trained):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     for rank, says in (("0", "--dp 3 needs 3 ranks, but torchrun started 2"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as left:
             main(["--dp", "3", "--global-batch", "6"])
         err = capsys.readouterr().err
         assert left.value.code == 2 and says in err and bool(err) == bool(says)
+
+
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "2"}, {"RANK": "0"}, {"RANK": "1", "WORLD_SIZE": "x"}])
+def test_half_of_torchrun(variables, capsys, monkeypatch, nothing_is_trained):
+    """As clusters and containers set it; one sentence, on every rank."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        main(["--steps", "3"])
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and err.count("\n") == 1 and "or unset them to run without it" in err
+    monkeypatch.undo()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
+    main(["--plan"])
 
 
 def test_a_report_that_is_there_is_kept_until_there_is_a_new_one(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from torch import nn
 from lib import run
 from lib.claims import ClaimError, claim
 from lib.mesh import Group
-from lib.verify import gradients, largest_difference, replicas_equal, weights
+from lib.verify import assert_matches_serial, gradients, largest_difference, replicas_equal, weights
 
 NAN, INF = math.nan, math.inf
 
@@ -31,6 +31,14 @@ def test_largest_difference_does_not_overlook_nan():
         assert not difference < 1e300
         with pytest.raises(ClaimError):
             claim("it", 0, difference, abs=1e-12)
+
+
+def test_assert_matches_serial_does_not_overlook_nan():
+    serial, parallel = nn.Linear(3, 2).double(), nn.Linear(3, 2).double()
+    parallel.load_state_dict(serial.state_dict())
+    parallel.bias.register_hook(lambda gradient: gradient * NAN)
+    with pytest.raises(AssertionError, match="gradient of bias is nan"):
+        assert_matches_serial(serial, parallel, torch.ones(4, 3, dtype=torch.float64), Group())
 
 
 def test_largest_difference_of_other_things():

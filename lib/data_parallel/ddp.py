@@ -177,7 +177,7 @@ def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) 
     comm.agree((*(module.parameters() if parameters else ()), *module.buffers()), group)
 
 
-def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:
+def global_mean(loss_sum: Tensor, count: Tensor | float, group: Group) -> Tensor:
     """This rank's term of the mean over all tokens: its losses / Σ count.
 
     The terms add up to the global mean, and so do their gradients: use `op="sum"`. If ranks hold different numbers of
@@ -185,13 +185,13 @@ def global_mean(loss_sum: Tensor, count: Tensor | int, group: Group) -> Tensor:
 
     Args:
         loss_sum: sum of this rank's token losses, [].
-        count: the number of these tokens.
+        count: the number of these tokens, or the sum of the weights of their losses.
 
     Raises:
         ValueError: no rank has any token.
     """
-    own = torch.as_tensor(count, dtype=torch.int64, device=loss_sum.device)
+    own = torch.as_tensor(count, dtype=torch.float64, device=loss_sum.device)  # counts up to 2⁵³ stay exact
     total = comm.all_reduce(own, group)
     if total == 0:
         raise ValueError("no rank has a token that counts, so there is no mean")
-    return loss_sum / total
+    return loss_sum / total.to(torch.promote_types(loss_sum.dtype, torch.float32))

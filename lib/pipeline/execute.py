@@ -10,7 +10,6 @@ Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 10
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -146,7 +145,7 @@ class _Step:
             for action in self.schedule.actions[self.group.rank]:
                 with comm.label(str(action)):
                     start_s = self._do(action)
-                end_s = time.perf_counter()
+                end_s = trace.clock()()
                 slots.append(Slot(self.group.rank, action, start_s, end_s))
         for pending in self.going.values():
             pending.wait()
@@ -159,7 +158,7 @@ class _Step:
     def _do(self, action: Action) -> float:
         """Wait for the input of an action and execute it; return its start."""
         stage, op, m = action
-        start_s = time.perf_counter()
+        start_s = trace.clock()()
         if op in RECVS:
             like = next(iter(self.stages.values())).travels(self.inputs[m])
             self.here[action] = comm.recv(like, self.group, self._peer(action))
@@ -172,7 +171,7 @@ class _Step:
                 pending.follow()
         else:
             x = None if op == Op.W else self._what_came(action)
-            start_s = time.perf_counter()
+            start_s = trace.clock()()
             if action in self.closing:
                 self.reduce.last_backward(stage)
             with trace.span(KIND[op], str(action)):

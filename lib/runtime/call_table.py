@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import marshal
 import mmap
+import re
 import struct
 import time
 import zlib
@@ -58,7 +59,7 @@ class AwaitedCall(NamedTuple):
     @property
     def kind(self) -> str:
         """The kind of call, such as `send` or `all_reduce`."""
-        return self.what.partition(" ")[0]
+        return re.split(r"\W", self.what, maxsplit=1)[0]
 
 
 class CallTable:

@@ -115,8 +115,8 @@ class Record:
                 trace.begin(self, self._event(self._start_s))
 
     def follow(self) -> None:
-        """Note when the works end, if they have a future: messages in gloo do not."""
-        if self.call.kind not in ("send", "recv"):
+        """Note when the works end, if they have a future: messages in gloo do not, and on a GPU it is too early."""
+        if self.call.kind not in ("send", "recv") and trace.clock() is time.perf_counter:
             for work in self.works:
                 work.get_future().add_done_callback(self._saw_end)
 
@@ -131,7 +131,7 @@ class Record:
 
     def done(self, late_s: float = 0.0) -> None:
         """Count it as ended, at `late_s` on an emulated link."""
-        self.ended_s = max(self._seen_s or time.perf_counter(), late_s)
+        self.ended_s = max(self._seen_s or trace.clock()(), late_s)
         if trace.recording() and self.call.kind != "new_group":
             trace.add(self._event(self.ended_s), self)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import types
+from collections.abc import Callable
 
 import cloudpickle
 import torch
@@ -23,6 +25,13 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(file)
         self.stretches: dict[int, tuple[UntypedStorage, int, int]] = {}  # by the storage's address in C++
         self._globals = self.globals_ref[id(vars(sys.modules["__main__"]))] = {}  # cloudpickle fills it
+
+    def reducer_override(self, thing: object) -> tuple:
+        """Code keeps the name of its file, for tracebacks and reports: cloudpickle 3.1.3 leaves it out."""
+        if isinstance(thing, types.CodeType):
+            make, args = self.dispatch_table[types.CodeType](thing)
+            return _code, (thing.co_filename, make, args)
+        return super().reducer_override(thing)
 
     def persistent_id(self, thing: object) -> tuple | None:
         """The name of a storage, or of the globals of `__main__`; None for an object pickled as usual."""
@@ -45,6 +54,10 @@ class _Pickler(cloudpickle.Pickler):
     def _needs(self, storage: UntypedStorage, start: int, end: int) -> None:
         _, first, last = self.stretches.get(storage._cdata, (storage, start, end))
         self.stretches[storage._cdata] = storage, min(first, start), max(last, end)
+
+
+def _code(file: str, make: Callable, args: tuple) -> types.CodeType:
+    return make(*args).replace(co_filename=file)
 
 
 class Parcel:

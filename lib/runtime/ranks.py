@@ -183,6 +183,8 @@ class Ranks:
             return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
         if outcome.kind == "mismatch":
             return call_table.MismatchError(outcome.text)
+        if outcome.kind == "peer gone":
+            who = f"a rank closed its connections, as destroy_process_group does, while others needed them: {who}"
         told = f"{who} {outcome.text}" + f"\n\n{outcome.trace_back}" * bool(outcome.trace_back)
         return RankError(told, rank, outcome.error, outcome.trace_back)
 

@@ -74,3 +74,24 @@ def split(x: Tensor, group: Group, dim: int, what: str) -> Tensor:
 def join(part: Tensor, dim: int) -> Tensor:
     """[D, …] with `dim` first → `dim` in its own place."""
     return part.movedim(0, dim).contiguous()
+
+
+def ordered(x: Tensor, op: str) -> Tensor:
+    """Floats as integers in the same order, with NaN at the end that `op` keeps: backends drop NaN, as no order has it.
+
+    Backends have no 2-byte integers, so 2-byte floats become 4 bytes.
+    """
+    wide = x.double() if x.dtype == torch.float64 else x.float()
+    bits = wide.view(torch.int64 if wide.dtype == torch.float64 else torch.int32)
+    ends = torch.iinfo(bits.dtype)
+    return _turned(bits).masked_fill(wide.isnan(), ends.max if op == "max" else ends.min)
+
+
+def unordered(x: Tensor) -> Tensor:
+    """The floats of `ordered`, after the reduction."""
+    return _turned(x).view(torch.float64 if x.dtype == torch.int64 else torch.float32)
+
+
+def _turned(bits: Tensor) -> Tensor:
+    """Bits of floats as integers in their order, or the reverse: for a negative number all bits but the sign turn."""
+    return bits ^ (bits >> 8 * bits.itemsize - 1 & torch.iinfo(bits.dtype).max)

@@ -13,15 +13,17 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed import device_mesh
 
 from lib import comm  # it keeps the original functions, before `watch` replaces them
 from lib.mesh import Group, name_of
 from lib.runtime.calls import Call, Record
+from lib.runtime.groups import new_group_of
 
 _COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks share; argument that is the full array
     "all_reduce": ("all_reduce", "tensor", "tensor"),
@@ -40,7 +42,9 @@ _COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks s
     "all_to_all_single": ("all_to_all", "", "input"),
     "all_to_all": ("all_to_all", "", "input_tensor_list"),
     "barrier": ("barrier", "", ""),
+    "monitored_barrier": ("barrier", "", ""),
     "new_group": ("new_group", "", ""),
+    "split_group": ("new_group", "", ""),
 }
 _MESSAGES = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
 _FUNCTIONAL = (  # of torch.distributed._functional_collectives: they return a new tensor; each name begins with a kind
@@ -62,8 +66,9 @@ def watch() -> None:
     for name in (*_COLLECTIVES, *_MESSAGES):
         if original := getattr(dist, name, None):
             watched = _watched(original, functools.partial(_describe, name), _keep_work)
-            for module in (dist, dist.distributed_c10d):
-                setattr(module, name, watched)
+            for module in (dist, dist.distributed_c10d, device_mesh):
+                if hasattr(module, name):
+                    setattr(module, name, watched)
     for name in _FUNCTIONAL:
         if original := getattr(functional, name, None):
             describe = functools.partial(_describe_functional, name)
@@ -147,8 +152,8 @@ def _describe(name: str, given: dict) -> Call | None:
     """Describe a call of `torch.distributed`; None if this rank has no part in it."""
     if isinstance(given.get("group"), Group):
         raise TypeError(f"torch.distributed does not accept {given['group']!r}: omit group=, or pass its .pg")
-    group = given.get("group") or dist.group.WORLD
-    if group is dist.GroupMember.NON_GROUP_MEMBER or given.get("use_local_synchronization"):
+    group = given.get("group") or given.get("parent_pg") or dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
         return None
     ranks = tuple(dist.get_process_group_ranks(group))
     place = "dst" if "dst" in given else "src"
@@ -157,16 +162,33 @@ def _describe(name: str, given: dict) -> Call | None:
         root = ranks[inside]
     if name in _MESSAGES:
         return _message(_MESSAGES[name], given["tensor"], group, ranks, root, given.get("tag"))
+    if name == "new_group" and isinstance(given["ranks"] or ranks, Collection):
+        return _new_group(tuple(sorted(given["ranks"] or ranks)), group, given["use_local_synchronization"])
     kind, compared, whole = _COLLECTIVES[name]
     parts = [name]
     if "op" in given:
         parts.append(str(given["op"]).rsplit(".")[-1].lower())
     if place in given:
         parts.append(f"{place}={ranks[0] if root is None else root}")
-    if name == "new_group":
-        parts.append(str(given["ranks"]))
+    if name == "split_group":
+        parts.append(str(given["split_ranks"]))
     payload_bytes = _bytes(given[whole]) * (len(ranks) if kind in _N_TIMES else 1) if whole else None
     return _collective(kind, parts, given.get(compared), payload_bytes, group, ranks)
+
+
+def _new_group(members: tuple, world: dist.ProcessGroup, by_members: bool) -> Call | None:
+    """Describe `new_group`: all ranks call it in the same order, or with `use_local_synchronization` the members.
+
+    In the second case torch names the group by the number of groups that a process has, which must be equal too.
+    """
+    shown = new_group_of(members)
+    every = _collective("new_group", [shown], None, None, world, tuple(range(dist.get_world_size())))
+    if not by_members:
+        return every._replace(peers=members)
+    if dist.get_rank() not in members:
+        return None
+    what = f"{shown} in a process with {len(dist.distributed_c10d._world.pg_names)} groups, by which torch names it"
+    return every._replace(channel=shown, members=members, what=what, peers=members)
 
 
 def _describe_functional(name: str, given: dict) -> Call | None:

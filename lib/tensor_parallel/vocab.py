@@ -105,16 +105,21 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, 
 
 
 def vocab_parallel_loss(
-    logits_BTv: Tensor, targets_BT: Tensor, group: Group, count: int | Tensor | None = None, ignore_index: int = -100
+    logits_BTv: Tensor,
+    targets_BT: Tensor,
+    group: Group,
+    count: float | Tensor | None = None,
+    ignore_index: int = -100,
 ) -> Tensor:
     """`lib.model.loss_term` from sharded logits, shape [], equal on all ranks.
 
     Args:
-        count: number of tokens in the mean, on all ranks and in all microbatches. None: the tokens that count here.
+        count: number of tokens in the mean, or the sum of their weights, on all ranks and in all microbatches. None:
+            the tokens that count here.
     """
     losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, group, ignore_index)
     counted = (targets_BT != ignore_index).sum() if count is None else torch.as_tensor(count)
-    return losses.sum() / counted.clamp(min=1)
+    return losses.sum() / torch.where(counted == 0, 1, counted)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -130,7 +135,7 @@ class _CrossEntropy(torch.autograd.Function):
         total, of_target = comm.all_reduce(torch.stack([powers.sum(-1), of_target]), group)
         ctx.save_for_backward(powers.div_(total.unsqueeze(-1)), words, is_mine, counts)
         ctx.dtype = logits.dtype
-        return (total.log() - of_target) * counts
+        return (total.log() - of_target).masked_fill(~counts, 0)  # logits of an ignored token may be NaN
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
@@ -138,7 +143,7 @@ class _CrossEntropy(torch.autograd.Function):
         softmax, words, is_mine, counts = ctx.saved_tensors
         target = -is_mine.to(softmax.dtype)
         of_logits = softmax.scatter_add(-1, words.unsqueeze(-1), target.unsqueeze(-1))
-        of_logits *= (gradient * counts).unsqueeze(-1)
+        of_logits.mul_(gradient.unsqueeze(-1)).masked_fill_(~counts.unsqueeze(-1), 0)
         return of_logits.to(ctx.dtype), None, None, None
 
 

@@ -1,0 +1,59 @@
+"""The variables by which torchrun tells a process which rank it is; clusters and containers may set some of them."""
+
+import os
+
+from lib.runtime.server import RunError
+
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
+
+
+class StartError(RunError, ValueError):
+    """The variables of torchrun contradict each other or this machine."""
+
+
+def of_torchrun() -> tuple[int, int]:
+    """Number of this rank, and of all ranks; 0 and 0 without torchrun, also where one rank has no address to meet at.
+
+    Raises:
+        StartError: a variable is missing or invalid.
+    """
+    given = _given()
+    alone = given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0"
+    if alone and not given.keys() >= {"MASTER_ADDR", "MASTER_PORT"} or not given.keys() & {"RANK", "WORLD_SIZE"}:
+        return 0, 0
+    rank, size, _ = (_whole(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if "MASTER_ADDR" not in given:
+        raise _error("MASTER_ADDR is not set")
+    if rank >= size:
+        raise _error(f"RANK={rank} must be below WORLD_SIZE={size}")
+    return rank, size
+
+
+def gpu_of_rank(visible: int) -> int:
+    """The GPU of this rank among those that it sees; a StartError if there is none."""
+    local = _whole("LOCAL_RANK")
+    if local >= visible:
+        ranks = os.environ.get("LOCAL_WORLD_SIZE") or f"at least {local + 1}"
+        limit = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
+        raise StartError(
+            f"LOCAL_RANK={local} has no GPU: {ranks} ranks on this machine, but {visible} visible ({limit}); start "
+            f'torchrun with --nproc-per-node {visible}, or use the CPU: init(device="cpu"), or CUDA_VISIBLE_DEVICES=""'
+        )
+    return local
+
+
+def _given() -> dict[str, str]:
+    return {name: value for name in NAMES if (value := os.environ.get(name, "").strip())}
+
+
+def _whole(name: str) -> int:
+    value = _given().get(name, "")
+    if not value.isdecimal():
+        raise _error(f"{name}={value!r} is not a whole number" if value else f"{name} is not set")
+    return int(value)
+
+
+def _error(problem: str) -> StartError:
+    said = ", ".join(f"{name}={value}" for name, value in _given().items())
+    way_out = f"start with torchrun, which sets {', '.join(NAMES)}, or unset them to run without it"
+    return StartError(f"{problem} (the environment has {said}); {way_out}")
