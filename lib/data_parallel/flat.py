@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from lib import comm
@@ -136,6 +137,7 @@ class Flat:
             there, here = self.where[name]
             self.master[here] = values.reshape(-1)[there]
             self.shard[here] = self.master[here]
+        increment_version(self.params[self.names.index(name)])  # a backward that still needs the old values fails
 
     def collect(self) -> dict[str, Tensor]:
         """All-gather the parameters in full precision; all ranks of the group must call it."""
@@ -237,11 +239,16 @@ class Flat:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Free the used gradients, and copy the master weights to the shard."""
+        """Free the used gradients, and copy the master weights to the shard.
+
+        Autograd does not see the new values, which an all-gather writes: it is told, and a backward through a forward
+        with the old ones fails as in one process.
+        """
         for p in (*self.params, *self.pieces.values(), self.shard):
             p.grad = None
         if self.master.dtype != self.shard.dtype:
             self.shard.copy_(self.master)
+        increment_version([p for p in self.params if p.requires_grad])
 
     def gather(self) -> comm.Pending:
         """Start to all-gather the shards into `whole`."""

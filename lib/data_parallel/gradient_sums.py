@@ -7,14 +7,15 @@ arrived, a second sum, a parameter that no sum covers.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lib import comm
 from lib.data_parallel.buckets import any_gradient
@@ -209,14 +210,17 @@ class NaiveGradients(GradientSums):
 
 
 def with_gradient(values: object) -> list[Tensor]:
-    """All tensors with gradients in a nested output: lists, dicts and objects of any class."""
+    """All tensors with gradients in a nested output, in any container: what Python's garbage collector finds in it."""
     found: list[Tensor] = []
-    leaves, seen = tree_leaves(values), set()
-    while leaves:
-        leaf = leaves.pop()
-        if isinstance(leaf, Tensor):
-            found += [leaf] if leaf.requires_grad else []
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (nn.Module, type)) and id(leaf) not in seen:
-            seen.add(id(leaf))
-            leaves += tree_leaves(vars(leaf))
+    left, seen = [values], set()
+    while left:
+        one = left.pop()
+        closed = isinstance(one, (nn.Module, type, ModuleType)) or isinstance(one, dict) and "__builtins__" in one
+        if id(one) in seen or closed:
+            continue
+        seen.add(id(one))
+        if not isinstance(one, Tensor):
+            left += gc.get_referents(one)
+        elif one.requires_grad:
+            found.append(one)
     return found

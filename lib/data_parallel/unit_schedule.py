@@ -18,10 +18,15 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from lib.data_parallel.gradient_sums import with_gradient
 from lib.data_parallel.units import ELSEWHERE, Unit
+
+CHANGED = (
+    "backward needs a tensor of shape {} as it was in forward, but it was changed since, by step(), by loading or in "
+    "place: run backward before that, or forward again after it"
+)
 
 
 class UnitSchedule:
@@ -54,6 +59,10 @@ class UnitSchedule:
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
             unit.module.register_forward_hook(lambda _, args, output, unit=unit: self._after_forward(unit, output))
+        self._of_storage = {flat.whole.untyped_storage()._cdata: unit for unit in units for flat in unit.flats}
+        self._saving: list[saved_tensors_hooks] = []
+        root.module.register_forward_pre_hook(lambda *_: self._saving.append(self._gather_what_is_saved()))
+        root.module.register_forward_hook(lambda *_: self._saving.pop().__exit__(), always_call=True)
 
     def __deepcopy__(self, memo: dict) -> NoReturn:
         raise TypeError(ELSEWHERE.format("copied"))
@@ -113,6 +122,33 @@ class UnitSchedule:
             register_multi_grad_hook(outputs, when_backward_comes, mode="any")
         if self.reshard_after_forward or not outputs:
             self._let_go(unit)
+
+    def _gather_what_is_saved(self) -> saved_tensors_hooks:
+        """Let autograd gather a unit when it needs a saved parameter of it.
+
+        Outputs announce their backward earlier. But a module may hide one, in an attribute or a closure.
+        """
+        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+        def pack(x: Tensor) -> tuple:
+            unit = self._of_storage.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
+            if unit is None and outer:
+                return None, outer[0](x), None
+            return unit, x.detach(), x._version  # x itself would keep its own graph alive
+
+        def unpack(saved: tuple) -> Tensor:
+            unit, x, version = saved
+            if version is None:
+                return outer[1](x)
+            if x._version != version:
+                raise RuntimeError(CHANGED.format(list(x.shape)))
+            if unit is not None and not unit.is_whole:
+                self._before_backward(unit)
+            return x
+
+        hooks = saved_tensors_hooks(pack, unpack)
+        hooks.__enter__()
+        return hooks
 
     def _let_go(self, unit: Unit) -> None:
         """Reshard a unit; the root also reshards units that were prefetched and not used."""
