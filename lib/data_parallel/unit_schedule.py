@@ -59,6 +59,10 @@ class UnitSchedule:
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
             unit.module.register_forward_hook(lambda _, args, output, unit=unit: self._after_forward(unit, output))
+        owners = {id(p): unit for unit in units for flat in unit.flats for p in flat.params}
+        for module in root.module.modules():
+            for unit in {owners[id(p)] for p in module._parameters.values() if p is not None}:
+                module.register_forward_pre_hook(partial(self._before_layer, unit))
         self._of_storage = {flat.whole.untyped_storage()._cdata: unit for unit in units for flat in unit.flats}
         self._saving: list[saved_tensors_hooks] = []
         root.module.register_forward_pre_hook(lambda *_: self._saving.append(self._gather_what_is_saved()))
@@ -105,10 +109,25 @@ class UnitSchedule:
                 self._trains = torch.is_grad_enabled()
             self._make_whole(unit, "forward")
         waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
-        inputs = with_gradient((args, kwargs)) if unit.has_frozen and torch.is_grad_enabled() and not waits else []
-        if inputs:
+        if unit.has_frozen and torch.is_grad_enabled() and not waits:
             unit.inputs_open += 1
+            inputs = with_gradient((args, kwargs))  # without any, it waits for the end of backward
             register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit), mode="all")
+
+    def _before_layer(self, unit: Unit, module: nn.Module, args: tuple) -> None:
+        """Gather the unit of a layer that is recomputed inside it; a layer that is called alone is refused."""
+        if torch._C._current_graph_task_id() >= 0:
+            self._reach(unit)
+        elif not unit.is_whole:
+            raise RuntimeError(
+                f"a {type(module).__name__} was called outside the forward of the model or unit that gathers its "
+                "parameters: call it inside, or list it in units="
+            )
+
+    def _reach(self, unit: Unit) -> None:
+        """Note that backward needs a unit, also if no output announced it."""
+        if not self._backward or unit not in self._seen or not unit.is_whole:
+            self._before_backward(unit)
 
     def _after_forward(self, unit: Unit, output: object) -> None:
         if self._backward:
@@ -142,8 +161,8 @@ class UnitSchedule:
                 return outer[1](x)
             if x._version != version:
                 raise RuntimeError(CHANGED.format(list(x.shape)))
-            if unit is not None and not unit.is_whole:
-                self._before_backward(unit)
+            if unit is not None:
+                self._reach(unit)
             return x
 
         hooks = saved_tensors_hooks(pack, unpack)
