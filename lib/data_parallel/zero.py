@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
-from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer
+from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
 from lib.data_parallel.gradient_sums import NaiveGradients, State
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise, check_summed
 from lib.data_parallel.saving import SavedState
@@ -231,9 +231,7 @@ class ZeRO1(Sharded):
         check_can_be_sharded(module, optimizer, dtype)
         broadcast_weights(module, group)
         gradients = sharded_gradients(replicas(module, group, group.size), self.stage, op, bucket_bytes, dtype)
-        if dtype is not None:
-            for p in module.parameters():
-                p.data = p.data.to(dtype)  # of parameters that are not trained
+        cast_frozen(module, {flat.master.dtype for flat in gradients.buckets}, dtype)
         super().__init__(module, group, gradients, optimizer)
 
 
