@@ -223,11 +223,9 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
         before += x.nbytes
         return x.dtype, x.device, before // TOGETHER_BYTES
 
-    def once(x: Tensor) -> Tensor:  # an expanded tensor repeats elements, and cannot be written to
-        slices = (slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
-        return x[(..., *slices)]
-
-    for _, neighbours in groupby((once(x) for x in tensors if not x.is_meta), key=message_of):
+    real = (x for x in tensors if not x.is_meta)
+    once = (x[(..., *(slice(None if stride else 1) for stride in x.stride()))] for x in real)  # of an expanded one
+    for _, neighbours in groupby(once, key=message_of):
         some = list(neighbours)
         flat = broadcast(torch.cat([x.reshape(-1) for x in some]), group)
         for x, values in zip(some, flat.split([x.numel() for x in some]), strict=True):

@@ -15,7 +15,10 @@ A fused weight, such as the projection of queries, keys and values, is split sec
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -176,6 +179,29 @@ def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
         for name, p in one._parameters.items()
         if p is not None
     }
+
+
+def check_apart(module: nn.Module) -> None:
+    """Raise ValueError if a trained parameter shares memory with another tensor of the module: shards would not."""
+    held = {
+        id(x): (x.data_ptr(), f"{where}.{name}".lstrip("."), x)
+        for where, one in module.named_modules()
+        for name, x in {**vars(one), **one._parameters, **one._buffers}.items()
+        if isinstance(x, Tensor) and x.layout is torch.strided and x.numel() and not x.is_meta
+    }
+    near: list[tuple[str, Tensor, np.ndarray]] = []
+    for start, name, x in sorted(held.values(), key=itemgetter(0)):
+        size, shape, steps = x.element_size(), tuple(x.shape), tuple(x.element_size() * step for step in x.stride())
+        memory = {"version": 3, "typestr": f"|V{size}", "shape": shape, "strides": steps, "data": (start, True)}
+        here = np.asarray(SimpleNamespace(__array_interface__=memory))  # NumPy compares addresses, and reads nothing
+        near = [one for one in near if np.may_share_memory(one[-1], here)]
+        for other, y, there in near:
+            if (x.requires_grad or y.requires_grad) and np.shares_memory(there, here):
+                raise ValueError(
+                    f"{other} and {name} share memory, which their shards would not: make them one parameter "
+                    f"(module.{name} = module.{other}), or give each its own memory (.clone())"
+                )
+        near.append((name, x, here))
 
 
 def split_size(size: int, group: Group, what: str, copies: int = 1) -> int:

@@ -138,7 +138,7 @@ class Flat:
             there, here = self.where[name]
             self.master[here] = values.reshape(-1)[there]
             self.shard[here] = self.master[here]
-        increment_version(self.params[self.names.index(name)])  # a backward that still needs the old values fails
+        increment_version(self.params[self.names.index(name)])  # as in after_step
 
     def collect(self) -> dict[str, Tensor]:
         """All-gather the parameters in full precision; all ranks of the group must call it."""
@@ -240,15 +240,12 @@ class Flat:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Free the used gradients, and copy the master weights to the shard.
-
-        Autograd does not see the new values, which an all-gather writes: it is told, and a backward through a forward
-        with the old ones fails as in one process.
-        """
+        """Free the used gradients, and copy the master weights to the shard."""
         for p in (*self.params, *self.pieces.values(), self.shard):
             p.grad = None
         if self.master.dtype != self.shard.dtype:
             self.shard.copy_(self.master)
+        # Autograd does not see what an all-gather writes: a backward through the old values shall fail.
         increment_version([p for p in self.params if p.requires_grad])
 
     def gather(self) -> comm.Pending:
@@ -261,10 +258,7 @@ class Flat:
 
 
 def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:
-    """Cast frozen parameters that have a dtype of trained ones to the dtype in which these compute.
-
-    Others keep theirs: indices, quantised weights, and what the model keeps more precise than its weights.
-    """
+    """Cast frozen parameters to `dtype`, as trained ones of their dtype; indices and quantised weights stay."""
     for p in module.parameters():
         if dtype and not p.requires_grad and p.is_floating_point() and p.dtype in trained:
             p.data = p.data.to(dtype)

@@ -211,16 +211,12 @@ class NaiveGradients(GradientSums):
 
 def with_gradient(values: object) -> list[Tensor]:
     """All tensors with gradients in a nested output, in any container: what Python's garbage collector finds in it."""
-    found: list[Tensor] = []
-    left, seen = [values], set()
+    found, left, seen = [], [values], set()
     while left:
         one = left.pop()
         closed = isinstance(one, (nn.Module, type, ModuleType)) or isinstance(one, dict) and "__builtins__" in one
-        if id(one) in seen or closed:
-            continue
-        seen.add(id(one))
-        if not isinstance(one, Tensor):
-            left += gc.get_referents(one)
-        elif one.requires_grad:
-            found.append(one)
+        if id(one) not in seen and not closed:
+            seen.add(id(one))
+            left += [] if isinstance(one, Tensor) else gc.get_referents(one)
+            found += [one] if isinstance(one, Tensor) and one.requires_grad else []
     return found

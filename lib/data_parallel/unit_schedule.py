@@ -18,15 +18,11 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch._C import _autograd
+from torch.autograd.graph import register_multi_grad_hook
 
 from lib.data_parallel.gradient_sums import with_gradient
 from lib.data_parallel.units import ELSEWHERE, Unit
-
-CHANGED = (
-    "backward needs a tensor of shape {} as it was in forward, but it was changed since, by step(), by loading or in "
-    "place: run backward before that, or forward again after it"
-)
 
 
 class UnitSchedule:
@@ -64,9 +60,8 @@ class UnitSchedule:
             for unit in {owners[id(p)] for p in module._parameters.values() if p is not None}:
                 module.register_forward_pre_hook(partial(self._before_layer, unit))
         self._of_storage = {flat.whole.untyped_storage()._cdata: unit for unit in units for flat in unit.flats}
-        self._saving: list[saved_tensors_hooks] = []
-        root.module.register_forward_pre_hook(lambda *_: self._saving.append(self._gather_what_is_saved()))
-        root.module.register_forward_hook(lambda *_: self._saving.pop().__exit__(), always_call=True)
+        root.module.register_forward_pre_hook(lambda *_: self._watch_what_is_saved(), prepend=True)
+        root.module.register_forward_hook(lambda *_: _autograd._pop_saved_tensors_default_hooks(), always_call=True)
 
     def __deepcopy__(self, memo: dict) -> NoReturn:
         raise TypeError(ELSEWHERE.format("copied"))
@@ -142,16 +137,13 @@ class UnitSchedule:
         if self.reshard_after_forward or not outputs:
             self._let_go(unit)
 
-    def _gather_what_is_saved(self) -> saved_tensors_hooks:
-        """Let autograd gather a unit when it needs a saved parameter of it.
-
-        Outputs announce their backward earlier. But a module may hide one, in an attribute or a closure.
-        """
-        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    def _watch_what_is_saved(self) -> None:
+        """Gather a unit when backward reads a parameter that autograd saved: a module may hide an output of it."""
+        outer = _autograd._top_saved_tensors_default_hooks(True)
 
         def pack(x: Tensor) -> tuple:
             unit = self._of_storage.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
-            if unit is None and outer:
+            if outer and unit is None:
                 return None, outer[0](x), None
             return unit, x.detach(), x._version  # x itself would keep its own graph alive
 
@@ -159,15 +151,16 @@ class UnitSchedule:
             unit, x, version = saved
             if version is None:
                 return outer[1](x)
-            if x._version != version:
-                raise RuntimeError(CHANGED.format(list(x.shape)))
+            if x._version != version:  # with hooks, autograd does not check it
+                raise RuntimeError(
+                    f"backward needs a tensor of shape {list(x.shape)} as it was in forward, but step(), a load or an "
+                    "operation in place has changed it: run backward first, or forward again"
+                )
             if unit is not None:
                 self._reach(unit)
             return x
 
-        hooks = saved_tensors_hooks(pack, unpack)
-        hooks.__enter__()
-        return hooks
+        _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
     def _let_go(self, unit: Unit) -> None:
         """Reshard a unit; the root also reshards units that were prefetched and not used."""

@@ -106,8 +106,8 @@ class StandIns:
         """The NaN tensor, shape [], with dtype and device of `like`."""
         key = like.dtype, like.device
         if key not in self._nans:
-            whole = not (like.is_floating_point() or like.is_complex() or like.dtype == torch.bool)
-            value = torch.iinfo(like.dtype).max if whole else torch.nan
+            has_nan = like.is_floating_point() or like.is_complex() or like.dtype == torch.bool
+            value = torch.nan if has_nan else torch.iinfo(like.dtype).max
             self._nans[key] = torch.full((), value, dtype=like.dtype, device=like.device)
         return self._nans[key]
 

@@ -38,6 +38,7 @@ from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise, che
 from lib.data_parallel.saving import SavedState
 from lib.facts import Fact
 from lib.mesh import Group
+from lib.placement import check_apart
 
 # ---- full parameters ------------------------------------------------------------------------------------------------
 
@@ -54,6 +55,7 @@ class NaiveZeRO1(DataParallel):
     """
 
     def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str = "mean") -> None:
+        check_apart(module)
         gradients = NaiveGradients(replicas(module, group), op)
         broadcast_weights(module, group)
         super().__init__(module, group, gradients, counts_over=group)
@@ -182,8 +184,10 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
     """Raise an error before anything is changed, if a module cannot be sharded.
 
     Raises:
-        ValueError: an optimizer that needs full parameters, or a layer that cannot compute with weights of `dtype`.
+        ValueError: an optimizer that needs full parameters, parameters that share memory, or a layer that cannot
+            compute with weights of `dtype`.
     """
+    check_apart(module)
     check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
     for name, one in module.named_modules():
         averages = getattr(one, "running_mean", None)
