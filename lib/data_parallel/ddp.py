@@ -45,11 +45,8 @@ class DataParallel(nn.Module):
         self.module, self.group, self.gradients = module, group, gradients
         self._counts_over = counts_over or Group()
 
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        raise TypeError(
-            "a wrapped model cannot be copied: no rank would sum the copy's gradients. Copy its module "
-            "(copy.deepcopy(model.module)), and wrap the copy"
-        )
+    def __reduce__(self) -> NoReturn:
+        self.gradients.__reduce__()
 
     @property
     def op(self) -> str:

@@ -107,8 +107,8 @@ class FSDP(Sharded):
         if unit.trained:
             self.gradients.no_more(unit.flats[0])
 
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        raise TypeError(ELSEWHERE.format("copied"))
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(ELSEWHERE.format("copied or pickled"))
 
     def state_dict(self, *args, **kwargs) -> NoReturn:
         raise RuntimeError(ELSEWHERE.format("saved"))
@@ -117,7 +117,6 @@ class FSDP(Sharded):
         raise RuntimeError(ELSEWHERE.format("loaded"))
 
     def forward(self, *args, **kwargs):
-        self._schedule.check_not_compiled()
         self._schedule.end_backward()  # first the gathers of the last backward, then its sums
         return super().forward(*args, **kwargs)
 

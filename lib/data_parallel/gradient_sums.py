@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import ModuleType
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,12 @@ class GradientSums:
         self.state = State.IDLE
         self._through = True  # the last backward ended; an exception may have ended it early
         self.syncs = True
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a wrapped model cannot be copied or pickled: no rank would sum the copy's gradients. Copy its module "
+            "(copy.deepcopy(model.module)) and wrap the copy, or save a state_dict"
+        )
 
     @property
     def begun(self) -> bool:

@@ -19,6 +19,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 from torch._C import _autograd
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib.data_parallel.gradient_sums import with_gradient
@@ -54,26 +55,17 @@ class UnitSchedule:
             for p in unit.trained:  # after the hook that sums the gradient
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
-            unit.module.register_forward_hook(lambda _, args, output, unit=unit: self._after_forward(unit, output))
+            unit.module.register_forward_hook(partial(self._after_forward, unit))
         owners = {id(p): unit for unit in units for flat in unit.flats for p in flat.params}
         for module in root.module.modules():
             for unit in {owners[id(p)] for p in module._parameters.values() if p is not None}:
                 module.register_forward_pre_hook(partial(self._before_layer, unit))
         self._of_storage = {flat.whole.untyped_storage()._cdata: unit for unit in units for flat in unit.flats}
-        root.module.register_forward_pre_hook(lambda *_: self._watch_what_is_saved(), prepend=True)
-        root.module.register_forward_hook(lambda *_: _autograd._pop_saved_tensors_default_hooks(), always_call=True)
+        root.module.register_forward_pre_hook(self._watch_what_is_saved, prepend=True)
+        root.module.register_forward_hook(self._stop_watching, always_call=True)
 
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        raise TypeError(ELSEWHERE.format("copied"))
-
-    def check_not_compiled(self) -> None:
-        """Raise RuntimeError for a unit that was compiled in place, because its hooks would be compiled too."""
-        for unit in self.units:
-            if unit.module._compiled_call_impl is not None:
-                raise RuntimeError(
-                    f"a {type(unit.module).__name__}, which is gathered as a unit, was compiled in place, and "
-                    "its gather was compiled too: replace it by torch.compile(unit) before the model is wrapped"
-                )
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(ELSEWHERE.format("copied or pickled"))
 
     def end_backward(self) -> None:
         """Note that a backward has ended, or was given up."""
@@ -93,6 +85,11 @@ class UnitSchedule:
             unit.reshard()
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if torch.compiler.is_compiling() or callable(get_eval_frame_callback()):
+            raise RuntimeError(
+                f"torch.compile reached the gather of a {type(module).__name__}: compile only what is inside it, each "
+                "unit alone (blocks[i] = torch.compile(blocks[i])) before the model is wrapped"
+            )
         if unit is self.units[0]:
             self.end_backward()  # of the previous microbatch
         if self._backward:  # an activation checkpoint recomputes forward
@@ -115,8 +112,8 @@ class UnitSchedule:
             self._reach(unit)
         elif not unit.is_whole:
             raise RuntimeError(
-                f"a {type(module).__name__} was called outside the forward of the model or unit that gathers its "
-                "parameters: call it inside, or list it in units="
+                f"a {type(module).__name__} was called outside the forward of the model, which gathers its parameters: "
+                "call the model, or list the layer in units="
             )
 
     def _reach(self, unit: Unit) -> None:
@@ -124,7 +121,7 @@ class UnitSchedule:
         if not self._backward or unit not in self._seen or not unit.is_whole:
             self._before_backward(unit)
 
-    def _after_forward(self, unit: Unit, output: object) -> None:
+    def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
         if self._backward:
             return
         if unit is self.units[0]:
@@ -137,7 +134,7 @@ class UnitSchedule:
         if self.reshard_after_forward or not outputs:
             self._let_go(unit)
 
-    def _watch_what_is_saved(self) -> None:
+    def _watch_what_is_saved(self, *_: object) -> None:
         """Gather a unit when backward reads a parameter that autograd saved: a module may hide an output of it."""
         outer = _autograd._top_saved_tensors_default_hooks(True)
 
@@ -161,6 +158,9 @@ class UnitSchedule:
             return x
 
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+    def _stop_watching(self, *_: object) -> None:
+        _autograd._pop_saved_tensors_default_hooks()
 
     def _let_go(self, unit: Unit) -> None:
         """Reshard a unit; the root also reshards units that were prefetched and not used."""
