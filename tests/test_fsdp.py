@@ -859,8 +859,8 @@ def test_hooks_on_saved_tensors_around_a_model_are_called():
             one(inputs).sum().backward()
     model.finish()
     assert 0 < len(saved[1]) < len(saved[0]) and shards_apart(model, twin) < 1e-5
-    y = torch.nn.Linear(3, 3)(torch.ones(1, 3))
-    assert y.grad_fn._raw_saved_mat1 is not None, "no hook stays"
+    said(lambda: model(None), Exception)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None, "none of our own stays"
 
 
 def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
@@ -883,6 +883,7 @@ def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
     other(inputs)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_layers_that_cannot_be_a_unit_or_compute_in_a_dtype():
     inputs, _ = rows(0, 2)
     model, inner, around = gpt(0), FSDP(gpt(0), ALONE, adamw), FSDP(gpt(0), ALONE, adamw)
