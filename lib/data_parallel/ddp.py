@@ -49,10 +49,6 @@ class DataParallel(nn.Module):
         self.gradients.__reduce__()
 
     @property
-    def op(self) -> str:
-        return self.gradients.op
-
-    @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters that get a gradient; a tied parameter once."""
         return self.gradients.trained

@@ -178,6 +178,5 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
         for name, p in one._parameters.items():
             if p is not None:
                 nan = stand_ins.of(torch.empty(0, dtype=p.dtype, device=device()))
-                one._parameters[name] = made.setdefault(
-                    id(p), nn.Parameter(nan.expand(p.shape), requires_grad=p.requires_grad)
-                )
+                new = nn.Parameter(nan.expand(p.shape), requires_grad=p.requires_grad)
+                one._parameters[name] = made.setdefault(id(p), new)

@@ -62,7 +62,7 @@ class UnitSchedule:
                 module.register_forward_pre_hook(partial(self._before_layer, unit))
         self._of_storage = {flat.whole.untyped_storage()._cdata: unit for unit in units for flat in unit.flats}
         root.module.register_forward_pre_hook(self._watch_what_is_saved, prepend=True)
-        root.module.register_forward_hook(self._stop_watching, always_call=True)
+        root.module.register_forward_hook(lambda *_: _autograd._pop_saved_tensors_default_hooks(), always_call=True)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(ELSEWHERE.format("copied or pickled"))
@@ -158,9 +158,6 @@ class UnitSchedule:
             return x
 
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-    def _stop_watching(self, *_: object) -> None:
-        _autograd._pop_saved_tensors_default_hooks()
 
     def _let_go(self, unit: Unit) -> None:
         """Reshard a unit; the root also reshards units that were prefetched and not used."""

@@ -76,7 +76,7 @@ class NaiveZeRO1(DataParallel):
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
             with comm.label("gradient"):
-                p.grad = comm.reduce(p.grad, self.group, owner, self.op)
+                p.grad = comm.reduce(p.grad, self.group, owner, self.gradients.op)
         self.gradients.is_summed()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
