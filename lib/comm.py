@@ -223,8 +223,8 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
         before += x.nbytes
         return x.dtype, x.device, before // TOGETHER_BYTES
 
-    real = (x for x in tensors if not x.is_meta)
-    once = (x[(..., *(slice(None if stride else 1) for stride in x.stride()))] for x in real)  # of an expanded one
+    # Of an expanded tensor, the elements that it repeats.
+    once = (x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in tensors if not x.is_meta)
     for _, neighbours in groupby(once, key=message_of):
         some = list(neighbours)
         flat = broadcast(torch.cat([x.reshape(-1) for x in some]), group)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +43,6 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module, self.group, self.gradients = module, group, gradients
         self._counts_over = counts_over or Group()
-
-    def __reduce__(self) -> NoReturn:
-        self.gradients.__reduce__()
 
     @property
     def trained(self) -> list[nn.Parameter]:

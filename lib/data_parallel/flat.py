@@ -91,8 +91,7 @@ class Flat:
         own = shard.dtype == first.dtype
         self.master = shard if own else torch.zeros(size, dtype=first.dtype, device=shard.device)
         self.where = self._overlaps()
-        owned = self.where.items()
-        self.pieces = {name: nn.Parameter(self.master[here], first.requires_grad) for name, (_, here) in owned}
+        self.pieces = {k: nn.Parameter(self.master[at], first.requires_grad) for k, (_, at) in self.where.items()}
         self._grad_views: list[Tensor] = []
 
     @classmethod

@@ -107,9 +107,6 @@ class FSDP(Sharded):
         if unit.trained:
             self.gradients.no_more(unit.flats[0])
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(ELSEWHERE.format("copied or pickled"))
-
     def state_dict(self, *args, **kwargs) -> NoReturn:
         raise RuntimeError(ELSEWHERE.format("saved"))
 

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from types import ModuleType
 from typing import NoReturn
 
 import torch
@@ -70,8 +69,8 @@ class GradientSums:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a wrapped model cannot be copied or pickled: no rank would sum the copy's gradients. Copy its module "
-            "(copy.deepcopy(model.module)) and wrap the copy, or save a state_dict"
+            "a wrapped model cannot be copied or pickled, because no rank would sum the copy's gradients: wrap a copy "
+            "of its module (copy.deepcopy(model.module)), or save its state_dict"
         )
 
     @property
@@ -221,8 +220,8 @@ def with_gradient(values: object) -> list[Tensor]:
     found, left, seen = [], [values], set()
     while left:
         one = left.pop()
-        closed = isinstance(one, (nn.Module, type, ModuleType)) or isinstance(one, dict) and "__builtins__" in one
-        if id(one) not in seen and not closed:
+        is_globals = isinstance(one, dict) and "__name__" in one
+        if id(one) not in seen and not is_globals and not isinstance(one, (nn.Module, type)):
             seen.add(id(one))
             left += [] if isinstance(one, Tensor) else gc.get_referents(one)
             found += [one] if isinstance(one, Tensor) and one.requires_grad else []

@@ -111,10 +111,7 @@ class UnitSchedule:
         if torch._C._current_graph_task_id() >= 0:
             self._reach(unit)
         elif not unit.is_whole:
-            raise RuntimeError(
-                f"a {type(module).__name__} was called outside the forward of the model, which gathers its parameters: "
-                "call the model, or list the layer in units="
-            )
+            raise RuntimeError(f"a {type(module).__name__} called alone finds its parameters sharded: call the model")
 
     def _reach(self, unit: Unit) -> None:
         """Note that backward needs a unit, also if no output announced it."""
@@ -150,8 +147,8 @@ class UnitSchedule:
                 return outer[1](x)
             if x._version != version:  # with hooks, autograd does not check it
                 raise RuntimeError(
-                    f"backward needs a tensor of shape {list(x.shape)} as it was in forward, but step(), a load or an "
-                    "operation in place has changed it: run backward first, or forward again"
+                    f"backward needs a tensor {list(x.shape)} as it was in forward, but step(), a load or an operation "
+                    "in place has changed it: run backward before that, or forward again after it"
                 )
             if unit is not None:
                 self._reach(unit)

@@ -114,8 +114,7 @@ class StandIns:
 
 def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: torch.dtype | None) -> list[Unit]:
     """Make the root, then the units, each with one flat for trained parameters and one per dtype for frozen."""
-    made, stand_ins = [], StandIns()
-    parts = split_units(module, units)
+    made, stand_ins, parts = [], StandIns(), split_units(module, units)
     cast_frozen(module, {p.dtype for p in module.parameters() if p.requires_grad}, dtype)
     for one, named in parts:
         kinds: dict[tuple, dict[str, nn.Parameter]] = {}

@@ -71,9 +71,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     _check(model, group)
     comm.agree(model.parameters(), group)
     how = {"agreed": True, "sequence_dim": SEQUENCE_DIM if sequence_parallel else None}
-    tied: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(p), []).append(name)
+    before = dict(model.named_parameters(remove_duplicate=False))
     for module in list(model.modules()):
         match module:
             case Embed():
@@ -107,8 +105,8 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                 module.linear = ColumnParallelLinear.from_serial(module.linear, group, **how)
     if isinstance(model, GPT) and sequence_parallel:
         model.sequence_slices = group.size
-    found = parts(model)
-    for first, other in ((names[0], name) for names in tied.values() for name in names[1:]):
+    found, names = parts(model), {id(p): name for name, p in reversed(before.items())}
+    for other, first in ((name, names[id(p)]) for name, p in before.items() if names[id(p)] != name):  # tied
         if found[first][1] != found[other][1]:
             raise ValueError(f"{first} and {other} are one parameter, but sharded differently: make each its own")
         where, _, name = other.rpartition(".")
