@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 
@@ -121,6 +122,7 @@ class Saved:
         for flat, shard in zip(self.flats, state["shards"], strict=True):
             flat.master.copy_(shard)
             flat.copy_master()
+            increment_version(flat.params)  # the frozen ones, too
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.publish()
 
