@@ -19,7 +19,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader grading busy perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 
@@ -141,6 +141,12 @@ nbgrader: $(READY) ## grade with the real nbgrader, which the first time is inst
 	@test -x .venv-nbgrader/bin/nbgrader || \
 	  { echo "== Installing nbgrader"; $(PYTHON) -m venv .venv-nbgrader && .venv-nbgrader/bin/pip install -q nbgrader==0.9.6; }
 	@NBGRADER=$(abspath .venv-nbgrader/bin) $(PY) -m pytest tests/test_nbgrader.py -q
+
+newest: ## run a chapter and an exercise with the packages of today, torch apart, in .venv-newest (minutes)
+	@rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
+	@.venv-newest/bin/pip install -q --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@.venv-newest/bin/pip install -q -r requirements.txt
+	@.venv-newest/bin/python tools/newest.py
 
 grading: $(READY) ## grade two hundred submissions, fifty of them hostile, as root (minutes)
 	@GRADING=1 $(PY) -m pytest tests/test_grade_many.py -q

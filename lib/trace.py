@@ -189,29 +189,24 @@ def _slice(item: Span | CommEvent, tid: int) -> dict:
 
 _active: list[tuple[Trace, int]] = []
 _under_way: dict[object, CommEvent] = {}  # messages before their wait
-_clocks = [time.perf_counter]  # of the recordings
+clock: Callable[[], float] = time.perf_counter  # of the recording
 
 
 @contextmanager
-def record(rank: int = 0, clock: Callable[[], float] = time.perf_counter) -> Iterator[Trace]:
-    """Collect the events and spans of this process, as `rank`, while the body runs; the innermost `clock` counts."""
-    trace, before = Trace(), set(_under_way)
+def record(rank: int = 0, by: Callable[[], float] = time.perf_counter) -> Iterator[Trace]:
+    """Collect the events and spans of this process, as `rank`, while the body runs, with times `by` this clock."""
+    global clock
+    trace, before, (clock, earlier) = Trace(), set(_under_way), (by, clock)
     _active.append((trace, rank))
-    _clocks.append(clock)
     try:
         yield trace
     finally:
-        _clocks.pop()
+        clock = earlier
         _active.remove((trace, rank))
         now_s = time.perf_counter()
         trace.events += [replace(event, end_s=now_s) for key, event in _under_way.items() if key not in before]
         if not _active:
             _under_way.clear()
-
-
-def clock() -> Callable[[], float]:
-    """The clock of the recording."""
-    return _clocks[-1]
 
 
 def recording() -> bool:
@@ -240,10 +235,10 @@ class span:  # noqa: N801 used as a function; a generator would take three times
         self._kind, self._label = kind, label
 
     def __enter__(self) -> None:
-        self._start_s = clock()()
+        self._start_s = clock()
 
     def __exit__(self, *error: object) -> None:
-        end_s = clock()()
+        end_s = clock()
         for trace, rank in _active:
             trace.spans.append(Span(rank, self._kind, self._label, self._start_s, end_s))
 

@@ -69,8 +69,8 @@ def train(
             began_s = time.perf_counter()
             watches_memory = step == min(first + 1, config.steps - 1)  # the first step with all optimizer states
             with ExitStack() as stack:
-                clock = done_s if profile and step == config.steps - 1 else time.perf_counter
-                recorded = stack.enter_context(trace.record(world.rank, clock))
+                by = done_s if profile and step == config.steps - 1 else time.perf_counter
+                recorded = stack.enter_context(trace.record(world.rank, by))
                 memory = stack.enter_context(model.memory()) if watches_memory else None
                 loss = train_step(model, corpus.train, step, config)
             report["step_s"].append(time.perf_counter() - began_s)

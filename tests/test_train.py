@@ -324,7 +324,8 @@ def test_only_the_profiled_step_waits_for_a_gpu(monkeypatch):
     monkeypatch.setattr(train_loop, "done_s", lambda: read.append(len(read)) or float(len(read)))
     losses, spans = [], []
     for profile in (False, True):
-        report = train(Group(), dataclasses.replace(CONFIG, validate_every=0), True, None, profile)
+        config = dataclasses.replace(CONFIG, validate_every=0, steps=2, global_batch=2)
+        report = train(Group(), config, True, None, profile)
         losses.append(report["losses"])
         spans = report["profile"].spans if profile else spans
         assert bool(read) == profile

@@ -145,7 +145,7 @@ class _Step:
             for action in self.schedule.actions[self.group.rank]:
                 with comm.label(str(action)):
                     start_s = self._do(action)
-                end_s = trace.clock()()
+                end_s = trace.clock()
                 slots.append(Slot(self.group.rank, action, start_s, end_s))
         for pending in self.going.values():
             pending.wait()
@@ -158,7 +158,7 @@ class _Step:
     def _do(self, action: Action) -> float:
         """Wait for the input of an action and execute it; return its start."""
         stage, op, m = action
-        start_s = trace.clock()()
+        start_s = trace.clock()
         if op in RECVS:
             like = next(iter(self.stages.values())).travels(self.inputs[m])
             self.here[action] = comm.recv(like, self.group, self._peer(action))
@@ -171,7 +171,7 @@ class _Step:
                 pending.follow()
         else:
             x = None if op == Op.W else self._what_came(action)
-            start_s = trace.clock()()
+            start_s = trace.clock()
             if action in self.closing:
                 self.reduce.last_backward(stage)
             with trace.span(KIND[op], str(action)):

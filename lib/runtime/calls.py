@@ -116,7 +116,7 @@ class Record:
 
     def follow(self) -> None:
         """Note when the works end, if they have a future: messages in gloo do not, and on a GPU it is too early."""
-        if self.call.kind not in ("send", "recv") and trace.clock() is time.perf_counter:
+        if self.call.kind not in ("send", "recv") and trace.clock is time.perf_counter:
             for work in self.works:
                 work.get_future().add_done_callback(self._saw_end)
 
@@ -131,7 +131,7 @@ class Record:
 
     def done(self, late_s: float = 0.0) -> None:
         """Count it as ended, at `late_s` on an emulated link."""
-        self.ended_s = max(self._seen_s or trace.clock()(), late_s)
+        self.ended_s = max(self._seen_s or trace.clock(), late_s)
         if trace.recording() and self.call.kind != "new_group":
             trace.add(self._event(self.ended_s), self)
 

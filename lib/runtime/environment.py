@@ -12,7 +12,7 @@ class StartError(RunError, ValueError):
 
 
 def of_torchrun() -> tuple[int, int]:
-    """Number of this rank, and of all ranks; 0 and 0 without torchrun, also where one rank has no address to meet at.
+    """Number of this rank, and of all ranks; 0 and 0 without torchrun, also for a single rank without an address.
 
     Raises:
         StartError: a variable is missing or invalid.
@@ -22,18 +22,15 @@ def of_torchrun() -> tuple[int, int]:
     if alone and not given.keys() >= {"MASTER_ADDR", "MASTER_PORT"} or not given.keys() & {"RANK", "WORLD_SIZE"}:
         return 0, 0
     rank, size, _ = (_whole(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    if "MASTER_ADDR" not in given:
-        raise _error("MASTER_ADDR is not set")
-    if rank >= size:
-        raise _error(f"RANK={rank} must be below WORLD_SIZE={size}")
+    if "MASTER_ADDR" not in given or rank >= size:
+        raise _error(f"RANK={rank} must be below WORLD_SIZE={size}" if rank >= size else "MASTER_ADDR is not set")
     return rank, size
 
 
 def gpu_of_rank(visible: int) -> int:
-    """The GPU of this rank among those that it sees; a StartError if there is none."""
-    local = _whole("LOCAL_RANK")
+    """The number of this rank's GPU; a StartError if it is not among the visible ones."""
+    local, ranks = _whole("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE") or "too many"
     if local >= visible:
-        ranks = os.environ.get("LOCAL_WORLD_SIZE") or f"at least {local + 1}"
         limit = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
         raise StartError(
             f"LOCAL_RANK={local} has no GPU: {ranks} ranks on this machine, but {visible} visible ({limit}); start "

@@ -1,7 +1,7 @@
 """Process groups that only their members make, under names of ours.
 
-The problem: torch names a new group by the number of groups that this process has, or has ever made. As soon as two
-members made different groups before, each waits for the other under a different name, forever.
+The problem: torch names a new group by the number of groups that a process has, or has ever made. As soon as two
+members made different groups before, each waits under a different name, forever.
 The idea: the name follows from the ranks, the purpose, and a count of equal groups, which is the same on all members.
 To make a group is a call like others: the call table compares it, and a hang report shows it.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -20,28 +19,23 @@ from lib.runtime.calls import Call, Record
 _made: Counter[str] = Counter()  # groups of the same ranks and purpose
 
 
-def process_group(ranks: Sequence[int], axis: str, purpose: str) -> dist.ProcessGroup:
+def process_group(ranks: tuple[int, ...], axis: str, purpose: str) -> dist.ProcessGroup:
     """A new process group of these global ranks, all of which call this, and no other rank.
 
-    Args:
-        axis: its name in traces.
-        purpose: members that make two groups must make them in the same order; different purposes are compared.
+    `axis` is its name in traces. Ranks that make groups for different purposes in different orders get an error.
     """
-    me, shown = dist.get_rank(), f"{new_group_of(ranks)} for {purpose}"
-    call = Call(
-        "new_group", None, axis, me, len(ranks), new_group_of(ranks), tuple(ranks), shown, tuple(ranks), shown
-    )
-    with Record(call, time.perf_counter()).waiting:
-        _made[shown] += 1
+    me, n, channel = dist.get_rank(), len(ranks), new_group_of(ranks)
+    what = f"{channel} for {purpose}"
+    with Record(Call("new_group", None, axis, me, n, channel, ranks, what, ranks, what), time.perf_counter()).waiting:
+        _made[what] += 1
         backend, store = c10d._world.pg_map[dist.group.WORLD]
-        name, limit = f"{shown}, {_made[shown]}", c10d._get_default_timeout(dist.Backend(backend))
-        where = len(ranks), ranks.index(me), list(ranks)
-        # `dist.new_group` is this function with a name of its own.
-        group, _ = c10d._new_process_group_helper(*where, backend, store, name, timeout=limit, group_desc=axis)
-        c10d._world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}
-    return group
+        limit = c10d._get_default_timeout(dist.Backend(backend))
+        more = backend, store, f"{what}, {_made[what]}"  # `dist.new_group` is this with a name of its own
+        pg, _ = c10d._new_process_group_helper(n, ranks.index(me), [*ranks], *more, timeout=limit, group_desc=axis)
+        c10d._world.pg_group_ranks[pg] = {rank: i for i, rank in enumerate(ranks)}
+    return pg
 
 
-def new_group_of(ranks: Sequence[int]) -> str:
+def new_group_of(ranks: tuple[int, ...]) -> str:
     """The call that makes a group, as the call table shows it."""
     return f"new_group(ranks {', '.join(map(str, ranks))})"

@@ -177,10 +177,7 @@ def _describe(name: str, given: dict) -> Call | None:
 
 
 def _new_group(members: tuple, world: dist.ProcessGroup, by_members: bool) -> Call | None:
-    """Describe `new_group`: all ranks call it in the same order, or with `use_local_synchronization` the members.
-
-    In the second case torch names the group by the number of groups that a process has, which must be equal too.
-    """
+    """Describe `new_group`, which all ranks call in one order; with `use_local_synchronization` the members do."""
     shown = new_group_of(members)
     every = _collective("new_group", [shown], None, None, world, tuple(range(dist.get_world_size())))
     if not by_members:
