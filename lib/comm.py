@@ -223,7 +223,9 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
         before += x.nbytes
         return x.dtype, x.device, before // TOGETHER_BYTES
 
-    for _, neighbours in groupby((x for x in tensors if not x.is_meta), key=message_of):
+    # Of an expanded tensor, the elements that it repeats.
+    once = (x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in tensors if not x.is_meta)
+    for _, neighbours in groupby(once, key=message_of):
         some = list(neighbours)
         flat = broadcast(torch.cat([x.reshape(-1) for x in some]), group)
         for x, values in zip(some, flat.split([x.numel() for x in some]), strict=True):
