@@ -15,7 +15,9 @@ A fused weight, such as the projection of queries, keys and values, is split sec
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -176,6 +178,28 @@ def parts(module: nn.Module) -> dict[str, tuple[nn.Parameter, Placement]]:
         for name, p in one._parameters.items()
         if p is not None
     }
+
+
+def check_apart(module: nn.Module) -> None:
+    """Raise ValueError if a trained parameter shares memory with another tensor of the module: shards would not."""
+    held: dict[int, tuple[str, Tensor, np.ndarray]] = {}
+    for where, one in module.named_modules():
+        for name, x in {**vars(one), **one._parameters, **one._buffers}.items():
+            if isinstance(x, Tensor) and x.layout is torch.strided and x.numel() and not x.is_meta:
+                size, steps = x.element_size(), tuple(x.element_size() * step for step in x.stride())
+                memory = {"version": 3, "shape": tuple(x.shape), "strides": steps, "data": (x.data_ptr(), True)}
+                array = np.asarray(SimpleNamespace(__array_interface__=memory | {"typestr": f"|V{size}"}))
+                held[id(x)] = f"{where}.{name}".lstrip("."), x, array  # NumPy compares addresses, and reads nothing
+    ordered = sorted(held.values(), key=lambda one: one[1].data_ptr())
+    for i, (name, x, here) in enumerate(ordered):
+        for other, y, there in ordered[i + 1 :]:
+            if not np.may_share_memory(here, there):  # nor can those that start later
+                break
+            if (x.requires_grad or y.requires_grad) and np.shares_memory(here, there):
+                raise ValueError(
+                    f"{name} and {other} share memory, which their shards would not: make them one parameter "
+                    f"(module.{other} = module.{name}), or give each its own memory (.clone())"
+                )
 
 
 def split_size(size: int, group: Group, what: str, copies: int = 1) -> int:

@@ -6,7 +6,18 @@ from sharding import said
 from torch import nn
 
 from lib import comm, run
-from lib.placement import Fused, Partial, Replicate, Shard, copies_of, distribute, parts, shard, unshard
+from lib.placement import (
+    Fused,
+    Partial,
+    Replicate,
+    Shard,
+    check_apart,
+    copies_of,
+    distribute,
+    parts,
+    shard,
+    unshard,
+)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +113,38 @@ def test_wrong_use_is_named(placement, message):
         return said(lambda: shard(torch.ones(5, 4), placement, world), ValueError)
 
     assert message in run(wrong, 2)[0]
+
+
+def two(first, second, **more):
+    """A module with two tensors, as parameters a and b, or under the names in `more`."""
+    module = nn.Module()
+    module.a, module.b = nn.Parameter(first), nn.Parameter(second)
+    for name, tensor in more.items():
+        setattr(module, name, tensor)
+    return module
+
+
+def test_parameters_that_share_memory():
+    flat, square = torch.randn(40), torch.randn(4, 4)
+    strips, halves = torch.randn(4, 8), torch.randn(4, dtype=torch.complex64)
+    with_buffer = two(square.clone(), torch.ones(3))
+    with_buffer.register_buffer("c", with_buffer.a.data[1])
+    half_frozen = two(square, square)
+    half_frozen.b.requires_grad_(False)
+    for module, other in (
+        (two(square, square), "b"),
+        (two(square, square.t()), "b"),
+        (two(flat[:16], flat[15:]), "b"),
+        (two(halves, torch.view_as_real(halves)[:, 1]), "b"),
+        (with_buffer, "c"),
+        (half_frozen, "b"),
+    ):
+        text = said(lambda module=module: check_apart(module), ValueError)
+        assert f"a and {other} share memory" in text and f"module.{other} = module.a" in text
+    tied = two(square, flat[:0], c=[square])
+    tied.b = tied.a
+    frozen = two(square, square).requires_grad_(False)
+    for module in (tied, frozen, two(flat[:16], flat[16:]), two(strips[:, :4], strips[:, 4:]), nn.LSTM(3, 4, 2)):
+        check_apart(module)
+    with torch.device("meta"):
+        check_apart(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))

@@ -368,3 +368,22 @@ def test_beside_data_parallel_ranks():
     for ours, serial in results:
         assert ours == pytest.approx(serial, rel=1e-12)
     assert results[0] == results[1] and results[0] != results[2]
+
+
+def test_weights_tied_by_hand_stay_tied_and_shared_memory_is_refused():
+    def tie(world):
+        model = serial_gpt(config_of())
+        first, second = model.blocks
+        second.mlp.up.weight, second.mlp.down.bias = first.mlp.up.weight, first.mlp.down.bias
+        twin, other = copy.deepcopy(model), copy.deepcopy(model)
+        tensor_parallel(model, world)
+        first, second = model.blocks
+        names = [name for name, _ in model.named_parameters()] == [name for name, _ in twin.named_parameters()]
+        other.blocks[1].attention.out.weight.data = other.blocks[0].attention.out.weight.data
+        shared = said(lambda: tensor_parallel(other, world), ValueError)
+        twin.blocks[1].attention.out.bias = twin.blocks[0].attention.qkv.bias
+        differs = said(lambda: tensor_parallel(twin, world), ValueError)
+        return names and second.mlp.up.weight is first.mlp.up.weight, shared, differs
+
+    for same, shared, differs in run(tie, 2):
+        assert same and "attention.out.weight share memory" in shared and "sharded differently" in differs

@@ -32,7 +32,7 @@ from lib import comm
 from lib.cost.sizes import check_recompute
 from lib.mesh import Group
 from lib.model import GPT, MLP, Attention, Block, Embed, Head
-from lib.placement import Fused, Shard, parts, unshard
+from lib.placement import Fused, Shard, check_apart, parts, unshard
 from lib.tensor_parallel.heads import OwnDropout, QKVParallelLinear, copies_of_heads
 from lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from lib.tensor_parallel.sequence import dropout, see_slices, slice_of_rank
@@ -63,7 +63,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
         The model.
 
     Raises:
-        ValueError: a size cannot be split evenly, or the model is already sharded.
+        ValueError: a size cannot be split evenly, the model is already sharded, or parameters share memory.
 
     Source: Korthikanti et al. 2022, section 5 (`again`).
     """
@@ -71,7 +71,7 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
     _check(model, group)
     comm.agree(model.parameters(), group)
     how = {"agreed": True, "sequence_dim": SEQUENCE_DIM if sequence_parallel else None}
-    tied = isinstance(model, GPT) and model.head.linear.weight is model.embed.token.weight
+    before = dict(model.named_parameters(remove_duplicate=False))
     for module in list(model.modules()):
         match module:
             case Embed():
@@ -105,8 +105,12 @@ def tensor_parallel(model: Model, group: Group, sequence_parallel: bool = False,
                 module.linear = ColumnParallelLinear.from_serial(module.linear, group, **how)
     if isinstance(model, GPT) and sequence_parallel:
         model.sequence_slices = group.size
-    if tied:
-        model.head.linear.weight = model.embed.token.weight
+    found, names = parts(model), {id(p): name for name, p in reversed(before.items())}
+    for other, first in ((name, names[id(p)]) for name, p in before.items() if names[id(p)] != name):  # tied
+        if found[first][1] != found[other][1]:
+            raise ValueError(f"{first} and {other} are one parameter, but sharded differently: make each its own")
+        where, _, name = other.rpartition(".")
+        setattr(model.get_submodule(where), name, found[first][0])
     return model
 
 
@@ -117,6 +121,7 @@ def _check(model: nn.Module, group: Group) -> None:
             if isinstance(module.qkv, QKVParallelLinear):
                 raise ValueError("this model is already sharded: give a full model, such as GPT(config)")
             copies_of_heads(module.heads, group)
+    check_apart(model)
 
 
 class SlicedPositions(nn.Embedding):
