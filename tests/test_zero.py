@@ -746,3 +746,109 @@ def test_microbatches_in_which_one_rank_has_no_part_at_all(skips):
         return largest_difference(weights(model.module), weights(twin))
 
     assert max(run(works, 2)) < 1e-12
+
+
+class Fixed(nn.Module):
+    """Frozen tensors of all kinds beside a trained layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        for name, x in {
+            "order": torch.randperm(4),
+            "mask": torch.rand(4) > 0.3,
+            "small": torch.randint(-9, 9, (4, 4), dtype=torch.int8),
+            "tiny": torch.randn(4).to(torch.float8_e4m3fn),
+            "wide": torch.randn(4, dtype=torch.float64),
+            "wave": torch.randn(4, dtype=torch.complex64),
+            "same": torch.randn(4),
+        }.items():
+            self.register_parameter(name, nn.Parameter(x, requires_grad=False))
+        self.register_buffer("steps", torch.arange(4).expand(3, 4))
+
+    def forward(self, x):
+        x = x[:, self.order] * self.mask + x @ self.small.to(x.dtype) * 0.01 + self.steps[0]
+        return self.up(x * self.tiny.to(x.dtype) + self.wide.to(x.dtype) + self.wave.real.to(x.dtype)) + self.same
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_frozen_indices_and_other_dtypes_stay_as_they_are(dtype):
+    def steps(world):
+        out = []
+        for wrap in (ZeRO1, ZeRO2, FSDP):
+            torch.manual_seed(0)
+            twin = nn.ModuleList(Fixed() for _ in range(2))
+            twin.forward = lambda x, twin=twin: twin[1](twin[0](x))
+            torch.manual_seed(world.rank)
+            module = nn.ModuleList(Fixed() for _ in range(2))
+            module.forward = lambda x, module=module: module[1](module[0](x))
+            model = wrap(module, world, partial(torch.optim.SGD, lr=0.1), dtype=dtype)
+            x = torch.linspace(-1, 1, 8).view(2, 4)
+            twin.forward(x).square().mean().backward()
+            torch.optim.SGD([p for p in twin.parameters() if p.requires_grad], lr=0.1).step()
+            model(x.to(dtype or x.dtype)).square().mean().backward()
+            model.finish()
+            model.step()
+            got, want = model.full_state_dict(), twin.state_dict()
+            same = [
+                torch.equal(got[key], x) for key, x in want.items() if key in got and key[2:4] not in ("up", "sa")
+            ]
+            off = max(((got[key] - want[key]).abs().max().item() for key in got if "up" in key), default=0.0)
+            out.append((all(same), off, len(same)))
+        return out
+
+    for rank, results in enumerate(run(steps, 2)):
+        for same, off, number in results:
+            assert same and number == (0 if rank else 14) and off < (1e-6 if dtype is None else 0.05)
+
+
+@pytest.mark.parametrize("wrap", [NaiveZeRO1, ZeRO1, ZeRO2, FSDP])
+def test_weights_that_change_between_a_forward_and_its_backward(wrap):
+    """Refused where one process refuses it, and only there: a single layer does not need its own weight."""
+
+    def make(*sizes):
+        torch.manual_seed(0)
+        net = nn.ModuleList(nn.Linear(n, n) for n in sizes)
+        net.forward = lambda x: net[-1](net[0](x)) if len(net) > 1 else net[0](x)
+        return wrap(net, ALONE, partial(torch.optim.SGD, lr=0.1)), torch.ones(2, sizes[0])
+
+    def end(model, output):
+        output.sum().backward()
+        model.finish()
+        model.step()
+
+    for sizes, fails in (((3, 3), True), ((3,), False)):
+        model, x = make(*sizes)
+        first, second = model(x), model(2 * x)
+        end(model, first)
+        if fails:
+            text = said(lambda model=model, second=second: end(model, second))
+            assert "modified by an inplace operation" in text or "as it was in forward" in text
+            model.zero_grad()
+        else:
+            end(model, second)
+        model(x)  # dropped
+        later = model(x)
+        with torch.no_grad():
+            model(x)
+        end(model, later)
+    if wrap is NaiveZeRO1:
+        return
+    for save, load in (
+        ("full_state_dict", "load_full_state_dict"),
+        ("sharded_state_dict", "load_sharded_state_dict"),
+    ):
+        model, x = make(3, 3)
+        state, output = getattr(model, save)(), model(x)
+        getattr(model, load)(state)
+        said(lambda model=model, output=output: end(model, output))
+        model.zero_grad()
+        end(model, model(x))
+
+
+@pytest.mark.parametrize("wrap", [NaiveZeRO1, ZeRO1, ZeRO2, FSDP])
+def test_parameters_that_share_memory_are_refused(wrap):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight.data = net[0].weight.data
+    text = said(lambda: wrap(net, ALONE, partial(torch.optim.SGD, lr=0.1)), ValueError)
+    assert "0.weight and 1.weight share memory" in text and "module.1.weight = module.0.weight" in text

@@ -14,10 +14,11 @@ optimizer, such as SGD and Adam.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from lib import comm
@@ -41,8 +42,8 @@ class Flat:
     Args:
         named: the parameters, by name; of one dtype and device.
         group: the ranks that shard them.
-        dtype: dtype of `whole`, for computing. If it differs from the parameters' dtype, the optimizer steps `master`,
-            a shard in the original precision: master weights.
+        dtype: dtype of `whole`, for computing; complex parameters keep theirs. If it differs from the parameters'
+            dtype, the optimizer steps `master`, a shard in the original precision: master weights.
         gradients_stay: keep all gradients, with `shard.grad` a view into `whole.grad`. Otherwise `take` frees p.grad,
             and sums are added to `shard.grad`.
         whole_stays: keep all parameters, with `shard` a view into `whole`. Otherwise a rank holds only its shard until
@@ -78,7 +79,7 @@ class Flat:
         self.gradients_stay, self.whole_stays = gradients_stay, whole_stays
         self.missing = set(range(len(self.params)))  # no gradient yet
 
-        like = {"dtype": dtype or first.dtype, "device": first.device}
+        like = {"dtype": dtype if dtype and not first.is_complex() else first.dtype, "device": first.device}
         make = torch.zeros if whole_stays else torch.empty
         whole = make(n * size, **like)
         shard = whole[self.mine] if whole_stays else torch.zeros(size, **like)
@@ -90,7 +91,7 @@ class Flat:
         own = shard.dtype == first.dtype
         self.master = shard if own else torch.zeros(size, dtype=first.dtype, device=shard.device)
         self.where = self._overlaps()
-        self.pieces = {name: nn.Parameter(self.master[here]) for name, (_, here) in self.where.items()}
+        self.pieces = {k: nn.Parameter(self.master[at], first.requires_grad) for k, (_, at) in self.where.items()}
         self._grad_views: list[Tensor] = []
 
     @classmethod
@@ -136,6 +137,7 @@ class Flat:
             there, here = self.where[name]
             self.master[here] = values.reshape(-1)[there]
             self.shard[here] = self.master[here]
+        increment_version(self.params[self.names.index(name)])  # as in after_step
 
     def collect(self) -> dict[str, Tensor]:
         """All-gather the parameters in full precision; all ranks of the group must call it."""
@@ -242,6 +244,8 @@ class Flat:
             p.grad = None
         if self.master.dtype != self.shard.dtype:
             self.shard.copy_(self.master)
+        # Autograd does not see what an all-gather writes: a backward through the old values shall fail.
+        increment_version([p for p in self.params if p.requires_grad])
 
     def gather(self) -> comm.Pending:
         """Start to all-gather the shards into `whole`."""
@@ -250,6 +254,13 @@ class Flat:
     def publish(self) -> comm.Pending | None:
         """All-gather the new parameters, unless `whole` is freed: then they are gathered before their next use."""
         return self.gather() if self.whole_stays else None
+
+
+def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:
+    """Cast frozen parameters to `dtype`, as trained ones of their dtype; indices and quantised weights stay."""
+    for p in module.parameters():
+        if dtype and not p.requires_grad and p.is_floating_point() and p.dtype in trained:
+            p.data = p.data.to(dtype)
 
 
 def _check_alike(named: dict[str, nn.Parameter]) -> None:

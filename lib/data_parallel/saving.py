@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from lib.data_parallel.flat import Flat
@@ -113,6 +114,7 @@ class SavedState:
         for flat, shard in zip(self.flats, state["shards"], strict=True):
             flat.master.copy_(shard)
             flat.after_step()
+            increment_version(flat.params)  # the frozen ones, too
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._publish()
 

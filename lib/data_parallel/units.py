@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.data_parallel.flat import Flat
+from lib.data_parallel.flat import Flat, cast_frozen
 from lib.mesh import Group
 
 ELSEWHERE = (
@@ -94,9 +94,9 @@ class Unit:
 
 
 class StandIns:
-    """NaN tensors in the place of sharded parameters, one per dtype and device.
+    """NaN tensors in the place of sharded parameters, one per dtype and device; of integers the largest.
 
-    Expanded to any shape, a stand-in takes no memory; reading a sharded parameter gives NaN.
+    Expanded to any shape, a stand-in takes no memory; reading a sharded parameter gives NaN, or an index out of range.
     """
 
     def __init__(self) -> None:
@@ -106,19 +106,21 @@ class StandIns:
         """The NaN tensor, shape [], with dtype and device of `like`."""
         key = like.dtype, like.device
         if key not in self._nans:
-            self._nans[key] = torch.full((), torch.nan, dtype=like.dtype, device=like.device)
+            has_nan = like.is_floating_point() or like.is_complex() or like.dtype == torch.bool
+            value = torch.nan if has_nan else torch.iinfo(like.dtype).max
+            self._nans[key] = torch.full((), value, dtype=like.dtype, device=like.device)
         return self._nans[key]
 
 
 def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: torch.dtype | None) -> list[Unit]:
-    """Make the root, then the units, each with one flat for trained and one for frozen parameters."""
-    made, stand_ins = [], StandIns()
-    for one, named in split_units(module, units):
-        trained = {name: p for name, p in named.items() if p.requires_grad}
-        frozen = {name: p for name, p in named.items() if not p.requires_grad}
-        for p in frozen.values():  # full precision is for the optimizer only
-            p.data = p.data.to(dtype or p.dtype)
-        flats = [Flat(some, group, dtype, False, False) for some in (trained, frozen) if some]
+    """Make the root, then the units, each with one flat for trained parameters and one per dtype for frozen."""
+    made, stand_ins, parts = [], StandIns(), split_units(module, units)
+    cast_frozen(module, {p.dtype for p in module.parameters() if p.requires_grad}, dtype)
+    for one, named in parts:
+        kinds: dict[tuple, dict[str, nn.Parameter]] = {}
+        for name, p in sorted(named.items(), key=lambda item: not item[1].requires_grad):  # the trained first
+            kinds.setdefault((dtype,) if p.requires_grad else (None, p.dtype, p.device), {})[name] = p
+        flats = [Flat(some, group, cast, False, False) for (cast, *_), some in kinds.items()]
         made.append(Unit(one, flats, stand_ins))
     return made
 

@@ -32,12 +32,13 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
-from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer
+from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
 from lib.data_parallel.gradient_sums import NaiveGradients, State
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise, check_summed
 from lib.data_parallel.saving import SavedState
 from lib.facts import Fact
 from lib.mesh import Group
+from lib.placement import check_apart
 
 # ---- full parameters ------------------------------------------------------------------------------------------------
 
@@ -54,6 +55,7 @@ class NaiveZeRO1(DataParallel):
     """
 
     def __init__(self, module: nn.Module, group: Group, optimizer: MakeOptimizer, op: str = "mean") -> None:
+        check_apart(module)
         gradients = NaiveGradients(replicas(module, group), op)
         broadcast_weights(module, group)
         super().__init__(module, group, gradients, counts_over=group)
@@ -74,7 +76,7 @@ class NaiveZeRO1(DataParallel):
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
             with comm.label("gradient"):
-                p.grad = comm.reduce(p.grad, self.group, owner, self.op)
+                p.grad = comm.reduce(p.grad, self.group, owner, self.gradients.op)
         self.gradients.is_summed()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
@@ -182,8 +184,10 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
     """Raise an error before anything is changed, if a module cannot be sharded.
 
     Raises:
-        ValueError: an optimizer that needs full parameters, or a layer that cannot compute with weights of `dtype`.
+        ValueError: an optimizer that needs full parameters, parameters that share memory, or a layer that cannot
+            compute with weights of `dtype`.
     """
+    check_apart(module)
     check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
     for name, one in module.named_modules():
         averages = getattr(one, "running_mean", None)
@@ -231,9 +235,7 @@ class ZeRO1(Sharded):
         check_can_be_sharded(module, optimizer, dtype)
         broadcast_weights(module, group)
         gradients = sharded_gradients(replicas(module, group, group.size), self.stage, op, bucket_bytes, dtype)
-        if dtype is not None:
-            for p in module.parameters():
-                p.data = p.data.to(dtype)  # of parameters that are not trained
+        cast_frozen(module, {flat.master.dtype for flat in gradients.buckets}, dtype)
         super().__init__(module, group, gradients, optimizer)
 
 
