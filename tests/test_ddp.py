@@ -5,6 +5,8 @@ Ranks start from different seeds on purpose. Many cases share one `run`: each re
 
 import copy
 import gc
+import io
+import pickle
 import warnings
 from itertools import groupby
 
@@ -454,8 +456,9 @@ def test_two_losses_on_disjoint_parameters_are_one_backward_in_two_parts():
 def test_a_copy_of_a_wrapper_is_refused(wrap):
     """Nobody would sum its gradients."""
     model = wrap(nn.Linear(2, 2), ALONE)
-    text = said(lambda: copy.deepcopy(model), TypeError)
-    assert "copy.deepcopy(model.module)" in text
+    for act in (copy.deepcopy, pickle.dumps, lambda model: torch.save(model, io.BytesIO())):
+        text = said(lambda act=act: act(model), TypeError)
+        assert "cannot be copied or pickled" in text and "copy.deepcopy(model.module)" in text
     wrap(copy.deepcopy(model.module), ALONE)
 
 

@@ -1,13 +1,16 @@
 """FSDP beside one process, beside PyTorch's fully_shard, and beside the formulas of its memory, traffic and time."""
 
 import copy
+import pickle
 import time
 import warnings
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from sharding import (
@@ -760,6 +763,106 @@ def test_nested_lists_objects_and_gradients_of_gradients(frozen):
         assert worst < 1e-12 and nothing and innermost
 
 
+def in_array(y):
+    array = np.empty(1, dtype=object)  # neither pytree nor the garbage collector looks into it
+    array[0] = y
+    return array
+
+
+class Slots:
+    __slots__ = ("y",)
+
+    def __init__(self, y):
+        self.y = y
+
+
+class Mapped(dict):
+    pass
+
+
+BOXES = {
+    "dict": (lambda y: Mapped(y=[y]), lambda box: box["y"][0]),
+    "set": (lambda y: {y}, lambda box: next(iter(box))),
+    "slots": (Slots, lambda box: box.y),
+    "deque": (lambda y: deque([y]), lambda box: box[0]),
+    "closure": (lambda y: lambda: y, lambda box: box()),
+    "array": (in_array, lambda box: box[0]),
+    "half": (lambda y: (y.new_ones(1).requires_grad_() * 2, in_array(y)), lambda box: box[1][0]),
+}
+
+
+class Boxed(nn.Module):
+    """A frozen layer before a trained one, in an activation checkpoint or not; its output in a container."""
+
+    def __init__(self, box, again):
+        super().__init__()
+        self.frozen, self.up, self.box, self.again = nn.Linear(4, 4), nn.Linear(4, 4), box, again
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        x = x if isinstance(x, torch.Tensor) else BOXES[self.box][1](x)
+        y = checkpoint(self._inner, x, use_reentrant=False) if self.again else self._inner(x)
+        self.kept = self.up(y).sum()  # another output, which no caller gets
+        return BOXES[self.box][0](y)
+
+    def _inner(self, x):
+        return self.up(torch.tanh(self.frozen(x)))
+
+
+class Hides(nn.Module):
+    def __init__(self, box, again):
+        super().__init__()
+        self.blocks, self.box = nn.ModuleList(Boxed(box, again) for _ in range(3)), box
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return BOXES[self.box][1](x).square().mean() + self.blocks[1].kept
+
+
+@pytest.mark.parametrize("how", [{}, {"reshard_after_forward": False}], ids=str)
+def test_outputs_in_any_container_or_hidden(how):
+    def steps(world):
+        worst = 0.0
+        for box in BOXES:
+            for again in (False, True):
+                torch.manual_seed(0)
+                twin, x = Hides(box, again).double(), torch.randn(3, 4, dtype=torch.float64)
+                model = FSDP(copy.deepcopy(twin), world, momentum, **how)
+                for first in (False, True):  # what the second block hides has its backward first
+                    for one in (twin, model):
+                        loss = one(x)
+                        blocks = getattr(one, "module", one).blocks
+                        (blocks[1].kept.square() if first else loss).backward()
+                    model.finish()
+                    unused_is_zero(twin)
+                    worst = max(worst, shards_apart(model, twin))
+                    twin.zero_grad()
+                    model.zero_grad()
+        return worst, nothing_gathered(model)
+
+    assert all(worst < 1e-12 and nothing for worst, nothing in run(steps, 2))
+
+
+def test_a_layer_that_is_called_when_its_unit_is_sharded():
+    model = FSDP(gpt(0), ALONE, adamw)
+    text = said(lambda: model.module.blocks[0].mlp.up(torch.ones(1, 12)))
+    assert "a Linear called alone finds its parameters sharded: call the model" in text
+
+
+def test_hooks_on_saved_tensors_around_a_model_are_called():
+    model, twin = FSDP(gpt(0), ALONE, adamw), gpt(0)
+    inputs, _ = rows(0, 2)
+    saved = [], []
+    for one, seen in zip((twin, model), saved, strict=True):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, seen=seen: seen.append(x.shape) or x, lambda x: x):
+            one(inputs).sum().backward()
+    model.finish()
+    assert 0 < len(saved[1]) < len(saved[0]) and shards_apart(model, twin) < 1e-5
+    said(lambda: model(None), Exception)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None, "none of our own stays"
+
+
 def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
     model, other = FSDP(gpt(0), ALONE, adamw), FSDP(gpt(1), ALONE, adamw)
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in gpt(0).parameters())
@@ -770,17 +873,26 @@ def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
     assert "head.norm.bias was written outside the forward and backward of its unit" in said(lambda: model(inputs))
     for call in (other.state_dict, lambda: other.load_state_dict(gpt(0).state_dict())):
         assert "no rank holds the full parameters of this model" in said(call)
-    for call in (lambda: copy.deepcopy(other), lambda: copy.deepcopy(other.module)):
-        assert "cannot be copied here: full_state_dict() gathers them" in said(call, TypeError)
+    for call in (
+        lambda: copy.deepcopy(other),
+        lambda: copy.deepcopy(other.module),
+        lambda: pickle.dumps(other),
+        lambda: pickle.dumps(other.module),
+    ):
+        assert "cannot be copied or pickled here: full_state_dict() gathers them" in said(call, TypeError)
     other(inputs)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_layers_that_cannot_be_a_unit_or_compute_in_a_dtype():
-    model = gpt(0)
-    model.blocks[1].compile(backend="eager")
     inputs, _ = rows(0, 2)
-    wrapped = FSDP(model, ALONE, adamw)
-    assert "a Block, which is gathered as a unit, was compiled in place" in said(lambda: wrapped(inputs))
+    model, inner, around = gpt(0), FSDP(gpt(0), ALONE, adamw), FSDP(gpt(0), ALONE, adamw)
+    model.blocks[1].compile(backend="eager")
+    inner.compile(backend="eager")
+    whole = torch.compile(lambda x: around(x) + 1, backend="eager")
+    for compiled, what in ((FSDP(model, ALONE, adamw), "Block"), (inner, "GPT"), (whole, "GPT")):
+        text = said(lambda compiled=compiled: compiled(inputs))
+        assert f"torch.compile reached the gather of a {what}: compile only what is inside it" in text
     averages = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     for wrap in (FSDP, ZeRO1):
         text = said(lambda wrap=wrap: wrap(averages, ALONE, adamw, dtype=torch.bfloat16), ValueError)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -44,16 +43,6 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module, self.group, self.gradients = module, group, gradients
         self._counts_over = counts_over or Group()
-
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        raise TypeError(
-            "a wrapped model cannot be copied: no rank would sum the copy's gradients. Copy its module "
-            "(copy.deepcopy(model.module)), and wrap the copy"
-        )
-
-    @property
-    def op(self) -> str:
-        return self.gradients.op
 
     @property
     def trained(self) -> list[nn.Parameter]:

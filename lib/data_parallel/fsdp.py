@@ -107,9 +107,6 @@ class FSDP(Sharded):
         if unit.trained:
             self.gradients.no_more(unit.flats[0])
 
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        raise TypeError(ELSEWHERE.format("copied"))
-
     def state_dict(self, *args, **kwargs) -> NoReturn:
         raise RuntimeError(ELSEWHERE.format("saved"))
 
@@ -117,7 +114,6 @@ class FSDP(Sharded):
         raise RuntimeError(ELSEWHERE.format("loaded"))
 
     def forward(self, *args, **kwargs):
-        self._schedule.check_not_compiled()
         self._schedule.end_backward()  # first the gathers of the last backward, then its sums
         return super().forward(*args, **kwargs)
 
@@ -179,6 +175,5 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
         for name, p in one._parameters.items():
             if p is not None:
                 nan = stand_ins.of(torch.empty(0, dtype=p.dtype, device=device()))
-                one._parameters[name] = made.setdefault(
-                    id(p), nn.Parameter(nan.expand(p.shape), requires_grad=p.requires_grad)
-                )
+                new = nn.Parameter(nan.expand(p.shape), requires_grad=p.requires_grad)
+                one._parameters[name] = made.setdefault(id(p), new)

@@ -7,14 +7,15 @@ arrived, a second sum, a parameter that no sum covers.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lib import comm
 from lib.data_parallel.buckets import any_gradient
@@ -65,6 +66,12 @@ class GradientSums:
         self.state = State.IDLE
         self._through = True  # the last backward ended; an exception may have ended it early
         self.syncs = True
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a wrapped model cannot be copied or pickled, because no rank would sum the copy's gradients: wrap a copy "
+            "of its module (copy.deepcopy(model.module)), or save its state_dict"
+        )
 
     @property
     def begun(self) -> bool:
@@ -209,14 +216,13 @@ class NaiveGradients(GradientSums):
 
 
 def with_gradient(values: object) -> list[Tensor]:
-    """All tensors with gradients in a nested output: lists, dicts and objects of any class."""
-    found: list[Tensor] = []
-    leaves, seen = tree_leaves(values), set()
-    while leaves:
-        leaf = leaves.pop()
-        if isinstance(leaf, Tensor):
-            found += [leaf] if leaf.requires_grad else []
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (nn.Module, type)) and id(leaf) not in seen:
-            seen.add(id(leaf))
-            leaves += tree_leaves(vars(leaf))
+    """All tensors with gradients in a nested output, in any container: what Python's garbage collector finds in it."""
+    found, left, seen = [], [values], set()
+    while left:
+        one = left.pop()
+        is_globals = isinstance(one, dict) and "__name__" in one
+        if id(one) not in seen and not is_globals and not isinstance(one, (nn.Module, type)):
+            seen.add(id(one))
+            left += [] if isinstance(one, Tensor) else gc.get_referents(one)
+            found += [one] if isinstance(one, Tensor) and one.requires_grad else []
     return found

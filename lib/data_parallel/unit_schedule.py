@@ -18,6 +18,8 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._C import _autograd
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib.data_parallel.gradient_sums import with_gradient
@@ -53,19 +55,17 @@ class UnitSchedule:
             for p in unit.trained:  # after the hook that sums the gradient
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
-            unit.module.register_forward_hook(lambda _, args, output, unit=unit: self._after_forward(unit, output))
+            unit.module.register_forward_hook(partial(self._after_forward, unit))
+        owners = {id(p): unit for unit in units for flat in unit.flats for p in flat.params}
+        for module in root.module.modules():
+            for unit in {owners[id(p)] for p in module._parameters.values() if p is not None}:
+                module.register_forward_pre_hook(partial(self._before_layer, unit))
+        self._of_storage = {flat.whole.untyped_storage()._cdata: unit for unit in units for flat in unit.flats}
+        root.module.register_forward_pre_hook(self._watch_what_is_saved, prepend=True)
+        root.module.register_forward_hook(lambda *_: _autograd._pop_saved_tensors_default_hooks(), always_call=True)
 
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        raise TypeError(ELSEWHERE.format("copied"))
-
-    def check_not_compiled(self) -> None:
-        """Raise RuntimeError for a unit that was compiled in place, because its hooks would be compiled too."""
-        for unit in self.units:
-            if unit.module._compiled_call_impl is not None:
-                raise RuntimeError(
-                    f"a {type(unit.module).__name__}, which is gathered as a unit, was compiled in place, and "
-                    "its gather was compiled too: replace it by torch.compile(unit) before the model is wrapped"
-                )
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(ELSEWHERE.format("copied or pickled"))
 
     def end_backward(self) -> None:
         """Note that a backward has ended, or was given up."""
@@ -85,6 +85,11 @@ class UnitSchedule:
             unit.reshard()
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if torch.compiler.is_compiling() or callable(get_eval_frame_callback()):
+            raise RuntimeError(
+                f"torch.compile reached the gather of a {type(module).__name__}: compile only what is inside it, each "
+                "unit alone (blocks[i] = torch.compile(blocks[i])) before the model is wrapped"
+            )
         if unit is self.units[0]:
             self.end_backward()  # of the previous microbatch
         if self._backward:  # an activation checkpoint recomputes forward
@@ -96,12 +101,24 @@ class UnitSchedule:
                 self._trains = torch.is_grad_enabled()
             self._make_whole(unit, "forward")
         waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
-        inputs = with_gradient((args, kwargs)) if unit.has_frozen and torch.is_grad_enabled() and not waits else []
-        if inputs:
+        if unit.has_frozen and torch.is_grad_enabled() and not waits:
             unit.inputs_open += 1
+            inputs = with_gradient((args, kwargs))  # without any, it waits for the end of backward
             register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit), mode="all")
 
-    def _after_forward(self, unit: Unit, output: object) -> None:
+    def _before_layer(self, unit: Unit, module: nn.Module, args: tuple) -> None:
+        """Gather the unit of a layer that is recomputed inside it; a layer that is called alone is refused."""
+        if torch._C._current_graph_task_id() >= 0:
+            self._reach(unit)
+        elif not unit.is_whole:
+            raise RuntimeError(f"a {type(module).__name__} called alone finds its parameters sharded: call the model")
+
+    def _reach(self, unit: Unit) -> None:
+        """Note that backward needs a unit, also if no output announced it."""
+        if not self._backward or unit not in self._seen or not unit.is_whole:
+            self._before_backward(unit)
+
+    def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
         if self._backward:
             return
         if unit is self.units[0]:
@@ -113,6 +130,31 @@ class UnitSchedule:
             register_multi_grad_hook(outputs, when_backward_comes, mode="any")
         if self.reshard_after_forward or not outputs:
             self._let_go(unit)
+
+    def _watch_what_is_saved(self, *_: object) -> None:
+        """Gather a unit when backward reads a parameter that autograd saved: a module may hide an output of it."""
+        outer = _autograd._top_saved_tensors_default_hooks(True)
+
+        def pack(x: Tensor) -> tuple:
+            unit = self._of_storage.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
+            if outer and unit is None:
+                return None, outer[0](x), None
+            return unit, x.detach(), x._version  # x itself would keep its own graph alive
+
+        def unpack(saved: tuple) -> Tensor:
+            unit, x, version = saved
+            if version is None:
+                return outer[1](x)
+            if x._version != version:  # with hooks, autograd does not check it
+                raise RuntimeError(
+                    f"backward needs a tensor {list(x.shape)} as it was in forward, but step(), a load or an operation "
+                    "in place has changed it: run backward before that, or forward again after it"
+                )
+            if unit is not None:
+                self._reach(unit)
+            return x
+
+        _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
     def _let_go(self, unit: Unit) -> None:
         """Reshard a unit; the root also reshards units that were prefetched and not used."""
