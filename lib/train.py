@@ -45,8 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     add_options(parser, GPTConfig, leave_out=("vocab_size",))  # a token is a byte
     add_options(parser, Checkpoints)
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
-    profile = "write the last step of all ranks as a trace; on a GPU, that step waits at both ends of each span"
-    parser.add_argument("--profile", metavar="FILE.json", help=profile)
+    parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace (slower)")
     parser.add_argument(
         "--plan", action="store_true", help="print the messages and the memory of the run, and start nothing"
     )

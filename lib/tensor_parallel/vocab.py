@@ -105,11 +105,7 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, 
 
 
 def vocab_parallel_loss(
-    logits_BTv: Tensor,
-    targets_BT: Tensor,
-    group: Group,
-    count: float | Tensor | None = None,
-    ignore_index: int = -100,
+    logits_BTv: Tensor, targets_BT: Tensor, group: Group, count: float | Tensor | None = None, ignore_index=-100
 ) -> Tensor:
     """`lib.model.loss_term` from sharded logits, shape [], equal on all ranks.
 
