@@ -76,12 +76,7 @@ class Fact:
 
 
 @torch.no_grad()
-def clip(
-    gradients: Iterable[Tensor],
-    squares: Sequence[Tensor],
-    world: Group,
-    max_norm: float,
-) -> Tensor:
+def clip(gradients: Iterable[Tensor], squares: Sequence[Tensor], world: Group, max_norm: float) -> Tensor:
     """Scale gradients to a norm of at most `max_norm`; return the norm before.
 
     It is the norm of the gradients of the full model, []. It takes at most one all-reduce of one number in every

@@ -176,12 +176,7 @@ class UnitSchedule:
         self._make_whole(unit, "backward", may_pass)
         unit.gradients_open = {id(p) for p in unit.trained}
 
-    def _make_whole(
-        self,
-        unit: Unit,
-        direction: str,
-        may_pass: bool = False,
-    ) -> None:
+    def _make_whole(self, unit: Unit, direction: str, may_pass: bool = False) -> None:
         if may_pass or unit not in self._seen:
             self._catch_up(direction, unit, may_pass)
         self._seen.add(unit)

@@ -88,11 +88,7 @@ class Stage:
         return (*rows, length // self.slices, self.width), self.dtype or next(dtypes, torch.get_default_dtype())
 
     def forward(
-        self,
-        m: int,
-        x: Tensor,
-        then: Callable[[Tensor], Tensor] | None = None,
-        split: bool = False,
+        self, m: int, x: Tensor, then: Callable[[Tensor], Tensor] | None = None, split: bool = False
     ) -> Tensor:
         """y of microbatch m, or its loss.
 
@@ -136,11 +132,7 @@ class Stage:
         self.backward_weight(m)
         return of_x
 
-    def backward_input(
-        self,
-        m: int,
-        gradient: Tensor | None = None,
-    ) -> Tensor | None:
+    def backward_input(self, m: int, gradient: Tensor | None = None) -> Tensor | None:
         """Run the first half: from the gradient of y, or the loss, to the gradient of x.
 
         Weight gradients are deferred.
