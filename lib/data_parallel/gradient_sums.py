@@ -110,11 +110,7 @@ class GradientSums:
         self.state, self._through = State.IDLE, True
 
     def finish(self) -> None:
-        """Return when the sums have arrived; immediately if they already have.
-
-        Call it before any communication of the same ranks, because they may have sent different buckets so far. A
-        parameter that this rank's loss does not use counts as zero, also if no rank uses it.
-        """
+        """Return when the sums have arrived; immediately if they already have. See `DataParallel.finish`."""
         raise NotImplementedError
 
     def has_sums(self) -> bool:
