@@ -83,10 +83,6 @@ def batch(tokens_N: Tensor, step: int, *, global_batch: int, context: int, seed:
     if global_batch < 1 or context < 1:
         raise ValueError(f"global_batch={global_batch} and context={context} must be 1 or more")
     num_starts = len(tokens_N) - context
-    if num_starts < 1:
-        raise ValueError(
-            f"a text of {len(tokens_N)} tokens is too short for context={context}; use a shorter context"
-        )
     numbers = random.Random(f"seed {seed} step {step}")  # seeded by a string: hashed, the same on every machine
     return _rows(tokens_N, [int(numbers.random() * num_starts) for _ in range(global_batch)], context)
 
@@ -108,15 +104,15 @@ def windows(tokens_N: Tensor, context: int, limit: int | None = None) -> tuple[T
     if context < 1 or (limit is not None and limit < 1):
         raise ValueError(f"context={context} and limit={limit} must be 1 or more")
     available = (len(tokens_N) - 1) // context
-    if available < 1:
-        raise ValueError(
-            f"a text of {len(tokens_N)} tokens is too short for context={context}; use a shorter context"
-        )
     count = available if limit is None else min(limit, available)
     return _rows(tokens_N, [i * available // count * context for i in range(count)], context)
 
 
 def _rows(tokens_N: Tensor, starts: list[int], context: int) -> tuple[Tensor, Tensor]:
+    if len(tokens_N) <= context:
+        raise ValueError(
+            f"a text of {len(tokens_N)} tokens is too short for context={context}; use a shorter context"
+        )
     places = torch.tensor(starts)[:, None] + torch.arange(context + 1)
     rows = tokens_N[places].long()
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
@@ -147,10 +143,8 @@ def rows_of_rank(global_batch: int, rank: int, size: int, shares: Sequence[int] 
             )
         shares = [global_batch // size] * size
     if len(shares) != size or sum(shares) != global_batch or min(shares) < 0:
-        raise ValueError(
-            f"shares={list(shares)} must be dp={size} numbers, none negative, that add up to "
-            f"global_batch={global_batch}"
-        )
+        right = f"dp={size} numbers, none negative, that add up to global_batch={global_batch}"
+        raise ValueError(f"shares={list(shares)} must be {right}")
     start = sum(shares[:rank])
     return slice(start, start + shares[rank])
 

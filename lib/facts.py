@@ -2,7 +2,7 @@
 
 The problem: each technique is right alone and wrong in combination. A clip that sums over the stages ignores the shards
 of the matrices; an average over data-parallel ranks ignores that the gradient of a norm is also a sum over shards of
-the sequence. If every technique had to know all others, each new technique would change all of them.
+the sequence.
 The idea: each parameter carries two facts.
 
     how its value is sharded         so that a norm counts each element once, and a checkpoint has the full tensor
@@ -76,16 +76,11 @@ class Fact:
 
 
 @torch.no_grad()
-def clip(
-    gradients: Iterable[Tensor],
-    squares: Sequence[Tensor],
-    world: Group,
-    max_norm: float,
-) -> Tensor:
+def clip(gradients: Iterable[Tensor], squares: Sequence[Tensor], world: Group, max_norm: float) -> Tensor:
     """Scale gradients to a norm of at most `max_norm`; return the norm before.
 
-    It is the norm of the gradients of the full model, []. It takes at most one all-reduce of one number in every
-    layout. Without it, each rank would compute its own norm, and scale by a different factor.
+    It is the norm of the gradients of the full model, []: at most one all-reduce of one number in every layout. Without
+    it, each rank would scale by a different factor.
 
     Args:
         gradients: all gradients on this rank; scaled in place.
@@ -105,8 +100,8 @@ def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bo
 
     Args:
         stages: the ranks of its pipeline stages; all must call it.
-        is_tied: whether facts say which stages share a parameter. If not, equal weights count as one, unless all their
-            elements are equal, as in the weights of a new norm.
+        is_tied: whether facts say which stages share a parameter. If not, equal weights count as one, but not if all
+            their elements are equal, as in a new norm.
 
     Raises:
         ValueError: nothing to train, or a weight that two stages may share.
@@ -117,9 +112,7 @@ def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bo
         raise ValueError("no parameter of this model requires a gradient, so there is nothing to average")
     if is_tied:
         return
-    table = torch.zeros(
-        rows, 2, dtype=torch.float64, device=device()
-    )  # of this rank: stage, and a mark of the values
+    table = torch.zeros(rows, 2, dtype=torch.float64, device=device())  # stage, and a mark of the values
     for row, fact in zip(table, trained, strict=False):
         x = fact.parameter.detach().reshape(-1)
         row[0], row[1] = fact.stages[0], (x - x[:1]).abs().double() @ torch.arange(len(x)).to(table).cos()

@@ -2,9 +2,8 @@
 
 The problem: a parallel layer can be wrong and still train. The loss falls, a little less than it should, and the right
 value is unknown. Comparing a parallel layer with itself on a group of one proves nothing: the mistake may be in both.
-The idea: a single-process reference. This is the full model in plain `torch.nn`, without ranks or groups. Every
-parallel version in this book starts from its weights and must reproduce its loss, its gradients and its weights after
-the step.
+The idea: a single-process reference, in plain `torch.nn`. Every parallel version in this book starts from its weights
+and must reproduce its loss, its gradients and its weights after the step.
 
 The model is a list: `embed`, then each of `blocks`, then `head`. A pipeline stage is a slice of it, and tensor
 parallelism replaces `qkv`, `out`, `up` and `down` by parallel layers of the same name. It has two families, with the

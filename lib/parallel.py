@@ -1,8 +1,7 @@
 """Combine all axes: turn a model and a mesh into shards, gradients and an optimizer that fit together.
 
-The problem: matrices are split over tp, layers over pp, rows over dp, and optimizer state also over dp. The ranks over
-which a gradient must be summed depend on all of them: a norm between two pairs of matrices may work on a shard of the
-sequence, an embedding may have a second use on a different stage.
+The problem: the ranks over which a gradient must be summed depend on all axes: a norm between two pairs of matrices may
+work on a shard of the sequence, an embedding may have a second use on a different stage.
 The idea: the techniques stay independent. Each is applied to the model in turn, and keeps the serial names. Then the
 two facts of every parameter follow from the mesh (`facts_of`), and the rest is composition:
 
@@ -142,10 +141,8 @@ def parallelize(
     serial = {key: (names[id(p)], p.shape) for key, p in model.state_dict(keep_vars=True).items()}
     broadcast_weights(model, mesh.world)
     tensor_parallel(model, tp, layout.sequence_parallel, layout.recompute)
-    drops = model.config.dropout > 0
-    if drops:
-        of_heads = (tp.rank, tp.size)
-        drop_by_rows(model, of_heads, of_heads if layout.sequence_parallel else (0, 1))
+    if drops := model.config.dropout > 0:
+        drop_by_rows(model, (tp.rank, tp.size), (tp.rank, tp.size) if layout.sequence_parallel else (0, 1))
     schedule = layout.make_schedule()
     norm_over = mesh.world if layout.zero else mesh.group("pp", "tp")
     if layout.zero == 3:
@@ -268,14 +265,13 @@ class ParallelGPT:
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Inside, no dropout; afterwards each module has its earlier mode."""
-        modules = [module for stage in self.stages.values() for module in stage.module.modules()]
-        before = [module.training for module in modules]
+        modes = {module: module.training for stage in self.stages.values() for module in stage.module.modules()}
         try:
-            for module in modules:
+            for module in modes:
                 module.training = False
             yield
         finally:
-            for module, mode in zip(modules, before, strict=True):
+            for module, mode in modes.items():
                 module.training = mode
 
     @torch.no_grad()

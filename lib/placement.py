@@ -98,13 +98,11 @@ def unshard(part: Tensor, placement: Placement, group: Group) -> Tensor:
         case Partial():
             return comm.all_reduce(part, group)
         case Shard(dim, copies):
-            parts = comm.all_gather(part, group, dim).chunk(group.size, dim)
-            return torch.cat(parts[::copies], dim)
+            return torch.cat(comm.all_gather(part, group, dim).chunk(group.size, dim)[::copies], dim)
         case Fused(dim):
             sections = placement.sections(group)
-            pieces = part.split([size for size, _ in sections], dim)
-            wholes = [unshard(piece, one, group) for piece, (_, one) in zip(pieces, sections, strict=True)]
-            return torch.cat(wholes, dim)
+            pieces = zip(part.split([size for size, _ in sections], dim), sections, strict=True)
+            return torch.cat([unshard(piece, one, group) for piece, (_, one) in pieces], dim)
 
 
 def sections(placement: Placement, shape: torch.Size, group: Group) -> list[tuple[int, int, int, int]]:
@@ -143,8 +141,7 @@ def copies_of(placement: Placement, shape: torch.Size, group: Group) -> int | Te
         case Shard(_, copies):
             return copies
         case Fused(dim, _, copies) if len(set(copies)) > 1:
-            sections = placement.sections(group)
-            each = torch.cat([torch.full((size,), one.copies) for size, one in sections])
+            each = torch.cat([torch.full((size,), one.copies) for size, one in placement.sections(group)])
             return each.view([-1 if d == dim % len(shape) else 1 for d in range(len(shape))])
         case Fused(_, _, copies):
             return copies[0]
@@ -156,10 +153,7 @@ def distribute(
 ) -> nn.Parameter | None:
     """This rank's shard, as a parameter, of a tensor on rank 0 of the group; on other ranks only its shape counts.
 
-    With `agreed`, all ranks already hold the same tensor, and nothing is sent.
-
-    So all ranks hold shards of one tensor, even if each drew different values. A parameter on the meta device, or None,
-    stays as it is.
+    With `agreed`, all ranks already hold the same tensor, and nothing is sent; nor for one on the meta device, or None.
     """
     if whole is None:
         return None
@@ -210,8 +204,6 @@ def split_size(size: int, group: Group, what: str, copies: int = 1) -> int:
     """
     n = group.size // copies
     if size % n:
-        fits = (size // n + 1) * n
-        raise ValueError(
-            f"{what}={size} cannot be split over {group.axis}={n}; use a multiple of {n}, such as {fits}"
-        )
+        fits = f"use a multiple of {n}, such as {(size // n + 1) * n}"
+        raise ValueError(f"{what}={size} cannot be split over {group.axis}={n}; {fits}")
     return size // n

@@ -1,9 +1,8 @@
 """Recompute: backward runs forward again, from the same buffers, and leaves them as they are.
 
-The problem: an activation checkpoint runs forward twice. Then a batch norm counts each microbatch twice, and a spectral
-norm, which improves an estimate in each forward, has different weights the second time. The idea: the second forward
-works on copies of the buffers from before the first. Other state that forward changes, such as a counter in Python,
-changes twice; dropout drops the same elements.
+The problem: an activation checkpoint runs forward twice, so a batch norm counts each microbatch twice, and a spectral
+norm has different weights the second time. The idea: the second forward works on copies of the buffers from before the
+first. Dropout drops the same elements; other state, such as a counter in Python, changes twice.
 """
 
 from __future__ import annotations

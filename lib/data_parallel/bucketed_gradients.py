@@ -115,13 +115,7 @@ class Gradients(GradientSums):
         """Sums in flight."""
         return [pending for line in self._lines for pending in line.pending]
 
-    def _gradient_is_there(
-        self,
-        line: _Line,
-        bucket: Bucket,
-        i: int,
-        p: nn.Parameter,
-    ) -> None:
+    def _gradient_is_there(self, line: _Line, bucket: Bucket, i: int, p: nn.Parameter) -> None:
         if i not in bucket.missing:
             raise RuntimeError(_SECOND)
         self._gradient_came(p)

@@ -33,7 +33,7 @@ class DataParallel(nn.Module):
         module: the module on this rank.
         group: the data-parallel ranks.
         gradients: sums the gradients of the module over the group.
-        counts_over: ranks over which the norm of the gradients is summed. Default: each rank holds all of them.
+        counts_over: ranks that shard the summed gradients. Default: each rank holds all of them.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.group, self.gradients = module, group, gradients
-        self._counts_over = counts_over or Group()
+        self._counts_over = counts_over
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -95,7 +95,9 @@ class DataParallel(nn.Module):
         Raises:
             RuntimeError: the gradients are not averaged yet.
         """
-        return self.gradients.clip(self._counts_over, max_norm)
+        if self._counts_over is not None:
+            self.gradients.check_summed("clip_gradients()")
+        return self.gradients.clip(self._counts_over or Group(), max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, including buckets in flight."""

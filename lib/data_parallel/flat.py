@@ -1,9 +1,8 @@
 """Parameters side by side in one flat tensor, of which each of n ranks owns an equal shard.
 
-The problem: to shard model states over n ranks, each element needs an owner. Full parameters cannot be distributed
-evenly: one rank gets the embedding, another a bias.
-The idea: ignore the boundaries of parameters. Put them side by side in one flat tensor, add zeros until n divides its
-length, and cut it into n equal shards:
+The problem: full parameters cannot be distributed evenly over n ranks: one gets the embedding, another a bias.
+The idea: ignore their boundaries. Put them side by side in one flat tensor, add zeros until n divides its length, and
+cut it into n equal shards:
 
     whole    [ p0     | p1 | p2           | p3  | 0 0 ]     S elements, a multiple of n
     shards   [ rank 0     | rank 1      | rank 2      ]     S/n elements each
@@ -15,6 +14,7 @@ optimizer, such as SGD and Adam.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,7 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
 
 
 class Flat:
-    """Some parameters, and this rank's shard of them.
-
-    For `Gradients` it is a bucket: `take` copies a gradient to its place, `missing` holds the indices of the others,
-    `send` starts a reduce-scatter.
+    """Some parameters, and this rank's shard of them; for `Gradients` a bucket, whose `send` is a reduce-scatter.
 
     Args:
         named: the parameters, by name; of one dtype and device.
@@ -118,16 +115,11 @@ class Flat:
 
     def _overlaps(self) -> dict[str, tuple[slice, slice]]:
         """Name → this rank's slice of the flattened parameter, and its slice of the shard."""
-        overlaps, start = {}, 0
-        for name, size in zip(self.names, self._sizes, strict=True):
-            low = max(start, self.mine.start)
-            high = min(start + size, self.mine.stop)
+        overlaps, ends, mine = {}, accumulate(self._sizes), self.mine
+        for name, size, end in zip(self.names, self._sizes, ends, strict=True):
+            start, low, high = end - size, max(end - size, mine.start), min(end, mine.stop)
             if low < high:
-                overlaps[name] = (
-                    slice(low - start, high - start),
-                    slice(low - self.mine.start, high - self.mine.start),
-                )
-            start += size
+                overlaps[name] = slice(low - start, high - start), slice(low - mine.start, high - mine.start)
         return overlaps
 
     @torch.no_grad()
@@ -161,20 +153,14 @@ class Flat:
             self.take(i, ONE)
 
     def send(self, group: Group) -> comm.Pending:
-        """Start the reduce-scatter of the gradients.
-
-        If gradients stay, the result is a slice of them.
-        """
+        """Start the reduce-scatter of the gradients; if they stay, its result is a slice of them."""
         if self.gradients_stay:
-            gradients, mine = self.whole.grad, self.whole.grad[self.mine]
-            return comm.reduce_scatter_start(gradients, group, out=mine)
-        released = self.release_gradients()
-        reduced = comm.reduce_scatter_start(released, group)
+            return comm.reduce_scatter_start(self.whole.grad, group, out=self.whole.grad[self.mine])
+        reduced = comm.reduce_scatter_start(self.release_gradients(), group)
 
         def add() -> None:
             part, so_far = reduced.wait(), self.shard.grad
-            both = part if so_far is None else so_far.add_(part)
-            self.shard.grad = both
+            self.shard.grad = part if so_far is None else so_far.add_(part)
 
         return comm.Pending(add, reduced.record)
 
@@ -215,10 +201,7 @@ class Flat:
     # ---- the optimizer's step ---------------------------------------------------------------------------------------
 
     def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Name and piece of each parameter, for the optimizer; a piece is empty if this rank owns nothing of it.
-
-        So parameter groups are the same on all ranks, and none is empty.
-        """
+        """Name and piece of each parameter, perhaps empty: so parameter groups are the same on all ranks."""
         for name in self.names:
             yield name, self.pieces[name] if name in self.pieces else nn.Parameter(self.master[:0])
 
@@ -276,6 +259,4 @@ def _check_alike(named: dict[str, nn.Parameter]) -> None:
         kinds.setdefault(f"{str(p.dtype)[6:]} on {p.device}", []).append(name)
     if len(kinds) > 1:
         found = "; ".join(f"{kind} ({names[0]}, {len(names)} in all)" for kind, names in kinds.items())
-        raise ValueError(
-            f"parameters that are sharded together must have one dtype and one device, but these are {found}"
-        )
+        raise ValueError(f"parameters sharded together must have one dtype and one device, but these are {found}")

@@ -1,11 +1,9 @@
 """ZeRO-3: each rank keeps 1/n of all model states, and all-gathers a layer only while it computes.
 
-The problem: ZeRO-2 still keeps all parameters on every rank, 2 of 16 bytes per parameter, so a model cannot be larger
-than one device.
-The idea: the parameters of a layer are needed twice per step, in its forward and in its backward. Between the two, a
-rank needs only its shard. A *unit*, such as a block, is one flat tensor, sharded over the ranks. An all-gather unshards
-it before the layer computes, and its memory is freed afterwards (reshard). While one unit computes, the next is
-prefetched.
+The problem: ZeRO-2 still keeps all parameters on every rank, so a model cannot be larger than one device.
+The idea: a layer needs its parameters only in its forward and in its backward. A *unit*, such as a block, is one flat
+tensor, sharded over the ranks. An all-gather unshards it before the layer computes, and its memory is freed afterwards
+(reshard). While one unit computes, the next is prefetched.
 
     forward    for each unit: unshard, compute, reshard
     backward   for each unit, from the last: unshard, compute, reduce-scatter its gradients, reshard
@@ -58,8 +56,7 @@ class FSDP(Sharded):
     gathers it.
 
     All ranks must run forward and backward equally often, because gathers are collective calls. A parameter that this
-    rank's loss does not use counts as zero. A loss that uses no trained parameter still needs a gradient (`loss + 0 *
-    inputs.sum()`).
+    rank's loss does not use counts as zero; a loss that uses none still needs a gradient (`loss + 0 * inputs.sum()`).
 
     Args:
         module: the module on this rank, or on the meta device.
@@ -169,13 +166,11 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
             "this model is on the meta device, so its parameters have no values: give init=, a function of name and "
             "tensor that fills the tensor"
         )
-    buffers = [name for name, x in module.named_buffers() if x.is_meta]
-    if buffers:
+    if buffers := [name for name, x in module.named_buffers() if x.is_meta]:
         raise ValueError(
             f"buffer {buffers[0]} is on the meta device; make buffers on a real device, because init= fills parameters"
         )
-    made: dict[int, nn.Parameter] = {}
-    stand_ins = StandIns()
+    made, stand_ins = {}, StandIns()
     for one in module.modules():
         for name, p in one._parameters.items():
             if p is not None:

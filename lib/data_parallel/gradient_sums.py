@@ -110,16 +110,19 @@ class GradientSums:
         self.state, self._through = State.IDLE, True
 
     def finish(self) -> None:
-        """Return when the sums have arrived; immediately if they already have.
-
-        Call it before any communication of the same ranks, because they may have sent different buckets so far. A
-        parameter that this rank's loss does not use counts as zero, also if no rank uses it.
-        """
+        """Return when the sums have arrived; immediately if they already have. See `DataParallel.finish`."""
         raise NotImplementedError
 
     def has_sums(self) -> bool:
         """Whether the sums have arrived, with no backward and no zero_grad() since."""
         return self.state is State.SUMMED and not self.begun and any_gradient(self.trained)
+
+    def check_summed(self, what: str) -> None:
+        """Raise RuntimeError if the sums have not arrived, or a step already used them."""
+        if self.state is not State.SUMMED or self.begun:
+            raise RuntimeError(
+                f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
+            )
 
     def check_all_known(self, module: nn.Module) -> None:
         """Raise RuntimeError if a parameter of the module has a gradient that is not summed."""
@@ -194,20 +197,17 @@ class NaiveGradients(GradientSums):
 
     @torch.no_grad()
     def finish(self) -> None:
-        if self.has_sums():
-            return
-        for p in self.trained:
-            if not p.requires_grad:
-                continue  # frozen since
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
-            group = self.facts[id(p)].sum_over
-            with comm.label("gradient"):
-                p.grad = comm.all_reduce(p.grad, group, self.op)
-        self.is_summed()
+        if not self.has_sums():
+            self.sum_with(lambda p: comm.all_reduce(p.grad, self.facts[id(p)].sum_over, self.op))
 
-    def is_summed(self) -> None:
-        """Note that p.grad is now the sum."""
+    def sum_with(self, total: Callable[[nn.Parameter], Tensor | None]) -> None:
+        """Replace each p.grad by its sum over the ranks."""
+        for p in self.trained:
+            if p.requires_grad:  # not frozen since
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
+                with comm.label("gradient"):
+                    p.grad = total(p)
         self._own, self.state = False, State.SUMMED
 
 

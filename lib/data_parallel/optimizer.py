@@ -1,8 +1,8 @@
 """The optimizer step on the parameters that a rank owns, and the all-gather after it.
 
-An optimizer steps pieces. If gradients are all-reduced, the pieces are the parameters, and nothing is sent: this is the
-plain optimizer. If they are reduce-scattered, a piece is the part of a parameter that this rank owns, flat. Each rank
-steps its own pieces, and an all-gather distributes the result.
+An optimizer steps pieces. If gradients are all-reduced, the pieces are the parameters: this is the plain optimizer. If
+they are reduce-scattered, a piece is the part of a parameter that this rank owns, flat, and an all-gather distributes
+the new values.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 5.1.
 """
@@ -20,7 +20,7 @@ from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.buckets import Bucket
 from lib.data_parallel.flat import Flat, MakeOptimizer
-from lib.data_parallel.gradient_sums import GradientSums, State
+from lib.data_parallel.gradient_sums import State
 
 
 class ShardedOptimizer:
@@ -60,7 +60,7 @@ class ShardedOptimizer:
         Raises:
             RuntimeError: there is no new gradient.
         """
-        check_summed(self.gradients, "step()")
+        self.gradients.check_summed("step()")
         self.gradients.state = State.IDLE
         for buckets in self._together():
             for bucket in buckets:
@@ -94,25 +94,15 @@ class ShardedOptimizer:
         """Send the new parameters to all ranks."""
         with comm.label("parameters"):
             pending = [bucket.publish() for bucket in self.gradients.buckets]
-        for one in pending:
-            if one is not None:
-                one.wait()
-
-
-def check_summed(gradients: GradientSums, what: str) -> None:
-    """Raise RuntimeError if the sums have not arrived, or a step already used them."""
-    if gradients.state is not State.SUMMED or gradients.begun:
-        raise RuntimeError(
-            f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
-        )
+        for one in filter(None, pending):
+            one.wait()
 
 
 def check_elementwise(optimizer: MakeOptimizer, named: Iterable[tuple[str, Tensor]]) -> None:
     """Check that an optimizer is elementwise: on small parameters, and on their two flat halves, updates must be equal.
 
-    They have the names and number of dims of the real parameters, one for each kind of name (`blocks.0.up.weight` and
-    `blocks.7.up.weight` are one kind). They are float64, and the learning rate is 0.1: a small rate would hide
-    differences.
+    They have the names and numbers of dims of the real parameters, one for each kind of name (`blocks.0.up.weight` and
+    `blocks.7.up.weight` are one kind). The learning rate is 0.1, because a small rate would hide differences.
 
     Args:
         named: the parameters that it will step.

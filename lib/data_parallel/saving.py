@@ -1,11 +1,9 @@
 """Save and load a sharded model: full parameters with the names of the plain model, or each rank its shards.
 
 The problem: no rank holds the full state, and the shard boundaries depend on the number of ranks.
-The idea: two forms. *Full*: gather one flat at a time, and keep the tensors of the plain model on rank 0; any number of
-ranks can load them, but optimizer state is not included. *Sharded*: each rank saves its shards and optimizer state,
-without communication; only the same rank of the same number of ranks can load them.
-
-Everything else in the state of the module (buffers, extra state, what its hooks add) is saved and loaded by the module.
+The idea: two forms. *Full*: gather one flat at a time, and keep the plain model on rank 0, without optimizer state, for
+any number of ranks. *Sharded*: each rank saves its shards and optimizer state, without communication, for the same
+rank of the same number of ranks. The module itself saves and loads the rest: buffers, extra state, what its hooks add.
 """
 
 from __future__ import annotations
@@ -39,12 +37,11 @@ class Saved:
         self.settle()
         whole: dict[int, Tensor] = {}
         for flat in self.flats:
-            collected = flat.collect().values()
-            if self.group.rank == 0:
-                whole |= {id(p): x.clone() for p, x in zip(flat.params, collected, strict=True)}
+            collected = zip(flat.params, flat.collect().values(), strict=True)
+            whole |= {id(p): x.clone() for p, x in collected if self.group.rank == 0}
         if self.group.rank > 0:
             return {}
-        params = [(p, p.data) for flat in self.flats for p in flat.params]
+        params = [(p, p.data) for p in self._sharded().values()]
         try:
             for p, _ in params:  # hooks of the module must see full values
                 p.data = whole[id(p)]
@@ -109,7 +106,8 @@ class Saved:
         check_keys(ours - theirs, theirs - ours)
         if state["names"] != self._names():
             raise ValueError("these shards are of buckets of a different size: wrap with the same bucket_bytes")
-        for flat, shard in zip(self.flats, state["shards"], strict=True):
+        shards = list(zip(self.flats, state["shards"], strict=True))
+        for flat, shard in shards:
             fitting(shard, f"the shard of {flat.names[0]}", flat.master)
         loaded = copy.copy(self.optimizer)
         loaded.load_state_dict(state["optimizer"])  # only to look at it
@@ -119,7 +117,7 @@ class Saved:
             for p in group["params"]:
                 check_state(loaded, p, names.get(id(p), ""), loaded.state.get(p, {}), p.shape)
         self._load(state["replicated"], self._sharded())
-        for flat, shard in zip(self.flats, state["shards"], strict=True):
+        for flat, shard in shards:
             flat.master.copy_(shard)
             flat.copy_master()
             increment_version(flat.params)  # the frozen ones, too
@@ -133,10 +131,9 @@ class Saved:
         return {id(p): p for flat in self.flats for p in flat.params}
 
     def _load(self, state: dict[str, Any], elsewhere: dict[int, nn.Parameter]) -> dict[int, Tensor]:
-        """Let the module load a state, with its hooks and extra state, except sharded parameters: return their values.
+        """Let the module load a state, except sharded parameters: return their values, by id.
 
-        Args:
-            elsewhere: parameters, by id, that need not be in it.
+        Those `elsewhere` need not be in it.
         """
         values, sharded = {}, self._sharded()
 
@@ -176,9 +173,7 @@ def fitting(x: object, name: str, like: Tensor) -> Tensor:
 
 
 def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Tensor], shape: torch.Size) -> None:
-    """Check the saved state of a parameter, if any, against the state after a step, on the meta device.
-
-    An optimizer that cannot step there is not checked.
+    """Check the saved state of a parameter, if any, against the state after a step on the meta device, if that works.
 
     Args:
         shape: the shape of saved tensors that are as large as the parameter.

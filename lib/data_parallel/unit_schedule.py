@@ -1,7 +1,7 @@
 """When units are unsharded, and when they are resharded.
 
-The problem: the parameters of a layer must be gathered before it computes, in forward and again in backward. A rank
-that skips a layer must still take part in its gathers, because the other ranks wait for it.
+The problem: the parameters of a layer must be gathered before it computes, in forward and again in backward, also by
+a rank that skips it, because the other ranks wait.
 The idea: hooks around forward and backward of each unit, and one order of units for all ranks.
 
 Read before: `lib/data_parallel/units.py`. Chapter 5.
@@ -34,8 +34,8 @@ class UnitSchedule:
     Args:
         units: the root, then the other units in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
-        passed: called with each unit once per backward, when it will get no more gradients: its sum can start even if
-            this rank did not use all of it. Other ranks wait for that sum before the next unit.
+        passed: called with each unit once per backward, when it will get no more gradients here, so that its sum
+            starts: other ranks wait for it before the next unit.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class UnitSchedule:
         outputs = with_gradient(output)
         unit.calls_open += self._trains
         if outputs:
-            when_backward_comes = partial(self._backward_comes, unit)
-            register_multi_grad_hook(outputs, when_backward_comes, mode="any")
+            register_multi_grad_hook(outputs, partial(self._backward_comes, unit), mode="any")
         if self.reshard_after_forward or not outputs:
-            self._let_go(unit)
+            for one in self.units if unit is self.units[0] else [unit]:  # the root: also prefetched and unused units
+                one.reshard()
 
     def _watch_what_is_saved(self, *_: object) -> None:
         """Gather a unit when backward reads a parameter that autograd saved: a module may hide an output of it."""
@@ -156,11 +156,6 @@ class UnitSchedule:
 
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
-    def _let_go(self, unit: Unit) -> None:
-        """Reshard a unit; the root also reshards units that were prefetched and not used."""
-        for one in self.units if unit is self.units[0] else [unit]:
-            one.reshard()
-
     def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
         self._has_graph |= torch.is_grad_enabled()
         unit.calls_open -= 1
@@ -176,12 +171,7 @@ class UnitSchedule:
         self._make_whole(unit, "backward", may_pass)
         unit.gradients_open = {id(p) for p in unit.trained}
 
-    def _make_whole(
-        self,
-        unit: Unit,
-        direction: str,
-        may_pass: bool = False,
-    ) -> None:
+    def _make_whole(self, unit: Unit, direction: str, may_pass: bool = False) -> None:
         if may_pass or unit not in self._seen:
             self._catch_up(direction, unit, may_pass)
         self._seen.add(unit)
@@ -194,9 +184,8 @@ class UnitSchedule:
         """Take part in gathers of units that this rank skipped, and other ranks may use.
 
         Args:
-            may_pass: backward has reached `until`, or its end. Units before it get no more gradients if none of their
-                calls is open, because autograd runs from the last computation to the first. (A recomputed forward of an
-                activation checkpoint does not show this.)
+            may_pass: backward (not a recomputed forward in it) has reached `until`, or its end. Units before it get no
+                more gradients if none of their calls is open: autograd runs from the last computation to the first.
         """
         for unit in takewhile(lambda one: one is not until, self._order[direction]):
             if unit not in self._seen:

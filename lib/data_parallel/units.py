@@ -35,9 +35,10 @@ class Unit:
     def __init__(self, module: nn.Module, flats: list[Flat], stand_ins: StandIns) -> None:
         self.module, self.flats = module, flats
         self._nans = [stand_ins.of(flat.whole) for flat in flats]
-        self._versions = [p._version for flat in flats for p in flat.params]
-        self.trained = [p for flat in flats for p in flat.params if p.requires_grad]
-        self.has_frozen = any(not p.requires_grad for flat in flats for p in flat.params)
+        self._named = [named for flat in flats for named in zip(flat.names, flat.params, strict=True)]
+        self._versions = [p._version for _, p in self._named]
+        self.trained = [p for _, p in self._named if p.requires_grad]
+        self.has_frozen = len(self.trained) < len(self._named)
         self.is_whole = False
         self.gradients_open: set[int] = set()  # parameters that still wait for their gradient
         self.calls_open = 0  # calls whose outputs still wait for their gradient
@@ -75,13 +76,12 @@ class Unit:
             for p in flat.params:
                 p.data = nan.expand(p.shape)
             flat.whole.untyped_storage().resize_(0)
-        self._versions = [p._version for flat in self.flats for p in flat.params]
+        self._versions = [p._version for _, p in self._named]
 
     def check_untouched(self) -> None:
         """Raise RuntimeError if a parameter was written while it was sharded."""
         stand_ins = {nan.data_ptr() for nan in self._nans}
-        params = [(name, p) for flat in self.flats for name, p in zip(flat.names, flat.params, strict=True)]
-        for (name, p), version in zip(params, self._versions, strict=True):
+        for (name, p), version in zip(self._named, self._versions, strict=True):
             replaced = not self.is_whole and p.numel() > 0 and p.data_ptr() not in stand_ins
             if p._version != version or replaced:
                 raise RuntimeError(
@@ -145,8 +145,7 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def split_units(module: nn.Module, units: list[nn.Module]) -> list[tuple[nn.Module, dict[str, nn.Parameter]]]:
-    """The root, then the units, each with its parameters by name; a parameter also used outside its unit is in the
-    root.
+    """The root, then the units, each with its parameters by name; one that is also used outside is in the root.
 
     Raises:
         ValueError: a unit contains a second unit, or is not in the module.
@@ -158,9 +157,8 @@ def split_units(module: nn.Module, units: list[nn.Module]) -> list[tuple[nn.Modu
         if id(unit) not in parts or unit is module:
             raise ValueError(f"a unit must be a submodule of the model, but {type(unit).__name__} is not")
         if not _has_forward(unit):
-            raise ValueError(
-                f"unit {parts[id(unit)]!r} is a {type(unit).__name__}, which is never called: list its children"
-            )
+            kind = type(unit).__name__
+            raise ValueError(f"unit {parts[id(unit)]!r} is a {kind}, which is never called: list its children")
         if inside[unit] > 1:
             raise ValueError(f"unit {parts[id(unit)]!r} is listed twice, or is inside another unit; list only one")
     everywhere, within = _uses(module), [_uses(unit) for unit in units]

@@ -1,10 +1,8 @@
 """ZeRO-1 and ZeRO-2: each rank keeps the optimizer state of 1/n of the parameters, and steps only those.
 
-The problem: n data-parallel ranks hold n copies of the optimizer state, which is most of their memory: 12 of 16 bytes
-per parameter. All of them compute the same step.
+The problem: n data-parallel ranks hold n copies of the optimizer state, 12 of 16 bytes per parameter.
 The idea: an all-reduce is a reduce-scatter and an all-gather. Between the two, each rank holds the final sum of 1/n of
-the gradients. So each rank steps its shard at that point, and the all-gather then sends parameters instead of
-gradients: the same bytes, with one copy of the state.
+the gradients, and steps its shard. The all-gather then sends parameters instead of gradients: the same bytes.
 
     ZeRO-1   backward makes all gradients; reduce-scatter; step; all-gather
     ZeRO-2   the same, but a bucket of gradients is freed as soon as it has been reduced
@@ -34,7 +32,7 @@ from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
 from lib.data_parallel.gradient_sums import NaiveGradients, State
-from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise, check_summed
+from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
 from lib.data_parallel.saving import Saved
 from lib.facts import Fact
 from lib.mesh import Group
@@ -70,21 +68,10 @@ class NaiveZeRO1(DataParallel):
     def finish(self) -> None:
         """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
         self.gradients.check_all_known(self.module)
-        if self.gradients.state is State.SUMMED and not self.gradients.begun:
-            return
-        for p, owner in zip(self.trained, self.owners, strict=True):
-            if not p.requires_grad:
-                continue  # frozen since
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)  # no part here, perhaps elsewhere
-            with comm.label("gradient"):
-                p.grad = comm.reduce(p.grad, self.group, owner, self.gradients.op)
-        self.gradients.is_summed()
-
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """As `ZeRO1.clip_gradients`."""
-        check_summed(self.gradients, "clip_gradients()")
-        return super().clip_gradients(max_norm)
+        sums = self.gradients
+        if sums.state is not State.SUMMED or sums.begun:
+            owner_of = dict(zip(self.trained, self.owners, strict=True))
+            sums.sum_with(lambda p: comm.reduce(p.grad, self.group, owner_of[p], sums.op))
 
     @torch.no_grad()
     def step(self) -> None:
@@ -93,7 +80,7 @@ class NaiveZeRO1(DataParallel):
         Raises:
             RuntimeError: there is no new gradient.
         """
-        check_summed(self.gradients, "step()")
+        self.gradients.check_summed("step()")
         self.gradients.state = State.IDLE
         self.optimizer.step()
         for p, owner in zip(self.trained, self.owners, strict=True):
@@ -142,15 +129,6 @@ class Sharded(DataParallel, Saved):
         """Refuse .to(), .double() and similar calls."""
         raise RuntimeError(CONVERTED.format("parameters would be"))
 
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm before scaling.
-
-        Raises:
-            RuntimeError: the gradients are not averaged yet.
-        """
-        check_summed(self.gradients, "clip_gradients()")
-        return super().clip_gradients(max_norm)
-
     def step(self) -> None:
         """Step the shard of this rank, then all-gather the parameters.
 
@@ -165,7 +143,7 @@ class Sharded(DataParallel, Saved):
 
 
 def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:
-    """Raise an error before anything is changed, if a module cannot be sharded.
+    """Check a module before anything is changed.
 
     Raises:
         ValueError: an optimizer that needs full parameters, parameters that share memory, or a layer that cannot
@@ -173,16 +151,18 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
     """
     check_apart(module)
     check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
+    if dtype is None:
+        return
     for name, p in module.named_parameters():
-        if dtype is not None and p.is_complex() and not dtype.is_complex:
+        if p.is_complex() and not dtype.is_complex:
             raise ValueError(f"{name} is {str(p.dtype)[6:]}, and {str(dtype)[6:]} has no imaginary part: omit dtype")
     for name, one in module.named_modules():
         averages = getattr(one, "running_mean", None)
-        if dtype is not None and isinstance(averages, Tensor) and averages.dtype != dtype:
-            kept, wanted = str(averages.dtype)[6:], str(dtype)[6:]
+        if isinstance(averages, Tensor) and averages.dtype != dtype:
             raise ValueError(
-                f"{name or 'the module'} is a {type(one).__name__}, whose averages stay {kept} and do not match "
-                f"{wanted} weights: use a norm without averages (LayerNorm, GroupNorm), or omit dtype"
+                f"{name or 'the module'} is a {type(one).__name__}, whose averages stay {str(averages.dtype)[6:]} and "
+                f"do not match {str(dtype)[6:]} weights: use a norm without averages (LayerNorm, GroupNorm), or omit "
+                "dtype"
             )
 
 
@@ -232,9 +212,8 @@ class ZeRO2(ZeRO1):
     It sends the same messages as ZeRO-1. A rank keeps Ψ parameters and 1/n of gradients and optimizer state: in float32
     with Adam 4Ψ + 12Ψ/n bytes, in bfloat16 with master weights 2Ψ + 14Ψ/n, and temporarily the buckets in flight.
 
-    With several microbatches, each backward reduces its gradients, and the shard adds them up: (n−1)/n · Ψ per
-    microbatch, and never all gradients in memory. Inside `no_sync()` nothing is sent or freed: the traffic of one
-    backward, with the memory of ZeRO-1.
+    With several microbatches, each backward reduces its gradients, (n−1)/n · Ψ each, and the shard adds them up. Inside
+    `no_sync()` nothing is sent or freed: the traffic of one backward, with the memory of ZeRO-1.
     """
 
     stage = 2
@@ -247,8 +226,6 @@ def sharded_gradients(
     bucket_bytes: int = BUCKET_BYTES,
     dtype: torch.dtype | None = None,
 ) -> Gradients:
-    """Reduce-scattered gradients: kept in full until the end of backward (stage 1), or freed as they are reduced (stage
-    2).
-    """
+    """Reduce-scattered gradients: kept until the end of backward (stage 1), or freed as they are reduced (stage 2)."""
     make = partial(Flat.around, dtype=dtype, gradients_stay=stage == 1)
     return Gradients(facts, op, bucket_bytes, make, each=stage == 2, one_at_a_time=True)

@@ -24,23 +24,18 @@ def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
     """
     count = len(costs)
     if not 1 <= num_parts <= count:
-        problem = f"{count} layers cannot be cut into {num_parts} stages"
-        raise ValueError(f"{problem}; use {count} stages or fewer")
+        raise ValueError(f"{count} layers cannot be cut into {num_parts} stages; use {count} stages or fewer")
     sums = [0.0, *accumulate(costs)]
-    best: list[tuple[float, list[int]]] = [
-        (total, [0, i]) for i, total in enumerate(sums)
-    ]  # of the first i, in 1 part
+    best = [(total, [0, i]) for i, total in enumerate(sums)]  # of the first i, in 1 part
     for parts in range(2, num_parts + 1):
         ways = []
         for i in range(count + 1):
             found = [(float("inf"), [])]
             for k in range(parts - 1, i):  # where the last part begins
-                most = max(best[k][0], sums[i] - sums[k])
-                found.append((most, [*best[k][1], i]))
+                found.append((max(best[k][0], sums[i] - sums[k]), [*best[k][1], i]))
             ways.append(min(found))
         best = ways
-    edges = best[count][1]
-    return [range(a, b) for a, b in pairwise(edges)]
+    return [range(a, b) for a, b in pairwise(best[count][1])]
 
 
 def layer_costs(config: GPTConfig) -> list[float]:

@@ -1,9 +1,8 @@
 """Execute a schedule with real tensors and messages: the same actions that are simulated and proved.
 
-The problem: pipelines hang in hand-written loops for each schedule, with sends and receives between the lines. The
-idea: an interpreter. It executes the actions of a rank one by one, for any schedule. Each message starts at its action,
-without waiting: a compute action waits for its input. A blocking send would lose the overlap of the schedule. The
-tensor of a send is kept until a message from its receiver shows that it was used.
+The problem: pipelines hang in hand-written loops for each schedule. The idea: an interpreter of a rank's actions. Each
+message starts at its action, without waiting: a compute action waits for its input. The tensor of a send is kept until
+a message from its receiver shows that it was used.
 
 Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 10.
 """
@@ -108,10 +107,8 @@ def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, i
     if not schedule.is_forward_only and not torch.is_grad_enabled():
         raise ScheduleError(f"{schedule.name} runs backward, but under no_grad: run it outside, or forward_only()")
     if schedule.num_ranks != group.size:
-        raise ScheduleError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for "
-            f"{group.size}"
-        )
+        misfit = f"is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for {group.size}"
+        raise ScheduleError(f"{schedule.name} {misfit}")
     if sorted(stages) != (mine := schedule.stages_on(group.rank)):
         raise ScheduleError(f"rank {group.rank} has the stages {sorted(stages)}; {schedule.name} gives it {mine}")
     if len(inputs) < schedule.num_microbatches:
@@ -150,8 +147,7 @@ class _Step:
         for pending in self.going.values():
             pending.wait()
         with comm.label("losses"):
-            knows = self.schedule.rank_of[self.last]
-            losses = comm.broadcast(self.losses, self.group, src=knows)
+            losses = comm.broadcast(self.losses, self.group, src=self.schedule.rank_of[self.last])
         slots = [slot._replace(end=max([slot.end, *self._arrivals(slot.action)])) for slot in slots]
         return StepResult(losses.sum(), losses, tuple(slots))
 
@@ -163,8 +159,7 @@ class _Step:
             like = next(iter(self.stages.values())).travels(self.inputs[m])
             self.here[action] = comm.recv(like, self.group, self._peer(action))
         elif op in SENDS:
-            x = self.here.pop(action)
-            self.going[action] = comm.send(x, self.group, self._peer(action))
+            self.going[action] = comm.send(self.here.pop(action), self.group, self._peer(action))
         elif op == Op.REDUCE:
             self.sums[action] = self.reduce.start(stage)
             for pending in self.sums[action]:
@@ -228,13 +223,12 @@ class _Step:
         return loss
 
     def _backward(self, stage: int, op: Op, m: int, gradient: Tensor | None) -> None:
-        work = self.stages[stage].backward if op == Op.B else self.stages[stage].backward_input
-        of_x = work(m, gradient)
+        its = self.stages[stage]
+        of_x = (its.backward if op == Op.B else its.backward_input)(m, gradient)
         if stage:
             self._hand_on(Action(stage, Op.SEND_B, m), of_x)
 
     def _hand_on(self, send: Action, x: Tensor) -> None:
         """Pass a tensor to the next stage on this rank, or to its send."""
-        receive = other_end(send)
-        is_here = self.schedule.rank_of[receive.stage] == self.group.rank
-        self.here[receive if is_here else send] = x
+        is_here = self._peer(send) == self.group.rank
+        self.here[other_end(send) if is_here else send] = x

@@ -31,9 +31,9 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     if schedule.is_lowered:
         return schedule
     rows: list[list[Action]] = [[] for _ in schedule.actions]
-    sums = _sums_behind(schedule)
-    slots = simulate(schedule, costs).slots
-    slots = [slot for slot in slots if slot.action.op != Op.REDUCE]
+    pairs = (pair for row in schedule.actions for pair in pairwise(row))
+    sums = {action: behind for action, behind in pairs if behind.op == Op.REDUCE}  # directly after the action
+    slots = [slot for slot in simulate(schedule, costs).slots if slot.action.op != Op.REDUCE]
     slots.sort(key=lambda slot: slot.end)
     for _, together in groupby(slots, key=lambda slot: slot.end):
         ending = list(together)
@@ -48,12 +48,6 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
                 rows[slot.rank].append(send)
                 rows[peer].append(receive)
     return replace(schedule, actions=tuple(map(tuple, rows)))
-
-
-def _sums_behind(schedule: Schedule) -> dict[Action, Action]:
-    """Action → the REDUCE directly after it."""
-    pairs = (pair for row in schedule.actions for pair in pairwise(row))
-    return {action: behind for action, behind in pairs if behind.op == Op.REDUCE}
 
 
 def message_behind(action: Action, schedule: Schedule) -> tuple[int, Action, Action] | None:

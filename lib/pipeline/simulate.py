@@ -218,15 +218,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         while place[rank] < len(row) and runs(rank, row[place[rank]]):
             place[rank] += 1
     if waiting:
-        raise stuck(schedule, {rank: _wait(place[rank], key) for key, rank in waiting.items()})
+        makers = ((rank, stage, *MADE_BY[what], m) for (stage, what, m), rank in waiting.items())
+        raise stuck(schedule, {rank: Wait(place[rank], stage + step, ops, m) for rank, stage, step, ops, m in makers})
     return Timeline.of(schedule, slots)
-
-
-def _wait(place: int, key: Key) -> Wait:
-    """The wait for the action that makes this result."""
-    stage, what, m = key
-    step, ops = MADE_BY[what]
-    return Wait(place, stage + step, ops, m)
 
 
 def stuck(schedule: Schedule, waits: dict[int, Wait]) -> ScheduleError:

@@ -59,8 +59,7 @@ class Stage:
         return torch.empty(shape, dtype=dtype, device=next(self.module.parameters(), inputs).device)
 
     def check_output(self, stage: int, y: Tensor, inputs: Tensor) -> Tensor:
-        """Return y, the output of a stage, if it has the form of messages between stages, for these inputs of the first
-        stage.
+        """Return y, the output of a stage, if it has the form of messages, for these inputs of the first stage.
 
         Raises:
             ScheduleError: its type, shape or dtype is not the one that the next stage receives, or has no gradient.
@@ -88,15 +87,9 @@ class Stage:
         return (*rows, length // self.slices, self.width), self.dtype or next(dtypes, torch.get_default_dtype())
 
     def forward(
-        self,
-        m: int,
-        x: Tensor,
-        then: Callable[[Tensor], Tensor] | None = None,
-        split: bool = False,
+        self, m: int, x: Tensor, then: Callable[[Tensor], Tensor] | None = None, split: bool = False
     ) -> Tensor:
-        """y of microbatch m, or its loss.
-
-        Tensors for backward are kept if gradients are on.
+        """y of microbatch m, or its loss; tensors for backward are kept if gradients are on.
 
         Args:
             x: the input from the previous stage; `backward` returns its gradient.
@@ -104,8 +97,7 @@ class Stage:
             split: whether backward will be `backward_input` and `backward_weight`.
         """
         self.before(m)
-        wants_gradient = torch.is_grad_enabled() and _has_gradient(x)
-        x = x.detach().requires_grad_(wants_gradient)  # a leaf
+        x = x.detach().requires_grad_(torch.is_grad_enabled() and _has_gradient(x))  # a leaf
         queue = Queue()
         off = DeferWeightGradients(queue) if split else nullcontext()
         with off:
@@ -116,9 +108,7 @@ class Stage:
         return y.detach()
 
     def _compute(self, x: Tensor, off: DeferWeightGradients | nullcontext) -> Tensor:
-        x = pair(
-            x, torch.detach, torch.detach
-        )  # the same memory, but not a leaf, so the module may change it in place
+        x = pair(x, torch.detach, torch.detach)  # not a leaf: the module may change it in place
         if not self.recompute:
             return self.module(x)
         before = x._version
@@ -136,23 +126,14 @@ class Stage:
         self.backward_weight(m)
         return of_x
 
-    def backward_input(
-        self,
-        m: int,
-        gradient: Tensor | None = None,
-    ) -> Tensor | None:
-        """Run the first half: from the gradient of y, or the loss, to the gradient of x.
-
-        Weight gradients are deferred.
-        """
+    def backward_input(self, m: int, gradient: Tensor | None = None) -> Tensor | None:
+        """Run the first half: from the gradient of y, or the loss, to that of x. Weight gradients are deferred."""
         if m not in self._ends:
             raise ScheduleError(f"microbatch {m} has no graph here: run its forward first, and not under no_grad")
         x, y = self._ends.pop(m)
         if y.requires_grad or gradient is None:  # else this stage has nothing to train
             torch.autograd.backward(y, gradient)
-        if x.requires_grad and x.grad is None:
-            return torch.zeros_like(x)
-        return x.grad
+        return torch.zeros_like(x) if x.requires_grad and x.grad is None else x.grad
 
     def backward_weight(self, m: int) -> None:
         """Run the second half: the deferred weight gradients."""
@@ -190,18 +171,14 @@ class GPTStage(nn.Module):
 
 
 def cut(model: GPT, num_stages: int) -> list[GPTStage]:
-    """Split a GPT into stages of about equal cost.
-
-    The embedding is in the first stage. The head is with the last blocks, or alone if it costs as much as several
-    blocks.
+    """Split a GPT into stages of about equal cost, the embedding in the first, the head in the last (perhaps alone).
 
     The stages share the parameters of `model`, with the same names. A tied weight is in two stages (`tie`).
 
     Raises:
         ValueError: more stages than blocks plus head.
     """
-    parts = layers_of_stages(model.config, num_stages)
-    pieces = [GPTStage(model, part, first=i == 0) for i, part in enumerate(parts)]
+    pieces = [GPTStage(model, part, i == 0) for i, part in enumerate(layers_of_stages(model.config, num_stages))]
     tie(pieces)
     return pieces
 

@@ -1,7 +1,6 @@
 """A tensor-parallel GPT: each layer is replaced in place by this rank's shard of it.
 
-The problem: all layers of a model must be sharded, and a second model for this purpose, with different names and a
-different loss, must be kept equal to the first.
+The problem: a second model of sharded layers, with different names and loss, must be kept equal to the first.
 The idea: only the layers change. A block is sharded by heads and by the width of the MLP: two column-row pairs, two
 all-reduces in forward and two in backward. The ends are vocabulary-parallel: the embedding is sharded by vocabulary
 entries and its output is summed; the head is a column layer whose logits stay sharded, which is enough for the loss

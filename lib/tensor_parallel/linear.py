@@ -210,8 +210,7 @@ class _ColumnProducts(torch.autograd.Function):
         collects = any(of_used[::2]) and dim is not None and layer.regather
         coming = comm.all_gather_start(x, group, dim) if collects else None
         if of_x:
-            pairs = zip(gradients, weights, strict=True)
-            term, *others = (gradient @ weight.conj() for gradient, weight in pairs)
+            term, *others = (gradient @ weight.conj() for gradient, weight in zip(gradients, weights, strict=True))
             for other in others:
                 term += other
             if dim is None:
@@ -303,6 +302,5 @@ def check_part(x: Tensor, features: int, group: Group) -> None:
             f"x has all {features} features, but this rank works on {features // group.size} of them: use a "
             "ColumnParallelLinear before this layer, or lib.conjugate.split_all_gather"
         )
-    raise ValueError(
-        f"x has shape {list(x.shape)}, but this rank takes {features // group.size} of {features} features"
-    )
+    part = features // group.size
+    raise ValueError(f"x has shape {list(x.shape)}, but this rank takes {part} of {features} features")

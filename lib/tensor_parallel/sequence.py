@@ -34,9 +34,8 @@ from lib.placement import split_size
 def each_rank_its_own(group: Group) -> Iterator[None]:
     """Inside, random numbers differ between ranks; outside they are equal.
 
-    Outside, ranks with the same seed must draw the same numbers, because they do the same work. Inside, the seed is a
-    number drawn outside plus the rank. So all randomness follows from the state of torch's generator: code that saves
-    and restores it, such as an activation checkpoint, gets the same numbers again.
+    The seed inside is a number drawn outside plus the rank. So all randomness follows from the state of torch's
+    generator: code that saves and restores it, such as an activation checkpoint, gets the same numbers again.
     """
     seed = int(torch.randint(2**62, ()))
     with torch.random.fork_rng():
@@ -64,10 +63,7 @@ def dropout(p: float, group: Group, sequence_parallel: bool) -> nn.Dropout:
 
 
 def see_slices(module: nn.Module) -> None:
-    """Mark a module between the parallel layers: its gradients are partial sums.
-
-    It sets `partial_gradients`.
-    """
+    """Mark a module between the parallel layers: its gradients are partial sums (`partial_gradients`)."""
     module.partial_gradients = tuple(name for name, _ in module.named_parameters(recurse=False))
 
 

@@ -23,11 +23,7 @@ def naive(num_ranks: int, num_microbatches: int = 1) -> Schedule:
     return one_stage_each("naive", num_microbatches, rows)
 
 
-def gpipe(
-    num_ranks: int,
-    num_microbatches: int,
-    last_first: bool = False,
-) -> Schedule:
+def gpipe(num_ranks: int, num_microbatches: int, last_first: bool = False) -> Schedule:
     """All forwards, then all backwards.
 
     Bubble: (p-1)/(m+p-1) of the step; kept on each rank: m microbatches.
