@@ -154,7 +154,7 @@ def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: tor
     if dtype is None:
         return
     for name, p in module.named_parameters():
-        if p.is_complex() and not dtype.is_complex:
+        if p.requires_grad and p.is_complex() and not dtype.is_complex:
             raise ValueError(f"{name} is {str(p.dtype)[6:]}, and {str(dtype)[6:]} has no imaginary part: omit dtype")
     for name, one in module.named_modules():
         averages = getattr(one, "running_mean", None)
