@@ -92,8 +92,7 @@ def _plain(x: float) -> float | int | bool:
 
 class _Row:
     def __init__(self, name, predicted, measured, rel, abs, unit, relation, kind) -> None:
-        self.name, self.predicted, self.measured, self.unit = name, predicted, measured, unit
-        self.relation, self.kind = relation, kind
+        self.name, self.kind = name, kind
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
         # Enough digits to show that they differ.
         shown = [(number(predicted, n), number(measured, n)) for n in range(4, 18 if kind == "bad" else 8)]
@@ -113,14 +112,11 @@ class _Row:
         return self.name, self.says_predicted, self.says_measured, self.verdict
 
 
-class _Table:
-    """The claims of one cell, as a table in the notebook."""
-
-    def __init__(self) -> None:
-        self.rows: list[_Row] = []
+class _Table(list):
+    """The claims of one cell, a `_Row` each, as a table in the notebook."""
 
     def __repr__(self) -> str:
-        rows = [("quantity", "formula", "measured", "agrees"), *(row.cells() for row in self.rows)]
+        rows = [("quantity", "formula", "measured", "agrees"), *(row.cells() for row in self)]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows)
 
@@ -130,7 +126,7 @@ class _Table:
             "<tr>"
             + "".join(f"<td>{escape(text)}</td>" for text in row.cells()[:3])
             + f'<td class="{row.kind}">{escape(row.verdict)}</td></tr>'
-            for row in self.rows
+            for row in self
         )
         return f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -147,11 +143,10 @@ def _show(row: _Row) -> None:
     from IPython.display import display
 
     if _cell is not None and _cell[0] == ipython.execution_count:
-        _cell[1].rows.append(row)
+        _cell[1].append(row)
         _cell[2].update(_cell[1])
     else:
-        table = _Table()
-        table.rows.append(row)
+        table = _Table([row])
         _cell = (ipython.execution_count, table, display(table, display_id=True))
 
 

@@ -21,16 +21,11 @@ from torch import Tensor
 from lib import comm
 from lib.mesh import Group
 
-Whole = Tensor | None
-
 # ---- through one rank -----------------------------------------------------------------------------------------------
 
 
 def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
-    """Rank `src` sends the full tensor to each other rank: x[S] → [S].
-
-    Only `src` sends, (n−1) · S.
-    """
+    """Rank `src` sends the full tensor to each other rank: x[S] → [S]. Only `src` sends, (n−1) · S."""
     if group.rank != src:
         return comm.recv(x, group, src).wait()
     others = {rank: x for rank in range(group.size) if rank != src}
@@ -39,10 +34,7 @@ def naive_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
 
 
 def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
-    """Every rank sends its full tensor to `dst`, which adds them: x[S] → [S].
-
-    The other ranks get None.
-    """
+    """Every rank sends its full tensor to `dst`, which adds them: x[S] → [S]. The other ranks get None."""
     if group.rank != dst:
         return comm.send(x, group, dst).wait()
     others = {rank: x for rank in range(group.size) if rank != dst}
@@ -90,10 +82,7 @@ def tree_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     place, distance = (me - src) % n, 1
     while distance < n and place % (2 * distance) == 0:
         distance *= 2  # up to the distance of the rank that sends to this one
-    if place:
-        x = comm.recv(x, group, (me - distance) % n).wait()
-    else:
-        x = x.detach().clone()
+    x = comm.recv(x, group, (me - distance) % n).wait() if place else x.detach().clone()
     while distance > 1:
         distance //= 2
         if place + distance < n:
@@ -141,7 +130,7 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
     return total
 
 
-def ring_all_gather(part: Tensor, group: Group, out: Whole = None) -> Tensor:
+def ring_all_gather(part: Tensor, group: Group, out: Tensor | None = None) -> Tensor:
     """Pass each chunk around the ring, and keep a copy on every rank: part[S/n] → [S].
 
     Each rank sends (n−1)/n · S, in n−1 steps.

@@ -20,33 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lib.mesh import Group
-from lib.runtime.calls import label
-from lib.runtime.link import link
+from lib.runtime.calls import label  # noqa: F401 a caller finds it here
+from lib.runtime.link import link  # noqa: F401 this too
 from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, ordered, out_like, spec, split, unordered
 from lib.runtime.transfer import Pending, collective, message
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
-
-__all__ = [
-    "Pending",
-    "agree",
-    "all_gather",
-    "all_gather_start",
-    "all_reduce",
-    "all_reduce_start",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "exchange",
-    "label",
-    "link",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_start",
-    "send",
-    "spec",
-]
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -89,7 +68,6 @@ def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | Non
     body = out.detach()
     if out is not x:
         body.copy_(x.detach())
-
     sent = ordered(body, op) if op in ("max", "min") and body.is_floating_point() else body
 
     def finish() -> Tensor:
@@ -197,7 +175,6 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
     check_dim(x, concat_dim)
     parts = split(x, group, split_dim, "all_to_all")
     got = torch.empty_like(parts) if group.size > 1 else parts
-
     what = f"all_to_all split_dim={split_dim}, concat_dim={concat_dim}"
 
     def finish() -> Tensor:
@@ -209,10 +186,8 @@ def all_to_all(x: Tensor, group: Group, split_dim: int = 0, concat_dim: int = 0)
 def broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
     """Return the tensor of group rank `src` on all ranks: x[S] → [S]. On other ranks `x` gives shape and dtype."""
     _check_rank(src, group, "src")
-    out = x.detach().clone(memory_format=torch.contiguous_format)
-    return collective(
-        f"broadcast src={src}", x, group, lambda: out, _broadcast, as_bytes(out), group.ranks[src]
-    ).wait()
+    what, out = f"broadcast src={src}", x.detach().clone(memory_format=torch.contiguous_format)
+    return collective(what, x, group, lambda: out, _broadcast, as_bytes(out), group.ranks[src]).wait()
 
 
 @torch.no_grad()

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lib.runtime import call_table, headroom, places
-from lib.runtime.call_table import MismatchError
+from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds the errors of `run` here
 from lib.runtime.environment import gpu_of_rank, of_torchrun
 from lib.runtime.folders import RUN, Folder
-from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout
+from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout  # noqa: F401
 from lib.runtime.server import RunError, server, start_server
 from lib.trace import Trace
 
@@ -35,19 +35,6 @@ if TYPE_CHECKING:
     import torch
 
     from lib.mesh import Group
-
-__all__ = [
-    "HangError",
-    "MismatchError",
-    "RankError",
-    "Run",
-    "RunError",
-    "RunTimeout",
-    "close",
-    "device",
-    "init",
-    "run",
-]
 
 MAX_RANKS = 64
 LEAST_DISK_BYTES = headroom.MB  # for a run, and for each of its ranks: with less, the disk counts as full
@@ -188,9 +175,8 @@ def _folder(world_size: int):
     """A folder for this run, removed after it."""
     place, needs_bytes = tempfile.gettempdir(), (1 + world_size) * LEAST_DISK_BYTES
     if headroom.free_disk_bytes(place) < needs_bytes:
-        raise RunError(
-            headroom.full_disk(place, f"a run of {world_size} ranks needs {headroom.size_text(needs_bytes)}")
-        )
+        needs = f"a run of {world_size} ranks needs {headroom.size_text(needs_bytes)}"
+        raise RunError(headroom.full_disk(place, needs))
     folder = Folder(RUN)
     try:
         yield folder.path
@@ -207,14 +193,12 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
     try:
         job = Parcel(Job(fn, args, trace, cells, sources))
     except Exception as error:
-        raise TypeError(
-            f"{getattr(fn, '__name__', fn)} or its arguments cannot be sent to another process: {error}"
-        ) from None
+        name = getattr(fn, "__name__", fn)
+        raise TypeError(f"{name} or its arguments cannot be sent to another process: {error}") from None
     try:
         with open(os.path.join(folder, "place"), "wb") as file:
-            pickle.dump(
-                ([path for path in sys.path if isinstance(path, str)], sys.argv, _cwd(), dict(os.environ)), file
-            )
+            paths = [path for path in sys.path if isinstance(path, str)]
+            pickle.dump((paths, sys.argv, _cwd(), dict(os.environ)), file)
         job.write(os.path.join(folder, "job"))
         return call_table.CallTable(os.path.join(folder, "table"), world_size)
     except OSError as error:

@@ -149,16 +149,10 @@ class MemoryTracker(TorchDispatchMode):
 
     def _marks(self) -> list[int]:
         """Addresses and sizes of all owned tensors: while they do not change, only the total does."""
-        modules, optimizers = _alive(self._modules), _alive(self._optimizers)
-        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
-        parameters += _alive(self._parameters)
-        parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
-        parameters = list({id(p): p for p in parameters}.values())
-        gradients = [0 if (grad := p.grad) is None else _place(grad) for p in parameters]
-        buffers = [_place(b) for module in modules for b in module._buffers.values() if b is not None]
-        values = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
+        parameters, own, buffers, values = self._held()
+        gradients = [0 if (grad := p.grad) is None else _place(grad) for p in parameters + own]
         state = [len(value) if isinstance(value, list) else 1 for value in values]
-        return [*map(_place, parameters), *gradients, *buffers, len(self._told), sum(state)]
+        return [*map(_place, parameters + own + buffers), *gradients, len(self._told), sum(state)]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
@@ -218,19 +212,23 @@ class MemoryTracker(TorchDispatchMode):
                 if known.get(counted.key) is counted:
                     del known[counted.key]
 
+    def _held(self) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Any]]:
+        """Parameters of models, those that only optimizers have, buffers, and the values of optimizer states."""
+        modules, optimizers = _alive(self._modules), _alive(self._optimizers)
+        models = {id(p): p for module in modules for p in module._parameters.values() if p is not None}
+        models |= {id(p): p for p in _alive(self._parameters)}  # also shards, while gathered parameters replace them
+        own = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+        buffers = [b for module in modules for b in module._buffers.values() if b is not None]
+        values = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
+        return list(models.values()), [p for key, p in own.items() if key not in models], buffers, values
+
     def _owned(self) -> Iterator[tuple[str, list[Tensor]]]:
         """All owned tensors, by kind; a storage has the first kind yielded for it."""
-        modules, optimizers = _alive(self._modules), _alive(self._optimizers)
-        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
-        parameters += _alive(self._parameters)  # also the shards, while gathered parameters replace them
-        models = {id(p) for p in parameters}
-        own = [p for o in optimizers for group in o.param_groups for p in group["params"] if id(p) not in models]
-        yield "parameter", parameters
-        yield "parameter", [b for module in modules for b in module._buffers.values() if b is not None]
+        parameters, own, buffers, values = self._held()
+        yield "parameter", parameters + buffers
         yield "gradient", [grad for p in parameters + own if (grad := p.grad) is not None]
         yield "optimizer", own
-        state = [value for o in optimizers for entry in o.state.values() for value in entry.values()]
-        yield "optimizer", [x for value in state for x in _tensors(value)]  # LBFGS keeps lists of tensors
+        yield "optimizer", [x for value in values for x in _tensors(value)]  # LBFGS keeps lists of tensors
 
     def _sample(self) -> None:
         usage = self.live

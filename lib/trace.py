@@ -124,10 +124,8 @@ class Trace:
         """The content of `save` in Chrome's trace event format: times in µs; an arrow from each send to its receive."""
         out: list[dict] = []
         for rank in sorted({item.rank for item in [*self.spans, *self.events]}):
-            out += [
-                _meta(rank, "process_name", name=f"rank {rank}"),
-                _meta(rank, "process_sort_index", sort_index=rank),
-            ]
+            out.append(_meta(rank, "process_name", name=f"rank {rank}"))
+            out.append(_meta(rank, "process_sort_index", sort_index=rank))
         lanes: dict[tuple[int, str], list[Span | CommEvent]] = defaultdict(list)
         for item in [*self.spans, *self.events]:
             lanes[item.rank, f"network {item.axis}" if isinstance(item, CommEvent) else item.lane].append(item)
@@ -169,22 +167,10 @@ def _meta(rank: int, what: str, tid: int = 0, **args: object) -> dict:
 def _slice(item: Span | CommEvent, tid: int) -> dict:
     args: dict[str, object] = {"kind": item.kind}
     if isinstance(item, CommEvent):
-        args |= {
-            "axis": item.axis,
-            "peers": item.peers,
-            "payload_bytes": item.payload_bytes,
-            "wire_bytes": item.wire_bytes,
-        }
-    times = {"ts": 1e6 * item.start_s, "dur": 1e6 * (item.end_s - item.start_s)}
-    return {
-        "ph": "X",
-        "pid": item.rank,
-        "tid": tid,
-        "name": item.label or item.kind,
-        "cat": item.kind,
-        **times,
-        "args": args,
-    }
+        args |= {name: getattr(item, name) for name in ("axis", "peers", "payload_bytes", "wire_bytes")}
+    what = {"name": item.label or item.kind, "cat": item.kind, "args": args}
+    when = {"ts": 1e6 * item.start_s, "dur": 1e6 * (item.end_s - item.start_s)}
+    return {"ph": "X", "pid": item.rank, "tid": tid} | what | when
 
 
 _active: list[tuple[Trace, int]] = []

@@ -46,16 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     add_options(parser, Checkpoints)
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
     parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace (slower)")
-    parser.add_argument(
-        "--plan", action="store_true", help="print the messages and the memory of the run, and start nothing"
-    )
-    parser.add_argument(
-        "--ranks-per-node",
-        type=int,
-        metavar="N",
-        default=os.environ.get("LOCAL_WORLD_SIZE") or 8,
-        help="for --plan",
-    )
+    plan = "print the messages and the memory of the run, and start nothing"
+    parser.add_argument("--plan", action="store_true", help=plan)
+    per_node = os.environ.get("LOCAL_WORLD_SIZE") or 8
+    parser.add_argument("--ranks-per-node", type=int, metavar="N", default=per_node, help="for --plan")
     args = parser.parse_args(argv)
     rank = 0
     try:

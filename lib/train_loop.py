@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 
@@ -68,10 +68,9 @@ def train(
                 report["validation"].append((step, validate(model, corpus.validation, config)))
             began_s = time.perf_counter()
             watches_memory = step == min(first + 1, config.steps - 1)  # the first step with all optimizer states
-            with ExitStack() as stack:
-                by = done_s if profile and step == config.steps - 1 else time.perf_counter
-                recorded = stack.enter_context(trace.record(world.rank, by))
-                memory = stack.enter_context(model.memory()) if watches_memory else None
+            by = done_s if profile and step == config.steps - 1 else time.perf_counter
+            watch = model.memory() if watches_memory else nullcontext()
+            with trace.record(world.rank, by) as recorded, watch as memory:
                 loss = train_step(model, corpus.train, step, config)
             report["step_s"].append(time.perf_counter() - began_s)
             report["losses"].append(loss)

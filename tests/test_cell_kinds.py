@@ -117,9 +117,7 @@ def test_in_every_notebook_just_the_cells_of_a_kind_start_folded(path):
 
 
 def claims(*rows: tuple) -> str:
-    table = _Table()
-    table.rows = [_Row(*row) for row in rows]
-    return table._repr_html_()
+    return _Table(_Row(*row) for row in rows)._repr_html_()
 
 
 EXACT = ("bytes of <a>", 1234567, 1234567, 0, 0, "B", "=", "ok")

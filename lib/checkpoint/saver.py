@@ -27,7 +27,7 @@ from lib.launch import device
 from lib.parallel import ParallelGPT
 
 
-class Saver:
+class Saver(Signals):
     """Saves a run, on all its ranks. A context: inside it, Ctrl-C and SIGTERM are requests to stop.
 
     after a step: one all-reduce of two numbers, 8 bytes. A save: one all-gather of plans, and two of outcomes.
@@ -43,19 +43,12 @@ class Saver:
     """
 
     def __init__(self, model: ParallelGPT, settings: Checkpoints, config: dict) -> None:
+        super().__init__()
         self.model, self.world, self.config = model, model.mesh.world, config
         self.settings: Checkpoints = gather(settings, self.world)[0]
         self.stopped_by, self.unsaved = 0, ""
-        self._signals = Signals()
         self._save: Save | None = None
         self._path, self._run = "", {}
-
-    def __enter__(self) -> Saver:
-        self._signals.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._signals.__exit__()
 
     def resume(self, report: dict) -> int:
         """Continue from the chosen checkpoint: fill the model and the report.
@@ -88,9 +81,7 @@ class Saver:
             step: number of finished steps.
             report: the measurements so far, on rank 0.
         """
-        wish = self._signals.number
-        if self.world.rank == 0:
-            wish = wish or wished(self.settings.checkpoint)
+        wish = self.number or (wished(self.settings.checkpoint) if self.world.rank == 0 else 0)
         mine = torch.tensor([wish, self._save is not None and self._save.writes], dtype=torch.int32)
         self.stopped_by, writes = comm.all_reduce(mine.to(device()), self.world, "max").tolist()
         is_last = is_last or bool(self.stopped_by)

@@ -25,12 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -78,9 +73,8 @@ def _whole(x: Tensor) -> Stored:
 
 def gather(mine: object, world: Group) -> list:
     """All-gather an object of each rank."""
-    said = [mine]
+    said = [mine] * world.size
     if world.size > 1:
-        said = [None] * world.size
         dist.all_gather_object(said, mine)
     return said
 
@@ -99,9 +93,8 @@ class Save:
         self.world, self.folder = model.mesh.world, folder
         self._planner, self._writer = _SavePlanner(), FileSystemWriter(folder)
         self._planner.set_up_planner(contents(model))
-        plans, self._metadata = self._planner.create_global_plan(
-            gather(self._planner.create_local_plan(), self.world)
-        )  # each rank computes the same
+        plans = gather(self._planner.create_local_plan(), self.world)
+        plans, self._metadata = self._planner.create_global_plan(plans)  # each rank computes the same
         plan = self._planner.finish_plan(self._writer.prepare_global_plan(plans)[self.world.rank])
         self._planner.take_copies(plan)
         self._said: object = None  # the result of writing, or the error
@@ -148,17 +141,12 @@ class _SavePlanner(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> SavePlan:
-        self.plan = SavePlan(
-            [
-                WriteItem(
-                    MetadataIndex(name, box.offset),
-                    WriteItemType.SHARD,
-                    tensor_data=TensorWriteData(_chunk(box), TensorProperties(dtype=x.dtype), stored.shape),
-                )
-                for name, stored in self.state_dict.items()
-                for box, x in stored.boxes.items()
-            ]
-        )
+        items = []
+        for name, stored in self.state_dict.items():
+            for box, x in stored.boxes.items():
+                data = TensorWriteData(_chunk(box), TensorProperties(dtype=x.dtype), stored.shape)
+                items.append(WriteItem(MetadataIndex(name, box.offset), WriteItemType.SHARD, tensor_data=data))
+        self.plan = SavePlan(items)
         return self.plan
 
     def take_copies(self, plan: SavePlan) -> None:

@@ -58,10 +58,7 @@ def step_memory(plan: Plan, place: int = 0, dp_rank: int = 0, tp_rank: int = 0) 
     Args:
         place, dp_rank, tp_rank: coordinates of the rank.
     """
-    state = {
-        "parameter": parameter_bytes(plan, place),
-        "optimizer": optimizer_bytes(plan, place, dp_rank, tp_rank),
-    }
+    state = {"parameter": parameter_bytes(plan, place), "optimizer": optimizer_bytes(plan, place, dp_rank, tp_rank)}
     walk = _Walk(plan, place)
     walk.run()
     walk.optimizer_step(_owned(plan, place, dp_rank, tp_rank))

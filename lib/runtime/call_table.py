@@ -98,11 +98,8 @@ class CallTable:
 
     # ---- written by a rank ----
 
-    def state(self, state: int, what: object = None) -> None:
-        """Write this rank's state; each call counts as a move."""
-        self._say(state, b"" if what is None else _dumped(what))
-
-    def _say(self, state: int, body: bytes = b"") -> None:
+    def state(self, state: int, body: bytes = b"") -> None:
+        """Write this rank's state, and the dumped call that it waits in; each call counts as a move."""
         if body and body is not self._said:
             start = self._row + _HEAD.size
             self._map[start : start + len(body)] = body
@@ -170,10 +167,7 @@ class CallTable:
         return latest
 
     def waiting(self, *call: object) -> _Waiting:
-        """A reusable context: inside it, this rank waits.
-
-        `call` is (what, where, peers, channel, number).
-        """
+        """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
         return _Waiting(self, call)
 
     def _same(self, rank: int, key: int, place: int, entry: bytes) -> bool:
@@ -269,9 +263,8 @@ class CallTable:
         for rank in range(self.world_size):
             note = _text(self._map[rank * _ROW_BYTES + _NOTE : rank * _ROW_BYTES + _HEAD_BYTES])
             if note:
-                out.append(
-                    f"  rank {rank} caught this error earlier and continued:\n    " + note.replace("\n", "\n    ")
-                )
+                note = note.replace("\n", "\n    ")
+                out.append(f"  rank {rank} caught this error earlier and continued:\n    {note}")
         return "\n".join(out)
 
     def _behind(self, rank: int, channel: str, number: int) -> bool:
@@ -294,15 +287,15 @@ class _Waiting:
 
     def __enter__(self) -> None:
         self.table._waits.append(self)
-        self.table._say(WAITING, self.body)
+        self.table.state(WAITING, self.body)
 
     def __exit__(self, *error: object) -> None:
         waits = self.table._waits
         waits.remove(self)
         if waits:  # of a different thread
-            self.table._say(WAITING, waits[-1].body)
+            self.table.state(WAITING, waits[-1].body)
         else:
-            self.table._say(RUNNING)
+            self.table.state(RUNNING)
 
 
 def _dumped(what: object) -> bytes:
@@ -322,13 +315,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _mismatch(number: int, sides: dict[int, tuple[str, str]]) -> str:
     width = max(len(what) for what, _ in sides.values())
     rows = [f"  rank {rank}  {what:<{width}}  {where}".rstrip() for rank, (what, where) in sorted(sides.items())]
-    return "\n".join(
-        [
-            f"{_ranks(sorted(sides))} disagree: their call number {number + 1} in this group differs.",
-            *rows,
-            "  Every rank of a group must make the same calls, in the same order, with the same shape and dtype.",
-        ]
-    )
+    begin = f"{_ranks(sorted(sides))} disagree: their call number {number + 1} in this group differs."
+    end = "  Every rank of a group must make the same calls, in the same order, with the same shape and dtype."
+    return "\n".join([begin, *rows, end])
 
 
 def circle_of(waits: Mapping[int, AwaitedCall]) -> tuple[int, ...]:

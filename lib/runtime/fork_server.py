@@ -78,10 +78,8 @@ class ForkServer:
     def Process(self, **options: object) -> Process:  # noqa: N802 the name in a context of multiprocessing
         """A process that this server will fork."""
         made = Process(**options)
-        made.server, made._config["tempdir"] = (
-            self,
-            self.folder.path,
-        )  # for its own sockets, because it ends without removing them
+        made.server = self
+        made._config["tempdir"] = self.folder.path  # for its own sockets, because it ends without removing them
         return made
 
     def ask(self, fds: list[int]) -> tuple[int, int]:
@@ -93,12 +91,10 @@ class ForkServer:
             try:
                 reduction.sendfds(client, [child_r, child_w, self._alive, resource_tracker.getfd(), *fds])
             except BaseException:
-                os.close(status)
-                os.close(work)
+                util.close_fds(status, work)
                 raise
             finally:
-                os.close(child_r)
-                os.close(child_w)
+                util.close_fds(child_r, child_w)
         return status, work
 
 
@@ -110,9 +106,7 @@ def _place() -> str:
 
 
 class Process(process.BaseProcess):
-    """A forked process that also a worker of a pool may start, unlike those of `multiprocessing`: it ends with its
-    parent.
-    """
+    """A process that also a worker of a pool may fork, unlike those of `multiprocessing`: it ends with its parent."""
 
     _start_method = None
     server: ForkServer | None = None

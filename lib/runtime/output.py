@@ -53,9 +53,8 @@ class Writer(io.RawIOBase):
             kept = data[: data.rfind(b"\n", 0, self._left_bytes) + 1]
             if not kept and size > _LAST_BYTES:  # a line without end
                 kept = data[: self._left_bytes]
-            sentence = (
-                f"... cut here: {self._whose} has printed {headroom.size_text(self._most_bytes)}, its share ...\n"
-            )
+            share = headroom.size_text(self._most_bytes)
+            sentence = f"... cut here: {self._whose} has printed {share}, its share ...\n"
             in_line = (kept or self._last)[-1:] not in b"\r\n"
             self._file.write(kept + b"\n" * in_line + sentence.encode())
             data, self._last = data[len(kept) :], b""

@@ -54,9 +54,7 @@ _FUNCTIONAL = (  # of torch.distributed._functional_collectives: they return a n
 ).split()
 _N_TIMES = ("gather", "scatter")  # their argument is one rank's shard
 
-_under_way: dict[
-    int, tuple[dist.Work, Record]
-] = {}  # id -> a Work before its wait: gloo drops a Work without references
+_under_way: dict[int, tuple[dist.Work, Record]] = {}  # by id, before the wait: gloo drops a Work without references
 _promised: dict[int, Record] = {}  # address of a functional collective's result -> its record, until its wait
 _inside = threading.local()  # .call: a watched function may call a second one, as send calls isend
 
@@ -202,10 +200,8 @@ def _describe_functional(name: str, given: dict) -> Call | None:
 def _collective(
     kind: str, parts: Iterable[str], x: object, payload_bytes: int | None, group: dist.ProcessGroup, ranks: tuple
 ) -> Call:
-    specs = [comm.spec(one) for one in _tensors(x)]
-    what = " ".join([*parts, *specs])
-    me = dist.get_rank()
-    axis, channel = _axis(group, ranks), name_of(group)
+    what = " ".join([*parts, *map(comm.spec, _tensors(x))])
+    axis, channel, me = _axis(group, ranks), name_of(group), dist.get_rank()
     return Call(kind, payload_bytes, axis, me, len(ranks), channel, ranks, what, ranks, what)
 
 
