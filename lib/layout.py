@@ -25,11 +25,8 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 if TYPE_CHECKING:
     from lib.model import GPTConfig
 
-SCHEDULES = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
+SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved}
+SCHEDULES |= {
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
     "zb-v": zb_v,
@@ -198,9 +195,8 @@ def nearest(
         return sum(abs(math.log2(k)) for k in ratios) + sum(getattr(layout, name) != x for name, x in others.items())
 
     worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
-    for layout in sorted(
-        _possible(others, counts["microbatches"], worlds), key=lambda layout: (changes(layout), str(layout))
-    ):
+    possible = _possible(others, counts["microbatches"], worlds)
+    for layout in sorted(possible, key=lambda layout: (changes(layout), str(layout))):
         try:
             layout.check(model, global_batch)
         except ValueError:
