@@ -268,13 +268,8 @@ def _call(setting: Mapping[str, Any]) -> str:
 
 def _slider(ipywidgets: Any, explorer: Explorer, name: str) -> Any:
     """The slider that fits: whole numbers, decimals, powers of ten, or the values themselves."""
-    choices, style = explorer.values[name], {"description_width": "initial"}
-    common = {
-        "description": explorer.labels[name][0],
-        "style": style,
-        "value": explorer.start[name],
-        "readout": False,
-    }
+    choices, look = explorer.values[name], {"style": {"description_width": "initial"}, "readout": False}
+    common = {"description": explorer.labels[name][0], "value": explorer.start[name], **look}
     if not all(map(_is_number, choices)) or min(choices) == max(choices):
         options = [(explorer._text(name, v), v) for v in choices]
         return ipywidgets.SelectionSlider(options=options, **common)

@@ -128,7 +128,7 @@ def _scene(run: _Backward, width: float) -> Scene:
         is_away, is_back = start_s < now_s < end_s, now_s >= end_s
         row = x, y, sum(wide[i] + GAP for i in share) - GAP, HIGH
         for i in share:
-            place, words, seen = (left - 30, floor[_layer(run.names[i])]), "", 0.0  # it waits in its layer
+            place, words, seen = (left - 30, floor[_layer(run.names[i])]), "", 0  # it waits in its layer
             if i in made:
                 words = "" if is_away else _fitting(run.names[i].split(".")[-2], wide[i])
                 place, seen = (x, y), 0.35 if is_away else 1
