@@ -26,14 +26,8 @@ if TYPE_CHECKING:
     from lib.model import GPTConfig
 
 SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved}
-SCHEDULES |= {
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-v": zb_v,
-    "v-half": v_half,
-    "v-min": v_min,
-    "dualpipe-v": dualpipe_v,
-}
+SCHEDULES |= {"zb-h1": zb_h1, "zb-h2": zb_h2}
+SCHEDULES |= {"zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")  # two stages on each rank, in the order of a V
 SPLIT = ("zb-h1", "zb-h2", *V_SHAPED)  # schedules with a backward that is split into I and W
 AXES = ("dp", "pp", "tp")

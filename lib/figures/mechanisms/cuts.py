@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from lib.cost.calls import block_calls
@@ -188,8 +188,9 @@ def _held(parts: _Parts, boxes: list[_Box]) -> dict[str, Thing]:
     """Four copies, always. A copy that is not needed is hidden under a visible copy, comes from there and returns."""
     copies = [(k, k % len(boxes)) for k in reversed(range(SIDE))]
     things = {name: thing for k, i in copies for name, thing in boxes[i].copy(k, parts, parts.copies[i])}
-    labels = (box.labels(parts, share) for box, share in zip(boxes, parts.copies, strict=True))
-    return things | dict(chain.from_iterable(labels))
+    for box, share in zip(boxes, parts.copies, strict=True):
+        things |= dict(box.labels(parts, share))
+    return things
 
 
 def _messages(parts: _Parts, boxes: list[_Box]) -> Iterator[tuple[Thing, Thing]]:
