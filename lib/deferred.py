@@ -80,11 +80,7 @@ class DeferWeightGradients(TorchFunctionMode):
         self.queue = queue
 
     def __torch_function__(
-        self,
-        func: Callable,
-        types: tuple,
-        args: tuple = (),
-        kwargs: dict | None = None,
+        self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None
     ) -> object:
         if func is queue_here:
             return self.queue
@@ -155,13 +151,7 @@ class _Later(torch.autograd.Function):
     """A zero like y[…, F]; its backward defers the weight gradients."""
 
     @staticmethod
-    def forward(
-        ctx,
-        leaf: Tensor,
-        x: Tensor,
-        weights: tuple,
-        queue: Queue,
-    ) -> Tensor:
+    def forward(ctx, leaf: Tensor, x: Tensor, weights: tuple, queue: Queue) -> Tensor:
         ctx.weights, ctx.queue = weights, queue
         ctx.save_for_backward(x)
         # It is never read, so it needs no memory.
@@ -169,8 +159,7 @@ class _Later(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
-        job = partial(_Products.apply, *ctx.weights, gradient, *_saved(ctx))
-        ctx.queue.put(job)
+        ctx.queue.put(partial(_Products.apply, *ctx.weights, gradient, *_saved(ctx)))
         return None, None, None, None
 
 

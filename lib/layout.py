@@ -25,18 +25,9 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 if TYPE_CHECKING:
     from lib.model import GPTConfig
 
-SCHEDULES = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-v": zb_v,
-    "v-half": v_half,
-    "v-min": v_min,
-    "dualpipe-v": dualpipe_v,
-}
+SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved}
+SCHEDULES |= {"zb-h1": zb_h1, "zb-h2": zb_h2}
+SCHEDULES |= {"zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")  # two stages on each rank, in the order of a V
 SPLIT = ("zb-h1", "zb-h2", *V_SHAPED)  # schedules with a backward that is split into I and W
 AXES = ("dp", "pp", "tp")
@@ -198,9 +189,8 @@ def nearest(
         return sum(abs(math.log2(k)) for k in ratios) + sum(getattr(layout, name) != x for name, x in others.items())
 
     worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
-    for layout in sorted(
-        _possible(others, counts["microbatches"], worlds), key=lambda layout: (changes(layout), str(layout))
-    ):
+    possible = _possible(others, counts["microbatches"], worlds)
+    for layout in sorted(possible, key=lambda layout: (changes(layout), str(layout))):
         try:
             layout.check(model, global_batch)
         except ValueError:

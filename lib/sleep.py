@@ -35,9 +35,8 @@ class SleepLayer(nn.Module):
         queue = queue_here()
         if queue is None:
             return SleepFunction.apply(x, self.weight, self.forward_s, self.backward_s + self.weight_s, None)
-        return SleepFunction.apply(
-            x, self.weight.detach(), self.forward_s, self.backward_s, partial(queue.put, self._later)
-        )
+        later = partial(queue.put, self._later)
+        return SleepFunction.apply(x, self.weight.detach(), self.forward_s, self.backward_s, later)
 
     def _later(self) -> Tensor:
         return SleepFunction.apply(torch.zeros(()), self.weight, 0.0, self.weight_s, None)
@@ -51,12 +50,7 @@ class SleepFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
-        x: Tensor,
-        weight: Tensor,
-        forward_s: float,
-        backward_s: float,
-        done: Callable[[], None] | None,
+        ctx, x: Tensor, weight: Tensor, forward_s: float, backward_s: float, done: Callable[[], None] | None
     ) -> Tensor:
         ctx.size, ctx.backward_s, ctx.done = weight.shape, backward_s, done
         time.sleep(forward_s)

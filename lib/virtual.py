@@ -59,14 +59,8 @@ def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 
 def _ours(training: Training, layout: Layout4D) -> Layout:
     """The same layout as a `Layout` of this library."""
     tp, cp, pp, dp, rows, v, zero, slices, recompute, split = layout
-    if (
-        cp > 1
-        or zero
-        or recompute != "none"
-        or split != "1f1b"
-        or slices != (tp > 1)
-        or training.model.num_layers % (pp * v)
-    ):
+    others = cp > 1, zero, recompute != "none", split != "1f1b", slices != (tp > 1)
+    if any(others) or training.model.num_layers % (pp * v):
         raise ValueError(
             f"{layout}: use cp=1, zero=0, recompute=none, 1f1b, sequence_parallel with tp of 2 or more, and stages "
             f"that divide {training.model.num_layers} blocks evenly"

@@ -42,9 +42,8 @@ def block_calls(
     heads = shape.num_kv_heads or shape.num_heads
     if heads < tp:
         of_heads = 2 * heads * (shape.d_model // shape.num_heads) * itemsize
-        calls += Counter(
-            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(not shape.llama)}
-        )
+        calls += Counter({("all_reduce", of_heads * shape.d_model): 1})
+        calls += Counter({("all_reduce", of_heads): int(not shape.llama)})
     return calls
 
 

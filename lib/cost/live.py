@@ -37,9 +37,11 @@ class Tape:
         self.seen(self.live)
         self.live -= frees
 
-    def made(self, weight: Weight) -> None:
-        """Report the gradient of a weight; it is among the live bytes."""
-        self.gradient(weight, self.live)
+    def made(self, weights: list[Weight], frees: int) -> None:
+        """Report the gradients of weights, which are among the live bytes until then."""
+        for weight in weights:
+            self.gradient(weight, self.live)
+        self.live -= frees
 
 
 class LiveGPT:
@@ -84,8 +86,11 @@ class LiveGPT:
             tape.op(self.x, self.x)
         return self.x
 
-    def scatter(self, tape: Tape) -> None:
-        """Reduce-scatter a partial sum: the tensors sent and received are freed, the shard of the sum is kept."""
+    def reduce(self, tape: Tape) -> None:
+        """All-reduce a partial sum, or reduce-scatter it: what was sent and received is freed, and the shard kept."""
+        if not self.slices:
+            tape.op(self.x)
+            return
         sent = self.x * self.copied
         tape.op(sent + self.between + self.x)
         tape.op(self.between * self.copied, sent + self.x + self.between * self.copied)
@@ -109,9 +114,7 @@ class LiveGPT:
             tape.op(self.between + grads, 2 * self.between + self.stats)
         if adds:
             tape.op(self.between, self.between if held else 2 * self.between)
-        for weight in weights:
-            tape.made(weight)
-        tape.live -= grads
+        tape.made(weights, grads)
 
     # ---- the parallel layers ----------------------------------------------------------------------------------------
 
@@ -128,37 +131,29 @@ class LiveGPT:
         """
         if self.split:
             tape.op(self.x)
-            if self.slices:
-                self.scatter(tape)
-            else:
-                tape.op(self.x)
+            self.reduce(tape)
             tape.live -= self.x
             return
-        again = self.x if self.slices else 0
-        part = self.between * self.copied if self.slices else 0
+        again, mine = (self.x, self.between) if self.slices else (0, 0)
+        part = mine * self.copied
         tape.op(part + again, part)
         tape.op(self.x)
-        sums = self.x * self.copied + self.between + self.x if self.slices else 0
+        sums = again * self.copied + mine + again
         tape.op(sums)
         if again and self.copied:
-            tape.op(self.x, self.x)
+            tape.op(again, again)
         grads = sum(weight.size for weight in weights) * self.itemsize
         tape.op(grads)
-        mine = self.between if self.slices else 0
         if mine and self.copied:
             tape.op(mine, mine)
-        tape.live -= out + self.between + again + sums - mine + (self.x if self.slices else 0)
-        for weight in weights[:0] if held else weights:
-            tape.made(weight)
-        tape.live -= 0 if held else grads
+        tape.live -= out + self.between + 2 * again + sums - mine
+        if not held:
+            tape.made(weights, grads)
 
     def row(self, tape: Tape) -> None:
         """x · W, a partial sum; all-reduced or reduce-scattered; then the bias is added, and the residual stream."""
         tape.op(self.x)
-        if self.slices:
-            self.scatter(tape)
-        else:
-            tape.op(self.x)
+        self.reduce(tape)
         if self.shape.llama:
             tape.live -= self.x
         else:
@@ -169,8 +164,7 @@ class LiveGPT:
         """From the gradient of the residual stream to the input gradient of the layer."""
         for one in bias:
             tape.op(one.size * self.itemsize)
-            tape.made(one)
-            tape.live -= one.size * self.itemsize
+            tape.made([one], one.size * self.itemsize)
         whole = self.gather(tape)
         if self.split:
             tape.op(width)
@@ -178,8 +172,7 @@ class LiveGPT:
         grad = weight.size * self.itemsize
         tape.op(grad)
         tape.op(width, whole + (0 if keeps_input else width))
-        tape.made(weight)
-        tape.live -= grad
+        tape.made([weight], grad)
 
     # ---- a block ----------------------------------------------------------------------------------------------------
 
@@ -226,20 +219,15 @@ class LiveGPT:
     def block_weight_gradients(self, tape: Tape, layer: int) -> None:
         """W of a split backward: each matmul frees its two factors."""
         _, qkv, out, _, up, down = block_layers(self.shape, layer, self.tp)
-        for weights, factors in (
-            (down[:1], self.x + self.mlp),
-            (up, self.up + self.x),
-            (out[:1], self.x + self.heads),
-            (qkv, self.qkv + self.x),
-        ):
-            self.weight_gradients(tape, weights, factors)
+        self.weight_gradients(tape, down[:1], self.x + self.mlp)
+        self.weight_gradients(tape, up, self.up + self.x)
+        self.weight_gradients(tape, out[:1], self.x + self.heads)
+        self.weight_gradients(tape, qkv, self.qkv + self.x)
 
     def weight_gradients(self, tape: Tape, weights: list[Weight], factors: int) -> None:
         grads = sum(weight.size for weight in weights) * self.itemsize
         tape.op(grads, factors)
-        for weight in weights:
-            tape.made(weight)
-        tape.live -= grads
+        tape.made(weights, grads)
 
     # ---- the ends ---------------------------------------------------------------------------------------------------
 
@@ -248,10 +236,7 @@ class LiveGPT:
         tape.live += 9 * self.tokens  # saved: indices of entries, and a mask of the entries of this rank
         tape.op(self.x)
         tape.op(self.x, self.x)
-        if self.slices:
-            self.scatter(tape)
-        else:
-            tape.op(self.x)
+        self.reduce(tape)
         tape.live -= self.x
         if not self.shape.llama:
             positions = self.shape.context * self.shape.d_model * self.itemsize // (self.tp if self.slices else 1)
@@ -270,16 +255,14 @@ class LiveGPT:
             of_position = position.size * self.itemsize
             tape.op(of_position // (self.tp if self.slices else 1))
             tape.op(of_position, of_position // (self.tp if self.slices else 1))
-            tape.made(position)
-            tape.live -= of_position + 8 * self.shape.context
+            tape.made([position], of_position + 8 * self.shape.context)
         whole = self.gather(tape)
         tape.live -= self.between if whole else 0
         tape.op(self.x, self.x + self.tokens)
         tape.op(of_token, self.x + 8 * self.tokens)
         if held:
             tape.op(of_token, 2 * of_token)
-        tape.made(token)
-        tape.live -= of_token
+        tape.made([token], of_token)
 
     def head(self, tape: Tape) -> None:
         """Last norm, logits, loss. At the peak: logits, logits minus their maximum, and exponentials of these."""

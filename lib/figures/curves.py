@@ -202,9 +202,8 @@ def draw_bars(
             canvas.rect(at, y, long - 1, 26, tip, fill=canvas.hatched if kind == "idle" else color(ink, True))
             at += long
         if name in (outline or {}):
-            canvas.layer(FRAMES, fill="none", **OUTLINE).rect(
-                left - 3, y - 3, outline[name] * scale + 5, 32, radius=4
-            )
+            frames = canvas.layer(FRAMES, fill="none", **OUTLINE)
+            frames.rect(left - 3, y - 3, outline[name] * scale + 5, 32, radius=4)
         end_of_row = left + max(total[name], (outline or {}).get(name, 0)) * scale
         canvas.text(end_of_row + 9, y + 17.5, beside[name], font_weight=650)
         y += 40 if outline else 36

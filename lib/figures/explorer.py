@@ -90,10 +90,8 @@ class Explorer:
         self._check(labels, start)
         self.labels = {name: labels.get(name, (name.replace("_", " "), _plain)) for name in values}
         self.start = {name: start.get(name, x[(len(x) - 1) // 2]) for name, x in self.values.items()}
-        settings = itertools.product(*self.values.values())
-        wide, narrow, sentences = zip(
-            *(self._frame(dict(zip(self.values, setting, strict=True))) for setting in settings), strict=True
-        )
+        settings = (dict(zip(self.values, x, strict=True)) for x in itertools.product(*self.values.values()))
+        wide, narrow, sentences = zip(*map(self._frame, settings), strict=True)
         frames = list(zip(_equally_high(wide), _equally_high(narrow), sentences, strict=True))
         self._frames = list(dict.fromkeys(frames))
         self._order = [self._frames.index(frame) for frame in frames]  # for each setting, the frame that it shows
@@ -111,10 +109,7 @@ class Explorer:
                 f"{self.title!r} has {len(sizes)} sliders of {sizes} values; "
                 f"use 1 to {MOST_SLIDERS}, each with at least one value, and split into several Explorers if need be"
             )
-        frames = 1
-        for size in sizes:
-            frames *= size
-        if frames > MOST_FRAMES:
+        if (frames := math.prod(sizes)) > MOST_FRAMES:
             raise ValueError(
                 f"{self.title!r}: {' x '.join(map(str, sizes))} = {frames} frames, at most {MOST_FRAMES}; "
                 "split it into several Explorers or thin the values"
@@ -244,10 +239,8 @@ def _equally_high(svgs: Sequence[str]) -> Sequence[str]:
     largest = f'viewBox="0 0 {width} {height}"'
     shown = [max(map(int, some)) for some in zip(*re.findall(_SHOWN, "".join(svgs)), strict=True)]
     style = "min-width:{}px;max-width:{}px".format(*shown) if shown else ""
-    return [
-        re.sub(_SHOWN, style, svg.replace(size[0], largest, 1), count=1)
-        for svg, size in zip(svgs, sizes, strict=True)
-    ]
+    resized = (svg.replace(size[0], largest, 1) for svg, size in zip(svgs, sizes, strict=True))
+    return [re.sub(_SHOWN, style, svg, count=1) for svg in resized]
 
 
 def _address(title: str) -> str:
@@ -275,16 +268,14 @@ def _call(setting: Mapping[str, Any]) -> str:
 
 def _slider(ipywidgets: Any, explorer: Explorer, name: str) -> Any:
     """The slider that fits: whole numbers, decimals, powers of ten, or the values themselves."""
-    choices, value = explorer.values[name], explorer.start[name]
-    common = {"description": explorer.labels[name][0], "style": {"description_width": "initial"}}
+    choices, look = explorer.values[name], {"style": {"description_width": "initial"}, "readout": False}
+    common = {"description": explorer.labels[name][0], "value": explorer.start[name], **look}
     if not all(map(_is_number, choices)) or min(choices) == max(choices):
         options = [(explorer._text(name, v), v) for v in choices]
-        return ipywidgets.SelectionSlider(options=options, value=value, readout=False, **common)
+        return ipywidgets.SelectionSlider(options=options, **common)
     low, high = min(choices), max(choices)
     if all(isinstance(v, int) for v in choices):
-        return ipywidgets.IntSlider(value=value, min=low, max=high, readout=False, **common)
+        return ipywidgets.IntSlider(min=low, max=high, **common)
     if low > 0 and high >= 100 * low:
-        return ipywidgets.FloatLogSlider(
-            value=value, min=math.log10(low), max=math.log10(high), readout=False, **common
-        )
-    return ipywidgets.FloatSlider(value=value, min=low, max=high, step=(high - low) / 100, readout=False, **common)
+        return ipywidgets.FloatLogSlider(min=math.log10(low), max=math.log10(high), **common)
+    return ipywidgets.FloatSlider(min=low, max=high, step=(high - low) / 100, **common)

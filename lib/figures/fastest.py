@@ -82,9 +82,7 @@ def draw_fastest(
         return bottom - (bottom - top) * math.log(value / seconds[0], seconds[1] / seconds[0])
 
     _draw_axes(canvas, left, right, bottom, across, up)
-    paints = {
-        name: {**paint, "stroke": color(paint["stroke"], True)} for name, paint in zip(curves, _PAINT, strict=False)
-    }
+    paints = {name: {**x, "stroke": color(x["stroke"], True)} for name, x in zip(curves, _PAINT, strict=False)}
     changes = fastest(curves)
     for change, following in pairwise([*changes, Change("", xs[-1], 0)]):
         begin, end = across(change.n_bytes), across(following.n_bytes)

@@ -18,7 +18,6 @@ INKS = {"activation": "activation", "parameter": "param", "gradient": "gradient"
 CUTS = ("whole", "columns", "rows", "partial")
 PALE, SIGN, GAP = 0.28, 92, 10  # opacity; pixels: width of a sign, between things
 TOP, APART = 48, 34  # pixels above the drawing, and from row to row
-NOTHING = "nothing"
 
 
 class Matrix(NamedTuple):
@@ -56,6 +55,7 @@ class HeadCut(NamedTuple):
 
 
 Item = Matrix | Communication | HeadCut | str
+BEFORE, AFTER = Communication("", "all-reduce"), Communication("all-reduce", "")  # a column layer, a row layer
 
 
 def part_of(matrix: Matrix, ranks: int) -> tuple[int, int]:
@@ -177,12 +177,9 @@ def _matrix(canvas: Canvas, matrix: Matrix, ranks: int, x: float, middle: float,
     for rank, (at, down, long, deep) in _parts(matrix, ranks, cell):
         first = 0 in rank
         _block(canvas, left + at, top + down, long, deep, ink, pale=not first)
-        if matrix.cut == "whole" or matrix.cut == "partial":
-            continue
         lines = [f"{r}" for r in rank] if len(rank) <= 3 else [f"{rank[0]}", "–", f"{rank[-1]}"]
-        if text_width(lines[-1], SMALLEST_PX) > long + 1 or deep < 12 * len(lines):
-            continue
-        for i, line in enumerate(lines):
+        is_narrow = text_width(lines[-1], SMALLEST_PX) > long + 1 or deep < 12 * len(lines)
+        for i, line in enumerate([] if is_narrow or matrix.cut in ("whole", "partial") else lines):
             place = left + at + long / 2, top + down + deep / 2 + 4.5 + 16 * (i - (len(lines) - 1) / 2)
             if first:
                 canvas.words_on(ink).text(*place, line)
@@ -216,7 +213,7 @@ def _block(canvas: Canvas, x: float, y: float, wide: float, high: float, ink: st
 def _sign(canvas: Canvas, call: Communication, x: float, middle: float) -> float:
     for text, arrow, y in ((call.forward, "→", middle - 25), (call.backward, "←", middle + 1)):
         canvas.rect(x, y, SIGN, 24, radius=4, fill=color("comm", True) if text else color("idle"))
-        at, label = (x + SIGN / 2, y + 16.5), f"{arrow} {text or NOTHING}"
+        at, label = (x + SIGN / 2, y + 16.5), f"{arrow} {text or 'nothing'}"
         if text:
             canvas.words_on("comm").text(*at, label)
         else:
@@ -248,28 +245,22 @@ def _heads(canvas: Canvas, item: HeadCut, ranks: int, x: float, middle: float) -
 
 def column_cut(tokens: int, inputs: int, outputs: int, backward: bool = False) -> list[Item]:
     """x · Wᵀ = y with W's outputs cut: y comes in parts. Backward ∂x = ∂y · W comes as partial sums."""
-    sign = Communication("", "all-reduce")
     if backward:
-        of_x, of_y = (
-            Matrix("∂x", tokens, inputs, "partial", "gradient"),
-            Matrix("∂y", tokens, outputs, "columns", "gradient"),
-        )
-        return [sign, of_x, "=", of_y, "·", Matrix("W", outputs, inputs, "rows", "parameter")]
+        of_x = Matrix("∂x", tokens, inputs, "partial", "gradient")
+        of_y = Matrix("∂y", tokens, outputs, "columns", "gradient")
+        return [BEFORE, of_x, "=", of_y, "·", Matrix("W", outputs, inputs, "rows", "parameter")]
     w = Matrix("Wᵀ", inputs, outputs, "columns", "parameter")
-    return [sign, Matrix("x", tokens, inputs), "·", w, "=", Matrix("y", tokens, outputs, "columns")]
+    return [BEFORE, Matrix("x", tokens, inputs), "·", w, "=", Matrix("y", tokens, outputs, "columns")]
 
 
 def row_cut(tokens: int, inputs: int, outputs: int, backward: bool = False) -> list[Item]:
     """x · Wᵀ = y with W's inputs cut: y comes as partial sums. Backward ∂x = ∂y · W comes in parts."""
-    sign = Communication("all-reduce", "")
     if backward:
-        of_x, of_y = (
-            Matrix("∂x", tokens, inputs, "columns", "gradient"),
-            Matrix("∂y", tokens, outputs, kind="gradient"),
-        )
-        return [of_x, "=", of_y, "·", Matrix("W", outputs, inputs, "columns", "parameter"), sign]
+        of_x = Matrix("∂x", tokens, inputs, "columns", "gradient")
+        of_y = Matrix("∂y", tokens, outputs, kind="gradient")
+        return [of_x, "=", of_y, "·", Matrix("W", outputs, inputs, "columns", "parameter"), AFTER]
     w = Matrix("Wᵀ", inputs, outputs, "rows", "parameter")
-    return [Matrix("x", tokens, inputs, "columns"), "·", w, "=", Matrix("y", tokens, outputs, "partial"), sign]
+    return [Matrix("x", tokens, inputs, "columns"), "·", w, "=", Matrix("y", tokens, outputs, "partial"), AFTER]
 
 
 def mlp_cut(tokens: int, width: int, hidden: int, backward: bool = False) -> list[Item]:
@@ -278,7 +269,7 @@ def mlp_cut(tokens: int, width: int, hidden: int, backward: bool = False) -> lis
     first, last = (Matrix(name, tokens, width, kind=kind) for name in names)
     up = Matrix("upᵀ", width, hidden, "columns", "parameter")
     down = Matrix("downᵀ", hidden, width, "rows", "parameter")
-    return [first, Communication("", "all-reduce"), up, "GELU", down, Communication("all-reduce", ""), last]
+    return [first, BEFORE, up, "GELU", down, AFTER, last]
 
 
 def attention_cut(tokens: int, width: int, heads: int, kv_heads: int, ranks: int) -> list[Item]:
@@ -287,11 +278,4 @@ def attention_cut(tokens: int, width: int, heads: int, kv_heads: int, ranks: int
     sections = (width, kv_heads * d_head, kv_heads * d_head)
     qkv = Matrix("qᵀ kᵀ vᵀ", width, sum(sections), "columns", "parameter", sections, (1, copies, copies))
     out = Matrix("outᵀ", width, width, "rows", "parameter")
-    return [
-        Matrix("x", tokens, width),
-        Communication("", "all-reduce"),
-        qkv,
-        HeadCut(heads),
-        out,
-        Communication("all-reduce", ""),
-    ]
+    return [Matrix("x", tokens, width), BEFORE, qkv, HeadCut(heads), out, AFTER]

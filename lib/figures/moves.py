@@ -53,12 +53,14 @@ def _cells(canvas: Canvas, x: float, y: float, wide: float, numbers: Sequence | 
         return
     for i, number in enumerate(numbers):
         same = was is not None and i < len(was) and was[i] == number and len(was) == len(numbers)
-        at, label = x + i * wide, f"{number:g}"
-        canvas.rect(at, y, wide - 2, HIGH, fill=color("idle") if same else color("comm", True))
-        if same:
-            canvas.text(at + wide / 2 - 1, y + 17.5, label, "middle")
-        else:
-            canvas.words_on("comm").text(at + wide / 2 - 1, y + 17.5, label)
+        canvas.rect(x + i * wide, y, wide - 2, HIGH, fill=color("idle") if same else color("comm", True))
+        _words(canvas, x + i * wide + wide / 2 - 1, y, f"{number:g}", is_new=not same)
+
+
+def _words(canvas: Canvas, x: float, y: float, words: str, is_new: bool) -> None:
+    """In a cell at height `y`."""
+    layer, anchor = (canvas.words_on("comm"), "") if is_new else (canvas, "middle")
+    layer.text(x, y + 17.5, words, anchor)
 
 
 @drawn_twice
@@ -90,11 +92,7 @@ def draw_step(
             frame = {"stroke": color("text"), "stroke_width": 1.6} if len(inside) == n else {}
             canvas.rect(x, y, wide, HIGH, fill=color("comm", True) if is_new else color("idle"), **frame)
             for r in inside:
-                place = x + 3 + digit * (r + 0.5), y + 17.5
-                if is_new:
-                    canvas.words_on("comm").text(*place, f"{r}")
-                else:
-                    canvas.text(*place, f"{r}", "middle")
+                _words(canvas, x + 3 + digit * (r + 0.5), y, f"{r}", is_new)
     for move in moves:
         _hop(canvas, move, right + 4, top, out)
     return canvas.figure(right + 14 + out * (n - 1), top + n * (HIGH + 8), caption)

@@ -108,12 +108,10 @@ class _Rows(NamedTuple):
         """Blocks of a kind are one path: there are hundreds of them."""
         paths = dict.fromkeys(_kinds(self.timeline), "")
         for rank in range(self.timeline.schedule.num_ranks):
-            has_room = text_width(f"rank {rank}") <= self.left - 6
-            name = f"rank {rank}" if has_room else f"{rank}"
+            name = f"rank {rank}" if text_width(f"rank {rank}") <= self.left - 6 else f"{rank}"
             canvas.text(self.left - 6, self.middle(rank) + 4.5, name, "end")
-            canvas.rect(
-                self.left, self.top + rank * self.pitch, self.right - self.left, self.pitch - GAP, fill=canvas.hatched
-            )
+            top, wide = self.top + rank * self.pitch, self.right - self.left
+            canvas.rect(self.left, top, wide, self.pitch - GAP, fill=canvas.hatched)
         for slot in self.timeline.compute:
             begin, end = self.span(slot, slot)
             paths[KIND[slot.action.op]] += f"M{num(begin)} {num(self.middle(slot.rank))}H{num(end - 1)}"
@@ -126,8 +124,7 @@ class _Rows(NamedTuple):
         slots = sorted(self.timeline.compute, key=lambda slot: (slot.rank, slot.start))
         rows = [[slot] for slot in slots]
         if not all(self._has_room(row) for row in rows):
-            groups = itertools.groupby(slots, key=lambda slot: (slot.rank, slot.action.op))
-            rows = [list(group) for _, group in groups]
+            rows = [list(row) for _, row in itertools.groupby(slots, key=lambda slot: (slot.rank, slot.action.op))]
         for row in rows:
             words = canvas.words_on(KINDS[KIND[row[0].action.op]][0])
             words.text(sum(self.span(row[0], row[-1])) / 2, self.middle(row[0].rank) + 4.5, _numbers(row))

@@ -141,10 +141,7 @@ class Player:
         text = as_json(data)
         identity = "pbh-" + hashlib.sha256(f"{self.title}{text}".encode()).hexdigest()[:10]
         sizes = (("pbh-wide", WIDE), ("pbh-narrow", NARROW))
-        drawings = "".join(
-            self._drawing(scene, of_scene, *size)
-            for scene, of_scene, size in zip(self.scenes, places, sizes, strict=True)
-        )
+        drawings = "".join(self._drawing(*one, *size) for *one, size in zip(self.scenes, places, sizes, strict=True))
         last = len(self.sentences) - 1
         return (
             f'<figure class="pbh-player" data-pbh="{identity}" aria-labelledby="{identity}-title">'
@@ -162,9 +159,8 @@ class Player:
     def _drawing(self, scene: Scene, places: Mapping[str, list[Thing]], name: str, width: float) -> str:
         things = "".join(_drawn(steps[self.still]) for steps in places.values())
         alt = escape(self.sentences[self.still])
-        style = (
-            f'fill="{color("text")}" font-family="{FONT}" font-size="13" style="font-variant-numeric:tabular-nums"'
-        )
+        style = f'fill="{color("text")}" font-family="{FONT}" font-size="13" '
+        style += 'style="font-variant-numeric:tabular-nums"'
         return (
             f'<svg class="{name}" role="img" aria-label="{alt}" viewBox="0 0 {num(width)} {num(scene.height)}" {style}>'
             f"{scene.canvas.drawing()}{things}</svg>"
@@ -187,8 +183,7 @@ def _places(steps: Sequence[Step]) -> dict[str, list[Thing]]:
 
 def _plain(thing: Thing) -> list:
     """In the form that `player.js` reads."""
-    numbers = [round(x, 1) for x in thing[:4]]
-    return [*numbers, thing.ink, thing.words, thing.seen]
+    return [*(round(x, 1) for x in thing[:4]), thing.ink, thing.words, thing.seen]
 
 
 def _drawn(thing: Thing) -> str:

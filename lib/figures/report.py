@@ -98,14 +98,10 @@ def figures(ranks: Sequence[Mapping]) -> Iterator[Figure]:
 def _loss(report: Mapping) -> Figure:
     losses, validation = report["losses"], report["validation"]
     series: dict[str, Sequence] = {"validation": tuple(zip(*validation, strict=True))} if validation else {}
-    return draw_curves(
-        series | {"training": _thinned(losses)},
-        x="step",
-        y="loss (nats per token)",
-        title="Loss",
-        alt=f"The training loss goes from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps.",
-        caption="The mean over all ranks, before the step." + _spans(losses, "steps, their mean"),
-    )
+    series["training"] = _thinned(losses)
+    said = f"The training loss goes from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps."
+    caption = "The mean over all ranks, before the step." + _spans(losses, "steps, their mean")
+    return draw_curves(series, x="step", y="loss (nats per token)", title="Loss", alt=said, caption=caption)
 
 
 def _speed(ranks: Sequence[Mapping]) -> Figure:
@@ -115,15 +111,10 @@ def _speed(ranks: Sequence[Mapping]) -> Figure:
     first = len(ranks[0]["losses"]) - len(slowest)
     trend, each = (_thinned(slowest, first, most) for most in (20, MOST_POINTS))
     said = f"{tokens / median(slowest):,.0f} tokens per second in the median step, by the slowest rank."
-    return draw_curves(
-        {name: (xs, [tokens / s for s in times]) for name, (xs, times) in {"trend": trend, "step": each}.items()},
-        x="step",
-        y="tokens per second",
-        title="Speed",
-        alt=said,
-        caption=f"{said} The second step is slow because its memory is watched."
-        + _spans(slowest, "steps, their mean"),
-    )
+    caption = f"{said} The second step is slow because its memory is watched."
+    caption += _spans(slowest, "steps, their mean")
+    curves = {name: (xs, [tokens / s for s in times]) for name, (xs, times) in (("trend", trend), ("step", each))}
+    return draw_curves(curves, x="step", y="tokens per second", title="Speed", alt=said, caption=caption)
 
 
 def _memory_of_a_step(report: Mapping) -> Figure:
@@ -139,19 +130,12 @@ def _peaks(ranks: Sequence[Mapping]) -> Figure:
     peaks = {f"rank {i}": rank["peak_bytes"] for i, rank in enumerate(ranks)}
     fullest = sorted(peaks, key=lambda name: -peaks[name]["total"])[:MOST_RANKS]
     unit = _unit(peaks[fullest[0]]["total"])
-    rows = {
-        name: {KINDS[kind]: peaks[name][kind] / UNITS[unit] for kind in KINDS} for name in peaks if name in fullest
-    }
+    shown = ((name, peak) for name, peak in peaks.items() if name in fullest)
+    rows = {name: {KINDS[kind]: peak[kind] / UNITS[unit] for kind in KINDS} for name, peak in shown}
     said = f"{fullest[0].capitalize()} held most: {peaks[fullest[0]]['total'] / UNITS[unit]:.3g} {unit} at a time."
     more = f" Shown are the {MOST_RANKS} fullest of {len(ranks)} ranks." * (len(ranks) > MOST_RANKS)
-    return draw_bars(
-        rows,
-        unit=unit,
-        form="{:.3g}",
-        title="Peak memory of each rank",
-        alt=said,
-        caption=f"{said} A bar adds up the highest of each kind, which need not be at the same time.{more}",
-    )
+    caption = f"{said} A bar adds up the highest of each kind, which need not be at the same time.{more}"
+    return draw_bars(rows, unit=unit, form="{:.3g}", title="Peak memory of each rank", alt=said, caption=caption)
 
 
 def _traffic(ranks: Sequence[Mapping]) -> Figure:
@@ -160,14 +144,9 @@ def _traffic(ranks: Sequence[Mapping]) -> Figure:
     steps = len(ranks[0]["step_s"])
     unit = _unit(max(sent[busiest].values()) / steps)
     said = f"Rank {busiest} sent most: {sum(sent[busiest].values()) / steps / UNITS[unit]:.3g} {unit} per step."
-    return draw_bars(
-        {kind: {"comm": n_bytes / steps / UNITS[unit]} for kind, n_bytes in sent[busiest].items()},
-        unit=unit,
-        form="{:.3g}",
-        title=f"Sent by rank {busiest} per step",
-        alt=said,
-        caption=said,
-    )
+    rows = {kind: {"comm": n_bytes / steps / UNITS[unit]} for kind, n_bytes in sent[busiest].items()}
+    title = f"Sent by rank {busiest} per step"
+    return draw_bars(rows, unit=unit, form="{:.3g}", title=title, alt=said, caption=said)
 
 
 def _unit(n_bytes: float) -> str:

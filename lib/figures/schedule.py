@@ -23,23 +23,16 @@ def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
     schedule = timeline.schedule
     several = schedule.num_stages > schedule.num_ranks
     first = {schedule.rank_of.index(rank) for rank in range(schedule.num_ranks)}
-    sums = [
-        Bar(rank, NETWORK, "comm", f"stage {action.stage}" if several else "sum", scale * start, scale * end)
-        for rank, action, start, end in timeline.slots
-        if action.op == Op.REDUCE and end > start
-    ]
-    return sums + [
-        Bar(
-            rank,
-            COMPUTE,
-            KIND[action.op],
-            f"stage {action.stage}, {action.microbatch}" if several else f"{action.microbatch}",
-            scale * start,
-            scale * end,
-            marked=action.stage not in first,
-        )
-        for rank, action, start, end in timeline.compute
-    ]
+    bars = []
+    for rank, action, start, end in timeline.slots:
+        if action.op == Op.REDUCE and end > start:
+            words = f"stage {action.stage}" if several else "sum"
+            bars.append(Bar(rank, NETWORK, "comm", words, scale * start, scale * end))
+    for rank, action, *times in timeline.compute:
+        words = f"stage {action.stage}, {action.microbatch}" if several else f"{action.microbatch}"
+        start, end = (scale * time for time in times)
+        bars.append(Bar(rank, COMPUTE, KIND[action.op], words, start, end, action.stage not in first))
+    return bars
 
 
 def draw_gantt(
@@ -66,16 +59,9 @@ def draw_gantt(
     bars = schedule_bars(timeline, scale)
     if any(bar.marked for bar in bars):
         caption = f"{caption} Underlined is everything outside the first stage of a rank.".strip()
-    return draw_timeline(
-        bars,
-        title=title,
-        alt=alt,
-        caption=caption,
-        unit=unit,
-        outline=None if predicted is None else schedule_bars(predicted, scale),
-        end=end,
-        width=width,
-    )
+    outline = None if predicted is None else schedule_bars(predicted, scale)
+    said = {"title": title, "alt": alt, "caption": caption}
+    return draw_timeline(bars, **said, unit=unit, outline=outline, end=end, width=width)
 
 
 _PITCH, _TALL = 62, 26  # of rows with room for arrows in between

@@ -61,8 +61,7 @@ class Question:
         """The question; with variants, its values are in a table below."""
         if not self.variants:
             return self.question
-        names = [name for _, name, _, _ in Formatter().parse(self.question) if name]
-        names = list(dict.fromkeys(names))
+        names = [*dict.fromkeys(name for _, name, _, _ in Formatter().parse(self.question) if name)]
         rows = [["your row", *(f"*{name}*" for name in names)], ["---"] * (len(names) + 1)]
         rows += [[row, *(str(one[name]) for name in names)] for row, one in zip(ROWS, self.variants, strict=False)]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
@@ -214,10 +213,8 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
     if not fields["exercises"]:
         raise ValueError('it has no exercise; write "exercises": {"03.1": 3}, with the points of each')
     points = {**fields["exercises"]}
-    by_hand = {
-        name: Question(**asked | {"variants": tuple(asked.get("variants", ()))})
-        for name, asked in fields.get("by_hand", {}).items()
-    }
+    asked_by_hand = fields.get("by_hand", {}).items()
+    by_hand = {name: Question(**q | {"variants": tuple(q.get("variants", ()))}) for name, q in asked_by_hand}
     for name, asked in by_hand.items():
         if not re.fullmatch(r"[\w-]+", name):
             raise ValueError(f"a question is called {name!r}; use letters, digits and -")
@@ -260,19 +257,9 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
             raise ValueError(f"late has {number} {late[number]!r}; write a number, 0 or more")
     if not re.fullmatch(r"[\w.-]+", str(fields["id"])):
         raise ValueError(f"its id is {fields['id']!r}; use letters, digits and -, as it names files")
-    return Assignment(
-        id=str(fields["id"]),
-        title=str(fields["title"]),
-        exercises=exercises,
-        points=points,
-        varied=tuple(varied),
-        by_hand=by_hand,
-        due=due,
-        late=Late(**late),
-        hours=fields.get("hours", 0),
-        goals=tuple(fields.get("goals", ())),
-        text=fields.get("text", ""),
-    )
+    names, goals = (str(fields["id"]), str(fields["title"])), tuple(fields.get("goals", ()))
+    about = {"hours": fields.get("hours", 0), "goals": goals, "text": fields.get("text", "")}
+    return Assignment(*names, exercises, points, tuple(varied), by_hand, due, Late(**late), **about)
 
 
 def _must_know(what: str, fields: dict[str, Any], keys: Iterable[str]) -> None:

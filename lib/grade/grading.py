@@ -148,17 +148,9 @@ def _results(
 
     def row(case: tuple[int, str], status: str, hint: str) -> dict[str, Any]:
         ranks, name = case
-        return {
-            "exercise": exercise.id,
-            "title": exercise.title,
-            "row": exercise.row,
-            "case": name,
-            "status": status,
-            "points": each if status == PASS else 0.0,
-            "max": each,
-            "hidden": ranks in hidden,
-            "hint": "" if status == PASS else hint,
-        }
+        of = {"exercise": exercise.id, "title": exercise.title, "row": exercise.row, "case": name}
+        got = {"status": status, "points": each if status == PASS else 0.0, "max": each}
+        return of | got | {"hidden": ranks in hidden, "hint": "" if status == PASS else hint}
 
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
     holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs

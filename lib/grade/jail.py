@@ -214,9 +214,7 @@ def _end_all(uid: int | None, jail: int) -> None:
                     os.kill(pid, signal.SIGKILL)
         elif (killer := os.fork()) == 0:
             with contextlib.suppress(OSError):
-                os.setgroups([])
-                os.setgid(uid)
-                os.setuid(uid)
+                sight.become(uid)
                 os.kill(-1, signal.SIGKILL)  # all processes of the user at once; a loop would lose the race
             os._exit(0)
         else:
@@ -292,8 +290,6 @@ def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -
         if uid is not None or limit != resource.RLIMIT_NPROC:  # this limit would also count the grader's processes
             resource.setrlimit(limit, (most, most))
     if uid is not None:
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
+        sight.become(uid)
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # or `launch` could not read the CPU time of its ranks

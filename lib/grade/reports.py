@@ -75,9 +75,8 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict
     ids = [e.id for e in assignment.exercises]
     by_hand = _read_by_hand(out / "by_hand.csv", assignment)
     entered = {key: one.points for key, one in by_hand.items() if one.points is not None}
-    rows: list[list[Any]] = [
-        ["student", *ids, *assignment.by_hand, "raw", "days_late", "score", "max", "look at it because"]
-    ]
+    head = ["student", *ids, *assignment.by_hand, "raw", "days_late", "score", "max", "look at it because"]
+    rows: list[list[Any]] = [head]
     totals = {}
     for given in grades:
         student = given["student"]
@@ -90,18 +89,10 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict
             for asked in given["by_hand"]
             if (known := by_hand.get((student, asked["question"]))) and known.must_look_again(asked["text"])
         ]
-        rows.append(
-            [
-                student,
-                *(points_of(given, i) for i in ids),
-                *(words.get(name, "") for name in assignment.by_hand),
-                given["raw_score"],
-                given["days_late"],
-                totals[student],
-                given["max_score"] + assignment.points_by_hand,
-                "; ".join([*given["notes"], *again]),
-            ]
-        )
+        points = [points_of(given, i) for i in ids] + [words.get(name, "") for name in assignment.by_hand]
+        most = given["max_score"] + assignment.points_by_hand
+        sums = given["raw_score"], given["days_late"], totals[student], most
+        rows.append([student, *points, *sums, "; ".join([*given["notes"], *again])])
     write_table(out / "grades.csv", rows, MARK)
     if assignment.by_hand:
         table = [["student", "question", "points", "max", "text", "row", "model answer", "look again"]]

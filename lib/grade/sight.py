@@ -25,9 +25,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def needed() -> list[Path]:
     """The folders that Python reads from, without their subfolders."""
     book = Path(lib.__file__).resolve().parents[1]
-    found = {
-        Path(p).resolve() for p in (sys.prefix, sys.base_prefix, book / "lib", *sys.path) if p and Path(p).is_dir()
-    }
+    places = sys.prefix, sys.base_prefix, book / "lib", *sys.path
+    found = {Path(p).resolve() for p in places if p and Path(p).is_dir()}
     found -= {book}  # Python reads only its library, which is in the list
     return sorted(one for one in found if not any(other in one.parents for other in found))
 
@@ -68,10 +67,8 @@ def new_view() -> bool:
 
 def _cover(folder: Path, options: str) -> None:
     """Mount an empty folder over this one, with the folders of `needed` in it."""
-    below = [path for path in needed() if folder in path.parents]
-    kept = [
-        (path, os.open(path, os.O_PATH)) for path in below
-    ]  # keeps the folder open, which the empty folder will cover
+    # Open, because the empty folder will cover them.
+    kept = [(path, os.open(path, os.O_PATH)) for path in needed() if folder in path.parents]
     _mount("none", str(folder), "tmpfs", 0, options)
     for path, fd in kept:
         path.mkdir(parents=True)
@@ -83,11 +80,8 @@ def _cover(folder: Path, options: str) -> None:
 
 def unreadable(uid: int) -> Path | None:
     """A path that Python needs and this user cannot read, in a separate view; None if there is none."""
-    files = [Path(sys.executable), Path(os.__file__), Path(torch.__file__), Path(lib.__file__)]
-    for path in files:
-        if not can_read(path.resolve(), uid):
-            return _closed_above(path.resolve()) or path.resolve()
-    return None
+    files = (Path(file).resolve() for file in (sys.executable, os.__file__, torch.__file__, lib.__file__))
+    return next((_closed_above(path) or path for path in files if not can_read(path, uid)), None)
 
 
 def can_read(path: Path, uid: int) -> bool:
@@ -96,15 +90,20 @@ def can_read(path: Path, uid: int) -> bool:
 
     def read() -> None:
         open_closed_folders()
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
+        become(uid)
         if path.is_dir():
             os.lstat(within or path / "nothing")
         else:
             path.read_bytes()
 
     return in_child(read)
+
+
+def become(uid: int) -> None:
+    """Make this process one of that user, for good."""
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
 
 
 def in_child(does: Callable[[], None]) -> bool:

@@ -48,8 +48,7 @@ class Submission:
     def file_name(self) -> str:
         """Without letters that a file system or a shell could misread; two students never share it."""
         plain = re.sub(r"[^A-Za-z0-9@+-]", "_", self.student)[:80]
-        same = plain == self.student
-        return plain if same else f"{plain}-{hashlib.sha256(self.student.encode()).hexdigest()[:8]}"
+        return plain + f"-{hashlib.sha256(self.student.encode()).hexdigest()[:8]}" * (plain != self.student)
 
     def read(self) -> tuple[list[Notebook], list[str]]:
         """Its notebooks, and a sentence for each file or cell that could not be read."""
@@ -119,13 +118,9 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
         found.setdefault(name, Submission(name))
     if strangers := when.keys() - found:
         raise ValueError(f"{times} has a time for {min(strangers)!r}, who handed nothing in and is on no roster")
+    untimed = {name for name, one in found.items() if times and one.paths and name not in when}
     return [
-        replace(
-            one,
-            when=when.get(name),
-            listed=name in roll,
-            is_without_time=bool(times and one.paths and name not in when),
-        )
+        replace(one, when=when.get(name), listed=name in roll, is_without_time=name in untimed)
         for name, one in sorted(found.items())
     ]
 

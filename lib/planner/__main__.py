@@ -34,9 +34,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, metavar="N")
     parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)}")
     parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs that share the fast link")
-    parser.add_argument(
-        "--network", metavar="SPEED", help="bandwidth per GPU, one direction: 50GB or 400Gb, per second"
-    )
+    speed = "bandwidth per GPU, one direction: 50GB or 400Gb, per second"
+    parser.add_argument("--network", metavar="SPEED", help=speed)
     parser.add_argument("--memory", metavar="SIZE", help="memory per GPU: 80GB")
     parser.add_argument("--batch", type=int, metavar="N", help=f"sequences per step; default: {TOKENS:,} tokens")
     parser.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
@@ -98,9 +97,8 @@ def _model(args: argparse.Namespace) -> ModelShape:
 def _positive(args: argparse.Namespace, name: str) -> int:
     value = getattr(args, name)
     if value is None or value < 1:
-        raise ValueError(
-            f"--{name.replace('_', '-')} {'' if value is None else value}".rstrip() + " must be at least 1"
-        )
+        given = f"--{name.replace('_', '-')}" + (f" {value}" if value is not None else "")
+        raise ValueError(f"{given} must be at least 1")
     return value
 
 

@@ -57,14 +57,7 @@ def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
         kept += _block_bytes(training, tp, cp, rows, slices, "none")
     logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
-    return Bytes(
-        state["parameter"],
-        state["gradient"],
-        state["optimizer"],
-        stack.spare_activations * kept,
-        logits,
-        gathered,
-    )
+    return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
 
 
 @lru_cache(maxsize=4096)

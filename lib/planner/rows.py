@@ -66,34 +66,16 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
     zero, flash = int(row.get("zero", 0)), bool(row.get("flash"))
     default = "fsdp" if zero == 3 else "megatron" if flash else "megatron-2021"
-    gated = bool(row.get("gated"))
-    model = ModelShape(
-        row["hidden"],
-        row["layers"],
-        row["heads"],
-        row["vocab"],
-        row["seq"],
-        num_kv_heads=row.get("kv_heads") or row["heads"],
-        d_mlp=row.get("ffn") or 4 * row["hidden"],
-        llama=gated,
-        tied=not gated,
-    )
-    layout = Layout4D(
-        row["tp"],
-        row.get("cp", 1),
-        row["pp"],
-        row["dp"],
-        row["microbatch"],
-        row.get("interleave", 1),
-        zero,
-        bool(row.get("sequence_parallel")) and row["tp"] > 1,
-        row.get("recompute", "none"),
-        row.get("schedule", "1f1b"),
-    )
+    gated, slices = bool(row.get("gated")), bool(row.get("sequence_parallel")) and row["tp"] > 1
+    sizes = (row[name] for name in ("hidden", "layers", "heads", "vocab", "seq"))
+    inside = row.get("kv_heads") or row["heads"], row.get("ffn") or 4 * row["hidden"]
+    model = ModelShape(*sizes, *inside, llama=gated, tied=not gated)
+    axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"]
+    options = slices, row.get("recompute", "none"), row.get("schedule", "1f1b")
+    layout = Layout4D(*axes, row["microbatch"], row.get("interleave", 1), zero, *options)
     cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
-    return Training(
-        model, cluster, stack_for(STACK_OF.get(row.get("stack"), default), gpu), row["global_batch"]
-    ), layout
+    stack = stack_for(STACK_OF.get(row.get("stack"), default), gpu)
+    return Training(model, cluster, stack, row["global_batch"]), layout
 
 
 def predict(row: Mapping) -> Prediction:
@@ -153,11 +135,9 @@ def constant_utilisation(row: Mapping, share: float) -> float:
 def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, float]]:
     """Group → rows, median and worst of the absolute errors; `all` is the last."""
     groups: dict[str, list[float]] = {}
-    everything: list[float] = []
     for group, error in errors:
         groups.setdefault(group, []).append(abs(error))
-        everything.append(abs(error))
-    groups["all"] = everything
+    groups["all"] = [error for found in groups.values() for error in found]
     return {name: (len(found), statistics.median(found), max(found)) for name, found in groups.items() if found}
 
 

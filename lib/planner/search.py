@@ -73,9 +73,7 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
         for v in _stages_per_rank(training.model.num_layers, pp, m, choices.interleaved):
             for recompute in choices.recompute:
                 for zero in choices.zero:
-                    if zero == 3 and (pp > 1 or tp > 1):
-                        continue
-                    if zero and dp * cp == 1:
+                    if (zero == 3 and (pp > 1 or tp > 1)) or (zero and dp * cp == 1):
                         continue
                     layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
                     yield layout
@@ -113,12 +111,10 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     smallest: tuple[float, Layout4D] | None = None
     for layout in all_layouts(training, choices or Choices()):
         memory = memory_bytes(training, layout)
-        size = memory.total
-        if size > room:
-            if smallest is None or size < smallest[0]:
-                smallest = size, layout
-            continue
-        found.append(Planned(layout, step_s(training, layout), memory))
+        if memory.total <= room:
+            found.append(Planned(layout, step_s(training, layout), memory))
+        elif smallest is None or memory.total < smallest[0]:
+            smallest = memory.total, layout
     if not found:
         raise ValueError(_nothing(training, smallest, room))
     found.sort(key=lambda one: (one.seconds.total, one.memory.total))
@@ -155,9 +151,8 @@ def why_slower(one: Planned, other: Planned) -> str:
 
 def layout_text(layout: Layout4D) -> str:
     """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
-    axes = [
-        f"{axis} {n}" for axis, n in zip(("tp", "cp", "pp", "dp"), layout[:4], strict=True) if n > 1 or axis != "cp"
-    ]
+    sizes = zip(("tp", "cp", "pp", "dp"), layout[:4], strict=True)
+    axes = [f"{axis} {n}" for axis, n in sizes if n > 1 or axis != "cp"]
     parts = [" · ".join(axes), f"b {layout.rows}"]
     parts += [f"v {layout.stages_per_rank}"] if layout.stages_per_rank > 1 else []
     parts += [f"ZeRO-{layout.zero}"] if layout.zero else []

@@ -48,9 +48,8 @@ def read_tables(path: str | Path = PUBLISHED) -> dict[str, list[Cell]]:
     tables = {}
     for name, rows in found["tables"].items():
         records = (dict(zip(found["columns"], row, strict=True)) for row in rows)
-        tables[name.removesuffix(".xlsx")] = [
-            _cell(name, record) for record in records if record["step_time"] != "Kernel not available"
-        ]
+        measured = (record for record in records if record["step_time"] != "Kernel not available")
+        tables[name.removesuffix(".xlsx")] = [_cell(name, record) for record in measured]
     return tables
 
 
@@ -63,9 +62,8 @@ def _cell(name: str, record: dict) -> Cell:
         of_kernel = replace(of_kernel, spare_activations=2.0)
     slices = bool(record["sequence_parallel"]) and tp > 1
     recompute = "none" if record["activation_checkpointing_type"] == "disabled" else "full"
-    layout = Layout4D(
-        tp, 1, pp, gpus // tp // pp, record["micro_batch_size"], zero=1, sequence_parallel=slices, recompute=recompute
-    )
+    axes = tp, 1, pp, gpus // tp // pp
+    layout = Layout4D(*axes, record["micro_batch_size"], zero=1, sequence_parallel=slices, recompute=recompute)
     training = Training(model, Cluster(GPUS["a100"], gpus), of_kernel, 512 if long else 2048)
     seconds = record["step_time"]
     return Cell(training, layout, kernel, seconds if isinstance(seconds, (int, float)) else None)

@@ -19,10 +19,8 @@ def layouts_text(training: Training, found: list[Planned]) -> str:
     rows += [["GB in all", *(f"{one.memory.total / 1e9:.1f}" for one in found)]]
     rows += [["s: " + kind, *(f"{one.seconds[i]:.2f}" for one in found)] for i, kind in _kinds(found, "seconds")]
     rows += [["s per step", *(f"{one.seconds.total:.2f}" for one in found)]]
-    for name, counts in (("MFU", False), ("HFU", True)):
-        shares = (
-            training.utilisation(one.seconds.total, one.layout.recompute if counts else "none") for one in found
-        )
+    for name, counted in (("MFU", lambda one: "none"), ("HFU", lambda one: one.layout.recompute)):
+        shares = [training.utilisation(one.seconds.total, counted(one)) for one in found]
         rows.append([name, *(f"{share:.1%}" for share in shares)])
     reasons = [f"{place}. is {why_slower(found[0], one)}" for place, one in enumerate(found[1:], 2)]
     return "\n".join([table(rows), *reasons])
@@ -75,15 +73,8 @@ def rows_json(predictions: list[Prediction]) -> dict:
     found = medians((one.group, one.error) for one in predictions)
     return {
         "runs": [
-            {
-                "id": one.id,
-                "group": one.group,
-                "seconds": one.seconds.total,
-                "measured_s": one.measured_s,
-                "tflops": one.tflops,
-                "error": one.error,
-                "kinds": one.seconds._asdict(),
-            }
+            {"id": one.id, "group": one.group, "seconds": one.seconds.total, "measured_s": one.measured_s}
+            | {"tflops": one.tflops, "error": one.error, "kinds": one.seconds._asdict()}
             for one in predictions
         ],
         "medians": {name: {"runs": n, "median": mid, "worst": worst} for name, (n, mid, worst) in found.items()},

@@ -95,10 +95,9 @@ def release(
         new = Path(name) / "new"
         _write_texts(new, {"teacher/rubric.md": rubric(assignment, for_teacher=True)})
         if students and assignment.rows:
-            rows = [
-                [student, *(assignment.row_of(student, name) for name in assignment.rows)] for student in students
-            ]
-            write_table(new / "teacher" / "rows.csv", [["student", *assignment.rows], *rows])
+            names = [*assignment.rows]
+            rows = [[student, *(assignment.row_of(student, name) for name in names)] for student in students]
+            write_table(new / "teacher" / "rows.csv", [["student", *names], *rows])
         for student in students if assignment.rows else ():
             zipped = new / "handouts" / f"{assignment.id}-{Submission(student).file_name}.zip"
             _write_zip(zipped, assignment.id, handout(assignment.of(student)))
@@ -117,19 +116,14 @@ def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | N
     for_graders = {f"{assignment.id}.json": path.read_bytes()} | ({CASES: Path(cases).read_bytes()} if cases else {})
     scripts = {k: text.encode() for k, text in for_gradescope(assignment, needed, bool(cases)).items()}
     _write_zip(new / "gradescope.zip", "", library() | for_graders | scripts)
-    _write_texts(
-        new,
-        {
-            "nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title),
-            "github/.github/workflows/check.yml": for_actions(given, needed),
-        }
-        | {
-            f"classroom50/{name}": text
-            for name, text in for_classroom50(assignment, json.loads(path.read_bytes()), needed).items()
-        }
-        | {f"nbgrader/source/{assignment.id}/{name}": nbformat.writes(book) for name, book in solved.items()}
-        | {f"otter/{name}": nbformat.writes(for_otter(book)) for name, book in solved.items()},
-    )
+    texts = {"nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title)}
+    texts["github/.github/workflows/check.yml"] = for_actions(given, needed)
+    classroom50 = for_classroom50(assignment, json.loads(path.read_bytes()), needed)
+    texts |= {f"classroom50/{name}": text for name, text in classroom50.items()}
+    for name, book in solved.items():
+        texts[f"nbgrader/source/{assignment.id}/{name}"] = nbformat.writes(book)
+        texts[f"otter/{name}"] = nbformat.writes(for_otter(book))
+    _write_texts(new, texts)
     for file_name, raw in library().items():
         (new / "classroom50" / file_name).parent.mkdir(parents=True, exist_ok=True)
         (new / "classroom50" / file_name).write_bytes(raw)

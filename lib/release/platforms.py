@@ -138,17 +138,10 @@ OTTER_STUB = r'''\1# END SOLUTION
 def for_gradescope(assignment: Assignment, packages: Iterable[str], with_cases: bool) -> dict[str, str]:
     """Files at the root of the zip, which also has `lib/`, the assignment and perhaps `CASES`."""
     torch, others = _split(packages)
-    seconds = 120 + 60 * len(assignment.exercises)
-    return {
-        "setup.sh": SETUP_SH.format(torch=torch, others=others),
-        "run_autograder": RUN_AUTOGRADER.format(
-            id=assignment.id,
-            seconds=seconds,
-            python=PYTHON,
-            secret=f"{assignment.id}.json" + f" {CASES}" * with_cases,
-            more=f" --cases {CASES}" * with_cases,
-        ),
-    }
+    name, seconds = assignment.id, 120 + 60 * len(assignment.exercises)
+    secret, more = f"{name}.json" + f" {CASES}" * with_cases, f" --cases {CASES}" * with_cases
+    script = RUN_AUTOGRADER.format(id=name, seconds=seconds, python=PYTHON, secret=secret, more=more)
+    return {"setup.sh": SETUP_SH.format(torch=torch, others=others), "run_autograder": script}
 
 
 def for_actions(notebooks: Iterable[str], packages: Iterable[str]) -> str:
@@ -159,9 +152,8 @@ def for_actions(notebooks: Iterable[str], packages: Iterable[str]) -> str:
 
 def for_classroom50(assignment: Assignment, fields: dict[str, Any], packages: Iterable[str]) -> dict[str, str]:
     """Files of the assignment's folder, which also has `lib/`; `fields` are those of the assignment's file."""
-    torch, *others = packages
-    listed = ", ".join(map(repr, others))
-    script = CLASSROOM50.format(id=assignment.id, torch=repr(torch), others=listed)
+    torch, *others = map(repr, packages)
+    script = CLASSROOM50.format(id=assignment.id, torch=torch, others=", ".join(others))
     open_to_all = json.dumps({**fields, "by_hand": {}}, indent=1)
     return {"autograder.py": script, "runtime.json": RUNTIME, f"{assignment.id}.json": open_to_all}
 
@@ -180,8 +172,8 @@ def for_otter(notebook: NotebookNode) -> NotebookNode:
     graded = [m for cell in notebook.cells if (m := cell.metadata.get("nbgrader", {})).get("grade")]
     points = {marks["grade_id"]: marks["points"] for marks in graded}
 
-    def raw(text: str) -> None:
-        cells.append(new.new_raw_cell(text))
+    def raw(*texts: str) -> None:
+        cells.extend(map(new.new_raw_cell, texts))
 
     raw("# ASSIGNMENT CONFIG\ncheck_all_cell: false\nexport_cell: false")
     for cell in notebook.cells:
@@ -192,19 +184,16 @@ def for_otter(notebook: NotebookNode) -> NotebookNode:
             cells.append(question)
             raw("# BEGIN SOLUTION")
             cells.append(new.new_markdown_cell(cell.source))
-            raw("# END SOLUTION")
-            raw("# END QUESTION")
+            raw("# END SOLUTION", "# END QUESTION")
         elif marks.get("grade"):
             exercise, answer = re.findall(r'check\("([^"]+)", (\w+)', cell.source)[0]
             raw("# BEGIN TESTS")
             cells.append(new.new_code_cell(OTTER_TEST.format(exercise, answer, marks["points"])))
             cells[-1].outputs = [new.new_output("stream", name="stdout", text="PASS\n")]
-            raw("# END TESTS")
-            raw("# END QUESTION")
+            raw("# END TESTS", "# END QUESTION")
         elif marks.get("solution"):
             name = marks["grade_id"]
-            raw(f"# BEGIN QUESTION\nname: {name}\npoints: {points[f'check-{name}']:g}")
-            raw("# BEGIN SOLUTION")
+            raw(f"# BEGIN QUESTION\nname: {name}\npoints: {points[f'check-{name}']:g}", "# BEGIN SOLUTION")
             source = cell.source.replace("### BEGIN SOLUTION", "# BEGIN SOLUTION NO PROMPT")
             cells.append(new.new_code_cell(re.sub("^( *)### END SOLUTION$", OTTER_STUB, source, flags=re.MULTILINE)))
             raw("# END SOLUTION")

@@ -41,11 +41,7 @@ class _Backward:
     """When each gradient exists, in which bucket it is, and when each bucket is in flight; in seconds."""
 
     def __init__(
-        self,
-        tensors: Sequence[tuple[str, int]],
-        bucket_bytes: int,
-        backward_s: float,
-        reduce_s: Callable[[int], float],
+        self, tensors: Sequence[tuple[str, int]], bucket_bytes: int, backward_s: float, reduce_s: Callable
     ) -> None:
         self.names, self.sizes = map(list, zip(*tensors, strict=True))
         self.exists_s = [backward_s * made / sum(self.sizes) for made in accumulate(self.sizes)]
@@ -132,23 +128,18 @@ def _scene(run: _Backward, width: float) -> Scene:
         is_away, is_back = start_s < now_s < end_s, now_s >= end_s
         row = x, y, sum(wide[i] + GAP for i in share) - GAP, HIGH
         for i in share:
+            place, words, seen = (left - 30, floor[_layer(run.names[i])]), "", 0  # it waits in its layer
             if i in made:
                 words = "" if is_away else _fitting(run.names[i].split(".")[-2], wide[i])
-                yield f"gradient {i}", Thing(x, y, wide[i], HIGH, "gradient", words, 0.35 if is_away else 1, 1)
-            else:  # it waits in its layer
-                yield (
-                    f"gradient {i}",
-                    Thing(left - 30, floor[_layer(run.names[i])], wide[i], HIGH, "gradient", "", 0, 1),
-                )
+                place, seen = (x, y), 0.35 if is_away else 1
+            yield f"gradient {i}", Thing(*place, wide[i], HIGH, "gradient", words, seen, 1)
             x += wide[i] + GAP
         yield f"row {k}", Thing(*row, "frame" if is_back else "outline")
         said = f"{len(made)} averages are back" if is_back else "on the network" if is_away else run.words(made)
         beside = left + 60, y + HIGH, text_width(said, SMALLEST_PX), 20
         yield f"said {k}", Thing(*beside, "plain", said, float(bool(made)))
-        message = Thing(*row, "comm", seen=0)
-        if now_s > start_s:
-            message = lane_bar(1, start_s, min(now_s, end_s), "comm", f"{k}")
-        yield f"message {k}", message
+        sent = lane_bar(1, start_s, min(now_s, end_s), "comm", f"{k}")
+        yield f"message {k}", sent if now_s > start_s else Thing(*row, "comm", seen=0)
 
     def things(now_s: float) -> Iterator[tuple[str, Thing]]:
         start_s = 0.0

@@ -147,11 +147,10 @@ def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) 
 
     def live(moment: Moment) -> Iterator[tuple[str, Thing]]:
         x = 1.0
-        for name, size, ink in (
-            ("shards", sum(sizes) / n, "param"),
-            *((_name(unit), sizes[unit], "param") for unit in units if unit in moment.whole),
-            *((_name(unit), sizes[unit], "comm") for unit in units if unit in moment.arriving),
-        ):
+        parts = [("shards", sum(sizes) / n, "param")]
+        for ink, there in (("param", moment.whole), ("comm", moment.arriving)):
+            parts += [(_name(unit), sizes[unit], ink) for unit in sorted(there)]
+        for name, size, ink in parts:
             words = name if text_width(name, SMALLEST_PX) < scale * size - 2 else ""
             yield f"live {name}", Thing(x, bar, scale * size - 1, HIGH - 6, ink, words)
             x += scale * size

@@ -131,10 +131,8 @@ def _scene(name: str, instants: list[_Instant], room: float, width: float) -> Sc
             for group, n_bytes in mine.items():
                 above = below + n_bytes
                 inside, outside = (min(below, room), min(above, room)), (max(below, room), max(above, room))
-                for place, x, floor, (start, end) in (
-                    ("inside", left, bottom, inside),
-                    ("outside", spill, bottom + room * scale, outside),
-                ):
+                places = ("inside", left, bottom, inside), ("outside", spill, bottom + room * scale, outside)
+                for place, x, floor, (start, end) in places:
                     tall = (end - start) * scale
                     there = x + 4, floor - end * scale, across - 8, max(0.5, tall - 1)
                     said = words[place] if tall > LEAST else ""

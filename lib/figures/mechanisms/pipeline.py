@@ -63,10 +63,8 @@ def _scene(timelines: Sequence[Timeline], width: float) -> Scene:
     moments = _moments(timelines)
     kept = math.ceil(max(timeline.peak(rank) for timeline in timelines for rank in range(ranks)))
     grid = _Grid.of(width, max(moments), kept)
-    canvas, tops = Canvas(f"pipelines {width}"), []
-    for i, timeline in enumerate(timelines):
-        top = HEAD + i * (HEAD + ROW * ranks + 12)
-        tops.append(top)
+    canvas, tops = Canvas(f"pipelines {width}"), [HEAD + i * (HEAD + ROW * ranks + 12) for i in range(len(timelines))]
+    for timeline, top in zip(timelines, tops, strict=True):
         name = timeline.schedule.name.partition(",")[0]
         canvas.text(0, top - 9, name, font_weight=650)
         canvas.note(max(grid.left, text_width(name) + 6), top - 9, "time")
@@ -99,15 +97,11 @@ def _things(timeline: Timeline, now: float, top: float, grid: _Grid) -> Iterator
         there = grid.bar(top, before, before.end, words)
         yield f"{name} {action}", there._replace(ink=KIND[action.op], seen=0.0)
     for rank in range(schedule.num_ranks):
-        there = [
-            slot.action
-            for slot in timeline.compute
-            if slot.rank == rank and slot.action.op == Op.F and slot.start < now < _freed(timeline, slot)
-        ]
+        forwards = [slot for slot in timeline.compute if slot.rank == rank and slot.action.op == Op.F]
+        there = [slot.action for slot in forwards if slot.start < now < _freed(timeline, slot)]
         for place, action in enumerate(there):
-            x = grid.tray + grid.item * place
-            thing = Thing(x, top + ROW * rank, grid.item - 2, ROW - 6, "forward", _words(schedule, action))
-            yield f"{name} kept {rank} {action}", thing
+            box = grid.tray + grid.item * place, top + ROW * rank, grid.item - 2, ROW - 6
+            yield f"{name} kept {rank} {action}", Thing(*box, "forward", _words(schedule, action))
 
 
 def _of_a_stage(costs: Costs, schedule: Schedule) -> Costs:
@@ -139,10 +133,8 @@ def _sentence(timelines: Sequence[Timeline], now: float) -> str:
             for one in timelines
         ]
         return f"{'; '.join(said)}."
-    kept = [
-        f"{_kept(one, [n for time, n in one.alive(0) if time < now][-1]):g} under {one.schedule.name}"
-        for one in timelines
-    ]
+    stages = [[n for time, n in one.alive(0) if time < now][-1] for one in timelines]
+    kept = (f"{_kept(one, n):g} under {one.schedule.name}" for one, n in zip(timelines, stages, strict=True))
     return f"Time {now:g}: rank 0 keeps {', '.join(kept)}."
 
 

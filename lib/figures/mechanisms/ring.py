@@ -23,22 +23,17 @@ def play_all_reduce(algorithm: str, n: int) -> Player:
     Args:
         algorithm: a key of `lib.cost.steps.ALL_REDUCE`.
     """
-    steps = ALL_REDUCE[algorithm](n)
-    return Player(
-        f"All-reduce as a {algorithm}, {n} ranks", lambda width: _scene(algorithm, steps, n, width), still=n - 1
-    )
+    steps, title = ALL_REDUCE[algorithm](n), f"All-reduce as a {algorithm}, {n} ranks"
+    return Player(title, lambda width: _scene(algorithm, steps, n, width), still=n - 1)
 
 
 def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
-    middle = min(width, 430) / 2
-    across = middle - n * CELL / 2 - 6
-    places = [
-        (middle + across * sin(2 * pi * r / n) - n * CELL / 2, TOP + 100 - 92 * cos(2 * pi * r / n)) for r in range(n)
-    ]
+    middle, half = min(width, 430) / 2, n * CELL / 2
+    across, turns = middle - half - 6, [2 * pi * r / n for r in range(n)]
+    places = [(middle + across * sin(turn) - half, TOP + 100 - 92 * cos(turn)) for turn in turns]
     canvas = Canvas(f"{algorithm} {n} {width}")
     for src, dst in sorted({(min(move[:2]), max(move[:2])) for step in steps for move in step}):
         (x, y), (far_x, far_y) = places[src], places[dst]
-        half = n * CELL / 2
         line = f"M{num(x + half)} {num(y + HIGH / 2)}L{num(far_x + half)} {num(far_y + HIGH / 2)}"
         canvas.path(line, stroke=color("rule"), stroke_width=2)
     for rank, (x, y) in enumerate(places):
@@ -70,9 +65,8 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
             for move in steps[number - 1] if held else []:
                 for chunk in move.chunks:
                     x, y, wide, _ = cell(move.dst if number == done else move.src, chunk)
-                    words = _words(held[move.src][chunk], n)
-                    place = x, y + HIGH + 2, wide, 20.0
-                    yield f"token {number} {move.src} {chunk}", Thing(*place, "comm", words, float(number == done))
+                    box, words = (x, y + HIGH + 2, wide, 20.0), _words(held[move.src][chunk], n)
+                    yield f"token {number} {move.src} {chunk}", Thing(*box, "comm", words, float(number == done))
 
     frames = [Step(_sentence(algorithm, steps, n, done), dict(things(done))) for done in range(len(steps) + 1)]
     return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, frames)

@@ -60,9 +60,8 @@ class _Ribbon:
         self.whole, self.cut = (_kept_bytes(shape, rows, tp, sliced) for sliced in (False, True))
         x_bytes = 2 * self.tokens * shape.d_model
         self.half = wire_bytes("all_gather", x_bytes, tp)
-        self.calls = [
-            round(block_wire_bytes(x_bytes, tp, sequence_parallel=sliced) / self.half) for sliced in (False, True)
-        ]
+        sent = (block_wire_bytes(x_bytes, tp, sequence_parallel=sliced) for sliced in (False, True))
+        self.calls = [round(n_bytes / self.half) for n_bytes in sent]
         self.pairs = [(6, 0), (6, HIGH) if width == NARROW else (6 + PAIR, 0)]
         self.bars = self.pairs[1][1] + HIGH + 8
 

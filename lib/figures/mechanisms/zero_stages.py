@@ -37,9 +37,8 @@ def play_zero_stages(n: int = 4, recipe: Recipe = RECIPES["mixed Adam"]) -> Play
     Args:
         recipe: bytes of each kind; its optimizer has states.
     """
-    return Player(
-        f"What each of {n} ranks keeps for Ψ parameters, ZeRO stages 0 to 3", lambda width: _scene(n, recipe, width)
-    )
+    title = f"What each of {n} ranks keeps for Ψ parameters, ZeRO stages 0 to 3"
+    return Player(title, lambda width: _scene(n, recipe, width))
 
 
 def _frames(n: int, recipe: Recipe) -> Iterator[Frame]:
