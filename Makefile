@@ -19,9 +19,10 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -86,16 +87,21 @@ lab: $(READY) ## open the notebooks in JupyterLab, which the first time installs
 train: $(READY) ## train the GPT from the command line: make train ARGS="--dp 2 --zero 1"
 	@$(PY) -m lib.train $(ARGS)
 
-test: $(READY) ## run the tests, then every solution notebook against its stored outputs
+test: quick measured solutions ## run the tests, then every solution notebook against its stored outputs
+	@$(PY) tools/browser.py
+
+quick: $(READY)
 	@echo "== Tests that may share the machine, two at a time"
 	@$(PY) -m pytest $(SHARED) --part quick $(PYTEST_ARGS)
-	@echo "== Tests that measure time, memory or the wire, or press Ctrl-C: one at a time"
+
+measured: $(READY)
+	@echo "== Tests that measure time or memory, or press Ctrl-C: one at a time"
 	@$(PY) -m pytest $(ALONE) --part quick $(PYTEST_ARGS)
-	@if ls solutions/*.ipynb >/dev/null 2>&1; then \
-	  echo "== Running the solutions again, two at a time: their outputs must come out the same"; \
-	  CHECK_STRICT=1 $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile \
-	    --nbval-sanitize-with tests/nbval_sanitize.cfg solutions; fi
-	@$(PY) tools/browser.py
+
+solutions: $(READY)
+	@echo "== Running the solutions again, two at a time: their outputs must come out the same"
+	@CHECK_STRICT=1 $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile \
+	  --nbval-sanitize-with tests/nbval_sanitize.cfg solutions
 
 thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts and platforms (ten to fifteen minutes)
 	@$(PY) -m pytest $(SHARED) --part thorough --longest-s 60 $(PYTEST_ARGS)
