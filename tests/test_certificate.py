@@ -123,7 +123,7 @@ def with_mistakes(world, config, mistakes):
 @pytest.mark.parametrize(("family", "mistakes"), [("Llama", OF_ITS_BLOCK), ("GPT-2", list(MISTAKES))])
 def test_each_classic_mistake_is_seen(family, mistakes, say):
     """With dropout: its masks, too, are those of one process."""
-    found = run(with_mistakes, 8, replace(FAMILIES[family], dropout=0.2), mistakes, timeout_s=120)[0]
+    found = run(with_mistakes, 8, replace(FAMILIES[family], dropout=0.2), mistakes, timeout_s=600)[0]
     assert all(one.holds() for one in found.pop("none"))
     for mistake, (whole, slices) in found.items():
         say(f"{family}, {mistake}: {max(whole):.1g}, in slices {max(slices):.1g}")

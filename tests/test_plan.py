@@ -94,7 +94,7 @@ def on_meshes(world, cells, model, rows, watch, dtype):
 def watched(cells, model, rows, watch, dtype=None):
     """(layout, rank, what was seen) of all cells, which have as many ranks each."""
     (n,) = {layout.num_ranks for layout in cells}
-    of_ranks = run(on_meshes, n, cells, model, rows, watch, dtype, timeout_s=120)
+    of_ranks = run(on_meshes, n, cells, model, rows, watch, dtype, timeout_s=600)
     return [(layout, rank, of_ranks[rank][i]) for i, layout in enumerate(cells) for rank in range(n)]
 
 

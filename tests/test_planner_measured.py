@@ -146,7 +146,7 @@ def planned(model, layout):
 @pytest.mark.slow("eight layouts on up to eight ranks")
 @pytest.mark.thorough("eight layouts on up to eight ranks")
 def test_state_of_eight_layouts(say):
-    of_ranks = run(peaks, 8, timeout_s=120)
+    of_ranks = run(peaks, 8, timeout_s=600)
     for i, layout in enumerate(CELLS):
         plan = Plan(SMALL, layout, layout.dp * layout.microbatches, bucket_bytes=BUCKET_BYTES)
         for rank, found in enumerate(of_ranks):
