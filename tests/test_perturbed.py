@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lib
-from lib import claim, comm, cost, memory, run
+from lib import claim, claims, comm, cost, memory, run
 from lib.claims import ClaimError
 from lib.runtime import calls
 from lib.trace import Trace
@@ -25,6 +25,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def no_file(monkeypatch):
     monkeypatch.delenv("BOOK_CLAIMS", raising=False)
+    for name in ("PAUSES_S", "_pauses_s"):  # a time is measured once, so that all counters look at the same runs
+        monkeypatch.setattr(claims, name, (0,))
 
 
 def holds(*args, **kwargs):
@@ -42,7 +44,7 @@ def one_more(world, fn, *args):
 
     def start(x, group, *more, **named):
         pending = true(x, group, *more, **named)
-        if not done:
+        if not done and group.size > 1:
             done.append(True)
             with comm.label(calls._label + EXTRA):
                 true(torch.ones(1), group).wait()
