@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.buckets import Bucket
-from lib.data_parallel.flat import Flat, MakeOptimizer
+from lib.data_parallel.flat import Flat, MakeOptimizer, settle
 from lib.data_parallel.gradient_sums import State
 
 
@@ -86,9 +86,7 @@ class ShardedOptimizer:
 
     def settle(self) -> None:
         """Take over values that were written into the parameters since the last step, before they are saved."""
-        for flat in self.flats:
-            flat.check_in_place()
-            flat.settle()
+        settle(self.flats)
 
     def publish(self) -> None:
         """Send the new parameters to all ranks."""

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
+from lib.data_parallel.flat import settle
+
 
 class Saved:
     """Saves and loads a wrapper with `module`, `group`, `flats` and `optimizer`, which can `publish`."""
 
     def settle(self) -> None:
         """Take over values that were written into the parameters since the last step, before they are saved."""
-        for flat in self.flats:
-            flat.check_in_place()
-            flat.settle()
+        settle(self.flats)
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Any]:
