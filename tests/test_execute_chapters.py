@@ -1,6 +1,5 @@
 """Chapters are executed three at a time, and no cell runs beside one that must be alone."""
 
-import os
 import subprocess
 import threading
 import time
@@ -99,7 +98,7 @@ def test_a_chapter_is_built_alone_with_what_belongs_to_it(monkeypatch):
 
 
 def test_make_book_takes_chapters():
-    command = ["make", "-n", "-o", ".venv/.ready", "book", "CHAPTER=02 07"]
-    own = {**os.environ, "MAKEFLAGS": ""}  # the tests may themselves be run by a make that was given VENV
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=own).stdout
-    assert said.strip() == ".venv/bin/python tools/build_chapters.py 02 07"
+    # A make that was given VENV, or is itself run by make, says more before that line.
+    command = ["make", "-n", "--no-print-directory", "book", "CHAPTER=02 07"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.rstrip().endswith("tools/build_chapters.py 02 07")
