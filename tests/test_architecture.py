@@ -60,7 +60,7 @@ ROOT_FILES = [
     ),
 ]
 PURE = ["lib.cost", "lib.trace", "lib.claims", "lib.pipeline.schedules"]
-PURE += [f"lib.runtime.{name}" for name in "call_table calls headroom link output places ranks server".split()]
+PURE += [f"lib.runtime.{name}" for name in "call_table calls headroom link output places ranks server waits".split()]
 PURE += [f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt workshop".split()]
 PURE += [f"lib.figures.{name}" for name in "svg canvas curves matrices moves ranks".split()]
 PURE += [f"lib.figures.{name}" for name in "scatter schedule timeline".split()]

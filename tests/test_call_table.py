@@ -2,8 +2,8 @@
 
 import pytest
 
-from lib.runtime import call_table
-from lib.runtime.call_table import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, CallTable, MismatchError
+from lib.runtime.call_table import CallTable, MismatchError
+from lib.runtime.waits import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, circle_of
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_more_channels_than_places_run_unchecked(tables):
 def test_states_and_moves(tables):
     parent, a, b, c = tables
     assert parent.moves() == [0, 0, 0] and not parent.all_wait()
-    assert parent.report().splitlines()[0] == "  rank 0  is starting"
+    assert parent.view().report().splitlines()[0] == "  rank 0  is starting"
     for table in (a, b, c):
         table.state(RUNNING)
     with a.waiting("send to 1", "here", (1,), "0>1", 0):
@@ -107,7 +107,7 @@ def test_a_report_of_long_lines_and_unreadable_words(tables):
     parent, a, b, _ = tables
     parent._map[2048 * 3] = 7  # nobody's
     with a.waiting("x" * 2000, "", (1,), "0>1", 0), b.waiting("recv from 2", "", (2,), "2>1", 0):
-        shown = [line.split("  for ")[0].rstrip() for line in parent.report().splitlines()[:2]]
+        shown = [line.split("  for ")[0].rstrip() for line in parent.view().report().splitlines()[:2]]
     assert shown == ["  rank 0  waits", "  rank 1  waits in recv from 2"]
 
 
@@ -125,4 +125,4 @@ def test_a_report_of_long_lines_and_unreadable_words(tables):
 )
 def test_the_cycle(waits_for, circle):
     waits = {rank: AwaitedCall(late=tuple(late)) for rank, late in waits_for.items()}
-    assert call_table.circle_of(waits) == tuple(circle)
+    assert circle_of(waits) == tuple(circle)

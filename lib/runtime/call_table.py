@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import marshal
 import mmap
-import re
 import struct
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-STARTING, RUNNING, WAITING, FINISHED, FAILED = range(5)
+from lib.runtime.waits import FINISHED, RUNNING, WAITING, AwaitedCall, View, ranks_text
 
 # Native layouts: eight bytes are written in one piece, so no process reads half a number.
 _HEAD = struct.Struct("QQId")  # state, moves, length of the text, time of the state
@@ -37,29 +35,6 @@ _ROW_BYTES = _HEAD_BYTES + _CHANNELS * _CHANNEL_BYTES
 
 class MismatchError(RuntimeError):
     """Two ranks of a group made different calls where they must make the same call."""
-
-
-class AwaitedCall(NamedTuple):
-    """The call that a rank waits in.
-
-    Args:
-        what: the call as the report shows it; its first word is its kind.
-        where: the source line that made it.
-        peers: the ranks that must make their call.
-        late: the peers that have not.
-        for_s: seconds since the wait began.
-    """
-
-    what: str = ""
-    where: str = ""
-    peers: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    for_s: float = 0.0
-
-    @property
-    def kind(self) -> str:
-        """The kind of call, such as `send` or `all_reduce`."""
-        return re.split(r"\W", self.what, maxsplit=1)[0]
 
 
 class CallTable:
@@ -223,49 +198,12 @@ class CallTable:
                 found[rank] = AwaitedCall(what, where, peers, tuple(late), time.monotonic() - since_s)
         return found
 
-    def finished(self) -> tuple[int, ...]:
-        """The ranks whose function has returned."""
-        return tuple(rank for rank in range(self.world_size) if self.read(rank)[0] == FINISHED)
-
-    def summary(self) -> str:
-        """One line: which ranks wait and which have finished; it is a deadlock only if there is a cycle of waits."""
-        waiting, finished = self.waits(), self.finished()
-        circle = circle_of(waiting)
-        if circle:
-            parts = [f"deadlock: {_ranks(sorted(circle))} wait for each other"]
-            if others := sorted(waiting.keys() - set(circle)):
-                parts.append(f"{_ranks(others)} also {'wait' if len(others) > 1 else 'waits'}")
-        else:
-            parts = [f"hang: {_ranks(sorted(waiting))} {'wait' if len(waiting) > 1 else 'waits'}"]
-        if finished:
-            parts.append(f"{_ranks(finished)} {'have' if len(finished) > 1 else 'has'} finished")
-        return "; ".join(parts)
-
-    def report(self) -> str:
-        """One line per rank: the call it waits in, for how long, and where; then the cycle of waits, if any."""
-        lines, waits = [], self.waits()
-        for rank in range(self.world_size):
-            if rank not in waits:
-                said = {STARTING: "is starting", FINISHED: "has finished", FAILED: "has failed"}
-                lines.append((f"rank {rank}", said.get(self.read(rank)[0], "computes"), ""))
-                continue
-            what, where, peers, late, for_s = waits[rank]
-            text = f"waits in {what}" if what else "waits"
-            if late and len(peers) > 1:
-                text += f": {_ranks(late)} did not call it"
-            lines.append((f"rank {rank}", text, f"for {for_s:.1f} s  {where}"))
-        width = max(len(text) for _, text, _ in lines)
-        out = [f"  {name}  {text:<{width}}  {where}".rstrip() for name, text, where in lines]
-        circle = circle_of(waits)
-        if circle:
-            pairs = zip(circle, circle[1:] + circle[:1], strict=True)
-            out.append("  the cycle: " + ", ".join(f"{a} waits for {b}" for a, b in pairs))
-        for rank in range(self.world_size):
-            note = _text(self._map[rank * _ROW_BYTES + _NOTE : rank * _ROW_BYTES + _HEAD_BYTES])
-            if note:
-                note = note.replace("\n", "\n    ")
-                out.append(f"  rank {rank} caught this error earlier and continued:\n    {note}")
-        return "\n".join(out)
+    def view(self) -> View:
+        """All ranks, as they are now."""
+        starts = {rank: rank * _ROW_BYTES for rank in range(self.world_size)}
+        notes = {rank: _text(self._map[at + _NOTE : at + _HEAD_BYTES]) for rank, at in starts.items()}
+        states = {rank: self.read(rank)[0] for rank in starts}
+        return View(states, self.waits(), {rank: note for rank, note in notes.items() if note})
 
     def _behind(self, rank: int, channel: str, number: int) -> bool:
         key = zlib.crc32(channel.encode())
@@ -304,33 +242,9 @@ def _dumped(what: object) -> bytes:
     return body if len(body) <= _NOTE - _HEAD.size else b""
 
 
-def _and(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:-1])) + " and " * (len(ranks) > 1) + str(ranks[-1])
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {_and(ranks)}"
-
-
 def _mismatch(number: int, sides: dict[int, tuple[str, str]]) -> str:
     width = max(len(what) for what, _ in sides.values())
     rows = [f"  rank {rank}  {what:<{width}}  {where}".rstrip() for rank, (what, where) in sorted(sides.items())]
-    begin = f"{_ranks(sorted(sides))} disagree: their call number {number + 1} in this group differs."
+    begin = f"{ranks_text(sorted(sides))} disagree: their call number {number + 1} in this group differs."
     end = "  Every rank of a group must make the same calls, in the same order, with the same shape and dtype."
     return "\n".join([begin, *rows, end])
-
-
-def circle_of(waits: Mapping[int, AwaitedCall]) -> tuple[int, ...]:
-    """The first cycle of waits: each rank waits for the next, and the last for the first; () if there is none."""
-    dead_ends: set[int] = set()
-
-    def walk(path: list[int]) -> list[int]:
-        for peer in waits.get(path[-1], AwaitedCall()).late:
-            if peer in path:
-                return path[path.index(peer) :]
-            if peer not in dead_ends and (found := walk([*path, peer])):
-                return found
-        dead_ends.add(path[-1])
-        return []
-
-    return tuple(next(filter(None, (walk([rank]) for rank in waits)), []))

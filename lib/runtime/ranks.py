@@ -26,6 +26,7 @@ from typing import Any
 from lib.runtime import call_table, headroom, output
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
+from lib.runtime.waits import AwaitedCall
 
 STILL_S = 2.0  # if all ranks wait and nothing moves for this long, it is a hang
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures
@@ -65,7 +66,7 @@ class HangError(RunError):
     def __init__(
         self,
         message: str,
-        waits: Mapping[int, call_table.AwaitedCall] | None = None,
+        waits: Mapping[int, AwaitedCall] | None = None,
         finished: tuple[int, ...] = (),
         circle: tuple[int, ...] = (),
     ) -> None:
@@ -193,14 +194,13 @@ class Ranks:
         still = f"Nothing has moved for {still_s:.0f} s."
         if unreadable := self._unreadable():
             return HangError(f"hang: the ranks wait. {still}\n{unreadable}")
-        waits = self.table.waits()
-        circle = call_table.circle_of(waits)
-        text = f"{self.table.summary()}. {still}\n{self.table.report()}\n{_cause(waits, circle)}"
-        return HangError(text, waits, self.table.finished(), circle)
+        view = self.table.view()
+        text = f"{view.summary()}. {still}\n{view.report()}\n{view.cause()}"
+        return HangError(text, view.waits, view.finished, view.circle)
 
     def _timeout(self, timeout_s: float) -> str:
         """Where each rank was when the time limit passed."""
-        where = self._unreadable() or self.table.report()
+        where = self._unreadable() or self.table.view().report()
         lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", where]
         where = self._ask()
         lines += [f"rank {rank}:\n{where[rank][0].rstrip()}" for rank in where if rank not in self.done]
@@ -327,13 +327,3 @@ def _is_cause(outcome) -> bool:
 
 def _alike(one, other) -> bool:
     return None not in (one, other) and (one.kind, one.error) == (other.kind, other.error)
-
-
-def _cause(waits: Mapping[int, call_table.AwaitedCall], circle: tuple[int, ...]) -> str:
-    """One sentence: why these ranks wait forever, and what to change."""
-    if circle and all(waits[rank].kind == "send" for rank in circle):
-        who = "Every rank" if len(circle) == len(waits) else "Every rank of the cycle"
-        return f"{who} sends first, and a send ends only when it is received: start the receives too, then wait."
-    if any(wait.late and len(wait.peers) > 1 for wait in waits.values()):
-        return "Every rank of a group must make the same collective calls, in the same order."
-    return "Each send needs a receive on its peer, and the reverse: find the call that is missing or comes too late."

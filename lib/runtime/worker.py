@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from lib import trace
 from lib.mesh import Group
-from lib.runtime import call_table, calls, groups, headroom, output, places, spy, transfer
+from lib.runtime import call_table, calls, groups, headroom, output, places, spy, transfer, waits
 from lib.runtime.parcel import Parcel, read
 
 MOST_SAID = 20_000  # letters of a traceback
@@ -81,7 +81,7 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
         outcome = _work(rank, world_size, folder, loopback, table)
     except BaseException as error:
         outcome = _explain(error, os.path.dirname(folder))
-    table.state(call_table.FINISHED if outcome.kind == "ok" else call_table.FAILED)
+    table.state(waits.FINISHED if outcome.kind == "ok" else waits.FAILED)
     with suppress(Exception):  # a full disk, or a closed stdout: the outcome matters more
         sys.stdout.flush()
         sys.stderr.flush()
@@ -117,7 +117,7 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     for name, text in job.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     world = Group("world", tuple(range(world_size)), rank)
-    table.state(call_table.RUNNING)
+    table.state(waits.RUNNING)
     me, start_s = os.getpid(), time.perf_counter()
     with trace.record(rank) if job.trace else nullcontext() as recorded:
         try:
