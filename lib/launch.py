@@ -20,15 +20,15 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lib.runtime import call_table, headroom, places
 from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds the errors of `run` here
-from lib.runtime.environment import gpu_of_rank, of_torchrun
 from lib.runtime.folders import RUN, Folder
 from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout  # noqa: F401
 from lib.runtime.server import RunError, server, start_server
+from lib.torchrun.environment import gpu_of_rank, of_torchrun
 from lib.trace import Trace
 
 if TYPE_CHECKING:
@@ -92,19 +92,31 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     return result
 
 
-def init(device: str | None = None) -> Group:
+def init(
+    device: str | None = None,
+    *,
+    timeout_s: float = 600,
+    settings: Mapping[str, object] | None = None,
+    problem: str = "",
+) -> Group:
     """The group of all ranks under `torchrun` (NCCL with CUDA devices, else gloo), or a group of one without it.
+
+    A thread watches the ranks of all machines: if they hang, they print a report like that of `run`, and exit.
 
     Args:
         device: `"cpu"` to use gloo even if there are CUDA devices.
+        timeout_s: seconds that a rank may wait for a rank that computes.
+        settings: what must be equal on all ranks; numbers and texts by name.
+        problem: why this rank cannot start; then no rank starts.
 
     Raises:
-        RunError: torchrun's variables are incomplete, or there are fewer CUDA devices than ranks.
+        StartError: torchrun's variables are incomplete, there are fewer CUDA devices than ranks, a rank did not come or
+            cannot connect, or the machines differ in settings, library or torch; on every rank.
     """
     import torch
-    import torch.distributed as dist
 
     from lib.mesh import Group
+    from lib.torchrun.connect import connect
 
     rank, size = of_torchrun()
     if not size:
@@ -112,13 +124,7 @@ def init(device: str | None = None) -> Group:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(gpu_of_rank(torch.cuda.device_count()))
-    store = None
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # torchrun keeps one store when it restarts ranks, which would find the addresses of ended ranks there
-        # (pytorch/pytorch#135712). All ranks count the same number of restarts as long as there is one machine.
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
-        store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
-    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
+    connect(rank, size, "nccl" if cuda else "gloo", timeout_s, settings or {}, problem)
     return Group("world", tuple(range(size)), rank)
 
 
@@ -144,10 +150,12 @@ def close(world: Group, report: object) -> list:
     """End a run under `torchrun`: all-gather the reports in rank order, then destroy the groups."""
     import torch.distributed as dist
 
+    from lib.torchrun.connect import disconnect
+
     reports = [report] * world.size
     if dist.is_initialized():
         dist.all_gather_object(reports, report)
-        dist.destroy_process_group()
+        disconnect()
     return reports
 
 

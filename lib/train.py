@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from lib import data
 from lib.checkpoint.settings import CheckpointError, Checkpoints
@@ -24,7 +24,7 @@ from lib.options import add_options, chosen, in_options, option
 from lib.plan import Plan
 from lib.plan.profile import step_profile
 from lib.plan.text import plan_text
-from lib.runtime.environment import of_torchrun
+from lib.torchrun.environment import StartError, machines, of_torchrun, speaks
 from lib.train_config import COMPUTE_DTYPES, DTYPES, TrainConfig
 from lib.train_loop import train
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     per_node = os.environ.get("LOCAL_WORLD_SIZE") or 8
     parser.add_argument("--ranks-per-node", type=int, metavar="N", default=per_node, help="for --plan")
     args = parser.parse_args(argv)
-    rank = 0
+    rank, problem, config, checkpoints = 0, "", None, None
     try:
         rank, size = of_torchrun()
         config = _config(args, size)
@@ -64,31 +64,35 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError("--profile needs a step after the first two, because they are slow: use steps=3 or more")
         checkpoints = _checkpoints(args, config, rank)
     except ValueError as error:
-        sentence = in_options(str(error), SETTINGS)
-        parser.exit(2, f"{parser.prog}: {sentence}\n" if rank == 0 else None)
-    ranks = config.layout.num_ranks
+        problem = in_options(str(error), SETTINGS)
+    speak = speaks(rank)
+    if problem and (args.plan or machines() == 1):  # otherwise the other machines must get it, too
+        parser.exit(2, f"{parser.prog}: {problem}\n" if speak else None)
+    ranks = config.layout.num_ranks if config else size
     if args.plan:
         if rank == 0:
             print(plan_text(planned(config), args.ranks_per_node))
         return
     try:
         if size or ranks == 1:
-            world = init()
+            world = init(settings=_equal_on_all(config, checkpoints, args), problem=problem)
             reports = close(world, train(world, config, False, checkpoints, bool(args.profile)))
         else:
             with pass_on(checkpoints.checkpoint) if checkpoints else nullcontext():
                 more = (False, checkpoints, bool(args.profile))
                 reports = list(run(train, ranks, config, *more, timeout_s=30 * 24 * 3600))
+    except StartError as error:
+        parser.exit(2, f"{parser.prog}: {in_options(str(error), SETTINGS)}\n" if speak else None)
     except CheckpointError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n" if rank == 0 else None)
+        parser.exit(1, f"{parser.prog}: {error}\n" if speak else None)
     except RunError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
-        parser.exit(130, f"\n{parser.prog}: interrupted\n" if rank == 0 else None)
+        parser.exit(130, f"\n{parser.prog}: interrupted\n" if speak else None)
     if stopped_by := reports[0].get("stopped_by"):
         done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
         said = reports[0]["unsaved"] or "it is saved, and --resume auto continues from there"
-        parser.exit(128 + stopped_by, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * (rank == 0))
+        parser.exit(128 + stopped_by, f"\n{parser.prog}: {name}: stopped after step {done}; {said}\n" * speak)
     if rank == 0:
         print(_summary(config, reports[0]))
         for name, write in (("profile", _write_profile), ("report", _write_report)):
@@ -100,7 +104,16 @@ def main(argv: list[str] | None = None) -> None:
                     failed = f"--{name} {path} could not be written: {error.strerror}. Losses: {losses}"
                     parser.exit(1, f"{parser.prog}: {failed}\n")
     if problem := reports[0].get("unsaved"):
-        parser.exit(1, f"{parser.prog}: {problem}\n" if rank == 0 else None)
+        parser.exit(1, f"{parser.prog}: {problem}\n" if speak else None)
+
+
+def _equal_on_all(config: TrainConfig | None, checkpoints: Checkpoints | None, args: argparse.Namespace) -> dict:
+    """The settings by which the ranks of all machines are compared."""
+    if config is None:
+        return {}
+    flat = {"profile": bool(args.profile)} | asdict(config)
+    flat |= flat.pop("model") | flat.pop("layout") | (asdict(checkpoints) if checkpoints else {})
+    return {name: value for name, value in flat.items() if name != "resume"}  # rank 0 chooses it
 
 
 def _config(args: argparse.Namespace, size: int) -> TrainConfig:

@@ -20,8 +20,8 @@ from conftest import nothing
 from lib import comm
 from lib.launch import Run, RunError, close, device, init, run
 from lib.mesh import Group
-from lib.runtime.environment import NAMES
 from lib.runtime.parcel import Parcel
+from lib.torchrun.environment import NAMES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[1]

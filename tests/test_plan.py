@@ -266,9 +266,9 @@ ranks        layers       Ψ  parameters  gradients  optimizer  activations  tot
 
 sent by a rank in a step     calls              MB  nodes
 all_gather tp             52 to 56  0.852 to 0.918  inside a node
-all_reduce dp                    2           0.198  between nodes
-all_reduce dp×pp                 1           0.049  between nodes
-all_reduce dp×tp                 1  0.005 to 0.029  between nodes
+all_reduce dp                    2           0.198  out of a node: 0.794 MB
+all_reduce dp×pp                 1           0.049  out of a node: 0.098 MB
+all_reduce dp×tp                 1  0.005 to 0.029  out of a node: 0.035 MB
 all_reduce pp×tp                 1           0.000  inside a node
 all_reduce tp               0 to 8  0.000 to 0.006  inside a node
 broadcast pp                     1           0.000  inside a node

@@ -34,7 +34,7 @@ from lib.train_config import TrainConfig
 VERSION = 1  # of the format of a checkpoint; a newer lib has a larger version
 RUN = "run.json"
 # Together with the model, these settings determine the losses.
-DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype")
+DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype", "compute_dtype")
 
 
 def path_of(folder: str, step: int) -> str:
@@ -186,6 +186,6 @@ def _check(path: str, config: TrainConfig) -> None:
     if run["step"] > config.steps:
         raise CheckpointError(f"{path} has {run['step']} finished steps, more than steps={config.steps}; use more")
     ours, theirs = asdict(config), run["config"]
-    other = [f"{name}={ours[name]} (was {theirs[name]})" for name in DECISIVE if ours[name] != theirs.get(name)]
+    other = [f"{name}={ours[name]} (was {theirs.get(name)})" for name in DECISIVE if ours[name] != theirs.get(name)]
     if other:
         print(f"{path}: continues with {', '.join(other)}, so the losses differ from one run", file=sys.stderr)

@@ -21,14 +21,16 @@ import torch
 from lib import comm
 from lib.checkpoint import folder
 from lib.checkpoint.settings import CheckpointError, Checkpoints, reason
+from lib.checkpoint.shared import Lock, leave_token, missing, remove_token
 from lib.checkpoint.stop import Signals, wished
 from lib.checkpoint.storage import Save, gather, restore
 from lib.launch import device
 from lib.parallel import ParallelGPT
+from lib.runtime.waits import ranks_text
 
 
 class Saver(Signals):
-    """Saves a run, on all its ranks. A context: inside it, Ctrl-C and SIGTERM are requests to stop.
+    """Saves a run, on all its ranks. A context: inside it, Ctrl-C, SIGTERM and SIGUSR1 are requests to stop.
 
     after a step: one all-reduce of two numbers, 8 bytes. A save: one all-gather of plans, and two of outcomes.
 
@@ -49,6 +51,41 @@ class Saver(Signals):
         self.stopped_by, self.unsaved = 0, ""
         self._save: Save | None = None
         self._path, self._run = "", {}
+        self._lock: Lock | None = None
+        self._check_folder()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self._lock is not None:
+            self._lock.release()
+
+    def _check_folder(self) -> None:
+        """Lock the folder, and check that all ranks write into the same one.
+
+        Raises:
+            CheckpointError: they do not, or a different run uses it; on every rank.
+        """
+        path, problem = self.settings.checkpoint, ""
+        token = f".rank-{self.world.rank}-{os.getpid()}-{time.time_ns()}"
+        if self.world.rank == 0:
+            try:
+                self._lock = Lock(path)
+            except CheckpointError as error:
+                problem = str(error)
+        said = gather((token, problem or leave_token(path, token)), self.world)
+        problem = next((problem for _, problem in said if problem), "")
+        if not problem and self.world.rank == 0:
+            names = [name for name, _ in said]
+            if lost := missing(path, dict.fromkeys(names, 0)):
+                others = ranks_text([names.index(name) for name in lost])
+                problem = (
+                    f"--checkpoint {path} is not one folder: rank 0 does not see what {others} wrote there; give a "
+                    "folder that all machines share, such as one on NFS"
+                )
+        problem = gather(problem, self.world)[0]
+        remove_token(path, token)
+        if problem:
+            raise CheckpointError(problem)
 
     def resume(self, report: dict) -> int:
         """Continue from the chosen checkpoint: fill the model and the report.

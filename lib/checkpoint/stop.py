@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests: a run stops after the current step, and saves.
+"""Ctrl-C, SIGTERM and SIGUSR1 as requests: a run stops after the current step, and saves.
 
 The problem: a signal ends each process at a different place. Ranks that stop after different steps wait for each other
 forever, or save an inconsistent state.
@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # of Slurm before its time limit: --signal=USR1@60
 STOP = "stop"  # name of the file
 
 
 class Signals:
-    """A context: inside it the first Ctrl-C, and each SIGTERM, is a request to stop; a second Ctrl-C acts as usual.
+    """A context: inside it the first Ctrl-C, and each other signal, requests a stop; a second Ctrl-C acts as usual.
 
     Args:
         wish: function called with the number of the signal.

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.checksums import check_files, checksum, note_checksums
 from lib.checkpoint.settings import CheckpointError, reason
+from lib.checkpoint.shared import missing
 from lib.data_parallel.saving import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
@@ -124,6 +125,8 @@ class Save:
         self._thread.join()
         said = gather(self._said, self.world)
         failed = [f"rank {rank}: {one}" for rank, one in enumerate(said) if isinstance(one, str)]
+        if not failed and self.world.rank == 0 and (lost := missing(self.folder, _sizes(said))):
+            failed = [f"rank 0 cannot read {', '.join(lost)}: all machines must share the folder"]
         if not failed and self.world.rank == 0:
             try:
                 self._writer.finish(self._metadata, [written for written, _ in said])
@@ -132,6 +135,14 @@ class Save:
             except OSError as error:
                 failed = [f"rank 0: {reason(error)}"]
         return gather("; ".join(failed), self.world)[0]
+
+
+def _sizes(said: list) -> dict[str, int]:
+    """The bytes that each written file must have at least."""
+    sizes: dict[str, int] = {}
+    for place in (one.storage_data for written, _ in said for one in written):
+        sizes[place.relative_path] = max(sizes.get(place.relative_path, 0), place.offset + place.length)
+    return sizes
 
 
 class _SavePlanner(DefaultSavePlanner):

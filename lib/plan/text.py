@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from lib.layout import AXES
 from lib.pipeline.gantt import gantt
+from lib.plan.links import bytes_out_of_a_node
 from lib.plan.memory import not_counted, step_memory
 from lib.plan.plan import Plan, step_bubble
 from lib.plan.traffic import step_traffic
@@ -84,13 +84,9 @@ def _sends(plan: Plan, ranks_per_node: int) -> list[list[str]]:
     """A row for each kind on each axis; a range goes from the place that sends least to the place that sends most."""
     of_places = [step_traffic(plan, place) for place in range(plan.layout.pp)]
     rows = [["sent by a rank in a step", "calls", "MB", "nodes"]]
-    for kind, axis in sorted({key for traffic in of_places for key in traffic if key[0] != "recv"}):
+    for (kind, axis), leaves in bytes_out_of_a_node(plan, ranks_per_node).items():
         calls, sent = zip(*(traffic.get((kind, axis), (0, 0.0)) for traffic in of_places), strict=True)
-        if axis == "world":
-            crosses = plan.layout.num_ranks > ranks_per_node
-        else:
-            crosses = any(plan.layout.crosses_nodes(one, ranks_per_node) for one in axis.split("×") if one in AXES)
-        where = "between nodes" if crosses else "inside a node"
+        where = f"out of a node: {leaves / 1e6:.3f} MB" if leaves else "inside a node"
         rows.append([f"{kind} {axis}", _range(calls, "d"), _range([n / 1e6 for n in sent], ".3f"), where])
     return rows if len(rows) > 1 else [["nothing is sent"]]
 

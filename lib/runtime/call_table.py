@@ -65,7 +65,7 @@ class CallTable:
         self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> offset in the map
         self._keys: dict[str, int] = {}
         self._calls: dict[int, int] = {}
-        self._waits: list[_Waiting] = []  # calls that my threads wait in
+        self._waits: list[Waiting] = []  # calls that my threads wait in
         self._said = b""  # the text written last
 
     def close(self) -> None:
@@ -141,9 +141,9 @@ class CallTable:
                     latest = max(latest, due_s)
         return latest
 
-    def waiting(self, *call: object) -> _Waiting:
+    def waiting(self, *call: object) -> Waiting:
         """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
-        return _Waiting(self, call)
+        return Waiting(self, call)
 
     def _same(self, rank: int, key: int, place: int, entry: bytes) -> bool:
         """Whether a rank's call equals `entry`, or cannot be compared: not made yet, or already overwritten."""
@@ -215,7 +215,7 @@ def _text(field: bytes) -> str:
     return field.rstrip(b"\0").decode(errors="ignore")
 
 
-class _Waiting:
+class Waiting:
     """The context of `CallTable.waiting`; each call enters it, and a generator would take three times as long."""
 
     __slots__ = ("table", "body")

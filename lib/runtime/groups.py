@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from lib.runtime.calls import Call, Record
 
+timeout: timedelta | None = None  # of new groups; torch's own without one
 _made: Counter[str] = Counter()  # groups of the same ranks and purpose
 
 
@@ -29,7 +31,7 @@ def process_group(ranks: tuple[int, ...], axis: str, purpose: str) -> dist.Proce
     with Record(Call("new_group", None, axis, me, n, channel, ranks, what, ranks, what), time.perf_counter()).waiting:
         _made[what] += 1
         backend, store = c10d._world.pg_map[dist.group.WORLD]
-        limit = c10d._get_default_timeout(dist.Backend(backend))
+        limit = timeout or c10d._get_default_timeout(dist.Backend(backend))
         more = backend, store, f"{what}, {_made[what]}"  # `dist.new_group` is this with a name of its own
         pg, _ = c10d._new_process_group_helper(n, ranks.index(me), [*ranks], *more, timeout=limit, group_desc=axis)
         c10d._world.pg_group_ranks[pg] = {rank: i for i, rank in enumerate(ranks)}

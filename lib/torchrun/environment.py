@@ -18,6 +18,12 @@ def of_torchrun() -> tuple[int, int]:
         StartError: a variable is missing or invalid.
     """
     given = _given()
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or "1"
+    if "SLURM_PROCID" in os.environ and tasks != "1" and not given.keys() & {"RANK", "WORLD_SIZE"}:
+        raise StartError(
+            f"srun started {tasks} tasks, and each would train alone: let srun start one torchrun per node (srun "
+            "--ntasks-per-node 1 torchrun ...), or unset SLURM_PROCID to train in this process alone"
+        )
     alone = given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0"
     if alone and not given.keys() >= {"MASTER_ADDR", "MASTER_PORT"} or not given.keys() & {"RANK", "WORLD_SIZE"}:
         return 0, 0
@@ -25,6 +31,16 @@ def of_torchrun() -> tuple[int, int]:
     if "MASTER_ADDR" not in given or rank >= size:
         raise _error(f"RANK={rank} must be below WORLD_SIZE={size}" if rank >= size else "MASTER_ADDR is not set")
     return rank, size
+
+
+def machines() -> int:
+    """How many machines torchrun started ranks on; 1 without torchrun."""
+    return int(os.environ.get("GROUP_WORLD_SIZE") or 1)
+
+
+def speaks(rank: int) -> bool:
+    """Whether this rank prints errors that all ranks have: the first on its machine."""
+    return (os.environ.get("LOCAL_RANK") or str(rank)) == "0"
 
 
 def gpu_of_rank(visible: int) -> int:

@@ -1,0 +1,197 @@
+"""Ranks that torchrun started meet before they connect, on one machine or on several.
+
+The problem: torchrun starts the ranks of each machine, and nobody compares what was started. A different seed on one
+machine trains garbage, a different number of steps hangs. A restarted rank finds the addresses of ended ranks in the
+store that torchrun keeps (pytorch/pytorch#135712). And on Debian a machine's own name means 127.0.1.1, an address that
+no other machine can reach.
+The idea: before there is a process group, every rank writes into the store who it is: its machine, its address, its
+settings. A round of entries has the name of a random number, so entries of ended ranks do not count:
+
+    rank 0                               rank r
+    round: 7f3a…                 →       reads the name of the round
+    waits for all entries        ←       writes its entry there
+    writes the roster            →       reads it, and finds itself
+
+Then all ranks hold the same roster, and find the same difference in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+import uuid
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lib.runtime.waits import ranks_text
+from lib.torchrun.environment import StartError
+
+START_S = 120.0  # for a rank to arrive, and to connect
+LIB = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a rank says of itself.
+
+    Args:
+        host: the name of its machine.
+        machine: what tells its machine, or container, from all others.
+        address: its address in the network in which it found the store; "" on the machine of the store itself.
+        settings: what must be equal on all ranks.
+        files: the checksums of the library's files.
+        problem: why it cannot start, or "".
+    """
+
+    host: str = field(default_factory=socket.gethostname)
+    machine: str = field(default_factory=lambda: _machine())
+    address: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+    nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+def meet(rank: int, size: int, settings: Mapping[str, object], problem: str = "") -> tuple[dist.Store, list[Member]]:
+    """Return the store of this round, and the roster in rank order; all ranks call it.
+
+    Raises:
+        StartError: a rank did not come, has a problem, or has other settings, or another library, than rank 0; on
+            every rank.
+    """
+    where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+    settings = {**settings, "torch": torch.__version__.partition("+")[0]}
+    files = _checksums() if os.environ.get("LOCAL_RANK", "0") == "0" else {}
+    mine = Member(address=address_towards(os.environ["MASTER_ADDR"]), settings=settings, files=files, problem=problem)
+    try:
+        store, *_ = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=START_S)))
+        store = dist.PrefixStore("parallel by hand", store)
+        found = _collect(store, size, mine) if rank == 0 else _enter(store, rank, mine)
+    except (dist.DistError, TimeoutError) as error:
+        raise StartError(
+            f"rank {rank} of {size} on {mine.host} found no ranks at {where} for {START_S:.0f} s: torchrun must run on "
+            f"every machine, with the same --rdzv-endpoint, and reach it ({_first_line(error)})"
+        ) from None
+    if missing := [i for i, one in enumerate(found) if one is None]:
+        raise StartError(
+            f"{ranks_text(missing)} of {size} did not come to {where} within {START_S:.0f} s: see what torchrun says "
+            "on the other machines"
+        )
+    members = [Member(**one) for one in found]
+    _check_alike(members)
+    return dist.PrefixStore(members[0].nonce, store), members
+
+
+def _collect(store: dist.Store, size: int, mine: Member) -> list[dict | None]:
+    """On rank 0: begin a round, and return all entries; None for a rank that did not come."""
+    store.set("round", mine.nonce)
+    keys = [f"{mine.nonce} {rank}" for rank in range(size)]
+    store.set(keys[0], json.dumps(asdict(mine)))
+    with suppress(dist.DistError):  # some did not come
+        store.wait(keys, timedelta(seconds=START_S))
+    found = [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    store.set(f"{mine.nonce} roster", json.dumps(found))
+    return found
+
+
+def _enter(store: dist.Store, rank: int, mine: Member) -> list[dict | None]:
+    """On all further ranks: enter the round, again if rank 0 has been restarted since, and return its roster."""
+    entered, until = "", time.monotonic() + START_S + 5  # rank 0 waits as long, and says who is missing
+    while time.monotonic() < until:
+        current = store.get("round").decode()
+        if current != entered:
+            store.set(f"{current} {rank}", json.dumps(asdict(mine)))
+            entered = current
+        if store.check([f"{entered} roster"]):
+            found = json.loads(store.get(f"{entered} roster"))
+            if found[rank] and found[rank]["nonce"] == mine.nonce:  # otherwise it is the roster of an ended round
+                return found
+        time.sleep(0.02)
+    raise TimeoutError("rank 0 does not answer")
+
+
+def _check_alike(members: list[Member]) -> None:
+    """Raise StartError for the first problem, or the first difference from rank 0."""
+    first, several = members[0], len({one.machine for one in members}) > 1
+    for one in members:
+        if one.problem:
+            raise StartError(f"{one.host}: {one.problem}" if several else one.problem)
+        if one.files and one.files != first.files:
+            name = min(k for k in one.files.keys() | first.files.keys() if one.files.get(k) != first.files.get(k))
+            raise StartError(
+                f"lib/{name} on {one.host} differs from that on {first.host}: copy one library to all machines"
+            )
+        keys = sorted(k for k in one.settings.keys() | first.settings if one.settings.get(k) != first.settings.get(k))
+        if keys:
+            here, there = (", ".join(f"{k}={x.settings.get(k)}" for k in keys[:3]) for x in (one, first))
+            raise StartError(
+                f"{one.host} was started with {here}, and {first.host} with {there}: give all machines the same"
+            )
+
+
+def _checksums() -> dict[str, int]:
+    files = sorted(path for path in LIB.rglob("*.py"))
+    return {path.relative_to(LIB).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+
+
+# ---- the network ----------------------------------------------------------------------------------------------------
+
+
+def choose_interface(rank: int, members: list[Member]) -> str:
+    """Let gloo use the network in which the machines found each other, if it has an interface here; say which it uses.
+
+    GLOO_SOCKET_IFNAME, if set, stays.
+    """
+    mine = members[rank]
+    others = [one for one in members if one.machine != mine.machine]
+    reached = next((one.address for one in others if one.address), "")
+    address = mine.address or (address_towards(reached) if others else "127.0.0.1")
+    name = next((name for name, own in interfaces().items() if own == address), "")
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    return os.environ.get("GLOO_SOCKET_IFNAME", "the network of this machine's name")
+
+
+def interfaces() -> dict[str, str]:
+    """Network interface → its IPv4 address, of those that have one; empty where the system is not Linux."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(ImportError):
+        from fcntl import ioctl
+
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                answer = ioctl(any_socket.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def address_towards(host: str) -> str:
+    """The IPv4 address from which this machine would send to a host; "" if it is this machine, or unknown."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nothing_is_sent, suppress(OSError):
+        nothing_is_sent.connect((host, 9))
+        mine, theirs = nothing_is_sent.getsockname()[0], nothing_is_sent.getpeername()[0]
+        if mine != theirs and not mine.startswith("127."):
+            return mine
+    return ""
+
+
+def _machine() -> str:
+    """The network of this process: of two containers on one machine each has its own."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")]
+    return " ".join(parts)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
