@@ -186,6 +186,35 @@ def test_an_error_has_no_frame_of_ours():
 # ---- graders hear them ----------------------------------------------------------------------------------------------
 
 
+NO_DATA = {
+    "a message": (lambda: dist.recv(torch.empty(2), 1), lambda: dist.send(None, 0)),
+    "a sum": (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(None)),
+    "a list": (lambda: dist.all_gather(PARTS, PARTS[0]), lambda: dist.all_gather(PARTS, None)),
+    "a promise": (
+        lambda: functional.all_reduce(X, "sum", dist.group.WORLD),
+        lambda: functional.all_reduce(None, "sum", dist.group.WORLD),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_DATA)
+def test_what_is_no_tensor_is_torchs_error_also_where_the_peer_came_first(what):
+    right, wrong = NO_DATA[what]
+
+    def calls(world):
+        if world.rank == 0:
+            right()
+        elif world.rank == 1:
+            dist.recv(torch.empty(1), 2)  # rank 0 has entered its call long before
+            wrong()
+        else:
+            time.sleep(0.2)
+            dist.send(torch.ones(1), 1)
+
+    with pytest.raises(RankError, match="rank 1 of 3 raised "):
+        run(calls, 3)
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_grader_hears_every_way_to_send():
     def heard(world):

@@ -147,7 +147,7 @@ def _place(x: torch.Tensor) -> int:
 
 
 def _describe(name: str, given: dict) -> Call | None:
-    """Describe a call of `torch.distributed`; None if this rank has no part in it."""
+    """Describe a call of `torch.distributed`; None if this rank has no part in it, or torch will refuse its data."""
     if isinstance(given.get("group"), Group):
         raise TypeError(f"torch.distributed does not accept {given['group']!r}: omit group=, or pass its .pg")
     group = given.get("group") or given.get("parent_pg") or dist.group.WORLD
@@ -158,6 +158,9 @@ def _describe(name: str, given: dict) -> Call | None:
     root, inside = given.get(place), given.get(f"group_{place}")
     if root is None and inside is not None:
         root = ranks[inside]
+    compared = "tensor" if name in _MESSAGES else _COLLECTIVES[name][1]
+    if compared and not _is_data(given[compared]):
+        return None
     if name in _MESSAGES:
         return _message(_MESSAGES[name], given["tensor"], group, ranks, root, given.get("tag"))
     if name == "new_group" and isinstance(given["ranks"] or ranks, Collection):
@@ -190,6 +193,8 @@ def _describe_functional(name: str, given: dict) -> Call | None:
     kinds = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
     kind = next(kind for kind in kinds if name.startswith(kind))
     x, group_name = next(iter(given.values())), functional._resolve_group_name(given["group"], given["tag"])
+    if not _is_data(x):
+        return None
     group = dist.distributed_c10d._resolve_process_group(group_name)
     ranks = tuple(dist.get_process_group_ranks(group))
     parts = [name, *(str(given[more]).lower() for more in ("reduceOp", "src") if more in given)]
@@ -224,6 +229,11 @@ def _axis(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> str:
         return "world"
     name = getattr(group, "group_desc", "")
     return f"ranks {', '.join(map(str, ranks))}" if name in ("", "undefined") else name
+
+
+def _is_data(x: object) -> bool:
+    """Whether a call can move this: a tensor, or a list of tensors; torch refuses anything else."""
+    return isinstance(x, torch.Tensor) or isinstance(x, (list, tuple)) and all(map(_is_data, x))
 
 
 def _tensors(x: object) -> list[torch.Tensor]:
