@@ -56,6 +56,9 @@ class Saver(Signals):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
+        self._release()
+
+    def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
 
@@ -85,6 +88,7 @@ class Saver(Signals):
         problem = gather(problem, self.world)[0]
         remove_token(path, token)
         if problem:
+            self._release()
             raise CheckpointError(problem)
 
     def resume(self, report: dict) -> int:

@@ -31,7 +31,7 @@ def connect(
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=groups.timeout)
     except RuntimeError as error:
         watch.stop()
-        raise StartError(watch.cannot_connect(str(error).splitlines()[0])) from None
+        raise StartError(watch.give_up(watch.cannot_connect(str(error).splitlines()[0]))) from None
     if calls.table is None:
         spy.watch()
     calls.table = watch.row

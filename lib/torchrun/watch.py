@@ -105,7 +105,7 @@ class Watch:
                     self._leave(self._store.get("over").decode())
                 waits = self.row.now in (STARTING, WAITING) and time.monotonic() - self.row.since_s
                 if waits > min(STILL_S, SILENT_S, self.limit_s, START_S) / 2 and (text := self._judge(waits)):
-                    self._store.set("over", text)
+                    self.give_up(text)
                     self._leave(text)
             except dist.DistError as error:  # the store is on one of the machines
                 if self.row.now == WAITING and not self._end.is_set():
@@ -161,6 +161,12 @@ class Watch:
             f"rank {self.rank} on {self.members[self.rank].host} cannot connect to the other ranks over {self.over}: "
             f"{why}; set GLOO_SOCKET_IFNAME to the interface of the network that all machines share, one of {here}"
         )
+
+    def give_up(self, text: str) -> str:
+        """Tell all ranks why the run is over; they print it, and exit."""
+        with suppress(dist.DistError):
+            self._store.set("over", text)
+        return text
 
     def _leave(self, text: str) -> None:
         """End this rank; the first of its machine prints why. The others have time to see that the run is over."""
