@@ -8,8 +8,10 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,11 +27,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lib import run, train_loop
 from lib.checkpoint import folder as folders
-from lib.checkpoint import storage
+from lib.checkpoint import shared, storage
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import Box, boxes_of_part, boxes_of_range
 from lib.checkpoint.checksums import CHECKSUMS, checksum, note_checksums
 from lib.checkpoint.settings import CheckpointError, Checkpoints
+from lib.checkpoint.shared import LOCK, Lock
+from lib.checkpoint.stop import SIGNALS
 from lib.checkpoint.storage import Save, restore
 from lib.launch import RankError
 from lib.layout import Layout
@@ -465,14 +469,14 @@ def test_torchrun_starts_again_what_was_killed_and_stops_when_asked(tmp_path):
 # ---- asked to stop --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, monkeypatch, capsys, serial):
     def step(model, tokens, i, config, train_step=train_loop.train_step):
         if i == 2:
             os.kill(os.getpid(), number)
         return train_step(model, tokens, i, config)
 
-    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(one) for one in SIGNALS]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as left:
         patch.setattr(train_loop, "train_step", step)
         main([*FLAGS.split(), "--checkpoint", str(tmp_path)])
@@ -480,7 +484,7 @@ def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, mon
     assert left.value.code == code and os.listdir(tmp_path) == ["step-00000003"]
     said = f"{number.name}: stopped after step 3; it is saved, and --resume auto continues from there"
     assert err.strip() == f"python -m lib.train: {said}"
-    assert before == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    assert before == [signal.getsignal(one) for one in SIGNALS]
     report = tmp_path / "report.json"
     main([*FLAGS.split(), "--checkpoint", str(tmp_path), "--resume", "auto", "--report", str(report)])
     assert json.loads(report.read_text())["losses"] == serial[0]["losses"]
@@ -653,6 +657,66 @@ def test_a_run_that_goes_on_with_another_batch_or_rate_says_so(saved, capsys):
     assert folders.choose(str(saved), "auto", on()) and capsys.readouterr().err == ""
     folders.choose(str(saved), "auto", dataclasses.replace(on(), global_batch=48, lr=0.5))
     assert "continues with global_batch=48 (was 24), lr=0.5 (was " in capsys.readouterr().err
+    folders.choose(str(saved), "auto", dataclasses.replace(on(zero=1), compute_dtype="bfloat16"))
+    assert "continues with compute_dtype=bfloat16 (was None), so the losses" in capsys.readouterr().err
+
+
+def test_two_runs_in_one_folder(tmp_path):
+    first = Lock(str(tmp_path))
+    says = (
+        f"{tmp_path} is used by process {os.getpid()} on {socket.gethostname()}: wait until it has ended, or give a"
+    )
+    for ranks in (1, 2):
+        with pytest.raises((CheckpointError, RankError), match=re.escape(says)):
+            run(train, ranks, on(dp=ranks), True, Checkpoints(str(tmp_path), resume="auto"))
+    first.release()
+    with pytest.raises(CheckpointError, match="cannot be written on "):
+        Lock("/proc/nowhere")
+    Lock(str(tmp_path)).release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_does_not_outlive_its_process(tmp_path):
+    def dies(world):
+        Lock(str(tmp_path))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankError):
+        run(dies, 1)
+    assert os.listdir(tmp_path) == [LOCK]
+    Lock(str(tmp_path)).release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_ranks_whose_folders_are_not_the_same(tmp_path):
+    """Each rank in a folder of its own, under one name; then a file that is lost while a checkpoint is written."""
+
+    def apart(world, config, checkpoints):
+        shared.SEEN_S = 0.1
+        os.makedirs(f"{tmp_path}/{world.rank}", exist_ok=True)
+        os.chdir(f"{tmp_path}/{world.rank}")
+        return train(world, config, True, checkpoints)
+
+    with pytest.raises(RankError, match="--checkpoint here is not one folder: rank 0 does not see what rank 1 wrote"):
+        run(apart, 2, on(dp=2), Checkpoints("here"))
+    assert not os.listdir(tmp_path / "0" / "here") and not os.listdir(tmp_path / "1" / "here")
+
+    def loses(world, config, checkpoints):
+        shared.SEEN_S = 0.1
+        write = FileSystemWriter.write_data
+
+        def lost(self, plan, planner):
+            done = write(self, plan, planner)
+            if world.rank == 1:
+                os.remove(self.path / "__1_0.distcp")
+            return done
+
+        FileSystemWriter.write_data, storage.checksum = lost, lambda folder, name: ""
+        return train(world, config, True, checkpoints)
+
+    reports = run(loses, 2, on(steps=1, dp=2), Checkpoints(str(tmp_path / "both")))
+    assert "rank 0 cannot read __1_0.distcp: all machines must share the folder" in reports[1]["unsaved"]
+    assert os.listdir(tmp_path / "both") == []
 
 
 def test_what_was_half_written_is_not_there(tmp_path):

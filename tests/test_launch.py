@@ -188,7 +188,7 @@ def test_code_keeps_the_name_of_its_file(monkeypatch):
 
 @pytest.fixture
 def environment(monkeypatch):
-    for name in NAMES:
+    for name in (*NAMES, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
 
     def given(text):
@@ -235,6 +235,20 @@ def test_one_process_alone(variables, environment):
 def test_a_part_of_torchruns_variables_is_refused(variables, says, environment):
     environment(variables)
     with pytest.raises(RunError, match=says):
+        init()
+
+
+def test_srun_without_torchrun_is_refused(environment):
+    environment("SLURM_PROCID=0 SLURM_NTASKS=1")
+    assert init() == Group()
+    for tasks in ("SLURM_NTASKS=2", "SLURM_STEP_NUM_TASKS=2"):
+        environment(tasks)
+        with pytest.raises(
+            RunError, match="srun started 2 tasks, and each would train alone: let srun start one torc"
+        ):
+            init()
+    environment("SLURM_NTASKS=2 RANK=5")
+    with pytest.raises(RunError, match="WORLD_SIZE is not set"):
         init()
 
 

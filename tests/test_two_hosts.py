@@ -76,7 +76,7 @@ def test_the_readmes_line_on_hosts_that_call_themselves_127_0_1_1(hosts, tmp_pat
 
 
 def test_the_plan_says_what_crosses_the_cable(hosts):
-    """Tensor parallelism over two hosts: of the ring of four ranks one link leaves each host. Besides, weights at the start, and headers."""
+    """Of the ring of four ranks one link leaves each host; besides, the weights at the start, and headers."""
     config = TrainConfig(layout=Layout(tp=4), steps=30)
     both = [hosts.torchrun(host, "-m lib.train --tp 4 --steps 30 --validate-every 0", ranks=2) for host in ADDRESSES]
     assert [one.wait(90) for one in both] == [0, 0], hosts.said("node0")

@@ -26,6 +26,7 @@ import torch
 
 from lib.checkpoint.checksums import check_files, checksum, note_checksums
 from lib.checkpoint.settings import BrokenCheckpoint, CheckpointError, reason
+from lib.checkpoint.shared import TOKEN, remove
 from lib.checkpoint.stop import STOP
 from lib.checkpoint.storage import check_shapes, files_of, read_metadata
 from lib.model import GPT, GPTConfig
@@ -82,13 +83,13 @@ def _sync(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Remove hidden folders of a run that died; make the folder if needed."""
+    """Remove hidden folders and files of a run that died; make the folder if needed."""
     os.makedirs(folder, exist_ok=True)
     for name in os.listdir(folder):
         if re.fullmatch(r"\.step-\d{8,}", name):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-    if os.path.exists(os.path.join(folder, STOP)):
-        os.remove(os.path.join(folder, STOP))
+        elif name == STOP or name.startswith(TOKEN):
+            remove(folder, name)
 
 
 # ---- where to begin -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import torch
 from lib import comm
 from lib.checkpoint import folder
 from lib.checkpoint.settings import CheckpointError, Checkpoints, reason
-from lib.checkpoint.shared import Lock, leave_token, missing, remove_token
+from lib.checkpoint.shared import TOKEN, Lock, leave_token, missing, remove
 from lib.checkpoint.stop import Signals, wished
 from lib.checkpoint.storage import Save, gather, restore
 from lib.launch import device
@@ -69,7 +69,7 @@ class Saver(Signals):
             CheckpointError: they do not, or a different run uses it; on every rank.
         """
         path, problem = self.settings.checkpoint, ""
-        token = f".rank-{self.world.rank}-{os.getpid()}-{time.time_ns()}"
+        token = f"{TOKEN}{self.world.rank}-{os.getpid()}-{time.time_ns()}"
         if self.world.rank == 0:
             try:
                 self._lock = Lock(path)
@@ -86,7 +86,7 @@ class Saver(Signals):
                     "folder that all machines share, such as one on NFS"
                 )
         problem = gather(problem, self.world)[0]
-        remove_token(path, token)
+        remove(path, token)
         if problem:
             self._release()
             raise CheckpointError(problem)

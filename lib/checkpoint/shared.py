@@ -18,7 +18,7 @@ from typing import IO
 from lib.checkpoint.settings import CheckpointError, reason
 
 SEEN_S = 10.0  # until a file that another machine wrote is seen; NFS asks again after some seconds
-LOCK = ".lock"
+LOCK, TOKEN = ".lock", ".rank-"
 
 
 def missing(folder: str, sizes: Mapping[str, int]) -> list[str]:
@@ -55,7 +55,7 @@ def cannot_write(folder: str, error: OSError) -> str:
     return f"--checkpoint {folder} cannot be written on {socket.gethostname()}: {reason(error)}"
 
 
-def remove_token(folder: str, name: str) -> None:
+def remove(folder: str, name: str) -> None:
     with suppress(OSError):
         os.remove(os.path.join(folder, name))
 

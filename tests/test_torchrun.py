@@ -1,0 +1,177 @@
+"""How ranks of torchrun meet and watch each other, with a store in memory and no process."""
+
+import dataclasses
+import json
+import marshal
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from lib.runtime.waits import RUNNING
+from lib.torchrun import meeting, watch
+from lib.torchrun.environment import StartError
+from lib.torchrun.meeting import Member, choose_interface
+from lib.torchrun.watch import Row, Watch
+
+HERE = Member("node0", "a", "", {"lr": 0.1}, {"comm.py": 1})
+THERE = Member("node1", "b", "10.77.0.2", {"lr": 0.1}, {"comm.py": 1})
+
+
+def entered(store, rank, member, into):
+    into[rank] = meeting._enter(store, rank, member)
+
+
+@pytest.mark.parametrize("first", ["the ranks", "rank 0"])
+def test_a_round_counts_only_its_own_entries(first, monkeypatch):
+    """After a restart the store still has the round of ended ranks, its entries and its roster."""
+    store, found = dist.HashStore(), {}
+    old = dataclasses.replace(HERE, nonce="old")
+    store.set("round", "old")
+    for rank in range(3):
+        store.set(f"old {rank}", json.dumps(dataclasses.asdict(old)))
+    store.set("old roster", json.dumps([dataclasses.asdict(old)] * 3))
+    late = [threading.Thread(target=entered, args=(store, rank, THERE, found)) for rank in (1, 2)]
+    zero = threading.Thread(target=lambda: found.update({0: meeting._collect(store, 3, HERE)}))
+    for one in (*late, zero) if first == "the ranks" else (zero, *late):
+        one.start()
+        time.sleep(0.05)
+    for one in (*late, zero):
+        one.join(10)
+    assert found[0] == found[1] == found[2]
+    assert [Member(**one) for one in found[0]] == [HERE, THERE, THERE]
+
+
+def test_who_does_not_come_is_named(monkeypatch):
+    monkeypatch.setattr(meeting, "START_S", 0.2)
+    store = dist.HashStore()
+    assert meeting._collect(store, 2, HERE) == [dataclasses.asdict(HERE), None]
+    with pytest.raises(TimeoutError, match="rank 0 does not answer"):
+        monkeypatch.setattr(meeting, "START_S", -4.9)
+        meeting._enter(dist.PrefixStore("elsewhere", with_a_round(store)), 1, THERE)
+
+
+def with_a_round(store):
+    dist.PrefixStore("elsewhere", store).set("round", "nobody's")
+    return store
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (
+            {"settings": {"lr": 0.2}},
+            "node1 was started with lr=0.2, and node0 with lr=0.1: give all machines the same",
+        ),
+        ({"settings": {}}, "node1 was started with lr=None"),
+        ({"settings": {"lr": 0.1, "steps": 3}}, "node1 was started with steps=3, and node0 with steps=None"),
+        ({"files": {"comm.py": 2}}, "lib/comm.py on node1 differs from that on node0: copy one library to all"),
+        ({"files": {"comm.py": 1, "mine.py": 2}}, "lib/mine.py on node1 differs"),
+        ({"problem": "no disk", "settings": {}}, "node1: no disk"),
+    ],
+)
+def test_the_first_difference_is_said(other, says):
+    meeting._check_alike([HERE, THERE, dataclasses.replace(THERE, files={})])
+    with pytest.raises(StartError, match=says):
+        meeting._check_alike([HERE, dataclasses.replace(THERE, **other)])
+
+
+def test_a_problem_on_one_machine_needs_no_name():
+    with pytest.raises(StartError, match="^no disk$"):
+        meeting._check_alike([HERE, dataclasses.replace(HERE, problem="no disk")])
+
+
+@pytest.mark.parametrize(
+    ("rank", "members", "interface"),
+    [
+        (0, [HERE, HERE], "lo"),  # one machine
+        (0, [HERE, THERE], "eth7"),  # its own name means 127.0.1.1 to itself: the way to the others counts
+        (1, [HERE, THERE], "wifi0"),  # the way on which it found the store
+        (0, [HERE, dataclasses.replace(THERE, address="")], "the network of this machine's name"),
+    ],
+)
+def test_the_network_is_that_in_which_they_met(rank, members, interface, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    cards = {"lo": "127.0.0.1", "eth7": "10.77.0.1", "wifi0": "10.77.0.2"}
+    monkeypatch.setattr(meeting, "interfaces", lambda: cards)
+    monkeypatch.setattr(meeting, "address_towards", {"10.77.0.2": "10.77.0.1"}.get)
+    assert choose_interface(rank, members) == interface
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    assert choose_interface(rank, members) == "mine"
+
+
+def test_this_machine_reaches_itself():
+    assert meeting.address_towards("localhost") == "" and meeting.address_towards("no.such.host.invalid") == ""
+
+
+class Kept(dist.HashStore):
+    def clone(self):
+        return self
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A watch of rank 0 of two whose thread sleeps, and a function by which rank 1 says something."""
+    monkeypatch.setattr(watch, "BEAT_S", 1000.0)
+    monkeypatch.setattr(watch, "_sent_bytes", lambda: 0)
+    store = Kept()
+    one = Watch(store, 0, [HERE, THERE], 60.0, "eth7")
+    clock, beats = [time.monotonic()], iter(range(1, 1000))
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+
+    def passes(seconds, other=None):
+        clock[0] += seconds
+        if other is not None:
+            store.set("row 1", marshal.dumps((next(beats), other.packed())))
+        one._tell()
+        return one._judge(clock[0] - one.row.since_s)
+
+    yield one, passes
+    one._end.set()
+
+
+def test_ranks_that_wait_for_each_other(watched):
+    mine, passes = watched
+    other = Row()
+    for row, peer in ((mine.row, 1), (other, 0)):
+        number = row.call("world", (0, 1), "all_reduce float32[4]", "here")
+        row.waiting(f"recv from {peer}", "train.py, line 7", (peer,), f"{peer}>", number).__enter__()
+    assert passes(0, other) == "" and passes(29, other) == ""
+    said = passes(2, other)
+    assert said.splitlines()[0] == "deadlock: ranks 0 and 1 wait for each other. Nothing has moved for 31 s."
+    assert "rank 1 on node1  waits in recv from 0  for 31.0 s  train.py, line 7" in said
+    other.calls[7] += 1
+    other.moves += 1
+    assert passes(2, other) == "", "it moved"
+
+
+def test_a_rank_that_says_nothing(watched):
+    mine, passes = watched
+    other = Row()
+    mine.row.waiting("all_reduce", "", (0, 1), "world", mine.row.call("world", (0, 1), "", "")).__enter__()
+    assert passes(0, other) == ""
+    said = passes(31)
+    assert "rank 1 gave no sign of life for 30 s: its process is stopped, or its machine or network is gone" in said
+    assert "rank 0 on node0  waits in all_reduce: rank 1 did not call it" in said
+    assert "rank 1 on node1  has said nothing for 31 s" in said
+
+
+def test_a_rank_that_computes_has_until_the_limit(watched):
+    mine, passes = watched
+    other = Row()
+    other.state(RUNNING)
+    mine.row.waiting("all_reduce", "", (0, 1), "world", 0).__enter__()
+    assert passes(50, other) == ""
+    assert "rank 0 has waited for 61 s, the limit." in passes(11, other)
+    assert "rank 1 on node1  computes" in passes(0, other)
+
+
+def test_a_rank_that_cannot_connect(watched):
+    mine, passes = watched
+    other = Row()
+    assert passes(100, other) == ""
+    said = passes(21, other)
+    assert said.startswith(
+        "rank 0 on node0 cannot connect to the other ranks over eth7: 120 s have passed; set GLOO_"
+    )
