@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from lib.runtime.waits import RUNNING
-from lib.torchrun import meeting, watch
+from lib.torchrun import meeting, watchdog
 from lib.torchrun.environment import StartError
 from lib.torchrun.meeting import Member, choose_interface
-from lib.torchrun.watch import Row, Watch
+from lib.torchrun.watchdog import Row, Watchdog
 
 HERE = Member("node0", "a", "", {"lr": 0.1}, {"comm.py": 1})
 THERE = Member("node1", "b", "10.77.0.2", {"lr": 0.1}, {"comm.py": 1})
@@ -113,18 +113,18 @@ class Kept(dist.HashStore):
 @pytest.fixture
 def watched(monkeypatch):
     """A watch of rank 0 of two whose thread sleeps, and a function by which rank 1 says something."""
-    monkeypatch.setattr(watch, "BEAT_S", 1000.0)
-    monkeypatch.setattr(watch, "_sent_bytes", lambda: 0)
+    monkeypatch.setattr(watchdog, "BEAT_S", 1000.0)
+    monkeypatch.setattr(watchdog, "_sent_bytes", lambda: 0)
     store = Kept()
-    one = Watch(store, 0, [HERE, THERE], 60.0, "eth7")
+    one = Watchdog(store, 0, [HERE, THERE], 60.0, "eth7")
     clock, beats = [time.monotonic()], iter(range(1, 1000))
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
 
     def passes(seconds, other=None):
         clock[0] += seconds
         if other is not None:
             store.set("row 1", marshal.dumps((next(beats), other.packed())))
-        one._tell()
+        one._write()
         return one._judge(clock[0] - one.row.since_s)
 
     yield one, passes
@@ -173,5 +173,5 @@ def test_a_rank_that_cannot_connect(watched):
     assert passes(100, other) == ""
     said = passes(21, other)
     assert said.startswith(
-        "rank 0 on node0 cannot connect to the other ranks over eth7: 120 s have passed; set GLOO_"
+        "rank 0 on node0 cannot connect to the other ranks over eth7: no connection for 120 s; set GLOO_"
     )

@@ -21,12 +21,12 @@ import torch
 from lib import comm
 from lib.checkpoint import folder
 from lib.checkpoint.settings import CheckpointError, Checkpoints, reason
-from lib.checkpoint.shared import TOKEN, Lock, leave_token, missing, remove
+from lib.checkpoint.shared import TOKEN, Lock, leave_token, remove, unseen
 from lib.checkpoint.stop import Signals, wished
 from lib.checkpoint.storage import Save, gather, restore
 from lib.launch import device
 from lib.parallel import ParallelGPT
-from lib.runtime.waits import ranks_text
+from lib.runtime.waits import named_ranks
 
 
 class Saver(Signals):
@@ -79,8 +79,8 @@ class Saver(Signals):
         problem = next((problem for _, problem in said if problem), "")
         if not problem and self.world.rank == 0:
             names = [name for name, _ in said]
-            if lost := missing(path, dict.fromkeys(names, 0)):
-                others = ranks_text([names.index(name) for name in lost])
+            if lost := unseen(path, dict.fromkeys(names, 0)):
+                others = named_ranks([names.index(name) for name in lost])
                 problem = (
                     f"--checkpoint {path} is not one folder: rank 0 does not see what {others} wrote there; give a "
                     "folder that all machines share, such as one on NFS"

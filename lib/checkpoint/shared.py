@@ -21,7 +21,7 @@ SEEN_S = 10.0  # until a file that another machine wrote is seen; NFS asks again
 LOCK, TOKEN = ".lock", ".rank-"
 
 
-def missing(folder: str, sizes: Mapping[str, int]) -> list[str]:
+def unseen(folder: str, sizes: Mapping[str, int]) -> list[str]:
     """The files that this rank cannot read, or that have fewer bytes; a file may take some seconds to appear."""
     until, left = time.monotonic() + SEEN_S, list(sizes)
     while left := [name for name in left if _size(os.path.join(folder, name)) < sizes[name]]:

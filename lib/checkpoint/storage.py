@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.checksums import check_files, checksum, note_checksums
 from lib.checkpoint.settings import CheckpointError, reason
-from lib.checkpoint.shared import missing
+from lib.checkpoint.shared import unseen
 from lib.data_parallel.saving import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
@@ -125,7 +125,7 @@ class Save:
         self._thread.join()
         said = gather(self._said, self.world)
         failed = [f"rank {rank}: {one}" for rank, one in enumerate(said) if isinstance(one, str)]
-        if not failed and self.world.rank == 0 and (lost := missing(self.folder, _sizes(said))):
+        if not failed and self.world.rank == 0 and (lost := unseen(self.folder, _sizes(said))):
             failed = [f"rank 0 cannot read {', '.join(lost)}: all machines must share the folder"]
         if not failed and self.world.rank == 0:
             try:

@@ -20,7 +20,7 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from lib.runtime.waits import FINISHED, RUNNING, WAITING, AwaitedCall, View, ranks_text
+from lib.runtime.waits import FINISHED, RUNNING, WAITING, AwaitedCall, View, named_ranks
 
 # Native layouts: eight bytes are written in one piece, so no process reads half a number.
 _HEAD = struct.Struct("QQId")  # state, moves, length of the text, time of the state
@@ -245,6 +245,6 @@ def _dumped(what: object) -> bytes:
 def _mismatch(number: int, sides: dict[int, tuple[str, str]]) -> str:
     width = max(len(what) for what, _ in sides.values())
     rows = [f"  rank {rank}  {what:<{width}}  {where}".rstrip() for rank, (what, where) in sorted(sides.items())]
-    begin = f"{ranks_text(sorted(sides))} disagree: their call number {number + 1} in this group differs."
+    begin = f"{named_ranks(sorted(sides))} disagree: their call number {number + 1} in this group differs."
     end = "  Every rank of a group must make the same calls, in the same order, with the same shape and dtype."
     return "\n".join([begin, *rows, end])

@@ -1,7 +1,7 @@
 """What every rank does at one moment, and the report of a hang: which rank waits in which call, and for whom.
 
-`call_table.py` reads such a view from the memory that the ranks of one machine share, `watch.py` from the store that
-the ranks of several machines share.
+`call_table.py` reads it from the memory that the ranks of one machine share, `lib.torchrun.watchdog` from the store
+that the ranks of several machines share.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class View:
         """One line: which ranks wait and which have finished; it is a deadlock only if there is a cycle of waits."""
         waiting, finished, circle = sorted(self.waits), self.finished, self.circle
         if circle:
-            parts = [f"deadlock: {ranks_text(sorted(circle))} wait for each other"]
+            parts = [f"deadlock: {named_ranks(sorted(circle))} wait for each other"]
             if others := [rank for rank in waiting if rank not in circle]:
-                parts.append(f"{ranks_text(others)} also {'wait' if len(others) > 1 else 'waits'}")
+                parts.append(f"{named_ranks(others)} also {'wait' if len(others) > 1 else 'waits'}")
         else:
-            parts = [f"hang: {ranks_text(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"]
+            parts = [f"hang: {named_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"]
         if finished:
-            parts.append(f"{ranks_text(finished)} {'have' if len(finished) > 1 else 'has'} finished")
+            parts.append(f"{named_ranks(finished)} {'have' if len(finished) > 1 else 'has'} finished")
         return "; ".join(parts)
 
     def report(self) -> str:
@@ -89,7 +89,7 @@ class View:
             what, where, peers, late, for_s = self.waits[rank]
             text = f"waits in {what}" if what else "waits"
             if late and len(peers) > 1:
-                text += f": {ranks_text(late)} did not call it"
+                text += f": {named_ranks(late)} did not call it"
             lines.append((name, text, f"for {for_s:.1f} s  {where}"))
         widths = [max(len(line[i]) for line in lines) for i in (0, 1)]
         out = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines]
@@ -113,7 +113,7 @@ class View:
         return f"{needs}: find the call that is missing or comes too late."
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 0, 1 and 2`."""
     listed = ", ".join(map(str, ranks[:-1])) + " and " * (len(ranks) > 1) + str(ranks[-1])
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {listed}"

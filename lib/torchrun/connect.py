@@ -11,9 +11,9 @@ from lib.runtime import calls, groups, spy
 from lib.runtime.waits import RUNNING
 from lib.torchrun.environment import StartError
 from lib.torchrun.meeting import choose_interface, meet
-from lib.torchrun.watch import Watch
+from lib.torchrun.watchdog import Watchdog
 
-_watches: list[Watch] = []  # of this process; torch has one default group
+_watches: list[Watchdog] = []  # of this process; torch has one default group
 
 
 def connect(
@@ -25,7 +25,7 @@ def connect(
         StartError: a rank did not come, cannot connect, or differs from rank 0.
     """
     store, members = meet(rank, size, {**settings, "backend": backend}, problem)
-    watch = Watch(store, rank, members, timeout_s, choose_interface(rank, members))
+    watch = Watchdog(store, rank, members, timeout_s, choose_interface(rank, members))
     groups.timeout = timedelta(seconds=timeout_s + 60)  # the report comes first
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=groups.timeout)

@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lib.runtime.waits import ranks_text
+from lib.runtime.waits import named_ranks
 from lib.torchrun.environment import StartError
 
 START_S = 120.0  # for a rank to arrive, and to connect
@@ -84,7 +84,7 @@ def meet(rank: int, size: int, settings: Mapping[str, object], problem: str = ""
         ) from None
     if missing := [i for i, one in enumerate(found) if one is None]:
         raise StartError(
-            f"{ranks_text(missing)} of {size} did not come to {where} within {START_S:.0f} s: see what torchrun says "
+            f"{named_ranks(missing)} of {size} did not come to {where} within {START_S:.0f} s: see what torchrun says "
             "on the other machines"
         )
     members = [Member(**one) for one in found]

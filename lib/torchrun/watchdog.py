@@ -1,14 +1,14 @@
-"""Ranks on several machines watch each other, so that a hang ends with a report instead of silence.
+"""A hang of ranks on several machines ends with a report instead of silence.
 
-The problem: a rank that is stopped, or that makes a different call, leaves all others waiting. gloo gives up after half
-an hour, and then names a socket. The call table that finds hangs under `run` is in the memory of one machine.
-The idea: every two seconds a thread of each rank writes into torchrun's store what its rank does: the call it waits in,
-and how many calls it has made on each channel. If its own rank has waited long, it reads the words of all, and makes of
-them the same report as `run`, with the name of each machine. It ends the run if
+The problem: a rank is stopped, or makes a different call, and all further ranks wait. After half an hour gloo gives up
+and names a socket. The call table that finds hangs under `run` is in the memory of one machine.
+The idea: every two seconds a thread of each rank writes a row into torchrun's store: the call in which the rank waits,
+and its number of calls on each channel. The thread of a rank that waits for a long time reads the rows of all ranks. It
+has the report of `run` then, with the machine of each rank, and ends the run if
 
-    a rank has said nothing for SILENT_S       its process is stopped, or its machine or network is gone
-    all wait, and nothing moves for STILL_S    they wait forever
-    its own wait is longer than the limit      a rank computes, or does something that is no call
+    a row is older than SILENT_S              the process is stopped, or its machine or network is gone
+    all wait, and nothing moves for STILL_S   they wait forever
+    its wait is longer than the limit         a rank computes, or does something that is no call
 
 One rank per machine prints the report, and all end, so torchrun may start them again.
 """
@@ -30,7 +30,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from lib.runtime.call_table import Waiting
-from lib.runtime.waits import FINISHED, STARTING, WAITING, AwaitedCall, View, ranks_text
+from lib.runtime.waits import FINISHED, STARTING, WAITING, AwaitedCall, View, named_ranks
 from lib.torchrun.meeting import START_S, Member, interfaces
 
 BEAT_S = 2.0
@@ -39,7 +39,7 @@ STILL_S = 30.0
 
 
 class Row:
-    """What one rank does; it takes the place of a `CallTable` where no memory is shared."""
+    """The state and the calls of one rank; for `calls.Record` a call table without comparison."""
 
     def __init__(self) -> None:
         self.now, self.body, self.moves, self.since_s = STARTING, b"", 0, time.monotonic()
@@ -51,7 +51,7 @@ class Row:
         self.moves += 1
 
     def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
-        """Count a call, which nobody here can compare; return its number."""
+        """Count a call; return its number."""
         key = zlib.crc32(channel.encode())
         self.calls[key] += 1
         return self.calls[key] - 1
@@ -64,18 +64,18 @@ class Row:
         return Waiting(self, call)
 
     def packed(self) -> bytes:
-        """All of it, for the store."""
+        """The row as bytes."""
         for_s = time.monotonic() - self.since_s
         return marshal.dumps((self.now, self.moves, _sent_bytes(), self.body, for_s, dict(self.calls)))
 
 
-class Watch:
-    """The thread of a rank that tells what its rank does, and ends a run that hangs.
+class Watchdog:
+    """A thread that writes the row of this rank, and ends a run that hangs.
 
     Args:
-        store: shared by the ranks of this run; the thread takes a connection of its own, which nobody else blocks.
-        members: who the ranks are.
-        limit_s: how long this rank may wait in one call.
+        store: the store of this run; the thread has a separate connection, because a call of the rank may block its.
+        members: the roster, in rank order.
+        limit_s: the longest wait in one call.
         over: the network that gloo uses.
     """
 
@@ -84,23 +84,23 @@ class Watch:
         self._store = store.clone()
         self._store.set_timeout(timedelta(seconds=SILENT_S))
         self._beats = 0
-        self._seen: dict[int, tuple[object, float]] = {}  # rank -> what it said last, and since when
-        self._moved: tuple[object, float] = (None, 0.0)  # what all said that shows progress, and since when
+        self._seen: dict[int, tuple[object, float]] = {}  # rank -> its latest beat, and the time of it
+        self._moved: tuple[object, float] = (None, 0.0)  # moves and bytes of all ranks, and the time of them
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._tell()
+        self._write()
         self._thread.start()
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """End the thread; of what this rank does then, nothing is told."""
+        """End the thread."""
         self._end.set()
         self._thread.join(2 * BEAT_S)
 
     def _run(self) -> None:
         while not self._end.wait(BEAT_S):
             try:
-                self._tell()
+                self._write()
                 if self._store.check(["over"]):
                     self._leave(self._store.get("over").decode())
                 waits = self.row.now in (STARTING, WAITING) and time.monotonic() - self.row.since_s
@@ -113,12 +113,12 @@ class Watch:
                         f"rank {self.rank} waits, and the machine of torchrun's store does not answer: {error}"
                     )
 
-    def _tell(self) -> None:
+    def _write(self) -> None:
         self._beats += 1
         self._store.set(f"row {self.rank}", marshal.dumps((self._beats, self.row.packed())))
 
     def _judge(self, waits_s: float) -> str:
-        """Why this run is over, with the report; "" if it is not."""
+        """Why the run must end, with the report; "" if it need not."""
         now, rows = time.monotonic(), {}
         for rank, said in enumerate(self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])):
             beats, row = marshal.loads(said)
@@ -132,11 +132,11 @@ class Watch:
         silent = {rank: now - since for rank, (_, since) in self._seen.items() if now - since > SILENT_S}
         if silent:
             view.said = {rank: f"has said nothing for {for_s:.0f} s" for rank, for_s in silent.items()}
-            who = ranks_text(sorted(silent))
+            who = named_ranks(sorted(silent))
             gone = "its process is stopped, or its machine or network is gone"
             return f"hang: {who} gave no sign of life for {SILENT_S:.0f} s: {gone}.\n{view.report()}"
         if self.row.now == STARTING and waits_s > START_S:
-            return self.cannot_connect(f"{START_S:.0f} s have passed")
+            return self.cannot_connect(f"no connection for {START_S:.0f} s")
         states, still_s = {row[0] for row in rows.values()}, now - self._moved[1]
         if states <= {WAITING, FINISHED} and still_s > STILL_S:
             return f"{view.summary()}. Nothing has moved for {still_s:.0f} s.\n{view.report()}\n{view.cause()}"
@@ -155,7 +155,7 @@ class Watch:
         return View(states, waits, hosts={rank: one.host for rank, one in enumerate(self.members)})
 
     def cannot_connect(self, why: str) -> str:
-        """The sentence for a rank that cannot connect to others."""
+        """The sentence for this rank, if it cannot connect."""
         here = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
         return (
             f"rank {self.rank} on {self.members[self.rank].host} cannot connect to the other ranks over {self.over}: "
@@ -163,13 +163,13 @@ class Watch:
         )
 
     def give_up(self, text: str) -> str:
-        """Tell all ranks why the run is over; they print it, and exit."""
+        """Pass the reason to all ranks, whose threads print it and exit; return it."""
         with suppress(dist.DistError):
             self._store.set("over", text)
         return text
 
     def _leave(self, text: str) -> None:
-        """End this rank; the first of its machine prints why. The others have time to see that the run is over."""
+        """End this process; the first rank of a machine prints why. The pause is for the threads of the other ranks."""
         first = True
         with suppress(dist.DistError):
             first = self._store.add(f"told on {self.members[self.rank].machine}", 1) == 1
