@@ -7,7 +7,7 @@ The idea: one server process imports torch once, and forks a rank in a hundredth
 collects results and output, names the rank that failed, and ends a run in which nothing moves with a table of the ranks
 that wait. No process and no file is left in any case.
 
-`init()` is the start of the same code under `torchrun`, on many machines.
+`init()` is the start of the same code under `torchrun`, on many machines (`lib.torchrun`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lib.runtime import call_table, headroom, places
@@ -28,13 +28,12 @@ from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds th
 from lib.runtime.folders import RUN, Folder
 from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout  # noqa: F401
 from lib.runtime.server import RunError, server, start_server
-from lib.torchrun.environment import gpu_of_rank, of_torchrun
+from lib.torchrun.start import close, init  # noqa: F401
 from lib.trace import Trace
 
 if TYPE_CHECKING:
     import torch
 
-    from lib.mesh import Group
 
 MAX_RANKS = 64
 LEAST_DISK_BYTES = headroom.MB  # for a run, and for each of its ranks: with less, the disk counts as full
@@ -92,42 +91,6 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     return result
 
 
-def init(
-    device: str | None = None,
-    *,
-    timeout_s: float = 600,
-    settings: Mapping[str, object] | None = None,
-    problem: str = "",
-) -> Group:
-    """The group of all ranks under `torchrun` (NCCL with CUDA devices, else gloo), or a group of one without it.
-
-    A thread watches the ranks of all machines: if they hang, they print a report like that of `run`, and exit.
-
-    Args:
-        device: `"cpu"` to use gloo even if there are CUDA devices.
-        timeout_s: seconds that a rank may wait for a rank that computes.
-        settings: what must be equal on all ranks; numbers and texts by name.
-        problem: why this rank cannot start; then no rank starts.
-
-    Raises:
-        StartError: torchrun's variables are incomplete, there are fewer CUDA devices than ranks, a rank did not come or
-            cannot connect, or the machines differ in settings, library or torch; on every rank.
-    """
-    import torch
-
-    from lib.mesh import Group
-    from lib.torchrun.connect import connect
-
-    rank, size = of_torchrun()
-    if not size:
-        return Group()
-    cuda = device != "cpu" and torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(gpu_of_rank(torch.cuda.device_count()))
-    connect(rank, size, "nccl" if cuda else "gloo", timeout_s, settings or {}, problem)
-    return Group("world", tuple(range(size)), rank)
-
-
 def device() -> torch.device:
     """Where this rank's tensors belong: its CUDA device under NCCL, else the CPU."""
     import torch
@@ -144,19 +107,6 @@ def done_s() -> float:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def close(world: Group, report: object) -> list:
-    """End a run under `torchrun`: all-gather the reports in rank order, then destroy the groups."""
-    import torch.distributed as dist
-
-    from lib.torchrun.connect import disconnect
-
-    reports = [report] * world.size
-    if dist.is_initialized():
-        dist.all_gather_object(reports, report)
-        disconnect()
-    return reports
 
 
 def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
