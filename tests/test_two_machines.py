@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from two_hosts import cannot
 
 from lib.train import main
 
@@ -22,6 +23,7 @@ def line_of_the_readme() -> str:
     return line
 
 
+@pytest.mark.skipif(not cannot(), reason="test_two_hosts.py runs it, on two hosts")
 @pytest.mark.slow("two torchruns, whose four processes import torch on two cores")
 @pytest.mark.thorough("two torchruns")
 def test_the_line_for_two_machines(tmp_path):
