@@ -195,8 +195,9 @@ SKIPS = [  # of each rank, in each step
 ]
 
 
+@pytest.mark.parametrize("drops", [False, True], ids=["", "after a forward without backward"])
 @pytest.mark.parametrize("how", [{}, {"prefetch": False}, {"reshard_after_forward": False}], ids=str)
-def test_what_only_some_ranks_use_counts_as_zero_on_the_others(how):
+def test_what_only_some_ranks_use_counts_as_zero_on_the_others(how, drops):
     """Whole units and layers of the root; as in DDP, no rank complains of another one's messages."""
 
     def steps(world):
@@ -207,6 +208,8 @@ def test_what_only_some_ranks_use_counts_as_zero_on_the_others(how):
             x = torch.randn(world.size, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
             sum(twin(row, skip).square().sum() for row, skip in zip(x, skips, strict=True)).div(world.size).backward()
             unused_is_zero(twin)
+            if drops:
+                model(x[world.rank], skips[world.rank])
             model(x[world.rank], skips[world.rank]).square().sum().backward()
             model.finish()
             worst = max(worst, shards_apart(model, twin))

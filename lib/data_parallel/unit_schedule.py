@@ -23,7 +23,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib.data_parallel.gradient_sums import with_gradient
-from lib.data_parallel.units import ELSEWHERE, Unit
+from lib.data_parallel.units import ELSEWHERE, Call, Unit
 
 
 class UnitSchedule:
@@ -74,14 +74,14 @@ class UnitSchedule:
             self._catch_up("backward", may_pass=True)
             self._backward = False
             for unit in self.units:  # units that backward did not reach
-                unit.inputs_open = 0
+                unit.inputs_open.clear()
                 unit.reshard()
 
     def end_step(self) -> None:
         """Note that the outputs of forward so far will get no backward."""
         self.end_backward()
         for unit in self.units:
-            unit.calls_open = 0
+            unit.calls_open.clear()
             unit.reshard()
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -102,9 +102,11 @@ class UnitSchedule:
             self._make_whole(unit, "forward")
         waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
         if unit.has_frozen and torch.is_grad_enabled() and not waits:
-            unit.inputs_open += 1
-            inputs = with_gradient((args, kwargs))  # without any, it waits for the end of backward
-            register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit), mode="all")
+            if inputs := with_gradient((args, kwargs)):
+                unit.inputs_open.add(call := Call())
+                register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit, call), mode="all")
+            else:
+                unit.inputs_open.add(unit)  # until the end of backward
 
     def _before_layer(self, unit: Unit, module: nn.Module, args: tuple) -> None:
         """Gather the unit of a layer that is recomputed inside it; a layer that is called alone is refused."""
@@ -124,9 +126,11 @@ class UnitSchedule:
         if unit is self.units[0]:
             self._catch_up("forward")
         outputs = with_gradient(output)
-        unit.calls_open += self._trains
         if outputs:
-            register_multi_grad_hook(outputs, partial(self._backward_comes, unit), mode="any")
+            unit.calls_open.add(call := Call())
+            register_multi_grad_hook(outputs, partial(self._backward_comes, unit, call), mode="any")
+        elif self._trains and not isinstance(output, Tensor):
+            unit.calls_open.add(unit)  # an output may be hidden in it, until the end of the step
         if self.reshard_after_forward or not outputs:
             for one in self.units if unit is self.units[0] else [unit]:  # the root: also prefetched and unused units
                 one.reshard()
@@ -156,9 +160,9 @@ class UnitSchedule:
 
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
-    def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
+    def _backward_comes(self, unit: Unit, call: Call, gradient: Tensor) -> None:
         self._has_graph |= torch.is_grad_enabled()
-        unit.calls_open -= 1
+        unit.calls_open.discard(call)
         self._before_backward(unit, may_pass=True)
 
     def _before_backward(self, unit: Unit, may_pass: bool = False) -> None:
@@ -208,8 +212,8 @@ class UnitSchedule:
             self._passed.add(unit)
         self._reshard_if_done(unit)
 
-    def _inputs_are_done(self, unit: Unit, gradients: object) -> None:
-        unit.inputs_open -= 1
+    def _inputs_are_done(self, unit: Unit, call: Call, gradients: object) -> None:
+        unit.inputs_open.discard(call)
         self._reshard_if_done(unit)
 
     def _reshard_if_done(self, unit: Unit) -> None:
