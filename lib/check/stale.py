@@ -1,0 +1,89 @@
+"""Whether an answer is the version of before: the last cell that should have defined it failed.
+
+The problem: after a SyntaxError, the name still has the function of an earlier run, and a check would judge that.
+The idea: IPython announces each cell before and after it runs, in JupyterLab, Colab and VS Code alike. A name that a
+cell defines, and that has the same object before and after, is of before.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+import symtable
+import sys
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+from lib.check.source import parse
+
+_DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]*)?=(?!=)", re.MULTILINE)
+_begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its object before
+_stale: dict[str, tuple[Any, str]] = {}  # name -> object of before, error of the cell that should have replaced it
+
+
+def watch(ipython: Any) -> None:
+    """From now on, note the cells of this notebook that fail."""
+
+    def begins(info: Any) -> None:
+        _begun.clear()
+        names = {name: ipython.user_ns.get(name) for name in _defined(info.raw_cell)}
+        # Other objects may be large, and would live until the cell ends.
+        _begun.update((name, x) for name, x in names.items() if isinstance(x, (FunctionType, type)))
+
+    def ends(result: Any) -> None:
+        error = result and (result.error_before_exec or result.error_in_exec)
+        for name, before in _begun.items():
+            # Where a cell `f = g` succeeds, it may be the same function; `%%time` succeeds also after an error.
+            is_def = result and re.search(rf"^(async +)?(def|class) +{name}\b", result.info.raw_cell, re.MULTILINE)
+            failed = error or result is None or is_def
+            if failed and ipython.user_ns.get(name) is before:
+                _stale[name] = before, f" ({type(error).__name__})" if error else ""
+            else:
+                _stale.pop(name, None)
+
+    ipython.events.register("pre_run_cell", begins)
+    ipython.events.register("post_run_cell", ends)
+
+
+def sentence(answer: Callable) -> str:
+    """Which cell failed, if the answer or a function that it uses is of before; else ""."""
+    found: list[Any] = [answer]
+    for one in found:  # it grows: the answer, what it uses, what that uses
+        for name, (before, error) in _stale.items():
+            if one is before:
+                return (
+                    f"The last cell that defines {name} failed{error}, so this is about the {name} of before: correct "
+                    "that cell and run it, then check again."
+                )
+        found += [x for x in _used(one) if x not in found]
+    return ""
+
+
+def _used(x: Any) -> list[Any]:
+    """Functions and classes of the notebook that this one uses by their names."""
+    if isinstance(x, type):
+        return [f for f in (getattr(y, "__func__", y) for y in vars(x).values()) if isinstance(f, FunctionType)]
+    if not isinstance(x, FunctionType):
+        return []
+    used = (x.__globals__.get(name) for name in _globals(x.__code__))
+    return [y for y in used if isinstance(y, (FunctionType, type)) and y.__module__ == "__main__"]
+
+
+def _defined(text: str) -> set[str]:
+    """The names that a cell gives to something."""
+    try:
+        names = symtable.symtable(ast.unparse(parse(text)), "", "exec").get_symbols()
+        return {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+    except (SyntaxError, ValueError):
+        return {name for match in _DEFINED.findall(text) for name in match if name}
+
+
+def _globals(code: CodeType) -> set[str]:
+    inner = (_globals(const) for const in code.co_consts if isinstance(const, CodeType))
+    return {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}.union(*inner)
+
+
+if _ipython := "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
+    watch(_ipython)
