@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from notebooks import dress
+from notebooks import dress, fold, unfold
 from set_repository import ROOT
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -87,7 +87,9 @@ def exercise(solution, name: str):
     other = {"solutions": "exercises", "exercises": "solutions", "Solutions": "Exercises", "Exercises": "Solutions"}
     cells[0].source = re.sub("|".join(other), lambda match: other[match.group()], cells[0].source)
     notebook = nbformat.v4.new_notebook(cells=cells)
+    unfold(notebook)
     dress(notebook, f"exercises/{name}")
+    fold(notebook)
     notebook.metadata["generated"] = f"from solutions/{name}; edit its .md there, then run make notebooks"
     nbformat.validate(notebook)
     return notebook

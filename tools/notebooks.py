@@ -21,6 +21,7 @@ from set_repository import ROOT, address, colab
 
 SETUP_CELL = ROOT / "tools" / "setup_cell.py"
 TITLE = "#@title "  # what Colab shows of a cell whose code is folded
+TITLES = KINDS | {"generated": "Run this cell first"}
 COLAB_LINK = re.compile(r'<a class="colab" href="[^"]*">.*?</a>')
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -84,15 +85,15 @@ def dress(notebook, path: str) -> None:
 def fold(notebook) -> None:
     """Let the code of cells that have a kind start folded, in Colab under a title, in JupyterLab without one."""
     for cell in notebook.cells:
-        if cell.cell_type == "code" and kind(cell) in KINDS:
-            cell.source = f"{TITLE}{KINDS[kind(cell)]}\n{cell.source}"
+        if cell.cell_type == "code" and kind(cell) in TITLES:
+            cell.source = f"{TITLE}{TITLES[kind(cell)]}\n{cell.source}"
             cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
 
 
 def unfold(notebook) -> None:
     """Take back what `fold` did, in a source that was made from an .ipynb."""
     for cell in notebook.cells:
-        if cell.cell_type == "code" and kind(cell) in KINDS:
+        if cell.cell_type == "code" and kind(cell) in TITLES:
             cell.source = re.sub(rf"\A{TITLE}.*\n?", "", cell.source)
             cell.metadata.pop("cellView", None)
             cell.metadata.pop("jupyter", None)
