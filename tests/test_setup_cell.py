@@ -351,7 +351,8 @@ import sys
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 sys.path.insert(0, sys.argv[1])
-for cell in ["import lib, sys; lib.ready(sys.argv[1])"] * 2 + ["print('fine')", "import torch", "import torch", "1 + 1"]:
+ready = "import lib, sys; lib.ready(sys.argv[1])"
+for cell in [ready, ready, "print('fine')", "import torch", "import torch", "1 + 1"]:
     print("---")
     shell.run_cell(cell)
 """

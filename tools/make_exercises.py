@@ -66,6 +66,7 @@ def _outside_functions(node: ast.AST):
 def exercise(solution, name: str):
     """The exercise notebook `exercises/name` for the notebook `solutions/name`."""
     cells, ids = [], set()
+    unfold(solution, f"solutions/{name}")
     for number, old in enumerate(solution.cells):
         tags, grading = old.metadata.get("tags", []), old.metadata.get("nbgrader", {})
         if "solution-only" in tags:
@@ -87,9 +88,8 @@ def exercise(solution, name: str):
     other = {"solutions": "exercises", "exercises": "solutions", "Solutions": "Exercises", "Exercises": "Solutions"}
     cells[0].source = re.sub("|".join(other), lambda match: other[match.group()], cells[0].source)
     notebook = nbformat.v4.new_notebook(cells=cells)
-    unfold(notebook)
     dress(notebook, f"exercises/{name}")
-    fold(notebook)
+    fold(notebook, f"exercises/{name}")
     notebook.metadata["generated"] = f"from solutions/{name}; edit its .md there, then run make notebooks"
     nbformat.validate(notebook)
     return notebook

@@ -1,5 +1,5 @@
 # Run this cell first. It finds the book's library, here or in Colab, and leaves torch as it is.
-import importlib.util, os, subprocess, sys, zipfile, zlib
+import importlib.util, os, subprocess, sys, zipfile
 from pathlib import Path
 
 REPOSITORY = "https://example.invalid/parallel-by-hand"
@@ -13,7 +13,7 @@ def has_book(folder):
 
 
 def unpack(path, folder):
-    """The zip's library, where it is newer than that of the folder or some of it is missing; your files stay."""
+    """The zip's library, where it is newer than the folder's or some of it is missing; your files stay as they are."""
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
         inits = [name for name in names if name.endswith("lib/__init__.py")]
@@ -46,11 +46,14 @@ def find_book():
     if zips:
         newest = max(zips, key=lambda path: path.stat().st_mtime)
         try:
-            unpack(newest, beside)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+            is_new = unpack(newest, beside)
+        except Exception as error:  # of the zip, of the compression, of the disk
             how = "wait until it is uploaded, or upload it again, then run this cell again"
             size = newest.stat().st_size
             raise ImportError(f"{newest.name} ({size:,} bytes) cannot be unpacked ({error}): {how}.") from None
+        if is_new and "lib" in sys.modules:
+            how = "restart the kernel, then run this cell first"
+            raise ImportError(f"{newest.name} has a newer library, unpacked now: {how}.")
     unpacked = [lib.parent for deep in ("", "*/") for lib in sorted(here.glob(f"parallel-by-hand*/{deep}lib"))]
     for folder in [beside, *unpacked]:
         if has_book(folder):
