@@ -26,10 +26,7 @@ def unpack(path, folder):
             if not (folder / name).is_file() or (old and name in library):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(archive.read(files[name]))
-    if library and old and "lib" in sys.modules:
-        raise ImportError(
-            f"{path.name} has a newer library, unpacked now: restart the kernel, then run this cell first."
-        )
+    return bool(library and old)
 
 
 def find_book():
@@ -51,7 +48,7 @@ def find_book():
             how = "wait until it is uploaded, or upload it again, then run this cell again"
             size = newest.stat().st_size
             raise ImportError(f"{newest.name} ({size:,} bytes) cannot be unpacked ({error}): {how}.") from None
-        if is_new and "lib" in sys.modules:
+        if is_new and beside in installed:  # by an earlier run of this cell
             how = "restart the kernel, then run this cell first"
             raise ImportError(f"{newest.name} has a newer library, unpacked now: {how}.")
     unpacked = [lib.parent for deep in ("", "*/") for lib in sorted(here.glob(f"parallel-by-hand*/{deep}lib"))]
