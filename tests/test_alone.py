@@ -40,6 +40,7 @@ def test_no_notebook_has_a_link_that_leads_nowhere_or_a_directive(path):
     for text in texts(path):
         assert leading_nowhere(text) == []
         assert not re.search(r"^(`{3,}|:{3,})\{", text, re.MULTILINE)
+        assert ".venv/bin/python" not in text, "which Colab does not have; %run -m is right in each notebook"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
