@@ -48,7 +48,7 @@ FAILED = {
     "await nothing_here()\ndef f():\n    return 2": "NameError",
 }
 SAID = (
-    "The last cell that defines {} failed{}, so this is about the {} of before: correct that cell and run it, then "
+    "The last cell that defines {} failed{}, so {} is still the earlier version: correct that cell and run it, then "
 )
 
 

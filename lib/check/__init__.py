@@ -173,11 +173,11 @@ def forget() -> None:
 
 
 def _text(
-    exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str, of_before: str
+    exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str, warning: str
 ) -> str:
     row = f", row {exercise.row}" * bool(exercise.row)
     lines = [f"{status}  {exercise.id} {exercise.title}{row}   {points:g}/{exercise.points:g} points"]
-    lines += [f"  {of_before}"] * bool(of_before)
+    lines += [f"  {warning}"] * bool(warning)
     if status == TODO:
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
     printed = None

@@ -27,7 +27,7 @@ def place() -> Path:
 
 
 def _found() -> dict[Path, dict]:
-    """The record, and on a Drive also the one from before it was mounted; a file that somebody spoilt is left alone."""
+    """The record, and also that from before the Drive was mounted; a file that cannot be read stays unchanged."""
     found: dict[Path, dict] = {}
     for path in dict.fromkeys([place(), *[_BOOK / FILE] * (place().parent == _DRIVE)]):
         try:

@@ -1,8 +1,8 @@
-"""Whether an answer is the version of before: the last cell that should have defined it failed.
+"""Whether an answer is an earlier version, because the last cell that defines it failed.
 
-The problem: after a SyntaxError, the name still has the function of an earlier run, and a check would judge that.
-The idea: IPython announces each cell before and after it runs, in JupyterLab, Colab and VS Code alike. A name that a
-cell defines, and that has the same object before and after, is of before.
+The problem: after a SyntaxError, a name still has the function of an earlier run, and a check would judge that one.
+The idea: IPython announces each cell before and after it runs, in JupyterLab, Colab and VS Code. A name that a cell
+defines, and that has the same object before and after, is stale.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from lib.check.source import parse
 
 _DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]*)?=(?!=)", re.MULTILINE)
-_begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its object before
-_stale: dict[str, tuple[Any, str]] = {}  # name -> object of before, error of the cell that should have replaced it
+_begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its object so far
+_stale: dict[str, tuple[Any, str]] = {}  # name -> its object, error of the last cell that defines it
 
 
 def watch(ipython: Any) -> None:
@@ -28,17 +28,16 @@ def watch(ipython: Any) -> None:
 
     def begins(info: Any) -> None:
         _begun.clear()
-        names = {name: ipython.user_ns.get(name) for name in _defined(info.raw_cell)}
-        # Other objects may be large, and would live until the cell ends.
-        _begun.update((name, x) for name, x in names.items() if isinstance(x, (FunctionType, type)))
+        for name in _defined(info.raw_cell):
+            if isinstance(x := ipython.user_ns.get(name), (FunctionType, type)):  # others may be large
+                _begun[name] = x
 
     def ends(result: Any) -> None:
         error = result and (result.error_before_exec or result.error_in_exec)
         for name, before in _begun.items():
             # Where a cell `f = g` succeeds, it may be the same function; `%%time` succeeds also after an error.
             is_def = result and re.search(rf"^(async +)?(def|class) +{name}\b", result.info.raw_cell, re.MULTILINE)
-            failed = error or result is None or is_def
-            if failed and ipython.user_ns.get(name) is before:
+            if ipython.user_ns.get(name) is before and (error or result is None or is_def):
                 _stale[name] = before, f" ({type(error).__name__})" if error else ""
             else:
                 _stale.pop(name, None)
@@ -48,15 +47,14 @@ def watch(ipython: Any) -> None:
 
 
 def sentence(answer: Callable) -> str:
-    """Which cell failed, if the answer or a function that it uses is of before; else ""."""
+    """Which cell failed, if the answer or a function that it uses is stale; else ""."""
     found: list[Any] = [answer]
-    for one in found:  # it grows: the answer, what it uses, what that uses
-        for name, (before, error) in _stale.items():
-            if one is before:
-                return (
-                    f"The last cell that defines {name} failed{error}, so this is about the {name} of before: correct "
-                    "that cell and run it, then check again."
-                )
+    for one in found:  # the list grows by the functions that this one uses
+        if name := next((name for name, (x, _) in _stale.items() if x is one), ""):
+            return (
+                f"The last cell that defines {name} failed{_stale[name][1]}, so {name} is still the earlier version: "
+                "correct that cell and run it, then check again."
+            )
         found += [x for x in _used(one) if x not in found]
     return ""
 
@@ -65,9 +63,7 @@ def _used(x: Any) -> list[Any]:
     """Functions and classes of the notebook that this one uses by their names."""
     if isinstance(x, type):
         return [f for f in (getattr(y, "__func__", y) for y in vars(x).values()) if isinstance(f, FunctionType)]
-    if not isinstance(x, FunctionType):
-        return []
-    used = (x.__globals__.get(name) for name in _globals(x.__code__))
+    used = [x.__globals__.get(name) for name in _globals(x.__code__)] if isinstance(x, FunctionType) else []
     return [y for y in used if isinstance(y, (FunctionType, type)) and y.__module__ == "__main__"]
 
 
@@ -85,5 +81,5 @@ def _globals(code: CodeType) -> set[str]:
     return {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}.union(*inner)
 
 
-if _ipython := "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
-    watch(_ipython)
+if ipython := "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
+    watch(ipython)
