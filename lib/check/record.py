@@ -29,36 +29,30 @@ def place() -> Path:
 def _found() -> dict[Path, dict]:
     """The record, and also that from before the Drive was mounted; a file that cannot be read stays unchanged."""
     found: dict[Path, dict] = {}
-    for path in dict.fromkeys([place(), *[_BOOK / FILE] * (place().parent == _DRIVE)]):
-        try:
+    for path in (place(), *[_BOOK / FILE] * (place().parent == _DRIVE)):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             found[path] = {i: entry for i, entry in entries.items() if _part(entry) >= 0}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            pass
     return found
 
 
-def _best(found: dict[Path, dict]) -> dict[str, Any]:
+def _best(*records: dict) -> dict[str, Any]:
     """The best entry of each exercise; of two that are equal, the later one."""
-    entries = sorted(
-        (item for entries in found.values() for item in entries.items()), key=lambda item: _part(item[1])
-    )
-    return dict(sorted(dict(entries).items()))
+    return dict(sorted((item for one in records for item in one.items()), key=lambda item: _part(item[1])))
 
 
 def keep(exercise: Exercise, points: float) -> None:
     """Store the points, unless the record holds a larger fraction. No verdict depends on the record."""
     new = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
-    found = _found()
-    best = _best(found | {Path(): {exercise.id: new}})  # a homework has different points
-    for path in found:  # also where the Drive is not mounted again, nothing is lost
+    best = _best(*(found := _found()).values(), {exercise.id: new})  # a homework has different points
+    for path in found:  # all of them: the next session may not mount the Drive
         with contextlib.suppress(OSError):
-            path.write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(best, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def kept() -> dict[str, float]:
     """Exercise -> fraction of its points, 0 to 1, of all that were checked."""
-    return {i: _part(entry) for i, entry in _best(_found()).items()}
+    return {i: _part(entry) for i, entry in _best(*_found().values()).items()}
 
 
 def _part(entry: Any) -> float:

@@ -49,22 +49,15 @@ def watch(ipython: Any) -> None:
 def sentence(answer: Callable) -> str:
     """Which cell failed, if the answer or a function that it uses is stale; else ""."""
     found: list[Any] = [answer]
-    for one in found:  # the list grows by the functions that this one uses
+    for one in found:  # the list grows by what this one uses
         if name := next((name for name, (x, _) in _stale.items() if x is one), ""):
             return (
                 f"The last cell that defines {name} failed{_stale[name][1]}, so {name} is still the earlier version: "
                 "correct that cell and run it, then check again."
             )
-        found += [x for x in _used(one) if x not in found]
+        if isinstance(one, FunctionType) and one.__module__ == "__main__":
+            found += [x for x in map(one.__globals__.get, _globals(one.__code__)) if callable(x) and x not in found]
     return ""
-
-
-def _used(x: Any) -> list[Any]:
-    """Functions and classes of the notebook that this one uses by their names."""
-    if isinstance(x, type):
-        return [f for f in (getattr(y, "__func__", y) for y in vars(x).values()) if isinstance(f, FunctionType)]
-    used = [x.__globals__.get(name) for name in _globals(x.__code__)] if isinstance(x, FunctionType) else []
-    return [y for y in used if isinstance(y, (FunctionType, type)) and y.__module__ == "__main__"]
 
 
 def _defined(text: str) -> set[str]:
