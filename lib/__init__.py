@@ -22,7 +22,7 @@ def __getattr__(name: str):
     return getattr(import_module(_HOME[name]), name)
 
 
-def _say_interrupted(result=None):
+def _say_interrupted(result):
     """After each cell: an import that Ctrl-C ended leaves half of a package, which Python cannot import again."""
     import sys
 
