@@ -179,7 +179,9 @@ def _why_none(exercise: Exercise, error: Exception) -> tuple[str, str]:
         if error.error == "NotImplementedError" and _raised_by_learner(error.trace_back):
             return TODO, "Replace `raise NotImplementedError` by your own lines, then run this cell again."
         return FAIL, _own_lines(error)
-    if isinstance(error, (HangError, MismatchError)):
+    if isinstance(error, HangError):
+        return FAIL, _of_the_learner(str(error))
+    if isinstance(error, MismatchError):
         return FAIL, _of_the_learner(str(error))
     if isinstance(error, RunTimeout):
         return (

@@ -7,7 +7,6 @@ defines, and that has the same object before and after, is stale.
 
 from __future__ import annotations
 
-import ast
 import dis
 import re
 import symtable
@@ -15,8 +14,6 @@ import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
-
-from lib.check.source import parse
 
 _DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]*)?=(?!=)", re.MULTILINE)
 _begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its object so far
@@ -28,7 +25,7 @@ def watch(ipython: Any) -> None:
 
     def begins(info: Any) -> None:
         _begun.clear()
-        for name in _defined(info.raw_cell):
+        for name in _defined(re.sub(r"\A\s*%%(time|capture).*", "", info.raw_cell), ipython.transform_cell):
             if isinstance(x := ipython.user_ns.get(name), (FunctionType, type)):  # others may be large
                 _begun[name] = x
 
@@ -60,10 +57,10 @@ def sentence(answer: Callable) -> str:
     return ""
 
 
-def _defined(text: str) -> set[str]:
+def _defined(text: str, as_python: Callable[[str], str]) -> set[str]:
     """The names that a cell gives to something."""
     try:
-        names = symtable.symtable(ast.unparse(parse(text)), "", "exec").get_symbols()
+        names = symtable.symtable(as_python(text), "", "exec").get_symbols()
         return {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
     except (SyntaxError, ValueError):
         return {name for match in _DEFINED.findall(text) for name in match if name}
