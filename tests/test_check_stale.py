@@ -19,7 +19,7 @@ def cell(monkeypatch):
     shell = interactiveshell.InteractiveShell(history_manager=None)
     monkeypatch.setattr(shell, "showtraceback", lambda *args, **kwargs: None)
     monkeypatch.setattr(shell, "showsyntaxerror", lambda *args, **kwargs: None)
-    stale.watch(shell)
+    stale.watch_cells(shell)
 
     def run(text):
         shell.run_cell(text, store_history=True)

@@ -20,7 +20,7 @@ _begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its 
 _stale: dict[str, tuple[Any, str]] = {}  # name -> its object, error of the last cell that defines it
 
 
-def watch(ipython: Any) -> None:
+def watch_cells(ipython: Any) -> None:
     """From now on, note the cells of this notebook that fail."""
 
     def begins(info: Any) -> None:
@@ -72,4 +72,4 @@ def _globals(code: CodeType) -> set[str]:
 
 
 if ipython := "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
-    watch(ipython)
+    watch_cells(ipython)
