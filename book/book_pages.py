@@ -1,8 +1,10 @@
 """What Jupyter Book and its theme leave to do: pages that ask no other host for anything, in the book's own style."""
 
+import json
 import posixpath
 import re
 import shutil
+import sys
 from functools import cache
 from html import escape, unescape
 from pathlib import Path
@@ -11,6 +13,19 @@ from urllib.parse import urlsplit
 from docutils import nodes
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tools"))
+from alone import in_book  # noqa: E402
+
+
+def restore_links(app, docname, source):
+    """A notebook's text is for those who have it alone; a page has links to others, and what the site fills."""
+    if not app.env.doc2path(docname).endswith(".ipynb"):
+        return
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = in_book("".join(cell["source"]), f"{docname}.ipynb")
+    source[0] = json.dumps(notebook)
 
 
 def add_static_folders(app):
@@ -247,6 +262,7 @@ def setup(app):
     app.connect("config-inited", set_theme_options, priority=900)
     app.connect("config-inited", remove_thebe, priority=900)
     app.connect("builder-inited", add_static_folders)
+    app.connect("source-read", restore_links)
     app.connect("doctree-read", name_answers)
     app.connect("doctree-resolved", mark_options)
     app.connect("doctree-resolved", offer_links)

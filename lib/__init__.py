@@ -22,6 +22,15 @@ def __getattr__(name: str):
     return getattr(import_module(_HOME[name]), name)
 
 
+def _say_interrupted(result):
+    """After each cell: an import that Ctrl-C ended leaves half of a package, which Python cannot import again."""
+    import sys
+
+    for package in ("torch", "numpy"):
+        if package not in sys.modules and any(name.startswith(package + ".") for name in list(sys.modules)):
+            print(f"The import of {package} was interrupted: restart the kernel, then run the first cell again.")
+
+
 def ready(book):
     """Check for the first cell of a notebook that this kernel can run the book.
 
@@ -53,6 +62,8 @@ def ready(book):
         )
     from importlib import metadata
 
+    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
+        sys.modules["IPython"].get_ipython().events.register("post_run_cell", _say_interrupted)  # once
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -54,9 +54,9 @@ class Run(list):
 def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace: bool = False) -> Run:
     """Call `fn(world, *args)` on every rank, each in a separate process.
 
-    `fn` may be defined in a notebook cell. Output of the ranks appears in rank order, the output of rank 0 immediately.
-    Output of programs that they start does not appear: capture it (`subprocess.run(..., capture_output=True)`) and
-    print it.
+    `fn` may be defined in a notebook cell. Output of the ranks appears in rank order, the output of rank 0 immediately;
+    of a rank that prints more than 20 kB, the first 8 kB and the last 6 kB. Output of programs that they start does not
+    appear: capture it (`subprocess.run(..., capture_output=True)`) and print it.
 
     Args:
         fn: function of a `Group` (all ranks) and `args`.

@@ -126,12 +126,51 @@ def test_a_cell_above_the_imports_changes_no_strictness(given, said):
     assert ended.stdout.strip() == said, ended.stderr
 
 
-def test_in_colab_the_record_is_on_the_drive(monkeypatch, tmp_path):
+@pytest.fixture
+def drive(monkeypatch, tmp_path):
+    """A book, and a Drive that is not mounted yet: its folder is not there."""
     monkeypatch.undo()
     assert record.place() == ROOT / ".progress.json"
-    monkeypatch.setattr(record, "_DRIVE", tmp_path)
+    (tmp_path / "book").mkdir()
+    monkeypatch.setattr(record, "_BOOK", tmp_path / "book")
+    monkeypatch.setattr(record, "_DRIVE", tmp_path / "drive")
+    return tmp_path / "drive"
+
+
+def test_in_colab_the_record_is_on_the_drive(drive):
+    drive.mkdir()
     record.keep(find("01.1"), 2)
-    assert json.loads((tmp_path / "parallel-by-hand.progress.json").read_text())["01.1"]["points"] == 2
+    assert json.loads((drive / "parallel-by-hand.progress.json").read_text())["01.1"]["points"] == 2
+
+
+def test_a_drive_that_is_mounted_later_takes_nothing_away(drive):
+    """Nor one that already has a record, nor one that is gone again."""
+    record.keep(find("01.1"), 2)
+    record.keep(find("01.2"), 0)
+    drive.mkdir()
+    assert record.kept() == {"01.1": 1, "01.2": 0}, "before the next check, too"
+    on_drive = drive / "parallel-by-hand.progress.json"
+    on_drive.write_text(
+        '{"01.1": {"points": 1, "max": 2}, "01.2": {"points": 9, "max": 9}, "04.1": {"points": 1, "max": 2}}'
+    )
+    merged = {"01.1": 1, "01.2": 1, "04.1": 0.5}
+    assert record.kept() == merged
+    record.keep(find("03.1"), 0)
+    merged |= {"03.1": 0}
+    assert record.kept() == merged and json.loads(on_drive.read_text()).keys() == merged.keys()
+    on_drive.rename(drive.parent / "away")
+    drive.rmdir()
+    assert record.kept() == merged
+
+
+@pytest.mark.parametrize("spoilt", ["[]", "{", '{"01.1": {"points": "many", "max": 2}}'])
+def test_a_spoilt_record_in_one_place_is_left_alone_and_the_other_counts(drive, spoilt):
+    record.keep(find("01.1"), 2)
+    drive.mkdir()
+    on_drive = drive / "parallel-by-hand.progress.json"
+    on_drive.write_text(spoilt)
+    record.keep(find("01.3"), 0)
+    assert record.kept() == {"01.1": 1, "01.3": 0} and on_drive.read_text() == spoilt
 
 
 FAST = "01.3", "02.4", "03.1", "04.1", "06.3", "08.4", "11.2", "13.1"  # no wrong program of these lets ranks wait

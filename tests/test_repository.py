@@ -137,7 +137,7 @@ def test_notebook_has_its_setup_cell_and_a_link_to_itself(path, repository):
     cells = nbformat.read(path, as_version=4).cells
     first_code = next(cell for cell in cells if cell.cell_type == "code")
     wanted = read("tools/setup_cell.py").rstrip().replace("tools/setup_cell.py", name(path))
-    assert first_code.source == wanted
+    assert first_code.source == f"#@title Run this cell first\n{wanted}"
     assert first_code.metadata.tags[:1] == ["setup"]
     link = f"{repository.colab(repository.address())}/{name(path)}"
     assert f'<a class="colab" href="{link}">' in cells[0].source

@@ -102,12 +102,105 @@ def test_another_lib_that_is_imported_already_is_named(place):
     assert "Another package called lib is imported already" in result.stderr.splitlines()[-1]
 
 
+def zipped(path: Path, init: str = INIT, top: str = "parallel-by-hand/", **more: str) -> Path:
+    """A zip of the book with two files of its library, an exercise, and more."""
+    names = {"lib/__init__.py": init, "lib/more.py": "MORE = 1\n", "exercises/01.ipynb": "{}", **more}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in names.items():
+            archive.writestr(f"{top}{name}", text)
+    return path
+
+
 def test_zip_beside_the_notebook_is_unpacked(place):
-    with zipfile.ZipFile(place / "parallel-by-hand.zip", "w") as archive:
-        archive.writestr("parallel-by-hand/lib/__init__.py", INIT)
+    zipped(place / "parallel-by-hand.zip")
     init = place / "parallel-by-hand" / "lib" / "__init__.py"
     assert_quietly_found(run(place), init)
     assert_quietly_found(run(place), init)  # and a second run finds what the first unpacked
+    assert (place / "parallel-by-hand" / "exercises" / "01.ipynb").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "top"),
+    [
+        ("parallel-by-hand (1).zip", "parallel-by-hand/"),
+        ("parallel-by-hand-2.zip", "parallel-by-hand/"),
+        ("parallel-by-hand copy.zip", "x/parallel-by-hand/"),
+        ("parallel-by-hand-main.zip", "parallel-by-hand-main/"),
+        ("parallel-by-hand.zip", ""),
+    ],
+)
+def test_a_zip_that_was_renamed_or_packed_again_is_unpacked(place, name, top):
+    zipped(place / name, top=top)
+    (place / "parallel-by-hand-pages.zip").write_bytes(b"the site, of which half is here")
+    assert_quietly_found(run(place), place / "parallel-by-hand" / "lib" / "__init__.py")
+
+
+@pytest.mark.parametrize(
+    "name", ["parallel-by-hand (1)", "parallel-by-hand/parallel-by-hand", "parallel-by-hand-main"]
+)
+def test_a_folder_that_the_system_unpacked_is_found(place, name):
+    init = book(place / name)
+    assert_quietly_found(run(place), init)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("name", ["parallel-by-hand.zip", "parallel-by-hand (1).zip"])
+def test_a_zip_that_is_still_uploading_is_named(place, name, keep):
+    whole = zipped(place / name).read_bytes()
+    (place / name).write_bytes(whole[: int(keep * len(whole))])
+    said = sentence(run(place))
+    assert said.startswith(f"ImportError: {name} ({int(keep * len(whole)):,} bytes) cannot be unpacked (")
+    assert said.endswith("wait until it is uploaded, or upload it again, then run this cell again.")
+    (place / name).write_bytes(whole)
+    assert_quietly_found(run(place), place / "parallel-by-hand" / "lib" / "__init__.py")
+
+
+def test_a_zip_with_a_broken_file_is_named_and_nothing_of_it_counts(place):
+    whole = bytearray(zipped(place / "parallel-by-hand.zip").read_bytes())
+    at = whole.index(b"parallel-by-hand/lib/more.py") + len("parallel-by-hand/lib/more.py")
+    whole[at : at + 4] = b"\xff" * 4
+    (place / "parallel-by-hand.zip").write_bytes(whole)
+    for _ in range(2):
+        assert "cannot be unpacked" in sentence(run(place))
+
+
+@pytest.mark.parametrize("lost", ["lib/__init__.py", "lib/more.py", "lib", "exercises/01.ipynb", "exercises"])
+def test_what_was_unpacked_by_half_is_completed(place, lost):
+    zipped(place / "parallel-by-hand.zip")
+    run(place)
+    folder = place / "parallel-by-hand"
+    (shutil.rmtree if (folder / lost).is_dir() else os.unlink)(folder / lost)
+    assert_quietly_found(run(place), folder / "lib" / "__init__.py")
+    assert {path.name for path in folder.rglob("*.*") if path.is_file()} >= {"__init__.py", "more.py", "01.ipynb"}
+
+
+def test_a_newer_zip_replaces_the_library_and_none_of_the_readers_files(place):
+    """In a kernel that has imported the older one, it asks for a restart."""
+    init = book(place / "parallel-by-hand")
+    (place / "parallel-by-hand" / "exercises").mkdir()
+    (place / "parallel-by-hand" / "exercises" / "01.ipynb").write_text("my answers")
+    (place / "parallel-by-hand" / ".progress.json").write_text("mine")
+    os.utime(init, (1, 1))
+    newer = INIT + "\nprint('newer')\n"
+    zipped(place / "parallel-by-hand (1).zip", newer, **{".progress.json": "of the zip"})
+    old = zipped(place / "parallel-by-hand.zip", "raise RuntimeError('the older zip')")
+    os.utime(old, (2, 2))
+    before = f"import sys; sys.path.insert(0, {str(place / 'parallel-by-hand')!r}); import lib\n"
+    assert sentence(run(place, before=before)) == (
+        "ImportError: parallel-by-hand (1).zip has a newer library, unpacked now: restart the kernel, then run this "
+        "cell first."
+    )
+    assert run(place).stdout == f"newer\nfound {init}\n"
+    assert (place / "parallel-by-hand" / "exercises" / "01.ipynb").read_text() == "my answers"
+    assert (place / "parallel-by-hand" / ".progress.json").read_text() == "mine"
+
+
+def test_an_older_zip_replaces_nothing(place):
+    zipped(place / "parallel-by-hand.zip")
+    run(place)
+    init = place / "parallel-by-hand" / "lib" / "__init__.py"
+    init.write_text(INIT + "\nprint('edited by the reader')\n")
+    assert run(place).stdout.startswith("edited by the reader\n")
 
 
 def git(source: Path, *commands: str) -> None:
@@ -251,3 +344,30 @@ def test_it_names_the_page_and_never_torch_as_something_to_install(place):
     assert "chapters/x.ipynb" in result.stdout
     assert "torch" not in "".join(line.partition("#")[0] for line in CELL.splitlines())
     assert "torch" not in lib.SMALL
+
+
+INTERRUPTED = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+sys.path.insert(0, sys.argv[1])
+ready = "import lib, sys; lib.ready(sys.argv[1])"
+for cell in [ready, ready, "print('fine')", "import torch", "import torch", "1 + 1"]:
+    print("---")
+    shell.run_cell(cell)
+"""
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy"])
+def test_after_an_interrupted_import_each_cell_says_that_only_a_restart_helps(place, package):
+    pytest.importorskip("IPython")
+    root = book(place).parents[1]
+    (place / package).mkdir()
+    (place / package / "half.py").touch()
+    (place / package / "__init__.py").write_text(f"import {package}.half\nraise KeyboardInterrupt\n")
+    if package == "numpy":
+        (place / "torch.py").write_text("import numpy")
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, root], cwd=place, capture_output=True, text=True)
+    cells = done.stdout.split("---\n")[1:]
+    said = f"The import of {package} was interrupted: restart the kernel, then run the first cell again.\n"
+    assert [cell.count(said) for cell in cells] == [0, 0, 0, 1, 1, 1], done.stdout + done.stderr

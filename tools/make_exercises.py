@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from notebooks import dress
+from notebooks import dress, fold, unfold
 from set_repository import ROOT
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -66,6 +66,7 @@ def _outside_functions(node: ast.AST):
 def exercise(solution, name: str):
     """The exercise notebook `exercises/name` for the notebook `solutions/name`."""
     cells, ids = [], set()
+    unfold(solution, f"solutions/{name}")
     for number, old in enumerate(solution.cells):
         tags, grading = old.metadata.get("tags", []), old.metadata.get("nbgrader", {})
         if "solution-only" in tags:
@@ -88,6 +89,7 @@ def exercise(solution, name: str):
     cells[0].source = re.sub("|".join(other), lambda match: other[match.group()], cells[0].source)
     notebook = nbformat.v4.new_notebook(cells=cells)
     dress(notebook, f"exercises/{name}")
+    fold(notebook, f"exercises/{name}")
     notebook.metadata["generated"] = f"from solutions/{name}; edit its .md there, then run make notebooks"
     nbformat.validate(notebook)
     return notebook

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import jupytext
 import nbformat
+from alone import alone, in_book
 from page_form import KINDS, kind, state_minutes
 from set_repository import ROOT, address, colab
 
 SETUP_CELL = ROOT / "tools" / "setup_cell.py"
 TITLE = "#@title "  # what Colab shows of a cell whose code is folded
+TITLES = KINDS | {"generated": "Run this cell first"}
 COLAB_LINK = re.compile(r'<a class="colab" href="[^"]*">.*?</a>')
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -81,18 +83,26 @@ def dress(notebook, path: str) -> None:
     notebook.nbformat, notebook.nbformat_minor = 4, 5
 
 
-def fold(notebook) -> None:
-    """Let the code of cells that have a kind start folded, in Colab under a title, in JupyterLab without one."""
+def fold(notebook, path: str) -> None:
+    """Give the notebook at `path` what a reader of it alone needs.
+
+    The code of cells that have a kind starts folded, in Colab under a title, in JupyterLab without one; no link is
+    relative.
+    """
     for cell in notebook.cells:
-        if cell.cell_type == "code" and kind(cell) in KINDS:
-            cell.source = f"{TITLE}{KINDS[kind(cell)]}\n{cell.source}"
+        if cell.cell_type == "markdown":
+            cell.source = alone(cell.source, path)
+        if cell.cell_type == "code" and kind(cell) in TITLES:
+            cell.source = f"{TITLE}{TITLES[kind(cell)]}\n{cell.source}"
             cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
 
 
-def unfold(notebook) -> None:
+def unfold(notebook, path: str) -> None:
     """Take back what `fold` did, in a source that was made from an .ipynb."""
     for cell in notebook.cells:
-        if cell.cell_type == "code" and kind(cell) in KINDS:
+        if cell.cell_type == "markdown":
+            cell.source = in_book(cell.source, path)
+        if cell.cell_type == "code" and kind(cell) in TITLES:
             cell.source = re.sub(rf"\A{TITLE}.*\n?", "", cell.source)
             cell.metadata.pop("cellView", None)
             cell.metadata.pop("jupyter", None)
@@ -114,14 +124,14 @@ def twins(source: Path) -> dict[Path, str]:
     stored = source.with_suffix(".ipynb")
     notebook = jupytext.reads(source.read_text(encoding="utf-8"), fmt="md:myst")
     path = stored.relative_to(ROOT).as_posix()
-    unfold(notebook)
+    unfold(notebook, path)
     try:
         state_minutes(notebook)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     dress(notebook, path)
     body = jupytext.writes(notebook, fmt="md:myst").split("\n---\n", 1)[1]
-    fold(notebook)
+    fold(notebook, path)
     if source.parent.name == "solutions":
         keep_outputs(notebook, stored)
     nbformat.validate(notebook)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lib.check import record
+from lib.check import record, stale
 from lib.check.exercise import Exercise
 from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, judge, new_seed
 
@@ -87,7 +87,7 @@ def verdict(
         record.keep(exercise, got)
     chosen = f'row="{row}", ' * bool(row) + ("" if points is None else f"points={points:g}, ")
     again = f"check({named}, {exercise.title}, {chosen}seed={seed})"
-    return _text(exercise, status, got, verdicts, again), status
+    return _text(exercise, status, got, verdicts, again, stale.sentence(answer)), status
 
 
 def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[str, str]:
@@ -172,9 +172,12 @@ def forget() -> None:
     _session.clear()
 
 
-def _text(exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str) -> str:
+def _text(
+    exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str, warning: str
+) -> str:
     row = f", row {exercise.row}" * bool(exercise.row)
     lines = [f"{status}  {exercise.id} {exercise.title}{row}   {points:g}/{exercise.points:g} points"]
+    lines += [f"  {warning}"] * bool(warning)
     if status == TODO:
         return "\n".join([*lines, f"  {verdicts[0].hint}"])
     printed = None

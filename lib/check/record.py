@@ -5,6 +5,7 @@ The file is for the reader, and not for a grade: every program can write into it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -25,25 +26,33 @@ def place() -> Path:
     return _DRIVE / f"parallel-by-hand{FILE}" if _DRIVE.is_dir() else _BOOK / FILE
 
 
+def _found() -> dict[Path, dict]:
+    """The record, and also that from before the Drive was mounted; a file that cannot be read stays unchanged."""
+    found: dict[Path, dict] = {}
+    for path in (place(), *[_BOOK / FILE] * (place().parent == _DRIVE)):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            found[path] = {i: entry for i, entry in entries.items() if _part(entry) >= 0}
+    return found
+
+
+def _best(*records: dict) -> dict[str, Any]:
+    """The best entry of each exercise; of two that are equal, the later one."""
+    return dict(sorted((item for one in records for item in one.items()), key=lambda item: _part(item[1])))
+
+
 def keep(exercise: Exercise, points: float) -> None:
     """Store the points, unless the record holds a larger fraction. No verdict depends on the record."""
-    try:
-        found = json.loads(place().read_text(encoding="utf-8")) if place().exists() else {}
-        new = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
-        if exercise.id not in found or _part(new) >= _part(found[exercise.id]):  # a homework has different points
-            found[exercise.id] = new
-            place().write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass  # a file that was edited by hand stays unchanged
+    new = {"points": points, "max": exercise.points, "when": time.strftime("%Y-%m-%d %H:%M")}
+    best = _best(*(found := _found()).values(), {exercise.id: new})  # a homework has different points
+    for path in found:  # all of them: the next session may not mount the Drive
+        with contextlib.suppress(OSError):
+            path.write_text(json.dumps(best, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def kept() -> dict[str, float]:
     """Exercise -> fraction of its points, 0 to 1, of all that were checked."""
-    try:
-        found = json.loads(place().read_text(encoding="utf-8"))
-        return {i: _part(entry) for i, entry in found.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
+    return {i: _part(entry) for i, entry in _best(*_found().values()).items()}
 
 
 def _part(entry: Any) -> float:

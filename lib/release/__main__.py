@@ -24,7 +24,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import nbformat
@@ -41,7 +41,6 @@ BOOK = Path(lib.__file__).resolve().parents[1]
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("grade", "release")
-_LINK = re.compile(r"\[(?P<text>[^][\n]*)\]\(\.\./(?P<path>(?:exercises|book)/[^)#\n]*)[^)\n]*\)")
 Files = dict[str, bytes]  # by their path in a zip
 
 
@@ -136,18 +135,9 @@ def handout(assignment: Assignment) -> Files:
     texts["README.md"] = readme(assignment, notebooks)
     texts["rubric.md"] = rubric(assignment)
     texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
+    chapters = {f"chapters/{path.name}": path.read_bytes() for path in sorted(BOOK.glob("chapters/*.ipynb"))}
     without = {k: v for k, v in library().items() if not k.startswith(tuple(f"lib/{n}/" for n in NOT_FOR_STUDENTS))}
-    return {name: text.encode() for name, text in texts.items()} | _chapters(texts) | without
-
-
-def _chapters(given: Collection[str]) -> Files:
-    """The chapters, whose links to files that are not given are text."""
-
-    def link(found: re.Match) -> str:
-        return found[0] if found["path"] in given else found["text"]
-
-    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(BOOK.glob("chapters/*.ipynb"))}
-    return {f"chapters/{name}": _LINK.sub(link, text).encode() for name, text in texts.items()}
+    return {name: text.encode() for name, text in texts.items()} | chapters | without
 
 
 def library() -> Files:

@@ -18,6 +18,7 @@ from lib.grade.assignment import Assignment, Question
 ASKED = "exercises"  # key in a notebook's metadata: its exercises, with their points
 _CHECK = re.compile(r'^check\("([^"]+)"', re.MULTILINE)
 _BEGIN = "    ### BEGIN SOLUTION"
+_BACKGROUND = re.compile(r"\[chapter \d+\]\([^)]*\)|<span [^>]*>chapter \d+</span>")  # the book's link to it
 _CALL = re.compile(r"^(check\(.*)\)$", re.MULTILINE)
 
 
@@ -116,12 +117,14 @@ def _title(
 ) -> str:
     chapter = re.search(r"^# (.*?)(?:: (?:exercises|solutions))?$", old, re.MULTILINE)
     subject = chapter[1] if chapter else name
+    background = _BACKGROUND.search(old)
     asked = _count("exercise", points.values())
     asked += f", and {_count('question', (one.points for one in questions.values()))}" if questions else ""
     due = f", due {assignment.due:%A, %d %B %Y, %H:%M %Z}" if assignment.due else ""
     return (
         f"# {assignment.title}\n\n{subject}: {asked}{due}.\n\n"
-        f"The background is in [chapter {int(name[:2])}](../chapters/{name}). Hand in this file, with its name."
+        f"The background is in {background[0] if background else f'chapter {int(name[:2])}'}. Hand in this file, with "
+        "its name."
     )
 
 

@@ -1,10 +1,10 @@
 """Output of the ranks: written to files in the rank, shown by the process that started it.
 
 The problem: four ranks that print at the same time mix their lines. A rank that prints a million lines fills the disk
-and slows down the notebook, which must store all of them.
-The idea: each rank writes to its own file, up to its share, and keeps the last lines. The process that started the
-ranks shows the lines of rank 0 as they come and those of the other ranks at the end, in rank order, labelled with the
-rank.
+and the notebook, which must store all of them.
+The idea: each rank writes its lines, labelled with the rank, to a file, and when that is full to a second one, which
+keeps the last lines. The process that started the ranks shows the first file of rank 0 as it grows, and all others at
+the end, in rank order.
 """
 
 from __future__ import annotations
@@ -18,63 +18,65 @@ import sys
 
 from lib.runtime import headroom
 
-MOST_BYTES = 4 * headroom.MB  # that the ranks of a run may print together; more makes a browser slow
-_LAST_BYTES = 2000  # kept from the end of the omitted output
+FIRST_BYTES, LAST_BYTES = 8000, 6000  # kept of a rank's output; up to twice the last, before some of it is left out
+BAR_BYTES = 500_000  # of the progress bars of rank 0, which a screen replaces by the next
 
 
 class Writer(io.RawIOBase):
-    """A file that takes the first `most_bytes` and, when it is closed, the last lines.
+    """Two files with the output of a rank: `path` takes the first bytes, `path` + "end" keeps the last lines.
 
     Args:
-        path: file to write.
-        most_bytes: its limit.
-        whose: the rank's name in the sentence at the cut.
+        path: of the first file.
+        rank: the rank.
     """
 
-    def __init__(self, path: str, most_bytes: int, whose: str) -> None:
-        self._file = open(path, "wb", buffering=0)
-        self._left_bytes, self._most_bytes, self._whose = most_bytes, most_bytes, whose
-        self._out_bytes, self._last = 0, b"\n"
+    def __init__(self, path: str, rank: int) -> None:
+        self._label = f"rank {rank} | ".encode()
+        self._first, self._end = open(path, "wb", buffering=0), open(f"{path}end", "wb", buffering=0)
+        self._left_bytes, self._bar_bytes = FIRST_BYTES, BAR_BYTES * (rank == 0)
+        self._last, self._out_bytes = bytearray(), 0
+        self._before, self._gap = b"\n", b""  # the last letter printed; what ends the last line of the first file
 
     def writable(self) -> bool:
         return True
 
     def write(self, data) -> int:
-        size = len(data)
-        if not size:
-            return 0
-        if not self._out_bytes:
-            if size <= self._left_bytes:
-                self._left_bytes -= size
-                self._file.write(data)
-                self._last = bytes(data[-1:])
-                return size
-            data = bytes(data)
-            kept = data[: data.rfind(b"\n", 0, self._left_bytes) + 1]
-            if not kept and size > _LAST_BYTES:  # a line without end
-                kept = data[: self._left_bytes]
-            share = headroom.size_text(self._most_bytes)
-            sentence = f"... cut here: {self._whose} has printed {share}, its share ...\n"
-            in_line = (kept or self._last)[-1:] not in b"\r\n"
-            self._file.write(kept + b"\n" * in_line + sentence.encode())
-            data, self._last = data[len(kept) :], b""
-        self._out_bytes += len(data)
-        self._last = (self._last + bytes(data[-_LAST_BYTES:]))[-_LAST_BYTES:]
-        return size
+        data = bytes(data)
+        lines = self._before + data  # a label comes before the first letter of a line
+        text = re.sub(rb"(?<=[\n\r])(?=[^\n\r])", self._label, lines)[1:]
+        self._before = lines[-1:]
+        if self._left_bytes and b"\r" in text and len(text) <= self._bar_bytes:
+            self._bar_bytes -= len(text)
+            self._write_first(text)
+        else:
+            self._keep(text)
+        return len(data)
 
-    def finish(self) -> None:
-        """Write how much was left out, and the last lines."""
-        if self._out_bytes:
-            _, newline, lines = self._last.partition(b"\n")
-            last = lines if newline and lines else self._last
-            left_out = self._out_bytes - len(last)
-            self._file.write(f"... {headroom.size_text(left_out)} left out; the last lines: ...\n".encode() + last)
-            self._out_bytes, self._left_bytes = 0, 0
+    def _write_first(self, text: bytes) -> None:
+        self._first.write(text)
+        self._gap = self._gap if not text else b"" if text[-1:] in b"\r\n" else b"\n"
 
-
-def shares(world_size: int) -> int:
-    """Bytes that each rank may print."""
-    return MOST_BYTES // world_size
+    def _keep(self, text: bytes) -> None:
+        if self._left_bytes:
+            fits = text if len(text) <= self._left_bytes else text[: text.rfind(b"\n", 0, self._left_bytes) + 1]
+            if not fits and len(text) > LAST_BYTES:  # a line without end
+                fits = text[: self._left_bytes].decode(errors="ignore").encode()
+            self._write_first(fits)
+            text = text[len(fits) :]
+            self._left_bytes = 0 if text else self._left_bytes - len(fits)
+        self._last += text
+        if len(self._last) <= 2 * LAST_BYTES:
+            self._end.write(text)
+            return
+        most = len(self._last) - LAST_BYTES
+        cut = self._last.find(b"\n", most - 1, -1) + 1 or most
+        self._out_bytes += cut - len(self._label) * self._last.count(self._label, 0, cut)
+        in_line = self._last[cut - 1 : cut] != b"\n"
+        del self._last[:cut]
+        sentence = b"%s... %s left out ...\n" % (self._label, headroom.size_text(self._out_bytes).encode())
+        self._end.seek(0)
+        self._end.truncate()
+        self._end.write(self._gap + sentence + self._label * in_line + self._last)
 
 
 class Reader:
@@ -87,39 +89,33 @@ class Reader:
 
     def __init__(self, folder: str, world_size: int) -> None:
         self._folder, self._size = folder, world_size
-        self._shown_bytes = 0  # of rank 0's file
+        self._shown_bytes, self._last = 0, "\n"  # of rank 0's first file; the last letter shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at_line_start = True
 
     def show_rank_0(self) -> None:
-        """Show the lines that rank 0 printed since the last call."""
+        """Show what is new in the first file of rank 0."""
         _show(self._rank_0())
 
     def show_all(self) -> None:
         """Show the rest of rank 0's lines, then the other ranks', in one piece: a notebook stores one output."""
-        others = (self._labelled(rank, self._read(rank).decode(errors="replace")) for rank in range(1, self._size))
-        _show(self._rank_0() + "".join(others))
+        text = self._rank_0() + self._decoder.decode(self._read("out0end"))
+        for rank in range(1, self._size):
+            lines = (self._read(f"out{rank}") + self._read(f"out{rank}end")).decode(errors="replace")
+            text += "\n" * (lines > "" and (text or self._last)[-1] not in "\n\r") + lines
+        _show(text)
 
     def _rank_0(self) -> str:
-        new = self._read(0, self._shown_bytes)
+        new = self._read("out0", self._shown_bytes)
         self._shown_bytes += len(new)
-        return self._labelled(0, self._decoder.decode(new))
+        text = self._decoder.decode(new)
+        self._last = (self._last + text)[-1]
+        return text
 
-    def _read(self, rank: int, start: int = 0) -> bytes:
-        with contextlib.suppress(OSError), open(os.path.join(self._folder, f"out{rank}"), "rb") as file:
+    def _read(self, name: str, start: int = 0) -> bytes:
+        with contextlib.suppress(OSError), open(os.path.join(self._folder, name), "rb") as file:
             file.seek(start)
             return file.read()
         return b""
-
-    def _labelled(self, rank: int, text: str) -> str:
-        """The text with the rank's label before each line; it continues the text labelled earlier."""
-        if not text:
-            return ""
-        goes_on = rank == 0 and not self._at_line_start
-        start = r"(?<=[\n\r])(?=[^\n\r])" if goes_on else r"(?:^|(?<=[\n\r]))(?=[^\n\r])"
-        before = "" if self._at_line_start or goes_on else "\n"
-        self._at_line_start = text[-1] in "\n\r"
-        return before + re.sub(start, f"rank {rank} | ", text)
 
 
 def _show(text: str) -> None:

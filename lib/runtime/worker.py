@@ -74,7 +74,7 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
     """Run one rank from start to end."""
     global in_rank
     in_rank = True
-    out = _leave_the_terminal(folder, rank, world_size)
+    _leave_the_terminal(folder, rank)
     table = calls.table = call_table.CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(questions, folder), daemon=True).start()
     try:
@@ -85,7 +85,6 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
     with suppress(Exception):  # a full disk, or a closed stdout: the outcome matters more
         sys.stdout.flush()
         sys.stderr.flush()
-        out.finish()
     conn.send(outcome)
     if outcome.kind != "ok":
         os._exit(1)  # immediately: the peers that wait for this rank must notice
@@ -160,7 +159,7 @@ def _kind(result: object) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _leave_the_terminal(folder: str, rank: int, world_size: int) -> output.Writer:
+def _leave_the_terminal(folder: str, rank: int) -> None:
     """Start a process group, ignore Ctrl-C (the parent handles it), and send C++ output and prints to two files."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory runs out, the system ends a rank, not the notebook
@@ -173,9 +172,8 @@ def _leave_the_terminal(folder: str, rank: int, world_size: int) -> output.Write
     os.dup2(noise, 2)
     os.close(noise)
     faulthandler.enable(open(2, "w", closefd=False), all_threads=False)
-    out = output.Writer(os.path.join(folder, f"out{rank}"), output.shares(world_size), f"rank {rank}")
+    out = output.Writer(os.path.join(folder, f"out{rank}"), rank)
     sys.stdout = sys.stderr = io.TextIOWrapper(out, "utf-8", "backslashreplace", line_buffering=True)
-    return out
 
 
 def _obey(questions, folder: str) -> None:

@@ -1,0 +1,75 @@
+"""Whether an answer is an earlier version, because the last cell that defines it failed.
+
+The problem: after a SyntaxError, a name still has the function of an earlier run, and a check would judge that one.
+The idea: IPython announces each cell before and after it runs, in JupyterLab, Colab and VS Code. A name that a cell
+defines, and that has the same object before and after, is stale.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import symtable
+import sys
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+_DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]*)?=(?!=)", re.MULTILINE)
+_begun: dict[str, Any] = {}  # name that the cell which now runs defines -> its object so far
+_stale: dict[str, tuple[Any, str]] = {}  # name -> its object, error of the last cell that defines it
+
+
+def watch_cells(ipython: Any) -> None:
+    """From now on, note the cells of this notebook that fail."""
+
+    def begins(info: Any) -> None:
+        _begun.clear()
+        for name in _defined(re.sub(r"\A\s*%%(time|capture).*", "", info.raw_cell), ipython.transform_cell):
+            if isinstance(x := ipython.user_ns.get(name), (FunctionType, type)):  # others may be large
+                _begun[name] = x
+
+    def ends(result: Any) -> None:
+        error = result and (result.error_before_exec or result.error_in_exec)
+        for name, before in _begun.items():
+            # Where a cell `f = g` succeeds, it may be the same function; `%%time` succeeds also after an error.
+            is_def = result and re.search(rf"^(async +)?(def|class) +{name}\b", result.info.raw_cell, re.MULTILINE)
+            if ipython.user_ns.get(name) is before and (error or result is None or is_def):
+                _stale[name] = before, f" ({type(error).__name__})" if error else ""
+            else:
+                _stale.pop(name, None)
+
+    ipython.events.register("pre_run_cell", begins)
+    ipython.events.register("post_run_cell", ends)
+
+
+def sentence(answer: Callable) -> str:
+    """Which cell failed, if the answer or a function that it uses is stale; else ""."""
+    found: list[Any] = [answer]
+    for one in found:  # the list grows by what this one uses
+        if name := next((name for name, (x, _) in _stale.items() if x is one), ""):
+            return (
+                f"The last cell that defines {name} failed{_stale[name][1]}, so {name} is still the earlier version: "
+                "correct that cell and run it, then check again."
+            )
+        if isinstance(one, FunctionType) and one.__module__ == "__main__":
+            found += [x for x in map(one.__globals__.get, _globals(one.__code__)) if callable(x) and x not in found]
+    return ""
+
+
+def _defined(text: str, as_python: Callable[[str], str]) -> set[str]:
+    """The names that a cell gives to something."""
+    try:
+        names = symtable.symtable(as_python(text), "", "exec").get_symbols()
+        return {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+    except (SyntaxError, ValueError):
+        return {name for match in _DEFINED.findall(text) for name in match if name}
+
+
+def _globals(code: CodeType) -> set[str]:
+    inner = (_globals(const) for const in code.co_consts if isinstance(const, CodeType))
+    return {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}.union(*inner)
+
+
+if ipython := "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
+    watch_cells(ipython)

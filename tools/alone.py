@@ -1,0 +1,75 @@
+"""A page's text in a notebook that is opened alone, in Colab or from a mail: nothing in it needs the rest of the book.
+
+A link to another page leads to the site; as long as the site has no address, it is words, and names its page where the
+mouse rests on it. `{cards}`, which the site fills, is a list of the chapters. The book reads the notebooks, and takes
+both back. The .md has the links as they are written, which Git's pages follow.
+"""
+
+import posixpath
+import re
+from html import escape, unescape
+
+from set_repository import PLACEHOLDER, ROOT, address, branch, pages
+
+CODE = r"^```.*?^```|`[^`]+`|\$\$.*?\$\$|\$[^$\n]+\$"
+WORDS = r"(?:[^][]|\[[^][]*\])+"
+LINK = re.compile(
+    rf"(?P<code>{CODE})|(?<!!)\[(?P<words>{WORDS})\]\((?![a-z]+:)(?P<to>[^()\s]+)\)"
+    r'|<a href="(?![a-z]+:)(?P<href>[^"]*)">(?P<inner>.*?)</a>',
+    re.DOTALL | re.MULTILINE,
+)
+NAMED = re.compile(r'<(span|a) title="([^"]*)">(.*?)</\1>', re.DOTALL)  # span: of a Markdown link
+CARDS = "```{cards}\n```"
+LIST = ("<!-- cards -->\n\n", "\n\n<!-- end of cards -->")
+
+
+def alone(text: str, path: str) -> str:
+    """The Markdown for the notebook at `path`."""
+
+    def lead(match: re.Match) -> str:
+        if match["code"]:
+            return match[0]
+        words, to = match["words"] or match["inner"], match["to"] or match["href"]
+        if address() == PLACEHOLDER:
+            tag = "span" if match["to"] else "a"
+            return f'<{tag} title="{escape(to)}">{words}</{tag}>'
+        to = online(to, path)
+        return f"[{words}]({to})" if match["to"] else f'<a href="{to}">{words}</a>'
+
+    return LINK.sub(lead, text.replace(CARDS, chapters().join(LIST)))
+
+
+def in_book(text: str, path: str) -> str:
+    """The Markdown that `alone` had made the text from."""
+    text = re.sub(rf"{LIST[0]}.*?{LIST[1]}", CARDS.replace("\\", r"\\"), text, flags=re.DOTALL)
+    text = NAMED.sub(
+        lambda m: f"[{m[3]}]({unescape(m[2])})" if m[1] == "span" else f'<a href="{unescape(m[2])}">{m[3]}</a>', text
+    )
+    ours = rf"({re.escape(pages(address()))}/|{re.escape(address())}/blob/{re.escape(branch())}/)([^)\"\s]+)"
+    return re.sub(ours, lambda m: relative(m[2], path), text)
+
+
+def online(to: str, path: str) -> str:
+    """The address of a page of the site, or of a file of the repository."""
+    to, _, part = to.partition("#")
+    to = posixpath.normpath(posixpath.join(posixpath.dirname(path), to)) if to else path
+    page, kind = posixpath.splitext(to)
+    if kind not in (".ipynb", ".md") or "/" not in page:
+        return f"{address()}/blob/{branch()}/{to}"
+    return f"{pages(address())}/{page}.html" + f"#{part}" * bool(part)
+
+
+def relative(to: str, path: str) -> str:
+    """What `online` made the end of an address from."""
+    to, _, part = to.partition("#")
+    to = to.replace(".html", ".md" if to.startswith("book/") else ".ipynb")
+    if to == path and part:
+        return f"#{part}"
+    return posixpath.relpath(to, posixpath.dirname(path)) + f"#{part}" * bool(part)
+
+
+def chapters() -> str:
+    """The chapters as a list of links."""
+    pages = sorted(ROOT.glob("chapters/[0-9][0-9]_*.md"))[1:]
+    titles = [re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1] for page in pages]
+    return "\n".join(f"{int(p.name[:2])}. [{t}]({p.stem}.ipynb)" for p, t in zip(pages, titles, strict=True))
