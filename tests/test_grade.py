@@ -824,7 +824,7 @@ def test_a_disk_of_its_own(tmp_path):
         inside.mkdir()
 
         def write(n_bytes):
-            sight.limit_disk([folder], str(inside), USER, 2**20)
+            sight.own_disk([folder], str(inside), USER, 2**20)
             for place in (folder, inside):
                 (Path(place) / "x").write_bytes(bytes(n_bytes))
 

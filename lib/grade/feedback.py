@@ -20,16 +20,17 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
         words: question -> points that a person entered.
     """
     most = assignment.max_score + assignment.points_by_hand
-    lines = [f"# {assignment.title}: {given['student']}", "", f"**{total:g} of {most:g} points**"]
+    name = given["student"].replace("<", "&lt;")  # a tag of HTML is text
+    lines = [f"# {assignment.title}: {name}", "", f"**{_points(total)} of {_points(most)} points**"]
     if given["days_late"]:
         lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:g}."
-    lines += ["", *(f"- {note}" for note in given["notes"] if not note.startswith(REVIEW))]
+    lines += ["", *(f"- {note}".replace("<", "&lt;") for note in for_student(given["notes"]))]
     for exercise in assignment.exercises:
         rows = [row for row in given["results"] if row["exercise"] == exercise.id]
         got = sum(row["points"] for row in rows)
         row = next((one["row"] for one in rows), "")
         name = f"{exercise.id} {exercise.title}" + f", row {row}" * bool(row)
-        lines += ["", f"## {name}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
+        lines += ["", f"## {name}: {_points(got)} of {assignment.points[exercise.id]:g} points", ""]
         lines += [f"    {line}".rstrip() for line in _verdict(rows)]
     for name, asked in assignment.by_hand.items():
         got = f"{words[name]:g} of {asked.points:g} points" if name in words else "not graded yet"
@@ -37,13 +38,27 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     return "\n".join(lines) + "\n"
 
 
+def for_student(notes: list[str]) -> list[str]:
+    """The notes that the student may see."""
+    return [note for note in notes if not note.startswith(REVIEW)]
+
+
+def seen(row: dict[str, Any]) -> tuple[str, str]:
+    """The name of a case and its hint, as the student may see them: a hint may have the inputs of a hidden case."""
+    return ("a hidden case", "") if row["hidden"] else (row["case"], row["hint"])
+
+
+def _points(x: float) -> str:
+    return f"{round(x, 2):.10g}"
+
+
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     printed = None
     for row in rows:
-        name = "a hidden case" if row["hidden"] else row["case"]
+        name, hint = seen(row)
         lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}")
-        if row["hint"] and not row["hidden"] and row["hint"] != printed:
-            printed = row["hint"]
+        if hint and hint != printed:
+            printed = hint
             lines += [f"    {line}" for line in printed.splitlines()]
     return lines

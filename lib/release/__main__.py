@@ -41,6 +41,8 @@ BOOK = Path(lib.__file__).resolve().parents[1]
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("grade", "release")
+CHECKERS = "lib/check/exercises"
+_IMPORTED = re.compile(r"from lib\.check\.exercises\.(\w+) import")
 _LINK = re.compile(r"\[(?P<text>[^][\n]*)\]\(\.\./(?P<path>(?:exercises|book)/[^)#\n]*)[^)\n]*\)")
 Files = dict[str, bytes]  # by their path in a zip
 
@@ -136,8 +138,21 @@ def handout(assignment: Assignment) -> Files:
     texts["README.md"] = readme(assignment, notebooks)
     texts["rubric.md"] = rubric(assignment)
     texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
-    without = {k: v for k, v in library().items() if not k.startswith(tuple(f"lib/{n}/" for n in NOT_FOR_STUDENTS))}
-    return {name: text.encode() for name, text in texts.items()} | _chapters(texts) | without
+    without, checkers = tuple(f"lib/{name}/" for name in NOT_FOR_STUDENTS), _checkers(assignment)
+    given = {k: v for k, v in library().items() if not k.startswith(without)}
+    given = {k: v for k, v in given.items() if not k.startswith(f"{CHECKERS}/") or Path(k).stem in checkers}
+    return {name: text.encode() for name, text in texts.items()} | _chapters(texts) | given
+
+
+def _checkers(assignment: Assignment) -> set[str]:
+    """The checkers of a homework's exercises, and what these import: they have right programs, as the others have."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (BOOK / CHECKERS).glob("*.py")}
+    own = tuple(f"e{e.id.replace('.', '_')}_" for e in assignment.exercises)
+    needed, left = {"__init__"}, {name for name in texts if name.startswith(own)}
+    while left:
+        needed |= left
+        left = {name for one in left for name in _IMPORTED.findall(texts[one])} - needed
+    return needed
 
 
 def _chapters(given: Collection[str]) -> Files:
