@@ -19,38 +19,10 @@ from typing import Any
 
 MOST_CODE = 2**20  # letters in all code cells of a notebook; to parse them takes about 600 MB
 _FOR_IPYTHON = re.compile(r"^\s*(\w+\s*=\s*)?[%!?]|^\s*[\w.]+\?{1,2}\s*$")
-_PERHAPS_ODD = re.compile("[^ -~]")
 _QUESTION = re.compile(r"\*\*([\w-]+)\*\* \(")
 _LOST = re.compile(r"NameError: name '(\w+)' is not defined")
 # With constants in them, calls of these are constants: `torch.tensor([1, 2])`, `float("inf")`.
-_KNOWN = {
-    "np",
-    "numpy",
-    "torch",
-    "math",
-    "float",
-    "int",
-    "complex",
-    "bool",
-    "str",
-    "list",
-    "tuple",
-    "dict",
-    "set",
-    "range",
-}
-_OF_CONSTANTS = (
-    ast.Constant,
-    ast.Name,
-    ast.Attribute,
-    ast.Call,
-    ast.keyword,
-    ast.Subscript,
-    ast.Slice,
-    ast.List,
-    ast.Tuple,
-)
-_OF_CONSTANTS += (ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.expr_context)
+_KNOWN = {*"np numpy torch math float int complex bool str list tuple dict set range".split()}
 YOUR_ANSWER = "*Your answer.*"  # what is in the place of an answer in words
 PROGRESS = "## Your progress"  # the section after the last question
 
@@ -134,16 +106,14 @@ class Answer:
 def printable(text: str, lines: bool = False) -> str:
     """With an escape for each letter that is not seen: codes of terminals, marks of direction, bytes that are no UTF-8.
 
-    Args:
-        text: that a student wrote.
-        lines: it may have several, and tabs.
+    With `lines`, the text may have several, and tabs.
     """
-    text = text.replace("\r\n", "\n") if lines else text
-    return _PERHAPS_ODD.sub(lambda found: found[0] if _is_seen(found[0], lines) else ascii(found[0])[1:-1], text)
 
+    def seen(letter: str) -> str:
+        is_seen = letter.isprintable() or unicodedata.category(letter) == "Zs" or (lines and letter in "\n\t")
+        return letter if is_seen else ascii(letter)[1:-1]
 
-def _is_seen(letter: str, lines: bool) -> bool:
-    return letter.isprintable() or unicodedata.category(letter) == "Zs" or (lines and letter in "\n\t")
+    return re.sub("[^ -~]", lambda found: seen(found[0]), text.replace("\r\n", "\n") if lines else text)
 
 
 def read_notebook(path: str) -> Notebook:
@@ -268,15 +238,14 @@ def _is_stub(statement: ast.stmt) -> bool:
 def _is_constant(value: ast.expr | None) -> bool:
     """Of constants in capitals, literals, arithmetic and calls of libraries: `[1, 2]`, `MB * 25`, `np.float64(1)`."""
     return value is not None and all(
-        isinstance(node, _OF_CONSTANTS)
-        and (not isinstance(node, ast.Name) or node.id in _KNOWN or node.id.isupper())
-        and (not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Pow) or _is_small_power(node))
+        node.id in _KNOWN or node.id.isupper() if isinstance(node, ast.Name) else not _is_large_power(node)
         for node in ast.walk(value)  # which is no recursion: a sum may be long
     )
 
 
-def _is_small_power(node: ast.BinOp) -> bool:
-    return all(isinstance(side, ast.Constant) and side.value in range(10_000) for side in (node.left, node.right))
+def _is_large_power(node: ast.AST) -> bool:
+    sides = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else []
+    return not all(isinstance(side, ast.Constant) and side.value in range(10_000) for side in sides)
 
 
 def _is_other_name(value: ast.expr | None) -> bool:

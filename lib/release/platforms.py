@@ -129,7 +129,7 @@ OTTER_TEST = """try:
     from lib.check import verdict
     text, status = verdict("{}", {}, points={:g})
 except ImportError as error:
-    text = status = f"NOT GRADED: the book's library is not installed where otter runs: pip install it there ({{error}})"
+    text = status = f"Not graded: the book's library is not installed where otter runs, and must be ({{error}})."
 print(status if status == "PASS" else text)"""
 # Students get the lines between the quotes in place of the answer.
 OTTER_STUB = r'''\1# END SOLUTION
