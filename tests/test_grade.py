@@ -994,18 +994,18 @@ def test_no_letter_that_steers_a_terminal_reaches_a_teacher(course, capsys):
     cells = [{"cell_type": "markdown", "source": text} for text in ("**why** (5 points). Why?", ODD)]
     wrong = first(f"raise ValueError({ODD!r})")
     write_notebook(course / "submissions" / ODD / f"{ODD}.ipynb", [*wrong, "def (", *cells])
-    (course / "roster.txt").write_text(f"ann\n=ben\n{ODD}2\n")
+    (course / "roster.txt").write_text(f"ann\n=ben\n{ODD[1:].replace(chr(13), '')}\n")
     write_notebook(course / "submissions" / "<b>eve" / "03.ipynb", [SETUP])
     code, rows = grade_course(course, "--roster", str(course / "roster.txt"))
     files = [path for path in (course / "grades").rglob("*") if path.is_file()]
-    assert code == 0 and len(files) > 9 and SEEN in rows and f"{SEEN}2" in rows
+    assert code == 0 and len(files) > 9 and SEEN in rows and SEEN[1:].replace("\\r", "") in rows
     assert not [path.name for path in files if not is_seen(path.name) or not is_seen(path.read_text())]
     assert is_seen("".join(capsys.readouterr()))
     by_hand = {row["student"]: row["text"] for row in read_sheet(course / "grades" / "by_hand.csv")}
     assert by_hand[SEEN] == SEEN
     told = (course / "grades" / "feedback" / f"{Submission('<b>eve').file_name}.md").read_text()
     assert "# Homework: &lt;b>eve" in told and "<b>" not in told
-    (course / "times.csv").write_text(f"student,time\n{ODD}3,2027-03-02T13:00:00+00:00\n")
+    (course / "times.csv").write_text(f"student,time\n{ODD[:4]},2027-03-02T13:00:00+00:00\n")
     assert main(arguments(course, "--times", str(course / "times.csv"))) == 2
     assert is_seen(capsys.readouterr().err)
 
@@ -1025,7 +1025,7 @@ def test_ten_megabytes_of_words_are_cut(course):
     write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, *cells])
     by_hand = course / "grades" / "by_hand.csv"
     assert grade_course(course)[0] == 0
-    assert by_hand.stat().st_size < 30_000 and "… (9,979,999 more letters)" in by_hand.read_text()
+    assert by_hand.stat().st_size < 30_000 and "… (9,980,000 more letters)" in by_hand.read_text()
     by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
     assert "changed" not in grade_course(course)[1]["ann"]["look at it because"]
 
@@ -1044,12 +1044,9 @@ def test_of_two_notebooks_the_newest_counts(course):
     write_notebook(folder / "03.ipynb", [SETUP, RIGHT, why[0], why[1] | {"source": "New."}])
     write_notebook(folder / "final-10.ipynb", [SETUP, wrong, *why])
     write_notebook(folder / "final-9.ipynb", [SETUP, wrong, *why])
-    for names, newest in (
-        (("final-10.ipynb", "final-9.ipynb"), "03.ipynb"),
-        (("03.ipynb", "final-9.ipynb"), "final-10"),
-    ):
+    for newest in ("03.ipynb", "final-10.ipynb"):
         for path in folder.iterdir():
-            os.utime(path, (1e9 + 9 * (path.name not in names),) * 2)
+            os.utime(path, (1e9 + 9 * (path.name == newest),) * 2)
         row = grade_course(course)[1]["ann"]
         assert f"in 3 notebooks; {newest}" in row["look at it because"], row
         assert f"why is answered in several notebooks; {newest}" in row["look at it because"]
@@ -1076,10 +1073,9 @@ def test_points_of_cases_have_two_decimals_and_add_up(points, count):
 
 def test_points_that_are_shown_have_two_decimals_and_add_up(course):
     """A third of 5 points, and a late day: in the tables, to the student, and on platforms."""
+    late = {"percent_per_day": 33.333, "max_days": 2}
     asked = json.loads((course / "hw.json").read_text())
-    (course / "hw.json").write_text(
-        json.dumps(asked | {"exercises": {"03.1": 5}, "late": {"percent_per_day": 33.333, "max_days": 2}})
-    )
+    (course / "hw.json").write_text(json.dumps(asked | {"exercises": {"03.1": 5}, "late": late}))
     (course / "cases.py").write_text(CASES.replace("(3,)", "(3, 4, 5)"))
     (course / "times.csv").write_text("student,time\nann,2027-03-02T11:00:00+00:00\n=ben,2027-03-01T11:00:00+00:00\n")
     third = RIGHT.replace('comm.all_reduce(g, group, op="mean")', "comm.all_reduce(g, group) / 3")
@@ -1087,7 +1083,7 @@ def test_points_that_are_shown_have_two_decimals_and_add_up(course):
     row = grade_course(course, "--times", str(course / "times.csv"))[1]["ann"]
     assert (row["03.1"], row["raw"], row["score"]) == ("1.67", "1.67", "1.11")
     told = (course / "grades" / "feedback" / "ann.md").read_text()
-    assert not re.search(r"\d\.\d{3}(?! *;)", told.replace("0.66667", "")), told
+    assert re.findall(r"([\d.]+) of [\d.]+ points", told) == ["1.11", "1.67"]
     given = json.loads((course / "grades" / "students" / "ann.json").read_text())
     assert [r["max"] for r in given["results"]] == [1.67, 1.66, 1.67]
     seen = gradescope(given)
@@ -1104,7 +1100,7 @@ def test_a_constant_of_a_library_is_one_and_what_a_line_computes_is_named(course
     """As in nbgrader, which runs the notebook; what is not run has a sentence."""
     uses = RIGHT.replace(', op="mean")', ") * SCALE / group.size")
     imports = "import numpy as np\nimport math"
-    for constant in ("np.float64(1)", "float('1') * math.cos(0)", "torch.ones(3)[0]", "np.arange(3)[1] ** 2"):
+    for constant in ("np.float64(1)", "float('1') * math.cos(0)", "torch.ones(3)[0]", "np.arange(3)[1] / 1"):
         write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, imports, f"SCALE = {constant}", uses])
         assert grade_course(course)[1]["ann"]["raw"] == "4.0", constant
     write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, "for SCALE in (1,): pass", uses])

@@ -23,7 +23,7 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     name = given["student"].replace("<", "&lt;")  # a tag of HTML is text
     lines = [f"# {assignment.title}: {name}", "", f"**{_points(total)} of {_points(most)} points**"]
     if given["days_late"]:
-        lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:g}."
+        lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:.4g}."
     lines += ["", *(f"- {note}".replace("<", "&lt;") for note in for_student(given["notes"]))]
     for exercise in assignment.exercises:
         rows = [row for row in given["results"] if row["exercise"] == exercise.id]
