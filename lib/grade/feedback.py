@@ -21,16 +21,16 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     """
     most = assignment.max_score + assignment.points_by_hand
     name = given["student"].replace("<", "&lt;")  # a tag of HTML is text
-    lines = [f"# {assignment.title}: {name}", "", f"**{_points(total)} of {_points(most)} points**"]
+    lines = [f"# {assignment.title}: {name}", "", f"**{total:g} of {most:g} points**"]
     if given["days_late"]:
         lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:.4g}."
     lines += ["", *(f"- {note}".replace("<", "&lt;") for note in for_student(given["notes"]))]
     for exercise in assignment.exercises:
         rows = [row for row in given["results"] if row["exercise"] == exercise.id]
-        got = sum(row["points"] for row in rows)
+        got = round(sum(row["points"] for row in rows), 2)
         row = next((one["row"] for one in rows), "")
         name = f"{exercise.id} {exercise.title}" + f", row {row}" * bool(row)
-        lines += ["", f"## {name}: {_points(got)} of {assignment.points[exercise.id]:g} points", ""]
+        lines += ["", f"## {name}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
         lines += [f"    {line}".rstrip() for line in _verdict(rows)]
     for name, asked in assignment.by_hand.items():
         got = f"{words[name]:g} of {asked.points:g} points" if name in words else "not graded yet"
@@ -46,10 +46,6 @@ def for_student(notes: list[str]) -> list[str]:
 def seen(row: dict[str, Any]) -> tuple[str, str]:
     """The name of a case and its hint, as the student may see them: a hint may have the inputs of a hidden case."""
     return ("a hidden case", "") if row["hidden"] else (row["case"], row["hint"])
-
-
-def _points(x: float) -> str:
-    return f"{round(x, 2):.10g}"
 
 
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:

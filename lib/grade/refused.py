@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import struct
 
 # By machine, the number of its architecture, and of: shmget shmat semget msgget mq_open, add_key request_key keyctl,
 # memfd_create mount; then memfd_secret open_tree move_mount fsopen fsmount, whose numbers are the same everywhere.
@@ -21,16 +22,8 @@ _REFUSE, _ALLOW = 0x00050000 | errno.EPERM, 0x7FFF0000
 _OTHER_TABLE = 0x40000000  # from this number on, an x86 processor's calls in a second table
 
 
-class _Step(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32)]
-
-
-class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_uint16), ("steps", ctypes.POINTER(_Step))]
-
-
-def refuse() -> bool:
-    """Refuse them from now on, in this process and its children; returns whether the system can."""
+def refuse() -> None:
+    """Refuse them from now on, in this process and its children, on the machines above."""
     libc = ctypes.CDLL(None)
     libc.prctl(38, 1, 0, 0, 0)  # no new privileges: without, only root may filter
     machine, calls = _CALLS.get(platform.machine(), (0, ()))
@@ -43,5 +36,7 @@ def refuse() -> bool:
     ]
     rows += [(_EQUAL, last - 5 - k, 0, number) for k, number in enumerate(calls)]
     rows += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    steps = (_Step * len(rows))(*(_Step(*row) for row in rows))
-    return bool(calls) and not libc.prctl(22, 2, ctypes.byref(_Program(len(rows), steps)), 0, 0)
+    steps = b"".join(struct.pack("HBBI", *row) for row in rows)
+    program = struct.pack("HP", len(rows), ctypes.cast(steps, ctypes.c_void_p).value)
+    if calls:
+        libc.prctl(22, 2, program, 0, 0)

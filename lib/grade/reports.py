@@ -224,7 +224,7 @@ def fill_canvas(
         keys = [row[i] for i in (head.index("ID"), login) if i < len(row) and row[i]]
         known = next((key for key in keys if key in students), None)
         if known is not None:
-            row[names[0]] = f"{totals[students[known]]:.10g}"
+            row[names[0]] = f"{totals[students[known]]:g}"
             lost.pop(students[known], None)
     _write_csv(out, rows)
     return [*lost]

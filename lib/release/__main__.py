@@ -146,13 +146,10 @@ def handout(assignment: Assignment) -> Files:
 
 def _checkers(assignment: Assignment) -> set[str]:
     """The checkers of a homework's exercises, and what these import: they have right programs, as the others have."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in (BOOK / CHECKERS).glob("*.py")}
     own = tuple(f"e{e.id.replace('.', '_')}_" for e in assignment.exercises)
-    needed, left = {"__init__"}, {name for name in texts if name.startswith(own)}
-    while left:
-        needed |= left
-        left = {name for one in left for name in _IMPORTED.findall(texts[one])} - needed
-    return needed
+    files = [path for path in (BOOK / CHECKERS).glob("*.py") if path.stem.startswith(own)]
+    imported = [name for path in files for name in _IMPORTED.findall(path.read_text(encoding="utf-8"))]
+    return {"__init__", *(path.stem for path in files), *imported}
 
 
 def _chapters(given: Collection[str]) -> Files:
