@@ -48,8 +48,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
         picked = rng.choice([one for one in others if one[0] == way])
         cases += [(case, one) for one in others if one in (picked, (THREE, 1))]
     cases = rng.sample(cases, len(cases))
-    right = [(by_search(*one)[2:], best_choices(one[0])) for one in cases]
-    return [{"cases": cases, "right": right}]
+    return [{"cases": cases, "right": [(by_search(*one)[2:], best_choices(one[0])) for one in cases]}]
 
 
 def choices(case: Case) -> list[tuple[str, int]]:
