@@ -2,13 +2,17 @@
 
 import ast
 import ctypes
+import io
 import json
 import os
+import pickle
 import types
 from functools import partial
 from pathlib import Path
 
+import cloudpickle
 import pytest
+import torch
 from jail_here import needs_jail
 from test_grade import SETUP, alone, write_notebook
 
@@ -22,7 +26,9 @@ from lib.grade.grading import grade
 from lib.grade.jail import OPEN_TO_ALL, User, processes_of
 from lib.grade.reports import gradescope
 from lib.grade.submissions import find_submissions
+from lib.runtime.calls import listeners
 
+CHECKERS = "lib.check.exercises."
 NAME = "left-behind"
 CALLS = "import ctypes, mmap, os, socket, time\nsystem = ctypes.CDLL(None, use_errno=True)\n"
 # Name -> code that leaves something behind; `made` is whether the system let it.
@@ -134,6 +140,20 @@ def test_no_right_program_is_in_a_jail(tmp_path):
     assert given["results"][0]["hint"].endswith("ValueError: []"), given["results"][0]["hint"]
 
 
+class Closed(pickle.Unpickler):
+    def find_class(self, module, name):
+        assert not module.startswith(CHECKERS), f"{name} of {module} would be imported"
+        return super().find_class(module, name)
+
+
+def named_by(function):
+    """The globals that a function names, also inside."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+
+
 def reached(body):
     """All functions that are sent with a body."""
     found, left = {}, [body]
@@ -146,12 +166,10 @@ def reached(body):
             left += [x.func, *x.args]
         if isinstance(x, types.FunctionType):
             left += [cell.cell_contents for cell in x.__closure__ or ()] + [*(x.__defaults__ or ())]
-            codes = [x.__code__]
-            for code in codes:
-                codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
-                if x.__module__.startswith("lib.check.exercises"):
-                    left += [x.__globals__[name] for name in code.co_names if name in x.__globals__]
-        elif isinstance(x, type) and x.__module__.startswith("lib.check.exercises"):
+            left += named_by(x) if x.__module__.startswith(CHECKERS) else ()
+        elif hasattr(x, "cache_info"):
+            left.append(x.__wrapped__)
+        elif isinstance(x, type) and x.__module__.startswith(CHECKERS):
             left += vars(x).values()
         elif isinstance(x, (dict, list, tuple)):
             left += x.values() if isinstance(x, dict) else x
@@ -160,7 +178,12 @@ def reached(body):
 
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 def test_what_is_sent_of_an_exercise_has_no_right_program(exercise):
+    """It can be read where there is no file of exercises, and hears what the library hears."""
     for one in exercise.rows.values():
+        sent = cloudpickle.dumps((one.body, one.inputs(torch.Generator().manual_seed(1), one.ranks[0])))
+        Closed(io.BytesIO(sent)).load()
+        copied = [x for f in reached(one.body) if f.__module__.startswith(CHECKERS) for x in named_by(f)]
+        assert not [x for x in copied if x is listeners], "name it by its module: nobody speaks to a copy"
         right = {getattr(getattr(program, "func", program), "__code__", None) for program in one.right}
         assert not [f.__qualname__ for f in reached(one.body) if f.__code__ in right]
 

@@ -10,7 +10,9 @@ When the answer returned, the warden kills every process of the jail's user unti
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import ctypes
+import functools
 import itertools
 import multiprocessing
 import os
@@ -53,8 +55,13 @@ OPEN_TO_ALL = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # fo
 _SUBREAPER, _DUMPABLE = 36, 4  # of prctl
 _NEW_NETWORK, _NEW_IPC = 0x40000000, 0x08000000  # of unshare
 _libc = ctypes.CDLL(None, use_errno=True)
-# What is sent of an exercise is its body, and no module, in which ranks would have its right programs.
+# What is sent of an exercise is its body, and no module, in which ranks would have its right programs. Its globals are
+# copies; so it names a list of the library, such as listeners, by the module.
 cloudpickle.register_pickle_by_value(lib.check.exercises)
+_CACHED = type(functools.cache(len))
+copyreg.pickle(
+    _CACHED, lambda f: (functools.cache, (f.__wrapped__,)) if "exercises" in f.__module__ else f.__qualname__
+)
 
 
 class JailError(RuntimeError):
