@@ -766,7 +766,8 @@ def test_exercises_without_new_numbers_are_named(tmp_path):
 def test_otter_without_the_library_says_so(tmp_path):
     """The code of a test, run as if no `lib` were there."""
     code = OTTER_TEST.format("03.1", "average_gradients", 4)
-    command = [sys.executable, "-I", "-c", f"import sys\nsys.modules['lib.check'], average_gradients = None, len\n{code}"]
+    hides = "import sys\nsys.modules['lib.check'], average_gradients = None, len"
+    command = [sys.executable, "-I", "-c", f"{hides}\n{code}"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.stdout.startswith("Not graded: the book's library is not installed where otter runs, and must be (")
     assert ended.stdout.count("\n") == 1 and not ended.stderr
