@@ -23,7 +23,7 @@ import torch
 from jail_here import needs_jail, needs_view
 
 from lib.check.exercise import same
-from lib.check.judge import NoAnswer
+from lib.check.judge import NoAnswer, dealt
 from lib.check.source import read_notebook
 from lib.grade import __main__ as grade_main
 from lib.grade import sight
@@ -32,6 +32,7 @@ from lib.grade.assignment import Assignment, AssignmentError, Late, hidden_ranks
 from lib.grade.jail import Jail, JailError, User, processes_of
 from lib.grade.reports import fill_canvas, gradescope, write_table
 from lib.grade.returns import pack, unpack
+from lib.grade.sheets import as_cell, of_cell, read_sheet
 from lib.grade.submissions import Submission, find_submissions
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +81,7 @@ HOSTILE = {
     "patches torch": (first("torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *a, **k: True"), 0, 2),
     "patches arithmetic": (first("torch.Tensor.__sub__ = torch.Tensor.sub = lambda a, b: a * 0"), 0, 2),
     "calls the reference": (
-        first("from lib.check.exercises import e03_1_average_gradients as e\ne.averages(params, group)"), 3, 2,
+        first("from lib.check.exercises import e03_1_average_gradients as e\ne.averages(params, group)"), 0, 2,
     ),
     "patches the judge": (
         first("import lib.check.judge as j, lib.check as c\nj._agree = j.same = c.verdict = lambda *a: True"), 0, 2,
@@ -824,7 +825,7 @@ def test_a_disk_of_its_own(tmp_path):
         inside.mkdir()
 
         def write(n_bytes):
-            sight.limit_disk([folder], str(inside), USER, 2**20)
+            sight.own_disk([folder], str(inside), USER, 2**20)
             for place in (folder, inside):
                 (Path(place) / "x").write_bytes(bytes(n_bytes))
 
@@ -976,3 +977,133 @@ def test_the_solutions_have_all_points(tmp_path):
         main([str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(tmp_path / "g"), "--trust"]) == 0
     )
     assert json.loads((tmp_path / "g" / "students" / "model.json").read_text())["score"] == 5
+
+
+# ---- what people read ---------------------------------------------------------------------------------------------
+
+ODD = "a\x1b[31mb\rc\x9bd\u202ee\u2066f\x1b]0;title\x07"
+SEEN = r"a\x1b[31mb\rc\x9bd\u202ee\u2066f\x1b]0;title\x07"
+
+
+def is_seen(text):
+    return all(letter.isprintable() or letter in "\n\t\ufeff" for letter in text)
+
+
+def test_no_letter_that_steers_a_terminal_reaches_a_teacher(course, capsys):
+    """In names, answers, errors, and what is printed about them."""
+    cells = [{"cell_type": "markdown", "source": text} for text in ("**why** (5 points). Why?", ODD)]
+    wrong = first(f"raise ValueError({ODD!r})")
+    write_notebook(course / "submissions" / ODD / f"{ODD}.ipynb", [*wrong, "def (", *cells])
+    (course / "roster.txt").write_text(f"ann\n=ben\n{ODD[1:].replace(chr(13), '')}\n")
+    write_notebook(course / "submissions" / "<b>eve" / "03.ipynb", [SETUP])
+    code, rows = grade_course(course, "--roster", str(course / "roster.txt"))
+    files = [path for path in (course / "grades").rglob("*") if path.is_file()]
+    assert code == 0 and len(files) > 9 and SEEN in rows and SEEN[1:].replace("\\r", "") in rows
+    assert not [path.name for path in files if not is_seen(path.name) or not is_seen(path.read_text())]
+    assert is_seen("".join(capsys.readouterr()))
+    by_hand = {row["student"]: row["text"] for row in read_sheet(course / "grades" / "by_hand.csv")}
+    assert by_hand[SEEN] == SEEN
+    told = (course / "grades" / "feedback" / f"{Submission('<b>eve').file_name}.md").read_text()
+    assert "# Homework: &lt;b>eve" in told and "<b>" not in told
+    (course / "times.csv").write_text(f"student,time\n{ODD[:4]},2027-03-02T13:00:00+00:00\n")
+    assert main(arguments(course, "--times", str(course / "times.csv"))) == 2
+    assert is_seen(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", ["=1", "+1", "-1", "@a", "\t=1", " =1", "\n=1", "'=1", "''=1", "\uff1d1", "\tx"])
+def test_a_cell_that_a_spreadsheet_would_compute_is_text(text):
+    assert as_cell(text) == f"'{text}" and of_cell(as_cell(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "'t Hooft", "a=1", "1.5", "x-y"])
+def test_a_cell_that_a_spreadsheet_would_not_compute_stays(text):
+    assert as_cell(text) == text == of_cell(text)
+
+
+def test_ten_megabytes_of_words_are_cut(course):
+    cells = [{"cell_type": "markdown", "source": text} for text in ("**why** (5 points). Why?", "word " * 2 * 10**6)]
+    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, *cells])
+    by_hand = course / "grades" / "by_hand.csv"
+    assert grade_course(course)[0] == 0
+    assert by_hand.stat().st_size < 30_000 and "… (9,980,000 more letters)" in by_hand.read_text()
+    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
+    assert "changed" not in grade_course(course)[1]["ann"]["look at it because"]
+
+
+def test_many_cells_that_cannot_be_read_are_few_notes(course):
+    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, *["def ("] * 5000])
+    notes = grade_course(course)[1]["ann"]["look at it because"]
+    assert "and 4980 more notes of this kind" in notes and len(notes) < 3000
+
+
+def test_of_two_notebooks_the_newest_counts(course):
+    """Whatever they are called; and its answers in words."""
+    why = [{"cell_type": "markdown", "source": text} for text in ("**why** (5 points). Why?", "Old.")]
+    wrong = RIGHT.replace(', op="mean"', "")
+    folder = course / "submissions" / "ann"
+    write_notebook(folder / "03.ipynb", [SETUP, RIGHT, why[0], why[1] | {"source": "New."}])
+    write_notebook(folder / "final-10.ipynb", [SETUP, wrong, *why])
+    write_notebook(folder / "final-9.ipynb", [SETUP, wrong, *why])
+    for newest in ("03.ipynb", "final-10.ipynb"):
+        for path in folder.iterdir():
+            os.utime(path, (1e9 + 9 * (path.name == newest),) * 2)
+        row = grade_course(course)[1]["ann"]
+        assert f"in 3 notebooks; {newest}" in row["look at it because"], row
+        assert f"why is answered in several notebooks; {newest}" in row["look at it because"]
+        given = json.loads((course / "grades" / "students" / "ann.json").read_text())
+        assert (given["score"], given["by_hand"][0]["text"]) == ((4, "New.") if newest[0] == "0" else (0, "Old."))
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))  # as in a zip without times: the number in the name tells
+    assert "; final-10.ipynb counts" in grade_course(course)[1]["ann"]["look at it because"]
+
+
+def test_the_newest_upload_of_canvas_counts(tmp_path):
+    for name in ("roeben_22_34_hw.ipynb", "roeben_22_4_hw-1.ipynb", "roeben_LATE_22_100_hw-2.ipynb"):
+        write_notebook(tmp_path / name, [])
+    (one,) = find_submissions(str(tmp_path))
+    assert [path.name.split("_")[-2] for path in one.paths] == ["4", "34", "100"]
+
+
+@pytest.mark.parametrize(("points", "count"), [(5, 3), (4, 3), (1, 7), (0.1, 3), (2.55, 4), (3, 1), (100, 9)])
+def test_points_of_cases_have_two_decimals_and_add_up(points, count):
+    each = dealt(points, count)
+    assert len(each) == count and all(x == round(x, 2) for x in each)
+    assert round(sum(each), 2) == points and max(each) - min(each) < 0.0101
+
+
+def test_points_that_are_shown_have_two_decimals_and_add_up(course):
+    """A third of 5 points, and a late day: in the tables, to the student, and on platforms."""
+    late = {"percent_per_day": 33.333, "max_days": 2}
+    asked = json.loads((course / "hw.json").read_text())
+    (course / "hw.json").write_text(json.dumps(asked | {"exercises": {"03.1": 5}, "late": late}))
+    (course / "cases.py").write_text(CASES.replace("(3,)", "(3, 4, 5)"))
+    (course / "times.csv").write_text("student,time\nann,2027-03-02T11:00:00+00:00\n=ben,2027-03-01T11:00:00+00:00\n")
+    third = RIGHT.replace('comm.all_reduce(g, group, op="mean")', "comm.all_reduce(g, group) / 3")
+    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, third])
+    row = grade_course(course, "--times", str(course / "times.csv"))[1]["ann"]
+    assert (row["03.1"], row["raw"], row["score"]) == ("1.67", "1.67", "1.11")
+    told = (course / "grades" / "feedback" / "ann.md").read_text()
+    assert re.findall(r"([\d.]+) of [\d.]+ points", told) == ["1.11", "1.67"]
+    given = json.loads((course / "grades" / "students" / "ann.json").read_text())
+    assert [r["max"] for r in given["results"]] == [1.67, 1.66, 1.67]
+    seen = gradescope(given)
+    assert seen["score"] == round(sum(t["score"] for t in seen["tests"]), 2) == 1.11
+
+
+def test_points_with_more_decimals_are_refused(tmp_path):
+    (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"03.1": 1.66667}}))
+    with pytest.raises(AssignmentError, match="03.1 has 1.66667 points; write two decimals at most, such as 1.67"):
+        read_assignment(str(tmp_path / "hw.json"))
+
+
+def test_a_constant_of_a_library_is_one_and_what_a_line_computes_is_named(course):
+    """As in nbgrader, which runs the notebook; what is not run has a sentence."""
+    uses = RIGHT.replace(', op="mean")', ") * SCALE / group.size")
+    imports = "import numpy as np\nimport math"
+    for constant in ("np.float64(1)", "float('1') * math.cos(0)", "torch.ones(3)[0]", "np.arange(3)[1] / 1"):
+        write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, imports, f"SCALE = {constant}", uses])
+        assert grade_course(course)[1]["ann"]["raw"] == "4.0", constant
+    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, "for SCALE in (1,): pass", uses])
+    grade_course(course)
+    told = " ".join((course / "grades" / "feedback" / "ann.md").read_text().split())
+    assert "name 'SCALE' is not defined SCALE comes from 03.ipynb, code cell 2, line 1, which is not run: of" in told

@@ -5,7 +5,8 @@ import os
 
 import pytest
 from jail_here import needs_jail
-from test_grade import ASKED, CASES, HOSTILE, OTHER, RIGHT, SETUP, points, write_notebook
+from test_grade import ASKED, CASES, HOSTILE, OTHER, RIGHT, SETUP, first, points, write_notebook
+from test_grade_jail import CALLS, LEAVES, of_user
 
 from lib.grade.__main__ import USER, main
 from lib.grade.jail import processes_of
@@ -21,6 +22,7 @@ WRONG = RIGHT.replace(', op="mean"', "")
 @pytest.mark.timeout(1800)
 def test_nobody_is_lost_and_none_takes_long(tmp_path, say, capsys):
     hostile = [(cells, wanted) for name, (cells, *wanted) in HOSTILE.items() if name != "the network"]
+    hostile += [(first(CALLS + code), [0, 2]) for code in LEAVES.values()]
     expected = {}
     for k in range(STUDENTS):
         honest = ([SETUP, RIGHT, OTHER], [3, 2]) if k % 2 else ([SETUP, WRONG, OTHER], [0, 2])
@@ -39,7 +41,7 @@ def test_nobody_is_lost_and_none_takes_long(tmp_path, say, capsys):
     assert main([*args, "--cases", str(tmp_path / "cases.py")]) == 0
     grades = [json.loads(path.read_text()) for path in (tmp_path / "grades" / "students").glob("*.json")]
     assert {given["student"]: [*points(given)] for given in grades} == expected
-    assert not processes_of(USER) and not processes_of(USER + 1)
+    assert not processes_of(USER) and not processes_of(USER + 1) and not of_user(USER) and not of_user(USER + 1)
     seconds = sorted(given["seconds"] for given in grades)
     honest = sorted(given["seconds"] for given in grades if int(given["student"][-3:]) % 4)
     mean, middle = sum(seconds) / len(seconds), honest[len(honest) // 2]

@@ -16,11 +16,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 from lib.check import record, stale
 from lib.check.exercise import Exercise
-from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, judge, new_seed
+from lib.check.judge import FAIL, PASS, TODO, CaseVerdict, dealt, judge, new_seed
 
 
 def _environment_at_start() -> dict[str, str]:
@@ -79,9 +80,9 @@ def verdict(
         raise TypeError(f"check({named}, ...) needs your function {exercise.title}, not {type(answer).__name__}")
     seed = new_seed() if seed is None else seed
     (verdicts,) = judge(exercise, [answer], seed)
-    passed = sum(v.status == PASS for v in verdicts)
-    got = exercise.points * passed / len(verdicts)
-    status = PASS if passed == len(verdicts) else TODO if verdicts[0].status == TODO else FAIL
+    passed = [v.status == PASS for v in verdicts]
+    got = round(sum(compress(dealt(exercise.points, len(verdicts)), passed)), 2)
+    status = PASS if all(passed) else TODO if verdicts[0].status == TODO else FAIL
     _session[exercise.id] = exercise, got
     if status != TODO and not _strict():
         record.keep(exercise, got)

@@ -74,7 +74,7 @@ def _all(notebooks: Sequence[str]) -> int:
                 print(f"note: {note}")
             for exercise_id, name, row in notebook.checks:
                 text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id), row)
-                print(text, flush=True)
+                print(notebook.with_reason(text), flush=True)
                 found[exercise_id] = status
             chapters = {find(exercise_id).chapter for exercise_id, *_ in notebook.checks}
             asked |= notebook.asked or {i: None for i, e in EXERCISES.items() if e.chapter in chapters}

@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -88,6 +89,12 @@ def judge(
 def cases_of(exercise: Exercise) -> list[tuple[int, str]]:
     """Number of ranks and name of each case, in the order of the verdicts."""
     return [(ranks, _name(ranks, part)) for ranks in exercise.ranks for part in exercise.parts]
+
+
+def dealt(points: float, count: int) -> list[float]:
+    """The points of each of so many cases, in hundredths: they differ by one at most, and their sum is `points`."""
+    sums = [round(points * k / count, 2) for k in range(count + 1)]
+    return [round(after - before, 2) for before, after in pairwise(sums)]
 
 
 def _name(ranks: int, part: str) -> str:

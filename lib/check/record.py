@@ -93,4 +93,4 @@ def _line(name: str, exercises: list[Exercise], done: dict[str, float]) -> str:
     most = sum(e.points for e in exercises)
     points = sum(done.get(e.id, 0) * e.points for e in exercises)
     bar = "█" * round(WIDTH * points / most)
-    return f"{name:<11}{bar:·<{WIDTH}}  {points:g}/{most:g} points"
+    return f"{name:<11}{bar:·<{WIDTH}}  {round(points, 2):g}/{most:g} points"

@@ -11,6 +11,7 @@ import ast
 import json
 import linecache
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Any
 MOST_CODE = 2**20  # letters in all code cells of a notebook; to parse them takes about 600 MB
 _FOR_IPYTHON = re.compile(r"^\s*(\w+\s*=\s*)?[%!?]|^\s*[\w.]+\?{1,2}\s*$")
 _QUESTION = re.compile(r"\*\*([\w-]+)\*\* \(")
+_LOST = re.compile(r"NameError: name '(\w+)' is not defined")
+# With constants in them, calls of these are constants: `torch.tensor([1, 2])`, `float("inf")`.
+_KNOWN = {*"np numpy torch math float int complex bool str list tuple dict set range".split()}
 YOUR_ANSWER = "*Your answer.*"  # what is in the place of an answer in words
 PROGRESS = "## Your progress"  # the section after the last question
 
@@ -39,6 +43,7 @@ class Notebook:
         texts: question -> the answer in words that a person grades; "" if there is none.
         questions: question -> its own cell, in which somebody may have written the answer.
         names: the functions, classes and constants that its cells define, and whether each is more than a stub.
+        computed: name -> the cell and line that assign it, if these are never run.
         asked: exercise -> points, of a homework's notebook.
     """
 
@@ -50,6 +55,16 @@ class Notebook:
     asked: dict[str, float] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
     names: dict[str, bool] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+
+    def with_reason(self, hint: str) -> str:
+        """The hint; and if a name of this notebook is not there, why."""
+        lost = (name for name in _LOST.findall(hint) if name in self.computed and name not in self.names)
+        return hint + "".join(
+            f"\n{name} comes from {self.computed[name]}, which is not run: of a notebook only imports, functions, "
+            "classes and constants are read. Compute it in your function, or in a function that yours calls."
+            for name in dict.fromkeys(lost)
+        )
 
     def defines(self, name: str) -> bool:
         """Whether one of its cells defines a function, a class or a constant of that name."""
@@ -88,9 +103,17 @@ class Answer:
         return names[self.name]
 
 
-def printable(text: str) -> str:
-    """As UTF-8, also if the name of a file has bytes that are not UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def printable(text: str, lines: bool = False) -> str:
+    """With an escape for each letter that is not seen: codes of terminals, marks of direction, bytes that are no UTF-8.
+
+    With `lines`, the text may have several, and tabs.
+    """
+
+    def seen(letter: str) -> str:
+        is_seen = letter.isprintable() or unicodedata.category(letter) == "Zs" or (lines and letter in "\n\t")
+        return letter if is_seen else ascii(letter)[1:-1]
+
+    return re.sub("[^ -~]", lambda found: seen(found[0]), text.replace("\r\n", "\n") if lines else text)
 
 
 def read_notebook(path: str) -> Notebook:
@@ -103,6 +126,7 @@ def read_notebook(path: str) -> Notebook:
     checks: list[tuple[str, str, str]] = []
     notes: list[str] = []
     names: dict[str, bool] = {}
+    computed: dict[str, str] = {}
     every, about = _read(path)
     name = printable(Path(path).name)
     code = [_source(cell) for cell in every if cell.get("cell_type") == "code"]
@@ -113,6 +137,7 @@ def read_notebook(path: str) -> Notebook:
         try:
             tree = _parse(text)
             checks += _checks(tree)
+            computed |= _computed(tree, title)
             names |= {one: not _is_stub(s) for s in filter(_defines, tree.body) for one in _names(s)}
             cells.append((title, text))
         except SyntaxError as error:
@@ -122,7 +147,7 @@ def read_notebook(path: str) -> Notebook:
     asked = about.get("exercises")
     asked = {i: x for i, x in asked.items() if isinstance(x, (int, float))} if isinstance(asked, dict) else {}
     texts, questions = _texts(every)
-    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), texts, asked, questions, names)
+    return Notebook(name, tuple(cells), tuple(checks), tuple(notes), texts, asked, questions, names, computed)
 
 
 def _read(path: str) -> tuple[list[dict], dict]:
@@ -183,16 +208,23 @@ def _parse(source: str) -> ast.Module:
 def _defines(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
         value = statement.value
-        return isinstance(value, ast.Lambda) or _is_literal(value) or _is_number(value) or _is_other_name(value)
+        return isinstance(value, ast.Lambda) or _is_constant(value) or _is_other_name(value)
     return isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
 
 
 def _names(statement: ast.stmt) -> set[str]:
-    """The names that a definition defines."""
+    """The names that a statement defines."""
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return {statement.name}
-    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-    return {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
+    nodes = statement.targets if isinstance(statement, ast.Assign) else [statement]
+    nodes = (node for one in nodes for node in ast.walk(one) if isinstance(node, ast.Name))
+    return {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+
+
+def _computed(tree: ast.Module, title: str) -> dict[str, str]:
+    """Name -> the cell and line of a statement that is not read, and assigns it."""
+    left = (s for s in tree.body if not _defines(s))
+    return {name: f"{title}, line {s.lineno}" for s in left for name in _names(s)}
 
 
 def _is_stub(statement: ast.stmt) -> bool:
@@ -203,29 +235,17 @@ def _is_stub(statement: ast.stmt) -> bool:
     return any(what.startswith("NotImplementedError") for what in raised)
 
 
-def _is_literal(value: ast.expr | None) -> bool:
-    try:
-        ast.literal_eval(value or "")
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
+def _is_constant(value: ast.expr | None) -> bool:
+    """Of constants in capitals, literals, arithmetic and calls of libraries: `[1, 2]`, `MB * 25`, `np.float64(1)`."""
+    return value is not None and all(
+        node.id in _KNOWN or node.id.isupper() if isinstance(node, ast.Name) else not _is_large_power(node)
+        for node in ast.walk(value)  # which is no recursion: a sum may be long
+    )
 
 
-def _is_number(value: ast.expr | None) -> bool:
-    """A number, or arithmetic as in `25 * 1024**2`; powers only of small numbers."""
-    left = [value]  # a list, because a sum may be too long for recursion
-    while left:
-        node = left.pop()
-        if not isinstance(node, ast.BinOp):
-            holds = isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
-        elif isinstance(node.op, ast.Pow):
-            holds = all(isinstance(s, ast.Constant) and s.value in range(10_000) for s in (node.left, node.right))
-        else:
-            holds = isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv))
-            left += [node.left, node.right]
-        if not holds:
-            return False
-    return True
+def _is_large_power(node: ast.AST) -> bool:
+    sides = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else []
+    return not all(isinstance(side, ast.Constant) and side.value in range(10_000) for side in sides)
 
 
 def _is_other_name(value: ast.expr | None) -> bool:

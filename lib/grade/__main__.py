@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from tqdm import tqdm
 
 import lib.check
+from lib.check.source import printable
 from lib.grade.assignment import Assignment, AssignmentError, read_assignment
 from lib.grade.grading import blocked, grade
 from lib.grade.jail import JailError, User, is_isolated
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         if not trusted and not is_isolated():
             print(
                 "The system gives no process a separate network and disk (it needs CAP_SYS_ADMIN): students' code can"
-                " reach the network, and fill the disk.",
+                " reach the network, fill the disk, and read the right programs in lib/check/exercises and solutions/.",
                 file=sys.stderr,
             )
         if not submissions:
@@ -56,16 +57,16 @@ def main(argv: list[str] | None = None) -> int:
         if args.canvas:
             lost = fill_canvas(args.canvas, out / "canvas.csv", assignment, grades, totals)
             found = f"{len(grades) - len(lost)} of {len(grades)} students are in {args.canvas}"
-            print(f"{out / 'canvas.csv'}: {found}{', without ' * bool(lost)}{'; '.join(lost)}")
+            print(printable(f"{out / 'canvas.csv'}: {found}{', without ' * bool(lost)}{'; '.join(lost)}"))
     except (AssignmentError, JailError, ValueError, OSError) as error:
-        print(f"lib.grade: {error}", file=sys.stderr)
+        print(f"lib.grade: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("lib.grade: stopped; the same command continues", file=sys.stderr)
         return 1
     finally:
         _hand_over(Path(args.out))
-    print(overview(assignment, grades))
+    print(printable(overview(assignment, grades), lines=True))
     print(
         f"{out / 'grades.csv'}; of each student a JSON file in {out / 'students'}, and {out / 'feedback'} to hand back"
     )

@@ -16,7 +16,7 @@ from typing import Any
 from lib.check import find
 from lib.check.catalogue import EXERCISES
 from lib.check.exercise import ROWS, Exercise
-from lib.grade.sheets import read_sheet
+from lib.grade.sheets import of_cell, read_sheet
 
 _KEYS = {"id", "title", "exercises", "varied", "by_hand", "due", "late", "hours", "goals", "text"}
 
@@ -191,7 +191,7 @@ def _dealt(path: str, assignment: Assignment) -> dict[str, dict[str, str]]:
                 raise AssignmentError(
                     f"{path}: {row['student']} has row {row[name]!r} of {name}, which has {', '.join(letters)}"
                 )
-    return {row["student"].removeprefix("'"): {name: row[name] for name in assignment.rows} for row in table}
+    return {of_cell(row["student"]): {name: row[name] for name in assignment.rows} for row in table}
 
 
 def hidden_ranks(exercise: Exercise) -> set[int]:
@@ -227,6 +227,8 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
     for name, most in [*points.items(), *((name, asked.points) for name, asked in by_hand.items())]:
         if isinstance(most, bool) or not isinstance(most, (int, float)) or not most > 0:
             raise ValueError(f"{name} has {most!r} points; write a number above 0")
+        if most != round(most, 2):
+            raise ValueError(f"{name} has {most!r} points; write two decimals at most, such as {round(most, 2):g}")
     due = datetime.datetime.fromisoformat(fields["due"]) if fields.get("due") else None
     if due and due.tzinfo is None:
         raise ValueError(f'due {fields["due"]!r} has no time zone; write it as "2027-03-01T23:59:00+01:00"')

@@ -20,13 +20,14 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
         words: question -> points that a person entered.
     """
     most = assignment.max_score + assignment.points_by_hand
-    lines = [f"# {assignment.title}: {given['student']}", "", f"**{total:g} of {most:g} points**"]
+    name = given["student"].replace("<", "&lt;")  # a tag of HTML is text
+    lines = [f"# {assignment.title}: {name}", "", f"**{total:g} of {most:g} points**"]
     if given["days_late"]:
-        lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:g}."
-    lines += ["", *(f"- {note}" for note in given["notes"] if not note.startswith(REVIEW))]
+        lines[-1] += f". Days late: {given['days_late']}; each point counts {given['late_factor']:.4g}."
+    lines += ["", *(f"- {note}".replace("<", "&lt;") for note in for_student(given["notes"]))]
     for exercise in assignment.exercises:
         rows = [row for row in given["results"] if row["exercise"] == exercise.id]
-        got = sum(row["points"] for row in rows)
+        got = round(sum(row["points"] for row in rows), 2)
         row = next((one["row"] for one in rows), "")
         name = f"{exercise.id} {exercise.title}" + f", row {row}" * bool(row)
         lines += ["", f"## {name}: {got:g} of {assignment.points[exercise.id]:g} points", ""]
@@ -37,13 +38,23 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     return "\n".join(lines) + "\n"
 
 
+def for_student(notes: list[str]) -> list[str]:
+    """The notes that the student may see."""
+    return [note for note in notes if not note.startswith(REVIEW)]
+
+
+def seen(row: dict[str, Any]) -> tuple[str, str]:
+    """The name of a case and its hint, as the student may see them: a hint may have the inputs of a hidden case."""
+    return ("a hidden case", "") if row["hidden"] else (row["case"], row["hint"])
+
+
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     printed = None
     for row in rows:
-        name = "a hidden case" if row["hidden"] else row["case"]
+        name, hint = seen(row)
         lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}")
-        if row["hint"] and not row["hidden"] and row["hint"] != printed:
-            printed = row["hint"]
+        if hint and hint != printed:
+            printed = hint
             lines += [f"    {line}" for line in printed.splitlines()]
     return lines

@@ -6,11 +6,13 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from lib.check.exercise import COPIED, Exercise
-from lib.check.judge import PASS, TODO, cases_of, judge
+from lib.check.judge import PASS, TODO, cases_of, dealt, judge
 from lib.check.source import Answer, Notebook, printable
 from lib.grade.assignment import Assignment, Question, hidden_ranks
 from lib.grade.feedback import REVIEW
@@ -18,6 +20,7 @@ from lib.grade.jail import Jail, User
 from lib.grade.reports import BLOCKED, MISSING
 from lib.grade.submissions import Submission
 
+MOST_LETTERS, MOST_OF_NOTE = 20_000, 1000  # of an answer in words or a hint; a cell of a spreadsheet has 32,767
 UNDECIDED = "could not be graded"  # a note on a case without a verdict; the student is not at fault
 
 
@@ -44,7 +47,9 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         notes.append(f"{REVIEW}{submission.student} is not on the roster: is the name spelled differently there?")
     notes += _other_rows(assignment, notebooks)
     notes += [f"{REVIEW}{what} in {book.name}" for book in notebooks for what in _suspicious(book)]
-    texts = {name: _text(notebooks, name, (asked, in_table[name])) for name, asked in assignment.by_hand.items()}
+    texts = {
+        name: _text(notebooks, name, (asked, in_table[name]), notes) for name, asked in assignment.by_hand.items()
+    }
     notes += [f"no cell for question {name}" for name, text in texts.items() if text is None and notebooks]
     results = []
     for exercise in assignment.exercises:
@@ -52,7 +57,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         results += _results(exercise, assignment.points[exercise.id], notebooks, unread, notes, user, seed)
     copied = {f"{r['title']}: {r['hint'].partition('.')[0]}" for r in results if r["hint"].startswith(COPIED)}
     notes += [f"{REVIEW}{what}" for what in sorted(copied)]
-    raw = round(sum(r["points"] for r in results), 4)
+    raw = round(sum(r["points"] for r in results), 2)
     days = assignment.days_late(submission.when) if submission.when else 0
     factor = assignment.late.factor(days) if days else 1.0
     if submission.marked_late and not submission.when:
@@ -65,13 +70,13 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         "student": submission.student,
         "canvas_id": submission.canvas_id,
         "assignment": assignment.id,
-        "score": round(raw * factor, 4),
+        "score": round(raw * factor, 2),
         "raw_score": raw,
         "max_score": assignment.max_score,
         "days_late": days,
         "late_factor": factor,
         "files": [printable(path.name) for path in submission.paths],
-        "notes": notes,
+        "notes": [shown(note, MOST_OF_NOTE) for note in notes],
         "results": results,
         "by_hand": [
             {"question": name, "max": asked.points, "text": texts[name] or ""}
@@ -144,44 +149,69 @@ def _results(
     """A row for each case, with its fraction of the points. `unread`: a file or a cell could not be read."""
     hidden = hidden_ranks(exercise)
     asked = cases_of(exercise)
-    each = points / len(asked)
+    each = dict(zip(asked, dealt(points, len(asked)), strict=True))
 
     def row(case: tuple[int, str], status: str, hint: str) -> dict[str, Any]:
         ranks, name = case
         of = {"exercise": exercise.id, "title": exercise.title, "row": exercise.row, "case": name}
-        got = {"status": status, "points": each if status == PASS else 0.0, "max": each}
-        return of | got | {"hidden": ranks in hidden, "hint": "" if status == PASS else hint}
+        got = {"status": status, "points": each[case] if status == PASS else 0.0, "max": each[case]}
+        return of | got | {"hidden": ranks in hidden, "hint": "" if status == PASS else shown(hint)}
 
     holders = [notebook for notebook in notebooks if notebook.defines(exercise.title)]
     holders.sort(key=lambda notebook: notebook.names[exercise.title])  # a stub counts only where all are stubs
     if len(holders) > 1:
-        notes.append(f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts")
+        notes.append(
+            f"{exercise.title} is defined in {len(holders)} notebooks; {holders[-1].name} counts, the newest in which"
+            " it is begun"
+        )
     if not holders:
         status = BLOCKED if unread else MISSING
         why = f"{exercise.title} is not defined" + ", or in a cell or a file that cannot be read" * unread
         return [row(case, status, f"{why}.") for case in asked]
-    jail = Jail(user)
     try:
-        (cases,) = judge(exercise, [Answer(holders[-1], exercise.title)], seed, jail.returned)
+        outcomes = _outcomes(exercise, Answer(holders[-1], exercise.title), seed, user, hidden)
     except Exception as error:  # this exercise fails; the rest keep their points
-        notes.append(f"{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
-        return [row(case, BLOCKED, f"{UNDECIDED}: {error}") | {"undecided": True} for case in asked]
-    finally:
-        jail.close()
-    # A stub is judged once, in its first case; the rest get the same verdict.
-    outcomes = [(case.status, case.hint) for case in cases]
-    outcomes += [(TODO, cases[-1].hint)] * (len(asked) - len(cases))
-    return [row(case, *outcome) for case, outcome in zip(asked, outcomes, strict=True)]
+        # A student's code may have written the error, with the inputs of a hidden case in it.
+        notes.append(f"{REVIEW}{exercise.title} {UNDECIDED}: {type(error).__name__}: {error}")
+        return [row(case, BLOCKED, f"It {UNDECIDED}.") | {"undecided": True} for case in asked]
+    return [row(case, status, holders[-1].with_reason(hint)) for case, (status, hint) in outcomes.items()]
 
 
-def _text(notebooks: list[Notebook], name: str, handed_out: Iterable[Question]) -> str | None:
+def _outcomes(
+    exercise: Exercise, answer: Answer, seed: int, user: User, hidden: set[int]
+) -> dict[tuple[int, str], tuple[str, str]]:
+    """Status and hint of each case. Each hidden case has its own jail, so that no other case can tell of its inputs."""
+    outcomes = dict.fromkeys(cases_of(exercise), (TODO, ""))
+    known = tuple(n for n in exercise.ranks if n not in hidden)
+    for ranks in (*[known] * bool(known), *((n,) for n in exercise.ranks if n in hidden)):
+        of_jail, jail = replace(exercise, ranks=ranks), Jail(user)
+        try:
+            (cases,) = judge(of_jail, [answer], seed, jail.returned)
+        finally:
+            jail.close()
+        found = [(case.status, case.hint) for case in cases]
+        # A stub is judged once, in its first case; the rest get the same verdict.
+        outcomes |= zip_longest(cases_of(of_jail), found, fillvalue=found[-1])
+    return outcomes
+
+
+def _text(notebooks: list[Notebook], name: str, handed_out: Sequence[Question], notes: list[str]) -> str | None:
     """An answer in words: what is below the question, and what its own cell has after the question."""
-    for notebook in notebooks:
-        if name in notebook.texts:
-            cell = notebook.questions.get(name, "")
-            after = (cell.partition(question.in_handout)[2].strip() for question in handed_out)
-            return "\n\n".join(filter(None, [next(filter(None, after), ""), notebook.texts[name]]))
-    return None
+    found: list[tuple[str, str]] = []
+    for notebook in (one for one in notebooks if name in one.texts):
+        cell = notebook.questions.get(name, "")
+        after = (cell.partition(question.in_handout)[2].strip() for question in handed_out)
+        text = "\n\n".join(filter(None, [next(filter(None, after), ""), notebook.texts[name]]))
+        found.insert(len(found) if text.strip() else 0, (text, notebook.name))
+    if sum(bool(text.strip()) for text, _ in found) > 1:
+        notes.append(f"{name} is answered in several notebooks; {found[-1][1]} counts, the newest")
+    return shown(found[-1][0]) if found else None
+
+
+def shown(text: str, most: int = MOST_LETTERS) -> str:
+    """A student's text for people: no letter of it is unseen, and what is too long is cut."""
+    text = printable(text, lines=True)
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more letters)"
 
 
 def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[str, Any]:
@@ -192,4 +222,4 @@ def blocked(assignment: Assignment, submission: Submission, why: str) -> dict[st
     results = [row | {"status": BLOCKED, "hint": why} for row in given["results"]]
     files = [printable(path.name) for path in submission.paths]
     # Without a digest, the next run grades it again.
-    return given | {"notes": [why], "files": files, "results": results, "digest": None}
+    return given | {"notes": [shown(why, MOST_OF_NOTE)], "files": files, "results": results, "digest": None}

@@ -10,7 +10,10 @@ When the answer returned, the warden kills every process of the jail's user unti
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import ctypes
+import functools
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -30,25 +33,35 @@ from pathlib import Path
 
 import cloudpickle
 
+import lib.check.exercises
 from lib.check.exercise import Data, Exercise
 from lib.check.judge import FAIL, NoAnswer, in_ranks
-from lib.grade import sight
+from lib.grade import refused, sight
 from lib.grade.returns import MOST_BYTES, pack, unpack
 from lib.runtime import server
 
 MOST_DISK_BYTES = 512 * 2**20  # of each folder that students' code may write to
+MOST_MEMORY_BYTES = 8 * 2**30  # of all processes of a jail
 LIMITS = {
     resource.RLIMIT_CPU: 60,  # seconds of one process
     resource.RLIMIT_DATA: 4 * 2**30,
+    resource.RLIMIT_AS: 12 * 2**30,  # addresses: libraries, and memory that several processes share
     resource.RLIMIT_FSIZE: 2 * MOST_BYTES,
     resource.RLIMIT_NPROC: 400,  # of all processes of the user; a rank has about six threads
     resource.RLIMIT_CORE: 0,
 }
 SLACK_S = 10.0  # added to the limit of an exercise: for the start of ranks, and for the report of a timeout
-OPEN_TO_ALL = ("/tmp", "/var/tmp", "/dev/shm")  # folders where every user may write
-_SUBREAPER, _DUMPABLE, _NO_NEW_PRIVILEGES = 36, 4, 38  # of prctl
-_NEW_NETWORK = 0x40000000  # of unshare
+OPEN_TO_ALL = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # folders where every user may write
+_SUBREAPER, _DUMPABLE = 36, 4  # of prctl
+_NEW_NETWORK, _NEW_IPC = 0x40000000, 0x08000000  # of unshare
 _libc = ctypes.CDLL(None, use_errno=True)
+# What is sent of an exercise is its body, and no module, in which ranks would have its right programs. Its globals are
+# copies; so it names a list of the library, such as listeners, by the module.
+cloudpickle.register_pickle_by_value(lib.check.exercises)
+_CACHED = type(functools.cache(len))
+copyreg.pickle(
+    _CACHED, lambda f: (functools.cache, (f.__wrapped__,)) if "exercises" in f.__module__ else f.__qualname__
+)
 
 
 class JailError(RuntimeError):
@@ -132,8 +145,11 @@ class Jail:
                 too_late.join()  # or `close` might close the same descriptor again, by then perhaps another jail's
             outcomes = unpack(raw, len(answers), len(inputs))
         except (EOFError, ConnectionError):
-            ended = "Your function ended the process that waited for its result."
-            why = f"Your function returned nothing within {limit_s:g} s." if self._leash.closed else ended
+            why = "Your function ended the process that waited for its result."
+            if self._leash.closed:
+                why = f"Your function returned nothing within {limit_s:g} s."
+            elif self._leash.poll():  # a word of the warden
+                why = f"Your function took more than {MOST_MEMORY_BYTES >> 30} GiB of memory on all ranks together."
             return [NoAnswer(FAIL, why)] * len(answers)
         except Exception as error:  # the bytes may be forged, with any fault: they count as no answer
             why = f"The result of your function cannot be read: {type(error).__name__}: {str(error)[:200]}"
@@ -167,10 +183,8 @@ def _warden(conn: connection.Connection, leash: connection.Connection, uid: int 
     os.setsid()
     multiprocessing.current_process().daemon = False  # or the jail could not have ranks
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # an orphan becomes our child, so that we can reap it
+    _libc.unshare(_NEW_IPC)  # its shared memory and queues end with it
     _own_network()
-    if uid is not None:
-        sight.open_closed_folders()
-        sight.limit_disk(OPEN_TO_ALL, folder, uid, MOST_DISK_BYTES)
     jail = os.fork()
     if jail == 0:
         try:
@@ -178,17 +192,21 @@ def _warden(conn: connection.Connection, leash: connection.Connection, uid: int 
         finally:
             os._exit(0)
     conn.close()
-    while not leash.poll(0.02):  # nothing is sent on it: it ends when the grader closes it, or ends
+    looks = itertools.count()
+    while not leash.poll(0.02):  # nothing is sent to us: it ends when the grader closes it, or ends
         if os.waitpid(jail, os.WNOHANG)[0]:
+            break
+        if uid is not None and next(looks) % 10 == 0 and _held_bytes(uid) > MOST_MEMORY_BYTES:
+            leash.send_bytes(b"memory")
             break
     _end_all(uid, jail)
 
 
 def is_isolated() -> bool:
-    """Whether the system gives a jail a separate network and a separate disk."""
+    """Whether the system gives a jail a separate network, a separate disk and shared memory of its own."""
 
     def leave() -> None:
-        if _libc.unshare(_NEW_NETWORK) or not sight.new_view():
+        if _libc.unshare(_NEW_NETWORK | _NEW_IPC) or not sight.new_view():
             raise OSError("not allowed")
 
     return sight.in_child(leave)
@@ -239,8 +257,22 @@ def processes_of(uid: int) -> list[int]:
 
 
 def _real_user(pid: str) -> int:
+    return _status(pid)["Uid"]
+
+
+def _held_bytes(uid: int) -> int:
+    """Memory of a user's processes, without files; what several share counts for each."""
+    found = 0
+    for pid in processes_of(uid):
+        with contextlib.suppress(OSError, KeyError):
+            found += 1024 * sum(_status(pid)[kind] for kind in ("RssAnon", "RssShmem", "VmSwap"))
+    return found
+
+
+def _status(pid: int | str) -> dict[str, int]:
     with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
+        rows = (line.split() for line in file)
+        return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 def _children(pid: int) -> list[int]:
@@ -278,10 +310,13 @@ def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -
         os.dup2(nothing, fd)
     os.closerange(3, conn.fileno())
     os.closerange(conn.fileno() + 1, 4096)
-    os.chdir(folder)
-    os.umask(0o077)
     with contextlib.suppress(OSError):  # if memory runs out, the system ends these processes, and not the grader
         Path("/proc/self/oom_score_adj").write_text("1000")
+    if uid is not None:
+        sight.open_closed_folders()
+        sight.own_disk(OPEN_TO_ALL, folder, uid, MOST_DISK_BYTES)
+    os.chdir(folder)
+    os.umask(0o077)
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "OMP_NUM_THREADS") if name in os.environ}
     os.environ.clear()
     os.environ.update(kept, HOME=folder, TMPDIR=folder)
@@ -291,5 +326,5 @@ def _give_up_rights(conn: connection.Connection, uid: int | None, folder: str) -
             resource.setrlimit(limit, (most, most))
     if uid is not None:
         sight.become(uid)
-    _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    refused.refuse()
     _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # or `launch` could not read the CPU time of its ranks

@@ -9,13 +9,14 @@ import os
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from lib.check.judge import FAIL, PASS, TODO
 from lib.grade.assignment import Assignment
-from lib.grade.feedback import feedback
-from lib.grade.sheets import read_sheet
+from lib.grade.feedback import feedback, for_student, seen
+from lib.grade.sheets import as_cell, of_cell, read_sheet
 from lib.grade.submissions import Submission
 
 Grade = dict[str, Any]
@@ -42,7 +43,7 @@ def write_json(path: Path, thing: object) -> None:
 
 def write_table(path: Path, rows: list[list[Any]], mark: str = "") -> None:
     """Write a CSV; a cell that a spreadsheet would compute is text. With the `MARK`, Excel reads UTF-8."""
-    _write_csv(path, [[_cell(x) for x in row] for row in rows], mark)
+    _write_csv(path, [[as_cell(x) for x in row] for row in rows], mark)
 
 
 def _write_csv(path: Path, rows: list[list[Any]], mark: str = "") -> None:
@@ -51,13 +52,9 @@ def _write_csv(path: Path, rows: list[list[Any]], mark: str = "") -> None:
     write(path, mark + out.getvalue())
 
 
-def _cell(x: Any) -> Any:
-    return f"'{x}" if isinstance(x, str) and x[:1] in "=+-@\t\r" and x[:1] else x
-
-
 def points_of(given: Grade, exercise: str) -> float:
     """The points of one exercise."""
-    return round(sum(r["points"] for r in given["results"] if r["exercise"] == exercise), 4)
+    return round(sum(r["points"] for r in given["results"] if r["exercise"] == exercise), 2)
 
 
 def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict[str, float]:
@@ -81,7 +78,7 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict
     for given in grades:
         student = given["student"]
         words = {name: entered[student, name] for name in assignment.by_hand if (student, name) in entered}
-        totals[student] = round(given["score"] + sum(words.values()) * given["late_factor"], 4)
+        totals[student] = round((given["raw_score"] + sum(words.values())) * given["late_factor"], 2)
         text = feedback(assignment, given, totals[student], words)
         write(out / "feedback" / f"{Submission(student).file_name}.md", text)
         again = [
@@ -120,15 +117,15 @@ class _ByHand:
     look_again: str = ""
 
     def must_look_again(self, text: str) -> bool:
-        """Whether the points are for a different text; spreadsheets cut long texts, and change ends of lines."""
-        same = self.text.split() == str(_cell(text)).split() or len(text) > 30_000
+        """Whether the points are for a different text; spreadsheets change ends of lines."""
+        same = self.text.split() == str(as_cell(text)).split()
         return self.points is not None and (bool(self.look_again) or not same)
 
 
 def _read_by_hand(path: Path, assignment: Assignment) -> dict[tuple[str, str], _ByHand]:
     found = {}
     for row in read_sheet(path, "student", "question", "points", "text") if path.exists() else ():
-        student, name = row["student"].removeprefix("'"), row["question"]
+        student, name = of_cell(row["student"]), row["question"]
         points = None
         if name in assignment.by_hand and (entered := row["points"].strip()):
             points = _points(entered, assignment.by_hand[name].points, f"{path}, {student}, {name}")
@@ -138,7 +135,7 @@ def _read_by_hand(path: Path, assignment: Assignment) -> dict[tuple[str, str], _
 
 def _points(entered: str, most: float, where: str) -> float:
     try:
-        points = float(entered.replace(",", "."))
+        points = round(float(entered.replace(",", ".")), 2)
     except ValueError:
         raise ValueError(f"{where}: {entered!r} is no number of points; write 2.5") from None
     if not 0 <= points <= most:
@@ -174,24 +171,25 @@ def _first_paragraph(hint: str) -> str:
 
 def gradescope(given: Grade) -> dict[str, Any]:
     """`results.json` of one submission, as Gradescope reads it."""
+    sums = [0.0, *accumulate(r["points"] for r in given["results"])]
+    scores = [round(x * given["late_factor"], 2) for x in sums]  # of which the differences add up
     return {
         "score": given["score"],
-        "execution_time": round(given["seconds"]),
-        "output": "\n".join(given["notes"]),
+        "output": "\n".join(for_student(given["notes"])),
         "output_format": "text",
         "stdout_visibility": "hidden",
         "tests": [
             {
-                "name": f"{r['exercise']} {r['title']}, {r['case']}",
+                "name": f"{r['exercise']} {r['title']}, {seen(r)[0]}",
                 "number": r["exercise"],
-                "score": round(r["points"] * given["late_factor"], 6),
+                "score": round(after - before, 2),
                 "max_score": r["max"],
                 "status": "passed" if r["status"] == PASS else "failed",
-                "output": r["hint"],
+                "output": seen(r)[1],
                 "output_format": "text",
                 "visibility": "after_published" if r["hidden"] else "visible",
             }
-            for r in given["results"]
+            for r, (before, after) in zip(given["results"], pairwise(scores), strict=True)
         ],
     }
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from pathlib import Path
+from typing import Any
+
+_COMPUTED = re.compile(r"'*(?:[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")  # also as letters of double width
 
 
 def read_sheet(path: str | Path, *columns: str) -> list[dict[str, str]]:
@@ -26,6 +30,16 @@ def read_sheet(path: str | Path, *columns: str) -> list[dict[str, str]]:
             "rename the file and run this again: then a new one is written"
         )
     return [dict(zip(head, [*row, *[""] * len(head)], strict=False)) for row in rows]
+
+
+def as_cell(x: Any) -> Any:
+    """A text that a spreadsheet would compute, with an apostrophe before it, which makes it text."""
+    return f"'{x}" if isinstance(x, str) and _COMPUTED.match(x) else x
+
+
+def of_cell(text: str) -> str:
+    """The text of which `as_cell` is this cell."""
+    return text[1:] if as_cell(text[1:]) == text else text
 
 
 def sheet_rows(path: str | Path) -> list[list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+import struct
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 import lib
 
 _NEW_VIEW, _BIND, _ALL_BELOW, _PRIVATE = 0x00020000, 4096, 16384, 1 << 18  # of unshare and mount
+_MOUNT_SETATTR, _HERE, _RECURSIVE = 442, -100, 0x8000  # the same numbers on all machines; since Linux 5.12
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,8 +44,10 @@ def open_closed_folders() -> None:
             _cover(folder, "mode=755,size=1m")
 
 
-def limit_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int) -> None:
-    """Mount empty folders over these, in memory and of limited size, for this process and its children.
+def own_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int) -> None:
+    """For this process and its children, nothing can be written but these folders: empty, in memory, of limited size.
+
+    Of the book they see the library, without the exercises, whose files have right programs.
 
     Args:
         open_to_all: folders where every user may write.
@@ -53,6 +57,14 @@ def limit_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: in
     """
     if not new_view():
         return
+    book = Path(lib.__file__).resolve().parents[1]
+    kept = {above for path in needed() for above in (path, *path.parents)}
+    beside = [] if book in needed() or {*book.parents} & {*needed()} else [p for p in book.iterdir() if p.is_dir()]
+    for closed in (*(p for p in beside if p not in kept), book / "lib" / "check" / "exercises"):
+        if not closed.is_symlink():
+            _cover(closed, "mode=755,size=1m")
+    read_only = struct.pack("4Q", 1, 0, 0, 0)
+    _libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, read_only, len(read_only))
     size = f"size={most_bytes},nr_inodes=10000"
     for place in {Path(one).resolve() for one in open_to_all if Path(one).is_dir()}:
         _cover(place, f"mode=1777,{size}")

@@ -17,7 +17,8 @@ from lib.grade.sheets import sheet_rows, sheet_text
 
 MOST_BYTES = 20 * 2**20  # of a notebook
 READING = "chapters"  # a folder of the handout: its functions have the names of some answers
-_CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_.+$", re.IGNORECASE)
+MOST_NOTES = 20  # of files and cells that cannot be read
+_CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_(?P<upload>\d+)_.+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Submission:
 
     Args:
         student: a printable name; with the id after it if Canvas writes the names of two people alike.
-        paths: of notebooks, in order of their names.
+        paths: of notebooks, the newest last.
         others: names of files of a student without a notebook.
         canvas_id: of the student, from the name of the file; "" without.
         marked_late: Canvas says so.
@@ -60,7 +61,8 @@ class Submission:
                 notes += notebooks[-1].notes
             except NotebookError as error:
                 notes.append(printable(str(error).replace(f"{path}", path.name)))
-        return notebooks, [printable(note) for note in notes]
+        more = [f"and {len(notes) - MOST_NOTES} more notes of this kind"] * (len(notes) > MOST_NOTES)
+        return notebooks, [*map(printable, notes[:MOST_NOTES]), *more]
 
     def digest(self) -> str:
         """A hash of all files and the time: a new submission has a new digest."""
@@ -102,14 +104,14 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
     people = Counter(name for name, _ in {(parts["student"], parts["id"]) for parts in of_canvas.values()})
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
-            one = _with(Submission(printable(entry.name)), *_files(entry))
+            one = _with(found.get(name := printable(entry.name), Submission(name)), *_files(entry))
         elif parts := of_canvas.get(entry):
             name = parts["student"] if people[parts["student"]] == 1 else f"{parts['student']}_{parts['id']}"
             before = found.get(printable(name), Submission(printable(name), canvas_id=parts["id"]))
             late = before.marked_late or bool(parts["late"])
             one = replace(_with(before, entry), marked_late=late)
         elif entry.suffix == ".ipynb":
-            one = _with(Submission(printable(entry.stem)), entry)
+            one = _with(found.get(name := printable(entry.stem), Submission(name)), entry)
         else:
             continue
         found[one.student] = one
@@ -127,9 +129,16 @@ def find_submissions(folder: str, roster: str | None = None, times: str | None =
 
 def _with(one: Submission, *files: Path) -> Submission:
     """The submission with more files; files that are no notebooks count only if there is no notebook."""
-    paths = (*one.paths, *(path for path in files if path.suffix == ".ipynb"))
+    paths = tuple(sorted((*one.paths, *(path for path in files if path.suffix == ".ipynb")), key=_age))
     others = (*one.others, *(printable(path.name) for path in files if path.suffix != ".ipynb"))
     return replace(one, paths=paths, others=() if paths else others)
+
+
+def _age(path: Path) -> tuple:
+    """Larger for a newer notebook: Canvas' number of the upload, then the time of the file, then the name's numbers."""
+    of_canvas = _CANVAS.match(path.name)
+    numbers = [int(number) for number in re.findall(r"\d+", path.stem)]
+    return int(of_canvas["upload"]) if of_canvas else 0, os.lstat(path).st_mtime_ns, numbers, path.name
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -144,7 +153,7 @@ def read_roster(path: str) -> list[str]:
     Raises:
         ValueError: a name is there twice, or the file is a table.
     """
-    names = (line.strip().strip('"') for line in sheet_text(path).splitlines())
+    names = (printable(line.strip().strip('"')) for line in sheet_text(path).splitlines())
     names = [name for name in names if name and name.lower() != "student"]
     if tables := [name for name in names if name.count(",") > 1]:
         raise ValueError(f"{path} has a line {tables[0][:60]!r}: a roster has one name per line, and nothing else")
@@ -159,11 +168,11 @@ def _times(path: str) -> dict[str, datetime.datetime]:
         if len(row) < 2 or (number == 1 and row[1].strip().lower() in ("time", "when", "submitted")):
             continue
         try:
-            found[row[0].strip()] = datetime.datetime.fromisoformat(row[1].strip())
+            found[printable(row[0].strip())] = datetime.datetime.fromisoformat(row[1].strip())
         except ValueError:
             raise ValueError(
                 f"{path}, line {number}: {row[1]!r} is no time; write 2027-03-01T23:59:00+01:00"
             ) from None
-        if found[row[0].strip()].tzinfo is None:
+        if found[printable(row[0].strip())].tzinfo is None:
             raise ValueError(f"{path}, line {number}: {row[1]!r} has no time zone")
     return found

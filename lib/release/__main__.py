@@ -41,6 +41,8 @@ BOOK = Path(lib.__file__).resolve().parents[1]
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("grade", "release")
+CHECKERS = "lib/check/exercises"
+_IMPORTED = re.compile(r"from lib\.check\.exercises\.(\w+) import")
 Files = dict[str, bytes]  # by their path in a zip
 
 
@@ -136,8 +138,18 @@ def handout(assignment: Assignment) -> Files:
     texts["rubric.md"] = rubric(assignment)
     texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
     chapters = {f"chapters/{path.name}": path.read_bytes() for path in sorted(BOOK.glob("chapters/*.ipynb"))}
-    without = {k: v for k, v in library().items() if not k.startswith(tuple(f"lib/{n}/" for n in NOT_FOR_STUDENTS))}
-    return {name: text.encode() for name, text in texts.items()} | chapters | without
+    without, checkers = tuple(f"lib/{name}/" for name in NOT_FOR_STUDENTS), _checkers(assignment)
+    given = {k: v for k, v in library().items() if not k.startswith(without)}
+    given = {k: v for k, v in given.items() if not k.startswith(f"{CHECKERS}/") or Path(k).stem in checkers}
+    return {name: text.encode() for name, text in texts.items()} | chapters | given
+
+
+def _checkers(assignment: Assignment) -> set[str]:
+    """The checkers of a homework's exercises, and what these import: they have right programs, as the others have."""
+    own = tuple(f"e{e.id.replace('.', '_')}_" for e in assignment.exercises)
+    files = [path for path in (BOOK / CHECKERS).glob("*.py") if path.stem.startswith(own)]
+    imported = [name for path in files for name in _IMPORTED.findall(path.read_text(encoding="utf-8"))]
+    return {"__init__", *(path.stem for path in files), *imported}
 
 
 def library() -> Files:

@@ -24,14 +24,15 @@ c.ExecutePreprocessor.timeout = 120
 """
 
 # Gradescope unzips a submission into submission/, runs this as root and reads results.json. The first file stays if the
-# grader dies. Only root may read model answers and hidden cases: students' code runs as a different user.
+# grader dies. Only root may read right programs, model answers and hidden cases: students' code runs as another user.
 RUN_AUTOGRADER = """#!/usr/bin/env bash
 cd /autograder/source
 chmod 700 /autograder/results
 chmod 600 {secret}
+chmod 700 lib/check/exercises
 results=/autograder/results/results.json
 echo '{{"score": 0, "output": "The grader ended early: please tell your teacher."}}' > $results
-rm -rf /tmp/given /tmp/grades && mkdir -m 700 /tmp/given && cp -r /autograder/submission /tmp/given/student
+rm -rf /tmp/given /tmp/grades && mkdir -m 700 /tmp/given && cp -rp /autograder/submission /tmp/given/student
 timeout {seconds} {python} -m lib.grade {id}.json /tmp/given --out /tmp/grades --gradescope $results{more}
 """
 SETUP_SH = """#!/usr/bin/env bash
@@ -124,8 +125,11 @@ pathlib.Path("result.json").write_text(json.dumps({{
 RUNTIME = '{"runs-on": "ubuntu-latest", "python": "3.12"}'  # of Classroom 50's assignment
 
 # otter compares what a test prints: after a PASS one word, otherwise the text with the hint.
-OTTER_TEST = """from lib.check import verdict
-text, status = verdict("{}", {}, points={:g})
+OTTER_TEST = """try:
+    from lib.check import verdict
+    text, status = verdict("{}", {}, points={:g})
+except ImportError as error:
+    text = status = f"Not graded: the book's library is not installed where otter runs, and must be ({{error}})."
 print(status if status == "PASS" else text)"""
 # Students get the lines between the quotes in place of the answer.
 OTTER_STUB = r'''\1# END SOLUTION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lib.check.exercise import COPIED
-from lib.check.judge import cases_of
+from lib.check.judge import cases_of, dealt
 from lib.grade.assignment import Assignment, hidden_ranks
 
 BEGIN = """## Begin
@@ -72,10 +72,10 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
         points = assignment.points[exercise.id]
         text.append(f"## {exercise.id} `{exercise.title}`, {points:g} points\n")
         cases, hidden = cases_of(exercise), set() if for_teacher else hidden_ranks(exercise)
-        each = points / len(cases)
-        text += [f"- {name}: {each:g}" for ranks, name in cases if ranks not in hidden]
-        num_hidden = sum(ranks in hidden for ranks, _ in cases)
-        text += [f"- hidden cases: {num_hidden * each:g}"] * bool(num_hidden)
+        each = [*zip(cases, dealt(points, len(cases)), strict=True)]
+        text += [f"- {name}: {most:g}" for (ranks, name), most in each if ranks not in hidden]
+        of_hidden = sum(most for (ranks, _), most in each if ranks in hidden)
+        text += [f"- hidden cases: {of_hidden:.6g}"] * bool(of_hidden)
         asked = exercise.variants if exercise.id in assignment.varied else (exercise,)
         hints = [" ".join(mistake.hint.split()) for one in asked for mistake in one.mistakes]
         hints = [hint for hint in dict.fromkeys(hints) if not hint.startswith(COPIED)]

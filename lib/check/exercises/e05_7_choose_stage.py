@@ -47,7 +47,8 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
         way = rng.choice(sorted({way for way, _ in others}))  # each as often, also those with few m
         picked = rng.choice([one for one in others if one[0] == way])
         cases += [(case, one) for one in others if one in (picked, (THREE, 1))]
-    return [{"cases": rng.sample(cases, len(cases))}]
+    cases = rng.sample(cases, len(cases))
+    return [{"cases": cases, "right": [(by_search(*one)[2:], best_choices(one[0])) for one in cases]}]
 
 
 def choices(case: Case) -> list[tuple[str, int]]:
@@ -96,12 +97,11 @@ def title(way: Any, m: Any) -> str:
 
 def body(answer: Callable, group: Group, given: Data) -> Data:
     found: Data = {part: [] for part in PARTS}
-    for case, proposed in given["cases"]:
+    for (case, proposed), ((least, reason, by), best) in zip(given["cases"], given["right"], strict=True):
         way, m, sent, why, number = several(answer(case, proposed), 5)
         mine = title(word(way), known_number(m, range(1, case.sequences + 1)))
-        *_, least, reason, by = by_search(case, proposed)
         judged = {
-            CHOICE: (HOLDS if mine in best_choices(case) else mine, HOLDS),
+            CHOICE: (HOLDS if mine in best else mine, HOLDS),
             SENT: (known_number(sent, [least]), least),
             DEFENCE: ([word(why), known_number(number, [by])], [reason, by]),
         }

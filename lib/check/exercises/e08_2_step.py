@@ -13,7 +13,8 @@ from torch.autograd import grad
 from lib.check.exercise import DTYPE, Data, Exercise, Mistake, random
 from lib.check.listen import listen, raw
 from lib.mesh import Group
-from lib.runtime.calls import Listener, listeners
+from lib.runtime import calls
+from lib.runtime.calls import Listener
 
 ROWS, D, MICROBATCHES = 3, 5, 4
 LOSS, SENT, WAITED, BACK = "the loss", "what was sent", "waited for", "sent backward"
@@ -52,7 +53,7 @@ class FeaturesFirst(nn.Module):
 @raw
 def body(answer: Callable, group: Group, given: Data) -> Data:
     stage, heard, counts = FeaturesFirst(given["weight"], given["bias"]), listen(), Counter()
-    listeners.append(Listener(lambda call: counts.update(["starts"]), lambda call: counts.update(["waits"])))
+    calls.listeners.append(Listener(lambda call: counts.update(["starts"]), lambda call: counts.update(["waits"])))
     asks: list[bool] = []
     stage.register_forward_pre_hook(lambda module, given: asks.append(given[0].requires_grad))
     try:

@@ -12,7 +12,8 @@ from torch import distributed as dist
 from lib.check.exercise import Data, Exercise, Mistake, random, whole
 from lib.check.listen import raw
 from lib.mesh import Group
-from lib.runtime.calls import Listener, listeners
+from lib.runtime import calls
+from lib.runtime.calls import Listener
 
 GRADIENT, ORDER, NUMBER = "gradient of this stage's weight", "order of work", "messages sent"
 UNFINISHED = "{}s that were not waited for"
@@ -27,7 +28,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 @raw
 def body(answer: Callable, group: Group, given: Data) -> Data:
     rank, last = group.rank, group.size - 1
-    weight, batch, kept, order, calls = given["weight"], given["batch"], {}, [], Counter()
+    weight, batch, kept, order, counts = given["weight"], given["batch"], {}, [], Counter()
     gradient = torch.zeros_like(weight)
 
     def forward(k: int, x: torch.Tensor) -> torch.Tensor | None:
@@ -43,16 +44,16 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
         return None if rank == 0 else g * weight
 
     # Other answers share this list of listeners: these are in it only while this answer runs.
-    heard = Listener(lambda call: calls.update([call.kind]), lambda call: calls.subtract([call.kind]))
-    sent = Listener(lambda call: calls.update(["all"] * (call.kind == "send")), lambda call: None)
-    listeners.extend([heard, sent])
+    heard = Listener(lambda call: counts.update([call.kind]), lambda call: counts.subtract([call.kind]))
+    sent = Listener(lambda call: counts.update(["all"] * (call.kind == "send")), lambda call: None)
+    calls.listeners.extend([heard, sent])
     try:
         answer(forward, backward, torch.empty_like(weight), len(batch))
     finally:
-        listeners.remove(heard)
-        listeners.remove(sent)
-    unfinished = {UNFINISHED.format(kind): calls[kind] for kind in ("send", "recv")}
-    return {ORDER: " ".join(order), GRADIENT: gradient, NUMBER: calls["all"], **unfinished}
+        calls.listeners.remove(heard)
+        calls.listeners.remove(sent)
+    unfinished = {UNFINISHED.format(kind): counts[kind] for kind in ("send", "recv")}
+    return {ORDER: " ".join(order), GRADIENT: gradient, NUMBER: counts["all"], **unfinished}
 
 
 def reference(given: list[Data]) -> list[Data]:

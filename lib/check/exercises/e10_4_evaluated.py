@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from lib import comm
 from lib.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Data, Exercise, Mistake, everywhere, random, whole
 from lib.mesh import Group
-from lib.runtime.calls import Call, Listener, listeners
+from lib.runtime import calls
+from lib.runtime.calls import Call, Listener
 
 WIDTH, CLASSES, PADDING = 3, 3, -100
 CASES = "all targets count", "with padding"
@@ -73,12 +74,12 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     for case, (batch, targets) in given["cases"].items():
         stage, saved = Stage(given["weight"].clone(), group), []
         # Other answers share the list of listeners: this one is in it only while this answer runs.
-        listeners.append(listener := Listener(stage.starts, stage.waits))
+        calls.listeners.append(listener := Listener(stage.starts, stage.waits))
         try:
             with saved_tensors_hooks(saved.append, lambda kept: kept):
                 loss = answer(stage, batch, targets, WIDTH, group)
         finally:
-            listeners.remove(listener)
+            calls.listeners.remove(listener)
         facts = {LOSS: loss, **stage.facts, SAVED: "something" if saved else "nothing"}
         facts[UNFINISHED] = stage.in_flight.total()
         found |= {f"{case}: {what}": value for what, value in facts.items()}
