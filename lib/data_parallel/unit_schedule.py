@@ -23,7 +23,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib.data_parallel.gradient_sums import with_gradient
-from lib.data_parallel.units import ELSEWHERE, Call, Unit
+from lib.data_parallel.units import ELSEWHERE, OpenCall, Unit
 
 
 class UnitSchedule:
@@ -102,11 +102,9 @@ class UnitSchedule:
             self._make_whole(unit, "forward")
         waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
         if unit.has_frozen and torch.is_grad_enabled() and not waits:
-            if inputs := with_gradient((args, kwargs)):
-                unit.inputs_open.add(call := Call())
-                register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit, call), mode="all")
-            else:
-                unit.inputs_open.add(unit)  # until the end of backward
+            inputs, call = with_gradient((args, kwargs)), OpenCall()
+            unit.inputs_open.add(call if inputs else unit)  # without any, it waits for the end of backward
+            register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit, call), mode="all")
 
     def _before_layer(self, unit: Unit, module: nn.Module, args: tuple) -> None:
         """Gather the unit of a layer that is recomputed inside it; a layer that is called alone is refused."""
@@ -127,7 +125,7 @@ class UnitSchedule:
             self._catch_up("forward")
         outputs = with_gradient(output)
         if outputs:
-            unit.calls_open.add(call := Call())
+            unit.calls_open.add(call := OpenCall())
             register_multi_grad_hook(outputs, partial(self._backward_comes, unit, call), mode="any")
         elif self._trains and not isinstance(output, Tensor):
             unit.calls_open.add(unit)  # an output may be hidden in it, until the end of the step
@@ -160,7 +158,7 @@ class UnitSchedule:
 
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
-    def _backward_comes(self, unit: Unit, call: Call, gradient: Tensor) -> None:
+    def _backward_comes(self, unit: Unit, call: OpenCall, gradient: Tensor) -> None:
         self._has_graph |= torch.is_grad_enabled()
         unit.calls_open.discard(call)
         self._before_backward(unit, may_pass=True)
@@ -212,7 +210,7 @@ class UnitSchedule:
             self._passed.add(unit)
         self._reshard_if_done(unit)
 
-    def _inputs_are_done(self, unit: Unit, call: Call, gradients: object) -> None:
+    def _inputs_are_done(self, unit: Unit, call: OpenCall, gradients: object) -> None:
         unit.inputs_open.discard(call)
         self._reshard_if_done(unit)
 

@@ -42,8 +42,8 @@ class Unit:
         self.has_frozen = len(self.trained) < len(self._named)
         self.is_whole = False
         self.gradients_open: set[int] = set()  # parameters that still wait for their gradient
-        self.calls_open: WeakSet[Call | Unit] = WeakSet()  # whose outputs still wait for their gradient
-        self.inputs_open: WeakSet[Call | Unit] = WeakSet()  # whose inputs still do: the only end of a frozen layer
+        # Calls whose outputs, or inputs, still wait for their gradient: of a frozen layer inputs are the only end.
+        self.calls_open, self.inputs_open = WeakSet(), WeakSet()
         self._coming: list[comm.Pending] = []
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class Unit:
         self._coming = []
 
 
-class Call:
+class OpenCall:
     """A call of a unit, which only its graph holds: it is gone with a graph that gets no backward."""
 
 
