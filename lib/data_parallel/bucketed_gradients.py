@@ -68,6 +68,7 @@ class Gradients(GradientSums):
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
         self._lines: list[_Line] = []
         self._went_back = False  # the last backward of a step has begun, and was not finished or given up
+        self.held = False
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
         self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))
@@ -129,7 +130,7 @@ class Gradients(GradientSums):
             line.sent = line.left = False
 
     def _send_full_buckets(self, line: _Line) -> None:
-        while line.next < len(line.buckets) and not line.buckets[line.next].missing:
+        while line.next < len(line.buckets) and not line.buckets[line.next].missing and not self.held:
             bucket = line.buckets[line.next]
             if self.one_at_a_time and line.pending and not line.crosses:
                 line.pending[-1].wait()
@@ -157,6 +158,12 @@ class Gradients(GradientSums):
             if not p.requires_grad:
                 p.grad = None  # frozen since
         bucket.missing.clear()
+
+    def hold(self, held: bool) -> None:
+        """Send no bucket, or from now on each that is full."""
+        self.held = held
+        for line in self._lines:
+            self._send_full_buckets(line)
 
     @torch.no_grad()
     def no_more(self, bucket: Bucket) -> None:

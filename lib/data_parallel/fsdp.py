@@ -98,11 +98,7 @@ class FSDP(Sharded):
         facts = list(replicas(module, second_lane(group), group.size))
         gradients = Gradients(facts, op, each=True, one_at_a_time=True, buckets=buckets)
         super().__init__(module, group, gradients, optimizer, [flat for unit in made for flat in unit.flats])
-        self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, self._passed)
-
-    def _passed(self, unit: Unit) -> None:
-        if unit.trained:
-            self.gradients.no_more(unit.flats[0])
+        self.units, self._schedule = made, UnitSchedule(made, reshard_after_forward, prefetch, gradients)
 
     def state_dict(self, *args, **kwargs) -> NoReturn:
         raise RuntimeError(ELSEWHERE.format("saved"))

@@ -11,7 +11,7 @@ Source: Zhao et al., PyTorch FSDP, VLDB 2023, arXiv 2304.11277, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import NoReturn
@@ -22,8 +22,9 @@ from torch._C import _autograd
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.autograd.graph import register_multi_grad_hook
 
+from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import with_gradient
-from lib.data_parallel.units import ELSEWHERE, Call, Unit
+from lib.data_parallel.units import ELSEWHERE, Unit
 
 
 class UnitSchedule:
@@ -34,15 +35,14 @@ class UnitSchedule:
     Args:
         units: the root, then the other units in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
-        passed: called with each unit once per backward, when it will get no more gradients here, so that its sum
-            starts: other ranks wait for it before the next unit.
+        sums: told of each unit once per backward, when it will get no more gradients here, so that its sum
+            starts: other ranks wait for it before the next unit. While an earlier forward may still get its backward,
+            ranks could differ in this, so no sum starts before the end.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], reshard_after_forward: bool, prefetch: bool, passed: Callable[[Unit], None]
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], reshard_after_forward: bool, prefetch: bool, sums: Gradients) -> None:
         self.units, self.reshard_after_forward, self.prefetch = units, reshard_after_forward, prefetch
-        self.passed = passed
+        self.sums = sums
         root, *others = units
         self._order = {"forward": list(units), "backward": [root, *others[::-1]]}
         self._next = {direction: dict(pairwise(order)) for direction, order in self._order.items()}
@@ -72,16 +72,16 @@ class UnitSchedule:
         if self._backward:
             self._has_graph = False
             self._catch_up("backward", may_pass=True)
-            self._backward = False
+            self._backward = self.sums.held = False
             for unit in self.units:  # units that backward did not reach
-                unit.inputs_open.clear()
+                unit.inputs_open = 0
                 unit.reshard()
 
     def end_step(self) -> None:
         """Note that the outputs of forward so far will get no backward."""
         self.end_backward()
         for unit in self.units:
-            unit.calls_open.clear()
+            unit.calls_open = 0
             unit.reshard()
 
     def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -102,11 +102,9 @@ class UnitSchedule:
             self._make_whole(unit, "forward")
         waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
         if unit.has_frozen and torch.is_grad_enabled() and not waits:
-            if inputs := with_gradient((args, kwargs)):
-                unit.inputs_open.add(call := Call())
-                register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit, call), mode="all")
-            else:
-                unit.inputs_open.add(unit)  # until the end of backward
+            unit.inputs_open += 1
+            inputs = with_gradient((args, kwargs))  # without any, it waits for the end of backward
+            register_multi_grad_hook(inputs, partial(self._inputs_are_done, unit), mode="all")
 
     def _before_layer(self, unit: Unit, module: nn.Module, args: tuple) -> None:
         """Gather the unit of a layer that is recomputed inside it; a layer that is called alone is refused."""
@@ -126,11 +124,9 @@ class UnitSchedule:
         if unit is self.units[0]:
             self._catch_up("forward")
         outputs = with_gradient(output)
+        unit.calls_open += self._trains and (bool(outputs) or unit is not self.units[0])
         if outputs:
-            unit.calls_open.add(call := Call())
-            register_multi_grad_hook(outputs, partial(self._backward_comes, unit, call), mode="any")
-        elif self._trains and not isinstance(output, Tensor):
-            unit.calls_open.add(unit)  # an output may be hidden in it, until the end of the step
+            register_multi_grad_hook(outputs, partial(self._backward_comes, unit), mode="any")
         if self.reshard_after_forward or not outputs:
             for one in self.units if unit is self.units[0] else [unit]:  # the root: also prefetched and unused units
                 one.reshard()
@@ -160,9 +156,11 @@ class UnitSchedule:
 
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
-    def _backward_comes(self, unit: Unit, call: Call, gradient: Tensor) -> None:
+    def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
         self._has_graph |= torch.is_grad_enabled()
-        unit.calls_open.discard(call)
+        unit.calls_open -= 1
+        if unit is self.units[0]:
+            self.sums.hold(unit.calls_open > 0)
         self._before_backward(unit, may_pass=True)
 
     def _before_backward(self, unit: Unit, may_pass: bool = False) -> None:
@@ -201,9 +199,10 @@ class UnitSchedule:
                 self._pass(unit)
 
     def _pass(self, unit: Unit) -> None:
-        if unit not in self._passed and not self._has_graph:
+        if unit not in self._passed and not self._has_graph and not self.sums.held:
             self._passed.add(unit)
-            self.passed(unit)
+            if unit.trained:
+                self.sums.no_more(unit.flats[0])
             unit.reshard()
 
     def _gradient_is_there(self, unit: Unit, p: nn.Parameter) -> None:
@@ -212,8 +211,8 @@ class UnitSchedule:
             self._passed.add(unit)
         self._reshard_if_done(unit)
 
-    def _inputs_are_done(self, unit: Unit, call: Call, gradients: object) -> None:
-        unit.inputs_open.discard(call)
+    def _inputs_are_done(self, unit: Unit, gradients: object) -> None:
+        unit.inputs_open -= 1
         self._reshard_if_done(unit)
 
     def _reshard_if_done(self, unit: Unit) -> None:

@@ -10,7 +10,6 @@ arXiv 2304.11277, section 3.
 from __future__ import annotations
 
 from collections import Counter
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +41,8 @@ class Unit:
         self.has_frozen = len(self.trained) < len(self._named)
         self.is_whole = False
         self.gradients_open: set[int] = set()  # parameters that still wait for their gradient
-        self.calls_open: WeakSet[Call | Unit] = WeakSet()  # whose outputs still wait for their gradient
-        self.inputs_open: WeakSet[Call | Unit] = WeakSet()  # whose inputs still do: the only end of a frozen layer
+        self.calls_open = 0  # calls whose outputs still wait for their gradient
+        self.inputs_open = 0  # calls whose inputs still wait for their gradient: the only end of a frozen layer
         self._coming: list[comm.Pending] = []
 
     def start(self) -> None:
@@ -94,10 +93,6 @@ class Unit:
         for pending in self._coming:
             pending.wait()
         self._coming = []
-
-
-class Call:
-    """A call of a unit, which only its graph holds: it is gone with a graph that gets no backward."""
 
 
 class StandIns:
