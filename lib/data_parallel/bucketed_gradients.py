@@ -68,7 +68,7 @@ class Gradients(GradientSums):
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
         self._lines: list[_Line] = []
         self._went_back = False  # the last backward of a step has begun, and was not finished or given up
-        self.held = False
+        self.held = False  # full buckets are sent later: see `hold`
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
         self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))

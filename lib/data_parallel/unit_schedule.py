@@ -72,7 +72,7 @@ class UnitSchedule:
         if self._backward:
             self._has_graph = False
             self._catch_up("backward", may_pass=True)
-            self._backward = self.sums.held = False
+            self._backward = self.sums.held = False  # finish() or the next forward sends what was held
             for unit in self.units:  # units that backward did not reach
                 unit.inputs_open = 0
                 unit.reshard()
