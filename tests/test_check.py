@@ -23,7 +23,7 @@ from lib.check.exercises.e03_1_average_gradients import averages, each, sums
 from lib.check.judge import _difference, in_ranks, judge, new_seed
 from lib.check.listen import raw
 from lib.check.source import Answer, NotebookError, read_notebook
-from lib.check.tried import try_right, try_wrong
+from lib.check.tried import Tried, try_right, try_wrong
 from lib.launch import RankError, RunError, run
 
 ROOT = Path(__file__).parent.parent
@@ -38,11 +38,16 @@ def own_progress(monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
 
 
+def unlike(tried: Tried) -> Tried:
+    """The programs that did not come out as they must."""
+    return [one for one in tried if not one[0]]
+
+
 @pytest.mark.parametrize("exercise_id", sorted(EXERCISES))
 def test_right_answers_pass(exercise_id):
     for row, exercise in EXERCISES[exercise_id].rows.items():
         tried = try_right(exercise, seed := new_seed())
-        assert len(tried) >= 2 and all(as_it_must for as_it_must, _ in tried), (row, seed, tried)
+        assert len(tried) >= 2 and not unlike(tried), (row, seed, unlike(tried))
 
 
 HANGS = [
@@ -76,7 +81,7 @@ def marks(exercise: Exercise):
 def test_each_mistake_is_named(exercise_id):
     for row, exercise in EXERCISES[exercise_id].rows.items():
         tried = try_wrong(replace(exercise, ranks=exercise.ranks[:2]), seed=3)
-        assert len(tried) >= 3 and all(as_it_must for as_it_must, _ in tried), (row, tried)
+        assert len(tried) >= 3 and not unlike(tried), (row, unlike(tried))
 
 
 def test_an_answer_to_another_row_is_named():

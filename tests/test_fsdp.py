@@ -195,22 +195,43 @@ SKIPS = [  # of each rank, in each step
 ]
 
 
-@pytest.mark.parametrize("drops", [False, True], ids=["", "after a forward without backward"])
+PATTERNS = {  # of two forwards of one step, which a rank may run through different units
+    "one": lambda loss: loss(0).backward(),
+    "a forward dropped before": lambda loss: (loss(1), loss(0).backward()),
+    "a forward dropped between": lambda loss: (loss(0).backward(), loss(1), loss(2).backward()),
+    "each, then each backward": lambda loss: [one.backward() for one in [loss(0), loss(1)]],
+    "each, then each backward, last first": lambda loss: [one.backward() for one in [loss(0), loss(1)][::-1]],
+    "one backward of both": lambda loss: (loss(0) + loss(1)).backward(),
+    "one backward of two of three": lambda loss: [one.backward() for one in [loss(0), loss(1) + loss(2)]],
+    "for the input, then for all": lambda loss: loss(0, input_gradient=True)[0].backward(),
+    "through a gradient": lambda loss: sum(loss(0, input_gradient=True)).backward(),
+}
+
+
+def loss_of(model, x, step, rank, share, k, input_gradient=False):
+    row = (x[rank] / (k + 1)).requires_grad_(input_gradient)
+    loss = model(row, SKIPS[(step + k) % len(SKIPS)][rank]).square().sum() / share
+    if not input_gradient:
+        return loss
+    (gradient,) = torch.autograd.grad(loss, row, create_graph=True)
+    return loss, gradient.norm()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("how", [{}, {"prefetch": False}, {"reshard_after_forward": False}], ids=str)
-def test_what_only_some_ranks_use_counts_as_zero_on_the_others(how, drops):
+def test_what_only_some_ranks_use_counts_as_zero_on_the_others(how, pattern):
     """Whole units and layers of the root; as in DDP, no rank complains of another one's messages."""
 
     def steps(world):
         torch.manual_seed(0)
         twin = Skipping()
         model, optimizer, worst = FSDP(copy.deepcopy(twin), world, momentum, **how), momentum(twin.parameters()), 0.0
-        for step, skips in enumerate(SKIPS):
+        for step in range(len(SKIPS)):
             x = torch.randn(world.size, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-            sum(twin(row, skip).square().sum() for row, skip in zip(x, skips, strict=True)).div(world.size).backward()
+            for rank in range(world.size):
+                PATTERNS[pattern](partial(loss_of, twin, x, step, rank, world.size))
             unused_is_zero(twin)
-            if drops:
-                model(x[world.rank], skips[world.rank])
-            model(x[world.rank], skips[world.rank]).square().sum().backward()
+            PATTERNS[pattern](partial(loss_of, model, x, step, world.rank, 1))
             model.finish()
             worst = max(worst, shards_apart(model, twin))
             optimizer.step()

@@ -68,7 +68,7 @@ class Gradients(GradientSums):
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
         self._lines: list[_Line] = []
         self._went_back = False  # the last backward of a step has begun, and was not finished or given up
-        self.held = False
+        self.held = False  # full buckets are sent at the end of the microbatch
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
         self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))
@@ -159,12 +159,6 @@ class Gradients(GradientSums):
                 p.grad = None  # frozen since
         bucket.missing.clear()
 
-    def hold(self, held: bool) -> None:
-        """Send no bucket, or from now on each that is full."""
-        self.held = held
-        for line in self._lines:
-            self._send_full_buckets(line)
-
     @torch.no_grad()
     def no_more(self, bucket: Bucket) -> None:
         """Note that backward has passed this bucket: a parameter without a gradient will not get one."""
@@ -173,13 +167,17 @@ class Gradients(GradientSums):
             self._fill(line, bucket)
             self._send_full_buckets(line)
 
+    def end_microbatch(self) -> None:
+        """Send what the last backward left, if each is sent: it may not have used all parameters."""
+        for line in self._lines:
+            if line.begun or self._went_back and not line.sent:
+                self._send_the_rest(line)
+            line.sent = False
+        self._went_back = False
+
     def before_forward(self) -> None:
-        if self.each and self._through:  # the last microbatch may not have used all parameters
-            for line in self._lines:
-                if line.begun or self._went_back and not line.sent:
-                    self._send_the_rest(line)
-                line.sent = False
-            self._went_back = False
+        if self.each and self._through:
+            self.end_microbatch()
         super().before_forward()
         for bucket in self.buckets:
             bucket.check_in_place()

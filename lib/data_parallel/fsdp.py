@@ -50,7 +50,7 @@ class FSDP(Sharded):
 
     A rank keeps 1/n of all model states: 16Ψ/n bytes in float32 with Adam, and the same in bfloat16 with master
     weights. While it computes, it also holds three unsharded units (the root, the current unit and the next) and the
-    gradients of one.
+    gradients of one. A backward that runs while another forward still waits for its own holds all units.
 
     Outside its forward and backward a parameter reads NaN, because only its shard is stored. `full_state_dict()`
     gathers it.

@@ -36,8 +36,9 @@ class UnitSchedule:
         units: the root, then the other units in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
         sums: told of each unit once per backward, when it will get no more gradients here, so that its sum
-            starts: other ranks wait for it before the next unit. While an earlier forward may still get its backward,
-            ranks could differ in this, so no sum starts before the end.
+            starts: other ranks wait for it before the next unit. In a backward through two forwards ranks that skip
+            units could differ in this. So while another forward may get its backward, or a second backward may go
+            through this one, units stay unsharded, and no sum starts, to the end.
     """
 
     def __init__(self, units: Sequence[Unit], reshard_after_forward: bool, prefetch: bool, sums: Gradients) -> None:
@@ -50,7 +51,8 @@ class UnitSchedule:
         self._passed: set[Unit] = set()  # units that backward has passed
         self._trains = False  # whether the last forward of the root had gradients
         self._backward = False  # between the first gradient of an output and finish()
-        self._has_graph = False  # create_graph: a second backward may go through this one, so units stay unsharded
+        self._task = -1  # autograd's number of the last backward
+        self._has_graph = False  # create_graph: a second backward may go through this one
         for unit in units:
             for p in unit.trained:  # after the hook that sums the gradient
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
@@ -72,7 +74,7 @@ class UnitSchedule:
         if self._backward:
             self._has_graph = False
             self._catch_up("backward", may_pass=True)
-            self._backward = self.sums.held = False
+            self._backward = self.sums.held = False  # what was held is sent by finish(), or before another microbatch
             for unit in self.units:  # units that backward did not reach
                 unit.inputs_open = 0
                 unit.reshard()
@@ -157,17 +159,18 @@ class UnitSchedule:
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
     def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
+        if self._backward and not self._has_graph and torch._C._current_graph_task_id() > self._task:
+            self.end_backward()  # of another forward, before this one
+            self.sums.end_microbatch()
         self._has_graph |= torch.is_grad_enabled()
-        unit.calls_open -= 1
-        if unit is self.units[0]:
-            self.sums.hold(unit.calls_open > 0)
         self._before_backward(unit, may_pass=True)
+        unit.calls_open = max(0, unit.calls_open - 1)  # 0: a second backward through the same graph
 
     def _before_backward(self, unit: Unit, may_pass: bool = False) -> None:
         if not self._backward:
-            self._backward = True
-            self._seen.clear()
-            self._passed.clear()
+            self._backward, self._task = True, torch._C._current_graph_task_id()
+            self.sums.held = self._has_graph or self.units[0].calls_open > 1
+            self._seen, self._passed = set(), set()
             if unit is not self.units[0]:  # its output is also the output of the root
                 self._before_backward(self.units[0])
         self._make_whole(unit, "backward", may_pass)
@@ -193,13 +196,13 @@ class UnitSchedule:
             if unit not in self._seen:
                 self._seen.add(unit)
                 unit.unshard()
-                if direction == "backward" or self.reshard_after_forward or not self._trains:
+                if not self.sums.held and (direction == "backward" or self.reshard_after_forward or not self._trains):
                     unit.reshard()
             if may_pass and unit is not self.units[0] and not (until and unit.calls_open):
                 self._pass(unit)
 
     def _pass(self, unit: Unit) -> None:
-        if unit not in self._passed and not self._has_graph and not self.sums.held:
+        if unit not in self._passed and not self.sums.held:
             self._passed.add(unit)
             if unit.trained:
                 self.sums.no_more(unit.flats[0])
@@ -217,5 +220,5 @@ class UnitSchedule:
 
     def _reshard_if_done(self, unit: Unit) -> None:
         """Reshard after backward: when all parameter gradients exist, and input gradients if they are needed."""
-        if unit.is_whole and not unit.gradients_open and not unit.inputs_open and not self._has_graph:
+        if unit.is_whole and not unit.gradients_open and not unit.inputs_open and not self.sums.held:
             unit.reshard()

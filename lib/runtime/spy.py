@@ -158,14 +158,13 @@ def _describe(name: str, given: dict) -> Call | None:
     root, inside = given.get(place), given.get(f"group_{place}")
     if root is None and inside is not None:
         root = ranks[inside]
-    compared = "tensor" if name in _MESSAGES else _COLLECTIVES[name][1]
+    kind, compared, whole = _COLLECTIVES.get(name) or (_MESSAGES[name], "tensor", "tensor")
     if compared and not _is_data(given[compared]):
         return None
     if name in _MESSAGES:
-        return _message(_MESSAGES[name], given["tensor"], group, ranks, root, given.get("tag"))
+        return _message(kind, given["tensor"], group, ranks, root, given.get("tag"))
     if name == "new_group" and isinstance(given["ranks"] or ranks, Collection):
         return _new_group(tuple(sorted(given["ranks"] or ranks)), group, given["use_local_synchronization"])
-    kind, compared, whole = _COLLECTIVES[name]
     parts = [name]
     if "op" in given:
         parts.append(str(given["op"]).rsplit(".")[-1].lower())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from lib.mesh import Group
 SHAPES = ((3, 4), (4,), (4, 3), (2, 3), (5,), (2,))
 TURNED, FROZEN, USED_ONCE = 2, 3, 4  # its gradient is not contiguous; not trained; used on one rank alone
 BUCKETS = ((0, 1), (2, 3), (4, 5))
+ANSWERS = count()  # names each run of an answer alike on all ranks
 
 TOGETHER, IN_TURN, NEVER = "all buckets together", "one bucket at a time", "not every one is waited for"
 ONE_EACH, DIFFERENT = "one all-reduce for each parameter", "calls that are not an all-reduce"
@@ -41,14 +43,22 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     kept = [p.grad for p in params]  # alive, so that no new tensor gets the id of one of them
     seen, events = [state(params)], []
 
+    store, name = dist.distributed_c10d._get_default_store(), f"03.5: {next(ANSWERS)}"
+
     def waits() -> None:
+        if "wait" not in events:
+            store.add(name, 1)
         seen.append(state(params))
         events.append("wait")
 
     heard = listen(lambda: events.append("start"), waits)
-    if group.rank == group.size - 1:
-        time.sleep(0.02)  # so that a rank that reads without a wait reads before this arrives
+    if group.rank == group.size - 1:  # sends when the others wait, or are done: what they read before had not arrived
+        until_s = time.monotonic() + 1
+        while store.add(name, 0) < group.size - 1 and time.monotonic() < until_s:
+            time.sleep(0.001)
     answer([[params[i] for i in bucket] for bucket in BUCKETS])
+    if "wait" not in events:
+        store.add(name, 1)
     del kept
     return {
         "gradients": [p.grad for p in params],
@@ -132,6 +142,8 @@ def average_buckets(buckets, give=view, divide=everyone, frozen=False, waits="af
     for params, flat, work in works:
         if waits == "after":
             work.wait()
+        if waits == "late":  # dividing in place, it may be right by chance: if it is done before the bytes are sent
+            flat = flat.clone()
         divide(flat, params)
         for p, mean in zip(params, flat.split([p.numel() for p in params]), strict=True):
             give(p, mean.view_as(p))
