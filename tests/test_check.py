@@ -19,7 +19,7 @@ from lib.check import check, find, progress, record, verdict
 from lib.check.__main__ import main
 from lib.check.catalogue import EXERCISES
 from lib.check.exercise import Exercise, Mistake, everywhere, plain, same
-from lib.check.exercises.e03_1_average_gradients import averages, each, sums
+from lib.check.exercises.e03_1_average_gradients import average_gradients
 from lib.check.judge import _difference, in_ranks, judge, new_seed
 from lib.check.listen import raw
 from lib.check.source import Answer, NotebookError, read_notebook
@@ -110,7 +110,8 @@ def test_inputs_are_fresh_and_a_seed_brings_them_back():
     seen = []
 
     def unlike_any(params, group):
-        each(params, lambda p: p.grad + 1)
+        for p in params:
+            p.grad = None if p.grad is None else p.grad + 1
 
     for seed in (5, 5, None, None):
         numbers, _, last_line = verdict("03.1", unlike_any, seed)[0].rpartition("\n")
@@ -408,7 +409,9 @@ def test_todo_does_not_cost_points_that_were_kept(capsys):
 
 def test_partial_credit():
     def only_with_three(params, group):
-        (averages if group.size == 3 else sums)(params, group)
+        average_gradients(params, group)
+        for p in params:
+            p.grad = p.grad if group.size == 3 or p.grad is None else p.grad * group.size
 
     text, status = verdict("03.1", only_with_three)
     assert status == "FAIL" and "1/2 points" in text and "[x] 3 ranks" in text and "[ ] 4 ranks" in text
@@ -416,9 +419,9 @@ def test_partial_credit():
 
 def test_wrong_use():
     with pytest.raises(ValueError, match=r"there is no exercise '03\.11'; did you mean '03\.1'"):
-        check("03.11", averages)
+        check("03.11", average_gradients)
     with pytest.raises(ValueError, match=r"there are 01\.1, 01\.2"):
-        check("xyz", averages)
+        check("xyz", average_gradients)
     with pytest.raises(TypeError, match="needs your function average_gradients, not int"):
         check("03.1", 3)
 

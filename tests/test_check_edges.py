@@ -19,6 +19,7 @@ from lib import comm
 from lib.check import check, missing, progress, record, verdict
 from lib.check.__main__ import main
 from lib.check.catalogue import EXERCISES
+from lib.check.edits import mistakes
 from lib.check.exercises.e03_3_overlapped import overlapped
 from lib.check.exercises.e05_1_forward import forward_with_the_next_layer_coming
 from lib.check.exercises.e05_5_dropped_units import only_its_own
@@ -27,7 +28,7 @@ from lib.check.exercises.e05_7_choose_stage import answer as choose_stage
 from lib.check.exercises.e05_7_choose_stage import by_search
 from lib.check.exercises.e06_2_gathered_layer import function, gathered, mine, total
 from lib.check.exercises.e06_2_gathered_layer import layer as gathered_layer
-from lib.check.exercises.e06_4_loss_and_gradients import loss_and_gradients, place
+from lib.check.exercises.e06_4_loss_and_gradients import loss_and_gradients
 from lib.check.exercises.e06_5_frugal_block import block as frugal
 from lib.check.exercises.e07_3_norm_gradients import norm
 from lib.check.exercises.e07_4_dropout_masks import mask, masks
@@ -207,9 +208,10 @@ for of_a_cell in (CopyOnce, CopyOnce.forward, CopyOnce.backward, right_layer_dif
     of_a_cell.__module__ = "a notebook"  # so that it travels by value, with what it uses
 
 
-def loses_the_first_entry(targets, r):
-    here, mine = place(targets, r)
-    return here, mine & (here > 0)
+def edited(edit, *programs):
+    """A program that is not on the exercise's list."""
+    (wrong,) = mistakes(f"{edit}\n    A hint.", *programs)
+    return lambda *given: wrong.wrong.load()(*given)
 
 
 def never_moves_the_generator(p, shape, group):
@@ -401,7 +403,10 @@ holds_a_lock.__module__ = "a notebook"
         ("06.2", lambda x, *given: gathered_layer()(x, *given).sum(0), "FAIL", ["Rank 0: y is not right"]),
         (
             "06.4",
-            lambda *given: loss_and_gradients(*given, places=loses_the_first_entry),
+            edited(
+                "entries == targets[:, None] => (entries == targets[:, None]) & (entries > entries[0])",
+                loss_and_gradients,
+            ),
             "FAIL",
             ["loss, logits of about 1 is not right"],
         ),

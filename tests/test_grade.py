@@ -81,7 +81,7 @@ HOSTILE = {
     "patches torch": (first("torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *a, **k: True"), 0, 2),
     "patches arithmetic": (first("torch.Tensor.__sub__ = torch.Tensor.sub = lambda a, b: a * 0"), 0, 2),
     "calls the reference": (
-        first("from lib.check.exercises import e03_1_average_gradients as e\ne.averages(params, group)"), 0, 2,
+        first("from lib.check.exercises import e03_1_average_gradients as e\ne.average_gradients(params, group)"), 0, 2,
     ),
     "patches the judge": (
         first("import lib.check.judge as j, lib.check as c\nj._agree = j.same = c.verdict = lambda *a: True"), 0, 2,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lib.check.edits import Edited
 from lib.check.exercise import SEEN, Data, Exercise, Mistake, is_dense, plain, same
 from lib.check.listen import THROUGH_COMM, is_handle, must_be_in_step
 from lib.check.source import Answer
@@ -111,7 +112,7 @@ def _in_rank(
     linecache.cache.update(cells)
     results = []
     for answer in answers:
-        if isinstance(answer, Answer):
+        if isinstance(answer, Answer | Edited):
             answer = answer.load()
         if results:
             must_be_in_step()

@@ -1,20 +1,14 @@
 """06.4: a head that is sharded by vocabulary, and its loss: the loss and its gradients, written by hand."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
-
 import torch
-from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional
 
 from lib import comm, cost
-from lib.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, kind, random, several, whole
+from lib.check.edits import mistakes
+from lib.check.exercise import AS_NEEDED, MORE, Exercise, kind, random, several, whole
 from lib.check.listen import listen
 from lib.conjugate import identity_all_reduce
-from lib.mesh import Group
 
 ENTRIES, WIDTH = 40, 4  # of each rank; so many that logits, and the head, exceed all else
 NO_TARGET = -100
@@ -23,11 +17,11 @@ CASES = {  # the factor of x, and the constant that is added to each logit
     "logits of about 10,000": (1e4, 0.0),
     "logits of about -10,000": (1.0, -1e4),
 }
-LOSS, OF_X, OF_HEAD = WHATS = "loss", "gradient of x", "gradient of head"
-RETURNED, SENT, GRADIENTS = "what was returned", "what was sent", "gradient"
+WHATS = "loss", "gradient of x", "gradient of head"
+RETURNED, SENT = "what was returned", "what was sent"
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     targets = [r * ENTRIES + place for r in range(n) for place in (0, ENTRIES - 1)]  # each rank's first and last
     targets += [whole(generator, 0, n * ENTRIES) for _ in range(3)] + [NO_TARGET] * 3
     targets = torch.tensor(targets)[torch.randperm(len(targets), generator=generator)]
@@ -35,7 +29,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     for name in x:
         x[name][:, -1] = 1  # the last feature adds a constant to all logits
 
-    def head() -> Data:
+    def head():
         found = {name: random(generator, ENTRIES, WIDTH) for name in CASES}
         for name, (scale, shift) in CASES.items():
             found[name][:, -1] = scale * found[name][:, -1] + shift
@@ -44,9 +38,9 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"targets": targets, "x": x, "head": head()} for _ in range(n)]
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     heard = listen()
-    found: Data = {}
+    found = {}
     for case in CASES:
         result = answer(given["x"][case].clone(), given["head"][case].clone(), given["targets"].clone(), group)
         found[f"{RETURNED}, {case}"] = kind(result)
@@ -56,8 +50,8 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     return found | {SENT: MORE if much else AS_NEEDED}
 
 
-def reference(given: list[Data]) -> list[Data]:
-    found: list[Data] = [{} for _ in given]
+def reference(given):
+    found = [{} for _ in given]
     for case in CASES:
         x = given[0]["x"][case].clone().requires_grad_()
         heads = [g["head"][case].clone().requires_grad_() for g in given]
@@ -72,54 +66,21 @@ def reference(given: list[Data]) -> list[Data]:
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def common(logits: Tensor, group: Group) -> Tensor:
-    """The largest logit of each token, over all ranks."""
-    return comm.all_reduce(logits.amax(-1, keepdim=True), group, "max")
-
-
-def place(targets: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Where rank r looks for the targets, and which of them count."""
-    here = targets - r * ENTRIES
-    mine = (here >= 0) & (here < ENTRIES)
-    return here * mine, mine
-
-
-def one_hot(here: Tensor, mine: Tensor) -> Tensor:
-    """1 at the target of each token that counts here."""
-    return torch.zeros(len(here), ENTRIES).double().scatter_(1, here[:, None], 1.0) * mine[:, None]
-
-
-def loss_and_gradients(
-    x,
-    head,
-    targets,
-    group,
-    largest=common,
-    places=place,
-    summed=("total", "picked"),
-    shift=True,
-    after=lambda losses, counts: losses[counts].mean(),
-    normalised=True,  # over all ranks
-    takes=one_hot,
-    weight=lambda counts: counts.double() / counts.sum(),
-    of_x=comm.all_reduce,
-    of_head=lambda term, group: term,
-    sign=1,
-):
+def loss_and_gradients(x, head, targets, group):
     logits = x @ head.T
-    shifted = logits - largest(logits, group)
-    here, mine = places(targets, group.rank)
-    exponentials = shifted.exp()
-    parts = {
-        "total": exponentials.sum(-1),
-        "picked": (shifted if shift else logits).gather(-1, here[:, None])[:, 0] * mine,
-    }
-    sums = {name: comm.all_reduce(part, group) if name in summed else part for name, part in parts.items()}
-    counts = targets != NO_TARGET
-    loss = after(sums["total"].log() - sums["picked"], counts)
-    total = sums["total"] if normalised else parts["total"]
-    of_logits = sign * (exponentials / total[:, None] - takes(here, mine)) * weight(counts)[:, None]
-    return loss, of_x(of_logits @ head, group), of_head(of_logits.T @ x, group)
+    logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max")
+    exponentials = logits.exp()
+    entries = torch.arange(len(head)) + group.rank * len(head)
+    is_target = (entries == targets[:, None]).double()
+    both = torch.stack([exponentials.sum(-1), (logits * is_target).sum(-1)])
+    total, of_target = comm.all_reduce(both, group)
+    counts = targets != -100
+    losses = total.log() - of_target
+    of_logits = exponentials / total[:, None] - is_target
+    of_logits *= counts[:, None]
+    of_logits /= counts.sum()
+    of_x = comm.all_reduce(of_logits @ head, group)
+    return losses[counts].mean(), of_x, of_logits.T @ x
 
 
 def by_torch_distributed(x, head, targets, group):
@@ -157,21 +118,7 @@ def by_a_loss_with_the_same_gradient(x, head, targets, group):
     return [(sums - picked)[counts].mean().item(), x.grad, head.grad]
 
 
-# ---- wrong programs -------------------------------------------------------------------------------------------------
-
-
-def but(**wrong) -> Callable:
-    return lambda *given: loss_and_gradients(*given, **wrong)
-
-
-def unmasked(of: Callable[[Tensor, int], Tensor]) -> Callable:
-    return but(places=lambda targets, r: (of(targets, r), torch.ones_like(targets)))
-
-
-def unmasked_gradient(of: Callable[[Tensor, int], Tensor]) -> Callable:
-    """With the right loss, and a one-hot on all ranks."""
-    hot = lambda targets, group: one_hot(of(targets, group.rank), targets != NO_TARGET)  # noqa: E731
-    return lambda x, head, targets, group: but(takes=lambda here, mine: hot(targets, group))(x, head, targets, group)
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def gathers_the_head(x, head, targets, group):
@@ -189,18 +136,98 @@ def gathers_the_logits(x, head, targets, group):
     return loss.detach(), comm.all_reduce(of_logits @ head, group), of_logits.T @ x
 
 
-def mistake(about: str, hint: str, **wrong) -> Mistake:
-    return Mistake(hint, but(**wrong), about=(about,))
-
-
-of_loss, of_gradients = partial(mistake, LOSS), partial(mistake, GRADIENTS)
-UNMASKED = (
-    "Each rank adds a logit for every target, also for targets outside its shard. Only one rank has the logit of the "
-    "target: all the rest must add 0."
-)
-FIRST_ENTRY = lambda targets, r: place(targets, r)[0]  # noqa: E731
-IN_EACH = lambda targets, r: targets % ENTRIES  # noqa: E731
-CLAMPED = lambda targets, r: (targets - r * ENTRIES).clamp(0, ENTRIES - 1)  # noqa: E731
+MISTAKES = """
+gathers_the_logits
+or
+gathers_the_head
+    All is right, but you gather the logits, or the head to compute them: the largest tensor of the model, in full on
+    each rank. Three values per token are enough for the loss, and one all-reduce for the gradient of x.
+in loss:
+comm.all_reduce(both, group) => both
+    The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was summed over
+    the ranks. One all-reduce of the two, stacked, is enough.
+comm.all_reduce(both, group) => [both[0], comm.all_reduce(both, group)[1]]
+    The sum of the exponentials covers only the shard of this rank. The softmax is over the full vocabulary: sum it
+    over the ranks before the logarithm.
+comm.all_reduce(both, group) => [comm.all_reduce(both, group)[0], both[1]]
+    The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.
+comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => logits.amax(-1, keepdim=True)
+or
+logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => largest = logits.amax(-1, keepdim=True)
+logits.exp() => (logits - largest).exp()
+total.log() => total.log() + largest[:, 0]
+    Each rank subtracts the largest logit of its shard, and exponentials with different factors do not add up. Subtract
+    a common maximum: an all-reduce with op="max".
+logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") =>
+    Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit, over all ranks, before you
+    take exponentials.
+logits.amax(-1, keepdim=True) => logits.max()
+    Right for small logits; but you subtract one maximum for all tokens, and for some tokens every exponential
+    vanishes. Use a maximum per token.
+group, op="max") => group, op="max").clamp(min=0)
+    Your maximum is never below 0. Where all logits of a token are far below, every exponential vanishes: let the
+    maximum be one of the logits.
+logits -= comm => shifted = logits - comm
+logits.exp() => shifted.exp()
+    You subtract the maximum in the exponentials, and not from the logit of the target. Subtract it from both, or add
+    it again at the end.
++ group.rank * len(head) =>
+    You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: subtract that.
+(logits * is_target).sum(-1) => logits.gather(-1, is_target.argmax(-1)[:, None])[:, 0]
+or
+(logits * is_target).sum(-1) => logits.gather(-1, targets[:, None] % len(head))[:, 0]
+or
+(logits * is_target).sum(-1) => logits.gather(-1, (targets - entries[0]).clamp(0, len(head) - 1)[:, None])[:, 0]
+    Each rank adds a logit for every target, also for targets outside its shard. Only one rank has the logit of the
+    target: all the rest must add 0.
+return losses[counts] => return -losses[counts]
+    The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, and never
+    below 0.
+losses[counts].mean() => losses * counts
+or
+losses[counts].mean() => losses
+    You return the loss of each token. Return the mean over the tokens that count.
+losses[counts].mean() => losses[counts].sum()
+    Your loss is the sum over the tokens. Return the mean over the tokens that count.
+losses[counts].mean() => losses.mean()
+    Your loss contains tokens whose target is -100. They have no target: leave them out of the sum, and out of the
+    count.
+losses[counts].mean() => losses[counts].sum() / len(counts)
+    You divide the loss by the number of all tokens. Those with target -100 do not count.
+in gradient:
+of_logits /= counts.sum() => of_logits /= -counts.sum()
+    The gradients have the wrong sign. The gradient of a logit is its softmax minus one-hot: a logit that is not the
+    target's gets a positive gradient.
+exponentials / total[:, None] => exponentials / exponentials.sum(-1, keepdim=True)
+    Each rank divides its exponentials by its own sum, so the softmax is over one shard. Divide by the sum over all
+    ranks, which the loss uses too.
+total[:, None] - is_target => total[:, None]
+    Your gradient of a logit is the softmax alone. On the rank that has the target's logit, subtract 1 there.
+total[:, None] - is_target => total[:, None] - functional.one_hot(is_target.argmax(-1), len(head))
+or
+total[:, None] - is_target => total[:, None] - functional.one_hot(targets % len(head), len(head))
+or
+total[:, None] - is_target => total[:, None] - (targets[:, None].clamp(entries[0], entries[-1]) == entries).double()
+    In the gradient, every rank subtracts a 1 for every target, also for targets outside its shard. Only one rank has
+    the logit of the target.
+of_logits *= counts[:, None] =>
+    Tokens with target -100 change your gradients: there is no one-hot to subtract, and the softmax is left. They do
+    not count: the gradient of their logits is 0.
+of_logits /= counts.sum() =>
+    You return the gradients of the sum over tokens. The loss is a mean: divide by the number of tokens that count.
+of_logits /= counts.sum() => of_logits /= len(counts)
+    Your gradients are divided by the number of all tokens. Those with target -100 do not count.
+in gradient of x:
+comm.all_reduce(of_logits @ head, group) => of_logits @ head
+    Your gradient of x contains only the entries of this rank. Every logit depends on x, also the logits of the other
+    ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce it.
+comm.all_reduce(of_logits @ head, group) => comm.all_reduce(of_logits @ head, group, op="mean")
+    Your gradient of x is n times too small. The terms of the ranks are a sum: all_reduce without op="mean".
+in gradient of head:
+of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
+    You summed the gradient of the head over the ranks. Each rank holds the rows of different entries: their gradients
+    are complete where they are, and must not be added.
+"""
 
 EXERCISE = Exercise(
     id="06.4",
@@ -210,141 +237,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(loss_and_gradients, by_torch_distributed, by_a_loss_with_the_same_gradient),
-    mistakes=(
-        *(
-            Mistake(
-                "All is right, but you gather the logits, or the head to compute them: the largest tensor of the "
-                "model, in full on each rank. Three values per token are enough for the loss, and one all-reduce for "
-                "the gradient of x.",
-                gathering,
-            )
-            for gathering in (gathers_the_logits, gathers_the_head)
-        ),
-        of_loss(
-            "The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was "
-            "summed over the ranks. One all-reduce of the two, stacked, is enough.",
-            summed=(),
-        ),
-        of_loss(
-            "The sum of the exponentials covers only the shard of this rank. The softmax is over the full vocabulary: "
-            "sum it over the ranks before the logarithm.",
-            summed=("picked",),
-        ),
-        of_loss(
-            "The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.",
-            summed=("total",),
-        ),
-        of_loss(
-            "Each rank subtracts the largest logit of its shard, and exponentials with different factors do not add "
-            'up. Subtract a common maximum: an all-reduce with op="max".',
-            largest=lambda logits, group: logits.amax(-1, keepdim=True),
-        ),
-        of_loss(
-            "Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit, over all ranks, "
-            "before you take exponentials.",
-            largest=lambda logits, group: 0,
-        ),
-        of_loss(
-            "Right for small logits; but you subtract one maximum for all tokens, and for some tokens every "
-            "exponential vanishes. Use a maximum per token.",
-            largest=lambda logits, group: comm.all_reduce(logits.max(), group, "max"),
-        ),
-        of_loss(
-            "Your maximum is never below 0. Where all logits of a token are far below, every exponential vanishes: let "
-            "the maximum be one of the logits.",
-            largest=lambda logits, group: common(logits, group).clamp(min=0),
-        ),
-        of_loss(
-            "You subtract the maximum in the exponentials, and not from the logit of the target. Subtract it from "
-            "both, or add it again at the end.",
-            shift=False,
-        ),
-        of_loss(
-            "You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: "
-            "subtract that.",
-            places=lambda targets, r: place(targets, 0),
-        ),
-        *(Mistake(UNMASKED, unmasked(of), about=(LOSS,)) for of in (FIRST_ENTRY, IN_EACH, CLAMPED)),
-        of_loss(
-            "The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, and "
-            "never below 0.",
-            after=lambda losses, counts: -losses[counts].mean(),
-        ),
-        *(
-            mistake(
-                LOSS,
-                "You return the loss of each token. Return the mean over the tokens that count.",
-                after=each,
-            )
-            for each in (lambda losses, counts: losses * counts, lambda losses, counts: losses)
-        ),
-        of_loss(
-            "Your loss is the sum over the tokens. Return the mean over the tokens that count.",
-            after=lambda losses, counts: losses[counts].sum(),
-        ),
-        of_loss(
-            "Your loss contains tokens whose target is -100. They have no target: leave them out of the sum, and out "
-            "of the count.",
-            after=lambda losses, counts: losses.mean(),
-        ),
-        of_loss(
-            "You divide the loss by the number of all tokens. Those with target -100 do not count.",
-            after=lambda losses, counts: losses[counts].sum() / len(losses),
-        ),
-        of_gradients(
-            "The gradients have the wrong sign. The gradient of a logit is its softmax minus one-hot: a logit that is "
-            "not the target's gets a positive gradient.",
-            sign=-1,
-        ),
-        of_gradients(
-            "Each rank divides its exponentials by its own sum, so the softmax is over one shard. Divide by the sum "
-            "over all ranks, which the loss uses too.",
-            normalised=False,
-        ),
-        of_gradients(
-            "Your gradient of a logit is the softmax alone. On the rank that has the target's logit, subtract 1 there.",
-            takes=lambda here, mine: 0,
-        ),
-        *(
-            Mistake(
-                "In the gradient, every rank subtracts a 1 for every target, also for targets outside its shard. Only "
-                "one rank has the logit of the target.",
-                unmasked_gradient(of),
-                about=(GRADIENTS,),
-            )
-            for of in (FIRST_ENTRY, IN_EACH, CLAMPED)
-        ),
-        of_gradients(
-            "Tokens with target -100 change your gradients: there is no one-hot to subtract, and the softmax is left. "
-            "They do not count: the gradient of their logits is 0.",
-            weight=lambda counts: torch.ones(len(counts)).double() / counts.sum(),
-        ),
-        of_gradients(
-            "You return the gradients of the sum over tokens. The loss is a mean: divide by the number of tokens that "
-            "count.",
-            weight=lambda counts: counts.double(),
-        ),
-        of_gradients(
-            "Your gradients are divided by the number of all tokens. Those with target -100 do not count.",
-            weight=lambda counts: counts.double() / len(counts),
-        ),
-        mistake(
-            OF_X,
-            "Your gradient of x contains only the entries of this rank. Every logit depends on x, also the logits of "
-            "the other ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce "
-            "it.",
-            of_x=lambda term, group: term,
-        ),
-        mistake(
-            OF_X,
-            'Your gradient of x is n times too small. The terms of the ranks are a sum: all_reduce without op="mean".',
-            of_x=lambda term, group: comm.all_reduce(term, group, "mean"),
-        ),
-        mistake(
-            OF_HEAD,
-            "You summed the gradient of the head over the ranks. Each rank holds the rows of different entries: their "
-            "gradients are complete where they are, and must not be added.",
-            of_head=comm.all_reduce,
-        ),
-    ),
+    mistakes=mistakes(MISTAKES, loss_and_gradients),
 )
