@@ -31,9 +31,8 @@ LISTED = """
 name.title() => name
     It keeps the name.
 
-!" => ."
 shouts
-    It shouts, without a mark,
+    It shouts, without end,
     in two lines.
 in end, start:
 Hello => Bye
@@ -50,11 +49,11 @@ def test_a_list_is_read():
     )
     assert [m.wrong.load()("ada") for m in (kept, shouted, first, second)] == [
         "Hello, ada!",
-        "HELLO, ADA.",
+        "HELLO, ADA!",
         "Bye, Ada!",
         "Hello, ada!",
     ]
-    assert shouted.hint == "It shouts, without a mark, in two lines."
+    assert shouted.hint == "It shouts, without end, in two lines."
     assert [m.about for m in (kept, shouted, first, second)] == [("",), ("",), ("end", "start"), ("end", "start")]
     assert [m.hangs for m in (first, second)] == [False, True] and first.hint == second.hint
     assert pickle.loads(pickle.dumps(kept.wrong)).load()("ada") == "Hello, ada!", "it travels as its words"
@@ -72,9 +71,10 @@ def test_a_list_is_read():
         ("    A hint.", "above the hint 'A hint.' a program is missing"),
         ("or\ncalled(name) => name\n    A hint.", "a program is missing"),
         ("called(name) => name\nor\n    A hint.", "a program is missing"),
-        ("hangs\n    A hint.", "it needs edits, or one expression"),
-        ("in start:\n    A hint.", "it needs edits, or one expression"),
-        ("shouts\ngreeting\n    A hint.", "it needs edits, or one expression"),
+        ("hangs\n    A hint.", "a hint needs edits, or one expression"),
+        ("in start:\n    A hint.", "a hint needs edits, or one expression"),
+        ("shouts\ncalled => name\n    A hint.", "a hint needs edits, or one expression"),
+        ("shouts\ngreeting\n    A hint.", "a hint needs edits, or one expression"),
     ],
 )
 def test_what_is_written_wrongly_is_said_at_once(listed, words):

@@ -9,7 +9,7 @@ The idea: a list, in which the hint stands indented below what is wrong.
 
 - `old => new` replaces a piece that is in the program once, `old =>` removes it. Each is one line; the next line edits
   what the line before has left.
-- A line without an arrow is an expression: the wrong program, in place of the edited one.
+- Without an arrow, the line is the wrong program itself: an expression, among the names of the file.
 - `hangs`: this program does not return.
 - `or` begins another wrong program with the same hint.
 - `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree.
@@ -45,33 +45,34 @@ def mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
 
     Args:
         listed: as the head of this file says.
-        programs: the right answer, and functions or classes of its file that it calls: the text that is edited.
+        programs: the right answer, and what it calls in its file: functions and classes, whose text is edited.
 
     Raises:
         ValueError: a hint without a program, a program without a hint, or a piece that is not there once.
     """
-    first, source = programs[0], "".join(map(inspect.getsource, programs))
     found, about = [], ("",)  # which is in every name
     for alternatives, hint in entries(listed):
         if (head := alternatives[0][0]).startswith("in ") and head.endswith(":"):
             about = tuple(alternatives[0].pop(0)[3:-1].split(", "))
         for lines in alternatives:
-            text, expressions = source, []
-            for line in (line for line in lines if line != "hangs"):
-                old, arrow, new = (part.strip() for part in line.partition("=>"))
-                if not arrow:
-                    expressions.append(line)
-                elif text.count(old) != 1:
-                    raise ValueError(
-                        f"{line}: the piece is {text.count(old)} times in the program; name it so that it "
-                        "is there once"
-                    )
-                text = text.replace(old, new) if arrow else text
-            if len(expressions) > 1 or (text == source and not expressions):
-                raise ValueError(f"{hint}: it needs edits, or one expression, and not {lines}")
-            wrong = Edited(first.__module__, text, *(expressions or [first.__name__]))
+            wrong = _program([line for line in lines if line != "hangs"], programs)
             found.append(Mistake(hint, wrong, about, hangs="hangs" in lines))
     return tuple(found)
+
+
+def _program(lines: list[str], programs: tuple[Callable, ...]) -> Edited:
+    """The wrong program of these lines: one expression, or edits."""
+    module, text = programs[0].__module__, "".join(map(inspect.getsource, programs))
+    if len(lines) == 1 and "=>" not in lines[0]:
+        return Edited(module, "", lines[0])
+    if not (lines and all("=>" in line for line in lines)):
+        raise ValueError(f"a hint needs edits, or one expression, above it, and not {lines}")
+    for line in lines:
+        old, _, new = (part.strip() for part in line.partition("=>"))
+        if (times := text.count(old)) != 1:
+            raise ValueError(f"{line}: the piece is {times} times in the program; write one that is there once")
+        text = text.replace(old, new)
+    return Edited(module, text, programs[0].__name__)
 
 
 def entries(listed: str) -> Iterator[tuple[list[list[str]], str]]:
