@@ -1,5 +1,6 @@
 """What `make exercise` writes is an exercise at once: right programs pass, wrong ones are named."""
 
+import importlib
 import runpy
 import shutil
 import subprocess
@@ -21,10 +22,10 @@ def begin(tmp_path, monkeypatch):
     return lambda *args: module.main([*args])
 
 
-def test_it_runs_as_it_is(begin, tmp_path, capsys):
+def test_it_runs_as_it_is(begin, tmp_path, capsys, monkeypatch):
     begin("03.8", "scaled_sum")
-    written = runpy.run_path(str(tmp_path / "lib/check/exercises/e03_8_scaled_sum.py"))
-    exercise = written["EXERCISE"]
+    monkeypatch.syspath_prepend(tmp_path / "lib/check/exercises")
+    exercise = importlib.import_module("e03_8_scaled_sum").EXERCISE
     assert (exercise.id, exercise.title) == ("03.8", "scaled_sum")
     answers = [*exercise.right, *(mistake.wrong for mistake in exercise.mistakes)]
     hints = [{case.hint.replace("\n", " ") for case in cases} for cases in judge(exercise, answers, seed=1)]

@@ -12,61 +12,51 @@ from set_repository import ROOT
 
 FILE = '''"""{id}: a sentence that says what the learner writes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
 from torch import distributed as dist
 
 from lib import comm
-from lib.check.exercise import Data, Exercise, Mistake, random
-from lib.mesh import Group
+from lib.check.edits import mistakes
+from lib.check.exercise import Exercise, random
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """What each of n ranks gets: other numbers at each call."""
     return [{{"x": random(generator, 3)}} for _ in range(n)]
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     """What a rank does with an answer. What it returns is judged: tensors, numbers and words."""
     return {{"result": answer(given["x"].clone(), group)}}
 
 
-def reference(given: list[Data]) -> list[Data]:
+def reference(given):
     """What each rank must return, computed by one process."""
     total = sum(rank["x"] for rank in given)
     return [{{"result": total}} for _ in given]
 
 
-# ---- right programs, the shortest first ------------------------------------------------------------------------------
+# ---- right programs: the solution, and others ------------------------------------------------------------------------
 
 
-def {name}(x: Tensor, group: Group) -> Tensor:
+def {name}(x, group):
     return comm.all_reduce(x, group)
 
 
-def by_torch_distributed(x: Tensor, group: Group) -> Tensor:
+def by_torch_distributed(x, group):
     dist.all_reduce(x)
     return x
 
 
-# ---- wrong programs: what people write -------------------------------------------------------------------------------
+# ---- what people write -----------------------------------------------------------------------------------------------
 
-
-def own(x: Tensor, group: Group) -> Tensor:
-    return x
-
-
-def mean(x: Tensor, group: Group) -> Tensor:
-    return comm.all_reduce(x, group, op="mean")
-
-
-def twice(x: Tensor, group: Group) -> Tensor:
-    return comm.all_reduce(comm.all_reduce(x, group), group)
-
+MISTAKES = """
+comm.all_reduce(x, group) => x
+    Each rank has its own x: nothing is sent. Sum over the ranks.
+comm.all_reduce(x, group) => comm.all_reduce(x, group, op="mean")
+    You return the mean of the ranks. Sum, and do not divide.
+comm.all_reduce(x, group) => comm.all_reduce(comm.all_reduce(x, group), group)
+    You sum twice, so each result is as many times too large as there are ranks.
+"""
 
 EXERCISE = Exercise(
     id="{id}",
@@ -76,11 +66,7 @@ EXERCISE = Exercise(
     body=body,
     reference=reference,
     right=({name}, by_torch_distributed),
-    mistakes=(
-        Mistake("Each rank has its own x: nothing is sent. Sum over the ranks.", own),
-        Mistake("You return the mean of the ranks. Sum, and do not divide.", mean),
-        Mistake("You sum twice, so each result is as many times too large as there are ranks.", twice),
-    ),
+    mistakes=mistakes(MISTAKES, {name}),
 )
 '''
 

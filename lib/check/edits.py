@@ -17,8 +17,8 @@ The idea: a list, in which the hint stands indented below what is wrong.
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class Edited:
 
     def load(self) -> Callable:
         """The program."""
-        names = dict(vars(sys.modules[self.module]))
+        names = dict(vars(importlib.import_module(self.module)))
         exec(self.text, names)
         return eval(self.expression, names)
 

@@ -30,7 +30,7 @@ def body(answer, group, given):
     return {
         "gradients": [p.grad for i, p in enumerate(params) if i != NOBODYS],
         "weights": [p.detach() for p in params],
-        "the grad of a parameter that no rank used": "None" if params[NOBODYS].grad is None else "a tensor",
+        "a parameter that no rank used": "None" if params[NOBODYS].grad is None else "a tensor",
     }
 
 
@@ -38,7 +38,7 @@ def reference(given):
     used = [[g for g in of_ranks if g is not None] for of_ranks in zip(*(g["gradients"] for g in given), strict=True)]
     right = {
         "gradients": [sum(some) / len(given) for some in used if some],
-        "the grad of a parameter that no rank used": "None",
+        "a parameter that no rank used": "None",
     }
     return [right | {"weights": g["weights"]} for g in given]
 
