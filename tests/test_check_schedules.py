@@ -118,8 +118,8 @@ def blocks_at_both_ends(g, ranks, group):
         ("11.1", wrong_order, "FAIL", ["the result of the program in the task"]),
         ("11.2", lambda *given: np.array(choose(*given)), "PASS", []),
         ("11.2", lambda *given: choose(*given)[:2], "FAIL", ["expected '3 results' got '2 results'"]),
-        ("10.3", lambda: RIGHT[0], "FAIL", ["the first report", "expected '1SEND_F3' got 'NONE'"]),
-        ("10.3", lambda: (RIGHT[0], "1SEND_F3"), "FAIL", ["1/2 points", "the second report"]),
+        ("10.3", lambda: RIGHT[0], "FAIL", ["Report 1", "expected '1SEND_F3' got 'NONE'"]),
+        ("10.3", lambda: (RIGHT[0], "1SEND_F3"), "FAIL", ["1/2 points", "Report 2"]),
     ],
 )
 def test_what_is_said(exercise_id, answer, status, words):

@@ -451,8 +451,8 @@ def test_an_exercise_in_parts_gives_points_for_each(tmp_path):
     assert main(args) == 0
     given = json.loads((tmp_path / "grades" / "students" / "ann.json").read_text())
     assert [(r["case"], r["status"], r["points"]) for r in given["results"]] == [
-        ("the first report", "PASS", 2),
-        ("the second report", "FAIL", 0),
+        ("Report 1", "PASS", 2),
+        ("Report 2", "FAIL", 0),
     ]
 
 
