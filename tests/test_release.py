@@ -94,11 +94,11 @@ def test_a_handout_has_the_tasks_and_no_answer(released, name):
 
 
 def needed_by(asked):
-    """The checkers of its exercises, and of no other; two of them import from a third."""
+    """The checkers of its exercises, and of no other; one of them imports from another."""
     stems = {
         path.stem for e in asked.exercises for path in ROOT.glob(f"lib/check/exercises/e{e.id.replace('.', '_')}_*")
     }
-    more = {"e03_7_train_replicas": "e03_4_accumulate", "e04_2_zero1_step": "zero1"}
+    more = {"e03_7_train_replicas": "e03_4_accumulate"}
     return {"__init__", *stems, *(more[stem] for stem in stems & {*more})}
 
 
