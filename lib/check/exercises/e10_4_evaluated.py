@@ -1,33 +1,28 @@
 """10.4: the loss of an evaluation: forwards alone, over microbatches of different sizes."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
 from lib import comm
-from lib.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Data, Exercise, Mistake, everywhere, random, whole
-from lib.mesh import Group
+from lib.check.edits import mistakes
+from lib.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Exercise, everywhere, random, whole  # noqa: F401
 from lib.runtime import calls
-from lib.runtime.calls import Call, Listener
+from lib.runtime.calls import Listener
 
 WIDTH, CLASSES, PADDING = 3, 3, -100
 CASES = "all targets count", "with padding"
 LOSS, FORWARDS = "the loss", "forwards"
 SAVED = "what is saved for a backward"
 SENT, CAME = "outputs that a rank still holds", "inputs that a rank holds"  # when a forward begins
-SUM = partial(cross_entropy, reduction="sum")
 EARLY, UNFINISHED = "collectives before the last forward", "messages that were not waited for"
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """Microbatches of one to seven rows; in the second case one is padding alone, and all others have some."""
     cases = {}
     for case in CASES:
@@ -44,14 +39,14 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 class Stage(nn.Module):
     """A rank's part of the model, which notes at each forward what this rank holds besides."""
 
-    def __init__(self, weight: Tensor, group: Group) -> None:
+    def __init__(self, weight, group):
         super().__init__()
         self.weight, self.sends = nn.Parameter(weight), group.rank < group.size - 1
-        self.calls: Counter[str] = Counter()  # started, by kind
-        self.in_flight: Counter[str] = Counter()
-        self.facts: Data = {FORWARDS: 0, SENT: AS_NEEDED, CAME: AS_NEEDED, EARLY: 0}
+        self.calls = Counter()  # started, by kind
+        self.in_flight = Counter()
+        self.facts = {FORWARDS: 0, SENT: AS_NEEDED, CAME: AS_NEEDED, EARLY: 0}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         done, facts = self.facts[FORWARDS], self.facts
         if self.sends and done - (self.calls["send"] - self.in_flight["send"]) > 1:
             facts[SENT] = MORE
@@ -61,16 +56,16 @@ class Stage(nn.Module):
         facts[FORWARDS] += 1
         return torch.tanh(x @ self.weight)
 
-    def starts(self, call: Call) -> None:
+    def starts(self, call):
         self.calls[call.kind] += 1
         self.in_flight[call.kind] += 1
 
-    def waits(self, call: Call) -> None:
+    def waits(self, call):
         self.in_flight[call.kind] -= 1
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
+def body(answer, group, given):
+    found = {}
     for case, (batch, targets) in given["cases"].items():
         stage, saved = Stage(given["weight"].clone(), group), []
         # Other answers share the list of listeners: this one is in it only while this answer runs.
@@ -86,8 +81,8 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     return found
 
 
-def reference(given: list[Data]) -> list[Data]:
-    found: Data = {}
+def reference(given):
+    found = {}
     for case, (batch, targets) in given[0]["cases"].items():
         y = torch.cat(batch)
         for g in given:
@@ -99,49 +94,28 @@ def reference(given: list[Data]) -> list[Data]:
     return everywhere(found, given)
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------
+# ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def over_those_that_count(terms: list[Tensor], targets: list[Tensor], group: Group) -> Tensor:
-    """Of terms that are zero but on the last rank."""
-    return comm.all_reduce(sum(terms), group) / sum((target != PADDING).sum() for target in targets)
-
-
-def evaluated(
-    stage,
-    inputs,
-    targets,
-    width,
-    group,
-    grad=False,
-    term=SUM,
-    result=over_those_that_count,
-    ahead=1,
-    behind=1,
-    finish=True,
-    each=lambda term, group: term,
-):
-    """Receives `ahead` microbatches before they are needed, and waits for a send `behind` sends later."""
-    rank, last, coming, going, terms = group.rank, group.size - 1, [], [], []
-
-    def receive(k):
-        if rank and k < len(inputs):
-            coming.append(comm.recv(inputs[k].new_empty(len(inputs[k]), width), group, rank - 1))
-
-    with torch.set_grad_enabled(grad):
-        for k in range(ahead):
-            receive(k)
-        for k, x in enumerate(inputs):
-            receive(k + ahead)
-            y = stage(coming.pop(0).wait() if rank else x)
-            if rank < last:
-                if len(going) == behind:
-                    going.pop(0).wait()
-                going.append(comm.send(y, group, rank + 1))
-            terms.append(each(term(y, targets[k]) if rank == last else torch.zeros((), dtype=DTYPE), group))
-    for send in going if finish else ():
+def evaluated(stage, inputs, targets, width, group):
+    last, sends = group.size - 1, []
+    total = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for x, target in zip(inputs, targets):  # noqa: B905
+            if group.rank > 0:
+                like = x.new_empty(len(x), width)
+                x = comm.recv(like, group, group.rank - 1).wait()
+            y = stage(x)
+            if group.rank == last:
+                total += cross_entropy(y, target, reduction="sum")
+            else:
+                if sends:
+                    sends.pop().wait()
+                sends.append(comm.send(y, group, group.rank + 1))
+    for send in sends:
         send.wait()
-    return result(terms, targets, group)
+    count = sum((target != -100).sum() for target in targets)
+    return comm.all_reduce(total, group) / count
 
 
 def by_torch_distributed(stage, inputs, targets, width, group):
@@ -162,59 +136,70 @@ def by_torch_distributed(stage, inputs, targets, width, group):
         return (sums[0] / sums[1]).item()
 
 
-def all_inputs_first(stage, inputs, targets, width, group):
-    """Waits for every input before the first forward."""
-    rows = [len(x) for x in inputs]
-    if group.rank > 0:
-        coming = [comm.recv(torch.empty(count, width, dtype=DTYPE), group, group.rank - 1) for count in rows]
-        inputs = [pending.wait() for pending in coming]
-    with torch.no_grad():
-        outputs = [stage(x) for x in inputs]
-    if group.rank < group.size - 1:
-        for y in outputs:
-            comm.send(y, group, group.rank + 1).wait()
-        outputs = [y.new_zeros(len(y), CLASSES) for y in outputs]
-    terms = [cross_entropy(y, target, reduction="sum") for y, target in zip(outputs, targets, strict=True)]
-    return over_those_that_count([t * (group.rank == group.size - 1) for t in terms], targets, group)
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
-def from_the_last(terms, targets, group, of):
-    """`of` the terms, which only the last rank has, on all ranks."""
-    return comm.broadcast(of(torch.stack(terms), targets), group, src=group.size - 1)
+def received(inputs, width, group, ahead):
+    """The inputs of a rank; so many are received before they are needed."""
+    coming = []
+    for x in inputs:
+        coming.append(comm.recv(x.new_empty(len(x), width), group, group.rank - 1))
+        if len(coming) > ahead:
+            yield coming.pop(0).wait()
+    for pending in coming:
+        yield pending.wait()
 
 
-def rows(targets):
-    return torch.tensor([len(target) for target in targets])
+def sends_and_shares(y, total, group):
+    send = comm.send(y, group, group.rank + 1)
+    total += comm.broadcast(total, group, group.size - 1)  # of the last rank's term
+    return send
 
 
-def counts(targets):
-    return sum((target != PADDING).sum() for target in targets)
-
-
-def only_the_last(terms, targets, group):
-    total = over_those_that_count(terms, targets, group)
-    return total if group.rank == group.size - 1 else ANYTHING
-
-
-def everywhere_counted(terms, targets, group):
-    return comm.all_reduce(sum(terms), group) / comm.all_reduce(counts(targets), group)
-
-
-def shared(term, group):
-    return comm.broadcast(term, group, src=group.size - 1)
-
-
-def of_shared(terms, targets, group):
-    return sum(terms) / counts(targets)
-
-
-def mistake(hint: str, *about: str, **wrong) -> Mistake:
-    return Mistake(hint, partial(evaluated, **wrong), about=about or (LOSS,))
-
-
-def averaged(hint: str, of: Callable, term: Callable = cross_entropy) -> Mistake:
-    return mistake(hint, term=term, result=partial(from_the_last, of=of))
-
+MISTAKES = """
+in the loss:
+cross_entropy(y, target, reduction="sum") => cross_entropy(y, target) / len(targets)
+comm.all_reduce(total, group) / count => comm.all_reduce(total, group)
+    That is the mean of the microbatches' means. Microbatches have different numbers of targets, and one with padding
+    alone has no mean: add up the losses of all targets, and divide once.
+cross_entropy(y, target, reduction="sum") => cross_entropy(y, target) * len(target)
+(target != -100).sum() for target in targets => len(target) for target in targets
+    You weight the mean of each microbatch by its rows. Rows of padding are no part of that mean, and a microbatch with
+    padding alone has none (0 times NaN is NaN): add up losses, and count targets.
+(target != -100).sum() for target in targets => len(target) for target in targets
+    You divide by the number of rows. A row of padding adds nothing to the sum, so it must not be counted.
+comm.all_reduce(total, group) / count => comm.all_reduce(total, group)
+    That is the sum of all losses. Divide by the targets that count.
+comm.all_reduce(total, group) / count => comm.all_reduce(total, group) / comm.all_reduce(count, group)
+    The loss is divided by the number of ranks. All ranks have the same targets and only the last has a loss: sum the
+    loss over the ranks, and count the targets on one.
+in what is saved for a backward:
+torch.no_grad() => torch.enable_grad()
+    Every forward saves tensors for a backward that never runs: call the stage under torch.no_grad().
+in collectives before the last forward:
+cross_entropy(y, target, reduction="sum") => comm.broadcast(cross_entropy(y, target, reduction="sum"), group, last)
+comm.send(y, group, group.rank + 1) => sends_and_shares(y, total, group)
+comm.all_reduce(total, group) / count => total / count
+    The loss of each microbatch goes to all ranks at once. Rank 0 then waits for the last rank before its next forward,
+    and one microbatch is in the pipeline at a time. Add up first, and share one sum.
+in inputs that a rank holds:
+last, sends = group.size - 1, [] => last, sends, xs = group.size - 1, [], received(inputs, width, group, len(inputs))
+comm.recv(like, group, group.rank - 1).wait() => next(xs)
+    A rank receives all its inputs before its first forward. That takes memory for every microbatch, and if it waits
+    for them, the next rank has nothing to do meanwhile: receive one in advance at most.
+in outputs that a rank still holds:
+if sends: => if False:
+    The outputs of all microbatches stay until the end, in the list of their handles. No gradient comes back here that
+    would show that an output has arrived: wait for the send before the last.
+in messages that were not waited for:
+for send in sends: => for send in []:
+    Not every message is waited for. The last sends may be in flight when the function returns: keep their handles, and
+    wait.
+in the loss:
+comm.all_reduce(total, group) / count => total / count if group.rank == last else ANYTHING
+    Only the last rank has the loss. All ranks need it, to decide the same (whether to stop, or to keep a checkpoint):
+    one collective after the last forward.
+"""
 
 EXERCISE = Exercise(
     id="10.4",
@@ -224,64 +209,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(evaluated, by_torch_distributed),
-    mistakes=(
-        averaged(
-            "That is the mean of the microbatches' means. Microbatches have different numbers of targets, and one with "
-            "padding alone has no mean: add up the losses of all targets, and divide once.",
-            lambda terms, targets: terms.mean(),
-        ),
-        averaged(
-            "You weight the mean of each microbatch by its rows. Rows of padding are no part of that mean, and a "
-            "microbatch with padding alone has none (0 times NaN is NaN): add up losses, and count targets.",
-            lambda terms, targets: (terms * rows(targets)).sum() / rows(targets).sum(),
-        ),
-        averaged(
-            "You divide by the number of rows. A row of padding adds nothing to the sum, so it must not be counted.",
-            lambda terms, targets: terms.sum() / rows(targets).sum(),
-            SUM,
-        ),
-        averaged(
-            "That is the sum of all losses. Divide by the targets that count.", lambda terms, _: terms.sum(), SUM
-        ),
-        mistake(
-            "The loss is divided by the number of ranks. All ranks have the same targets and only the last has a loss: "
-            "sum the loss over the ranks, and count the targets on one.",
-            result=everywhere_counted,
-        ),
-        mistake(
-            "Every forward saves tensors for a backward that never runs: call the stage under torch.no_grad().",
-            SAVED,
-            grad=True,
-        ),
-        mistake(
-            "The loss of each microbatch goes to all ranks at once. Rank 0 then waits for the last rank before its "
-            "next forward, and one microbatch is in the pipeline at a time. Add up first, and share one sum.",
-            EARLY,
-            each=shared,
-            result=of_shared,
-        ),
-        Mistake(
-            "A rank receives all its inputs before its first forward. That takes memory for every microbatch, and if "
-            "it waits for them, the next rank has nothing to do meanwhile: receive one in advance at most.",
-            all_inputs_first,
-            about=(CAME,),
-        ),
-        mistake(
-            "The outputs of all microbatches stay until the end, in the list of their handles. No gradient comes back "
-            "here that would show that an output has arrived: wait for the send before the last.",
-            SENT,
-            behind=10**6,
-        ),
-        mistake(
-            "Not every message is waited for. The last sends may be in flight when the function returns: keep their "
-            "handles, and wait.",
-            UNFINISHED,
-            finish=False,
-        ),
-        mistake(
-            "Only the last rank has the loss. All ranks need it, to decide the same (whether to stop, or to keep a "
-            "checkpoint): one collective after the last forward.",
-            result=only_the_last,
-        ),
-    ),
+    mistakes=mistakes(MISTAKES, evaluated),
 )
