@@ -1,21 +1,19 @@
 """13.4: a step on eight ranks that trains, and is wrong in two places."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 
 from lib import comm
-from lib.check.exercise import Data, Exercise, Mistake, kind, several, whole
+from lib.check.edits import mistakes
+from lib.check.exercise import Exercise, is_dense, kind, several, whole
 from lib.data import rows_of_rank
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.facts import Fact, clip
 from lib.layout import Layout
-from lib.mesh import Group, Mesh, MeshShape
+from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import facts_of, parallelize
 from lib.pipeline.execute import execute
@@ -37,7 +35,7 @@ EQUAL, DRIFT = "equal", "different"
 make_sgd = partial(torch.optim.SGD, lr=0.1)
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """Few tokens count on the first data-parallel rank: a mean of the ranks' means is not the mean."""
     tokens = torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.context + 1), generator=generator)
     targets = tokens[:, 1:].clone()
@@ -48,7 +46,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [given | {"max_norm": 0.8 * norm.item()} for _ in range(n)]
 
 
-def model_of(seed: int) -> GPT:
+def model_of(seed):
     """In float64, with biases and norms that are not all 0 and 1."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
@@ -59,17 +57,18 @@ def model_of(seed: int) -> GPT:
     return model
 
 
-def with_gradients(given: Data) -> tuple[GPT, float]:
+def with_gradients(given):
     model = model_of(given["seed"])
     loss = mean_loss(model(given["inputs"]), given["targets"])
     loss.backward()
     return model, loss.item()
 
 
-def body(answer: Callable, world: Group, given: Data) -> Data:
+def body(answer, world, given):
     batch = given["inputs"].clone(), given["targets"].clone()
     result = answer(world, model_of(given["seed"]), *batch, given["max_norm"])
     loss, facts = several(result, 2)
+    loss = loss.item() if is_dense(loss) and loss.numel() == 1 else loss  # a number, in any form
     facts = [*facts] if isinstance(facts, (list, tuple)) else []
     names = [fact.name for fact in facts if isinstance(fact, Fact)]
     complete = len(names) == len(facts) and EMBEDDING in names
@@ -79,7 +78,7 @@ def body(answer: Callable, world: Group, given: Data) -> Data:
     return {RETURNED: TWO, LOSS: loss, **copies(facts, world), **weights}
 
 
-def copies(facts: list[Fact], world: Group) -> Data:
+def copies(facts, world):
     """Whether copies are still equal, all ranks': by a sum of squares each. A tied embedding is on both stages."""
     parts = {
         REPLICAS: ("dp", facts),
@@ -95,7 +94,7 @@ def copies(facts: list[Fact], world: Group) -> Data:
     return found
 
 
-def reference(given: list[Data]) -> list[Data]:
+def reference(given):
     model, loss = with_gradients(given[0])
     nn.utils.clip_grad_norm_(model.parameters(), given[0]["max_norm"])
     make_sgd(model.parameters()).step()
@@ -114,40 +113,37 @@ def reference(given: list[Data]) -> list[Data]:
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
+def step_on_eight(world, model, inputs, targets, max_norm):
+    mesh = Mesh(MeshShape(dp=2, pp=2, tp=2), world)
+    dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
+
+    schedule = one_f_one_b(pp.size, 2)
+    tensor_parallel(model, tp, sequence_parallel=True)
+    stages = stages_of(model, schedule, pp.rank)
+    facts = facts_of(stages, mesh, schedule.rank_of)
+    parameters = [fact.parameter for fact in facts]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+    mine = rows_of_rank(len(inputs), dp.rank, dp.size)
+    x, y = inputs[mine], targets[mine]
+    count = (targets != -100).sum()
+    loss = partial(vocab_parallel_loss, group=tp, count=count)
+    result = execute(schedule, stages, pp, x, y, loss)
+
+    for fact in facts:
+        p = fact.parameter
+        p.grad = comm.all_reduce(p.grad, fact.sum_over)
+    squares = [fact.square(fact.parameter.grad) for fact in facts]
+    clip([p.grad for p in parameters], squares, world, max_norm)
+    optimizer.step()
+    return comm.all_reduce(result.loss, dp), facts
+
+
 def by_parallelize(world, model, inputs, targets, max_norm):
     """By the library, with a different schedule and number of microbatches, without sequence parallelism."""
     layout = Layout(dp=2, pp=2, tp=2, schedule="gpipe", microbatches=4)
     ours = parallelize(model, Mesh(MeshShape(**layout.sizes), world), layout, make_sgd)
     return ours.step(inputs, targets, max_norm), ours.facts
-
-
-def step(
-    world,
-    model,
-    inputs,
-    targets,
-    max_norm,
-    count_of=lambda mine, everyones: (everyones != -100).sum(),
-    over=lambda fact, mesh: fact.sum_over,
-    op="sum",
-    square=lambda fact: fact.square(fact.parameter.grad),
-    max_norm_of=lambda max_norm: max_norm,
-    returns=comm.all_reduce,
-):
-    """With a place for each mistake."""
-    mesh = Mesh(SHAPE, world)
-    dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
-    schedule = one_f_one_b(pp.size, 2)
-    stages = stages_of(tensor_parallel(model, tp, sequence_parallel=True), schedule, pp.rank)
-    facts = facts_of(stages, mesh, schedule.rank_of)
-    mine = rows_of_rank(len(inputs), dp.rank, dp.size)
-    loss = partial(vocab_parallel_loss, group=tp, count=count_of(targets[mine], targets))
-    result = execute(schedule, stages, pp, inputs[mine], targets[mine], loss)
-    for fact in facts:
-        fact.parameter.grad = comm.all_reduce(fact.parameter.grad, over(fact, mesh), op=op)
-    clip([fact.parameter.grad for fact in facts], [square(fact) for fact in facts], world, max_norm_of(max_norm))
-    make_sgd([fact.parameter for fact in facts]).step()
-    return returns(result.loss, dp).item(), facts
 
 
 def by_gradients(world, model, inputs, targets, max_norm):
@@ -168,16 +164,48 @@ def by_gradients(world, model, inputs, targets, max_norm):
     return [comm.all_reduce(term, dp), facts]
 
 
-# ---- wrong programs -------------------------------------------------------------------------------------------------
+# ---- what people write ----------------------------------------------------------------------------------------------
 
-
-def local_count(mine, everyones):
-    return 2 * (mine != -100).sum()
-
-
-def over_dp(fact, mesh):
-    return mesh.group("dp")
-
+MISTAKES = """
+in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
+(targets != -100).sum() => dp.size * (y != -100).sum()
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
+    Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The second is in
+    the sums: copies of norms and of the tied embedding drift apart.
+(targets != -100).sum() => dp.size * (y != -100).sum()
+    Copies agree, but the loss is wrong: each dp rank's tokens are divided by that rank's own count, and the result is
+    the mean of two means. A token counts more where fewer of them count. Every term has the same denominator: the
+    count over the global batch.
+in weights on dp ranks:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
+    The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences. Each
+    fact says over which ranks its gradient is a sum: fact.sum_over.
+in norms and row biases on tp ranks, the tied embedding on the first and the last stage:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
+    Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for them. With
+    sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied embedding has one on
+    each of its two stages. Each fact says over which ranks: fact.sum_over.
+in norms and row biases on tp ranks:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over if fact.crosses else dp)
+    The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks: with sequence
+    parallelism each processed its slice of the tokens, so dp×tp is their sum.
+in the tied embedding on the first and the last stage:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)
+    The copies of norms agree, but the tied embedding is no longer the same on the first and the last stage. Each has
+    the gradient of one use: sum over both.
+in the loss:
+return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
+    All weights may be right, but each rank returns its own term of the loss. The terms add up over dp.
+in after the step:
+clip([p.grad for p in parameters], squares, world, max_norm) =>
+    The sums are right, and then nothing is clipped.
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over, op="mean")
+    The gradients are means over the ranks that hold them, but the loss is divided by the global count already: they
+    are terms of a sum. Use op="sum".
+fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
+    The clip counts copies: each square once for every rank that holds it. fact.square divides by the number of ranks
+    that do.
+"""
 
 EXERCISE = Exercise(
     id="13.4",
@@ -188,67 +216,6 @@ EXERCISE = Exercise(
     reference=reference,
     ranks=(8,),
     timeout_s=20,
-    right=(by_parallelize, step, by_gradients),
-    mistakes=(
-        Mistake(
-            "Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The "
-            "second is in the sums: copies of norms and of the tied embedding drift apart.",
-            partial(step, count_of=local_count, over=over_dp),
-            about=(LOSS, NORMS, TIED),
-        ),
-        Mistake(
-            "Copies agree, but the loss is wrong: each dp rank's tokens are divided by that rank's own count, and the "
-            "result is the mean of two means. A token counts more where fewer of them count. Every term has the same "
-            "denominator: the count over the global batch.",
-            partial(step, count_of=local_count),
-            about=(LOSS, NORMS, TIED),
-        ),
-        Mistake(
-            "The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different "
-            "sequences. Each fact says over which ranks its gradient is a sum: fact.sum_over.",
-            partial(step, over=lambda fact, mesh: mesh.group("tp")),
-            about=(REPLICAS,),
-        ),
-        Mistake(
-            "Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for "
-            "them. With sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied "
-            "embedding has one on each of its two stages. Each fact says over which ranks: fact.sum_over.",
-            partial(step, over=over_dp),
-            about=(NORMS, TIED),
-        ),
-        Mistake(
-            "The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks: with "
-            "sequence parallelism each processed its slice of the tokens, so dp×tp is their sum.",
-            partial(step, over=lambda fact, mesh: fact.sum_over if fact.crosses else mesh.group("dp")),
-            about=(NORMS,),
-        ),
-        Mistake(
-            "The copies of norms agree, but the tied embedding is no longer the same on the first and the last stage. "
-            "Each has the gradient of one use: sum over both.",
-            partial(step, over=lambda fact, mesh: mesh.group("dp") if fact.crosses else fact.sum_over),
-            about=(TIED,),
-        ),
-        Mistake(
-            "All weights may be right, but each rank returns its own term of the loss. The terms add up over dp.",
-            partial(step, returns=lambda loss, dp: loss),
-            about=(LOSS,),
-        ),
-        Mistake(
-            "The sums are right, and then nothing is clipped.",
-            partial(step, max_norm_of=lambda max_norm: float("inf")),
-            about=(AFTER,),
-        ),
-        Mistake(
-            "The gradients are means over the ranks that hold them, but the loss is divided by the global count "
-            'already: they are terms of a sum. Use op="sum".',
-            partial(step, op="mean"),
-            about=(AFTER,),
-        ),
-        Mistake(
-            "The clip counts copies: each square once for every rank that holds it. fact.square divides by the number "
-            "of ranks that do.",
-            partial(step, square=lambda fact: fact.parameter.grad.square().sum()),
-            about=(AFTER,),
-        ),
-    ),
+    right=(step_on_eight, by_parallelize, by_gradients),
+    mistakes=mistakes(MISTAKES, step_on_eight),
 )
