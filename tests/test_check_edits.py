@@ -40,11 +40,14 @@ or
 {called(name)} => {name}
 hangs
     It says goodbye.
+in all:
+{called(name)} => {name[0]}
+    It is short.
 """
 
 
 def test_a_list_is_read():
-    kept, shouted, first, second = mistakes(
+    kept, shouted, first, second, last = mistakes(
         LISTED.replace("Hello => Bye", "['hello'] => .get('bye', 'Bye')"), greeting, called
     )
     assert [m.wrong.load()("ada") for m in (kept, shouted, first, second)] == [
@@ -55,6 +58,7 @@ def test_a_list_is_read():
     ]
     assert shouted.hint == "It shouts, without end, in two lines."
     assert [m.about for m in (kept, shouted, first, second)] == [("",), ("",), ("end", "start"), ("end", "start")]
+    assert last.about == ("",) and last.wrong.load()("ada") == "Hello, a!"
     assert [m.hangs for m in (first, second)] == [False, True] and first.hint == second.hint
     assert pickle.loads(pickle.dumps(kept.wrong)).load()("ada") == "Hello, ada!", "it travels as its words"
     assert greeting("ada") == "Hello, Ada!"

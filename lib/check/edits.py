@@ -12,7 +12,8 @@ The idea: a list, in which the hint stands indented below what is wrong.
 - Without an arrow, the line is the wrong program itself: an expression, among the names of the file.
 - `hangs`: this program does not return.
 - `or` begins another wrong program with the same hint.
-- `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree.
+- `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree, and
+  `in all:` ends them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lib.check.exercise import Mistake
+from lib.check.exercise import ALL, Mistake
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ def mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     Raises:
         ValueError: a hint without a program, a program without a hint, or a piece that is not there once.
     """
-    found, about = [], ("",)  # which is in every name
+    found, about = [], ALL
     for alternatives, hint in entries(listed):
         if (head := alternatives[0][0]).startswith("in ") and head.endswith(":"):
-            about = tuple(alternatives[0].pop(0)[3:-1].split(", "))
+            words = alternatives[0].pop(0)[3:-1]
+            about = ALL if words == "all" else tuple(words.split(", "))
         for lines in alternatives:
             wrong = _program([line for line in lines if line != "hangs"], programs)
             found.append(Mistake(hint, wrong, about, hangs="hangs" in lines))

@@ -22,6 +22,7 @@ DTYPE = torch.float64
 Data = dict[str, Any]  # tensors, numbers and strings by name: the inputs or the results of one rank
 SEEN = "what was seen"  # name of a result, or the end of its name: a text to print below the verdict
 AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
+ALL = ("",)  # words: one is in each name
 ANYTHING = "anything"  # a result of a wrong program that may be right or wrong
 ROWS = string.ascii_uppercase  # the letters of variants
 COPIED = "This is right for"  # the beginning of the hint for an answer to a different row
@@ -42,7 +43,7 @@ class Mistake:
 
     hint: str
     wrong: Callable
-    about: tuple[str, ...] = ("",)
+    about: tuple[str, ...] = ALL
     hangs: bool = False
 
     def fits(self, got: Data, looks_like: Data, part: str = "") -> bool:
@@ -143,6 +144,8 @@ def _same(got: Any, expected: Any, tolerance: float) -> bool:
             and all(_same(g, w, tolerance) for g, w in zip(got, expected, strict=True))
         )
     if isinstance(expected, Tensor):
+        if type(got) in (int, float) and not expected.dim():
+            got = torch.tensor(got)
         if not isinstance(got, Tensor) or got.shape != expected.shape or got.is_complex():
             return False
         got, expected = got.detach().double(), expected.detach().double()

@@ -104,7 +104,7 @@ peer = group.rank ^ distance => sending = comm.send(theirs, group, group.rank ^ 
 comm.exchange({peer: theirs}, {peer: mine}, group).wait()[peer] => comm.recv(mine, group, group.rank ^ distance).wait()
     A send or a receive was started and not waited for. Keep the handle, and call its wait() before you use or change
     the tensor.
-in :
+in all:
 x = mine + got => x = mine.add_(got)
     The result is right, and you change x: a chunk is a view, and add_ or += writes into x. Add into a new tensor.
 ring

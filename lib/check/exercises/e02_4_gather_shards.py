@@ -114,7 +114,7 @@ rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k
 dist.all_gather(rows, padded) => exchanging(x, rows)
     A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait(): call it
     before you read the tensors, and before you return.
-in :
+in all:
 dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
     The result is right, and you send several times the bytes needed: functions whose names end in _object pickle the
     tensor. Send the lengths as one tensor, then the values.

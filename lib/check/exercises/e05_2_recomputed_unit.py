@@ -160,7 +160,7 @@ return compute(gathered(shard), x) => return compute(ctx.full, x)
 full = gathered(shard).requires_grad_() => full = ctx.full.requires_grad_()
     The gradients are right, but between forward and backward the full unit stays in memory: you gather only in
     forward, and save the result. Save x and the shard, and gather again in backward.
-in :
+in all:
 full = gathered(shard).requires_grad_() => full, again = gathered(shard).requires_grad_(), gathered(shard)
     You gather three times: backward computes forward again and then needs the same parameters for the gradients.
     Gather once in backward, and use it for both.

@@ -173,7 +173,7 @@ in waited for:
 gathering.wait() =>
     You started a call with async_op=True and did not wait for it. Until handle.wait() returns, its buffers hold
     anything: keep the handle, and wait before you read them.
-in :
+in all:
 ctx.save_for_backward(x, W) => ctx.save_for_backward(x, W, *shards)
 x, W = ctx.saved_tensors => x, W, *shards = ctx.saved_tensors
 shards = [torch.empty_like(x) for _ in range(n)] =>

@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import count
 
 from lib.check.edits import mistakes
-from lib.check.exercise import ANYTHING, Exercise, call, kind, several, whole  # noqa: F401
+from lib.check.exercise import ANYTHING, Exercise, call, kind, several, whole
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.simulate import Costs, simulate
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from lib import comm
 from lib.check.edits import mistakes
-from lib.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Exercise, everywhere, random, whole  # noqa: F401
+from lib.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Exercise, everywhere, random, whole
 from lib.runtime import calls
 from lib.runtime.calls import Listener
 
@@ -101,7 +101,7 @@ def evaluated(stage, inputs, targets, width, group):
     last, sends = group.size - 1, []
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
-        for x, target in zip(inputs, targets):  # noqa: B905
+        for x, target in zip(inputs, targets):
             if group.rank > 0:
                 like = x.new_empty(len(x), width)
                 x = comm.recv(like, group, group.rank - 1).wait()

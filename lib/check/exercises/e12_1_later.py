@@ -122,7 +122,7 @@ class Later:
         weight, bias, x, grad_y = self.queue.pop(0)
         rows = grad_y.flatten(0, -2)
         gradients = rows.T @ x.flatten(0, -2), rows.sum(0)
-        for parameter, new in zip((weight, bias), gradients):  # noqa: B905
+        for parameter, new in zip((weight, bias), gradients):
             old = parameter.grad
             parameter.grad = new if old is None else old + new
 
