@@ -85,7 +85,7 @@ slope = (seconds[-1] - seconds[1]) / more_bytes => height, slope = line(sizes_by
 height = seconds[1] - slope * sizes_bytes[1] =>
     Your line goes through the first time, which contains the setup of the connections. Fit the line to the later
     times, then compare the first time with it.
-in :
+in all:
 lambda n, sizes_bytes, seconds: fit_ring(n, *zip(*sorted(zip(sizes_bytes, seconds))))
 or
 lambda n, sizes_bytes, seconds: by_least_squares(n, *zip(*sorted(zip(sizes_bytes, seconds))))
@@ -124,7 +124,7 @@ or
 2 * (n - 1) / n / slope => 2 * (n - 1) / n * max(sizes_bytes[1:]) / max(seconds[1:])
     Your bandwidth is the largest array over its time, which counts the latency of all steps as if bytes were sent
     meanwhile. Use the slope of the line.
-in :
+in all:
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0]
     Latency and bandwidth are right. Your setup is the full first time: subtract the all-reduce, which the line
     predicts for that size.

@@ -163,7 +163,7 @@ x.requires_grad_() =>
 x.grad => torch.zeros_like(x)
     Only the last stage is trained: zeros are sent backward. A tensor that dist.recv filled has no history and requires
     no gradient. Declare it a leaf before your stage computes with it.
-in :
+in all:
 y.backward(of_y) => x.grad = torch.autograd.grad(y, x, of_y)[0]
 or
 y.backward(of_y) => y.backward(of_y, inputs=[x] if rank < last else None)
@@ -219,7 +219,7 @@ total += y.item() => total = y.item()
     The gradients are right, and the loss covers only the last microbatch. Add up the losses of all.
 hands_the_loss_round
     Every rank returns the loss. Only the last rank has it: return None on the others. No rank has to send it.
-in :
+in all:
 then(lambda stage: torch.optim.SGD(stage.parameters(), lr=0.1).step())
     All gradients are right, but the weights changed. Leave them: an optimizer step is no part of this.
 then(lambda stage: dist.broadcast(stage.weight.detach().clone(), 0))

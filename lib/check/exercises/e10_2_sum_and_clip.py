@@ -148,7 +148,7 @@ holders.items() => [(name, holders[name]) for name in gradients if name in holde
     holders, which has the same order on all ranks.
 holders.items() => [(name, [ranks[0], ranks[-1]]) for name, ranks in holders.items()]
     The adapter is summed on the first and the last of its holders alone. All ranks in the list hold it.
-in :
+in all:
 if name not in holders or holders[name][0] == group.rank: => if True:
     A shared weight is in your norm once for each rank that holds it. It is one weight: count it on one of them.
 norm_first

@@ -269,7 +269,7 @@ x.flatten(0, -2) => self.xs[weight.shape].pop(0).flatten(0, -2)
 in gradient of x:
 linear(x, weight.detach(), bias.detach()) => linear(x_only, weight.detach(), bias.detach()).requires_grad_()
     Backward computes no gradient for x. The layer and the stage before wait for it.
-in :
+in all:
 x_only, grad_y)) => grad_y.flatten(0, -2).T @ x_only.flatten(0, -2), grad_y.sum((0, 1))))
 rows = grad_y.flatten(0, -2) =>
 rows.T @ x.flatten(0, -2), rows.sum(0) => x, grad_y
