@@ -36,9 +36,9 @@ class UnitSchedule:
         units: the root, then the other units in the order in which forward uses them.
         reshard_after_forward, prefetch: as for `FSDP`.
         sums: told of each unit once per backward, when it will get no more gradients here, so that its sum
-            starts: other ranks wait for it before the next unit. In a backward through two forwards ranks that skip
-            units could differ in this. So while another forward may get its backward, or a second backward may go
-            through this one, units stay unsharded, and no sum starts, to the end.
+            starts: other ranks wait for it before the next unit. In a backward through two forwards, ranks that skip
+            units could differ in this: while a graph of the root is open, or a second backward may go through this
+            one, units stay unsharded, and no sum starts, to the end.
     """
 
     def __init__(self, units: Sequence[Unit], reshard_after_forward: bool, prefetch: bool, sums: Gradients) -> None:
@@ -160,7 +160,7 @@ class UnitSchedule:
 
     def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
         if self._backward and not self._has_graph and torch._C._current_graph_task_id() > self._task:
-            self.end_backward()  # of another forward, before this one
+            self.end_backward()  # of a previous backward, without a forward between
             self.sums.end_microbatch()
         self._has_graph |= torch.is_grad_enabled()
         self._before_backward(unit, may_pass=True)
