@@ -19,7 +19,7 @@ from lib import comm
 from lib.check import check, missing, progress, record, verdict
 from lib.check.__main__ import main
 from lib.check.catalogue import EXERCISES
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercises.e03_3_overlapped import overlapped
 from lib.check.exercises.e05_1_forward import forward_with_the_next_layer_coming
 from lib.check.exercises.e05_5_dropped_units import only_its_own
@@ -210,7 +210,7 @@ for of_a_cell in (CopyOnce, CopyOnce.forward, CopyOnce.backward, right_layer_dif
 
 def edited(edit, *programs):
     """A program that is not on the exercise's list."""
-    (wrong,) = mistakes(f"{edit}\n    A hint.", *programs)
+    (wrong,) = read_mistakes(f"{edit}\n    A hint.", *programs)
     return lambda *given: wrong.wrong.load()(*given)
 
 

@@ -8,9 +8,9 @@ import pytest
 from test_repository import ROOT
 
 from lib.check.catalogue import EXERCISES
-from lib.check.edits import Edited, mistakes
+from lib.check.edits import Edited, read_mistakes
 from lib.check.judge import judge
-from lib.check.table import table
+from lib.check.table import findings
 
 GREETINGS = {"hello": "Hello"}
 
@@ -47,7 +47,7 @@ in all:
 
 
 def test_a_list_is_read():
-    kept, shouted, first, second, last = mistakes(
+    kept, shouted, first, second, last = read_mistakes(
         LISTED.replace("Hello => Bye", "['hello'] => .get('bye', 'Bye')"), greeting, called
     )
     assert [m.wrong.load()("ada") for m in (kept, shouted, first, second)] == [
@@ -83,7 +83,7 @@ def test_a_list_is_read():
 )
 def test_what_is_written_wrongly_is_said_at_once(listed, words):
     with pytest.raises(ValueError, match=words):
-        mistakes(listed, greeting, called)
+        read_mistakes(listed, greeting, called)
 
 
 def test_a_table_names_each_wrong_entry():
@@ -96,7 +96,7 @@ def test_a_table_names_each_wrong_entry():
     B call: "c"
         not that.
     """.replace("\n    ", "\n")
-    exercise = table("77.1", "find", "Run", ("rank", "call", "lost"), right, listed)
+    exercise = findings("77.1", "find", "Run", ("rank", "call", "lost"), right, listed)
     assert [m.hint for m in exercise.mistakes] == [
         "Run A: rank 0 waits, {0, 1}.",
         "Run A: rank 3 waits, {0, 1}.",
@@ -115,7 +115,7 @@ def test_a_table_names_each_wrong_entry():
 @pytest.mark.parametrize("listed", ["A rank: 1\n    A hint.", "A size: 2\n    A hint."])
 def test_a_right_entry_is_no_mistake(listed):
     with pytest.raises(ValueError, match="is no mistake"):
-        table("77.1", "find", "Run", ("rank",), {"A": (1,)}, listed)
+        findings("77.1", "find", "Run", ("rank",), {"A": (1,)}, listed)
 
 
 # ---- the exercises --------------------------------------------------------------------------------------------------

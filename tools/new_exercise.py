@@ -15,7 +15,7 @@ FILE = '''"""{id}: a sentence that says what the learner writes."""
 from torch import distributed as dist
 
 from lib import comm
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import Exercise, random
 
 
@@ -66,7 +66,7 @@ EXERCISE = Exercise(
     body=body,
     reference=reference,
     right=({name}, by_torch_distributed),
-    mistakes=mistakes(MISTAKES, {name}),
+    mistakes=read_mistakes(MISTAKES, {name}),
 )
 '''
 

@@ -41,7 +41,7 @@ class Edited:
         return eval(self.expression, names)
 
 
-def mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
+def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     """The mistakes of a list, in its order.
 
     Args:

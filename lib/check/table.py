@@ -17,7 +17,7 @@ from lib.check.edits import entries
 from lib.check.exercise import Data, Exercise, Mistake, kind, several, word
 
 
-def table(
+def findings(
     number: str, title: str, row: str, columns: Sequence[str], right: dict[str, tuple], listed: str, points: float = 2
 ) -> Exercise:
     """The exercise whose answer is a tuple for each row.

@@ -4,7 +4,7 @@ import torch
 from torch import distributed as dist
 
 from lib import comm
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import Exercise, random
 from lib.check.listen import listen
 
@@ -156,5 +156,5 @@ EXERCISE = Exercise(
     reference=reference,
     ranks=(4, 8),
     right=(halving_reduce_scatter, near_first),
-    mistakes=mistakes(MISTAKES, halving_reduce_scatter),
+    mistakes=read_mistakes(MISTAKES, halving_reduce_scatter),
 )

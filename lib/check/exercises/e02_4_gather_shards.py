@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import distributed as dist
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, random, with_variants
 from lib.check.listen import listen, raw
 
@@ -169,7 +169,7 @@ def exercise(join=one_by_one, task=""):
         reference=reference,
         task=task,
         right=tuple(map(in_order, (gather_shards, by_broadcasts, by_messages, by_all_reduce))),
-        mistakes=tuple(map(wrong_in_order, mistakes(MISTAKES, gather_shards))),
+        mistakes=tuple(map(wrong_in_order, read_mistakes(MISTAKES, gather_shards))),
     )
 
 

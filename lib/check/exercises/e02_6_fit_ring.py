@@ -2,7 +2,7 @@
 
 import torch
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import DTYPE, Exercise, kind, known_number, several, whole
 from lib.cost import steps
 
@@ -145,5 +145,5 @@ EXERCISE = Exercise(
     reference=reference,
     ranks=(1,),
     right=(fit_ring, by_least_squares),
-    mistakes=mistakes(MISTAKES, fit_ring),
+    mistakes=read_mistakes(MISTAKES, fit_ring),
 )

@@ -5,7 +5,7 @@ from torch import distributed as dist
 from torch import nn
 
 from lib import comm
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import Exercise, random
 
 SHAPES = ((3, 4), (2, 3), (2, 3), (2, 3), (4,))  # a layer, three experts, a bias
@@ -128,5 +128,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(average_gradients, by_torch_distributed, in_one_message),
-    mistakes=mistakes(MISTAKES, average_gradients),
+    mistakes=read_mistakes(MISTAKES, average_gradients),
 )

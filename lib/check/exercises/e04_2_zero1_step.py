@@ -6,7 +6,7 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import pad
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, shards_of
 from lib.check.kept import kept_bytes
 from lib.check.listen import Heard, listen, raw
@@ -270,5 +270,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(zero1_step, by_owners, by_hand(lambda *state: state)),
-    mistakes=mistakes(MISTAKES, zero1_step),
+    mistakes=read_mistakes(MISTAKES, zero1_step),
 )

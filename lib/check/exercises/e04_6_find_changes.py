@@ -1,6 +1,6 @@
 """04.6: three runs of a ZeRO-2 program that one rank ran with a changed line: which rank, and which change?"""
 
-from lib.check.table import table
+from lib.check.table import findings
 
 RIGHT = {"A": (2, "b"), "B": (1, "d"), "C": (3, "e")}
 
@@ -48,4 +48,4 @@ C change: "g"
     with that change one rank would keep its first weights, and its model would differ from the others.
 """
 
-EXERCISE = table("04.6", "find_changes", "Run", ("rank", "change"), RIGHT, MISTAKES)
+EXERCISE = findings("04.6", "find_changes", "Run", ("rank", "change"), RIGHT, MISTAKES)

@@ -6,7 +6,7 @@ from collections import Counter
 import torch
 from torch import distributed as dist
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import AS_NEEDED, MORE, Exercise, random, shards_of
 from lib.check.listen import listen, raw
 from lib.memory import MemoryTracker
@@ -205,5 +205,5 @@ EXERCISE = Exercise(
     reference=reference,
     right=(ShardedUnit, UnitWithFlatCalls),
     timeout_s=20,
-    mistakes=mistakes(MISTAKES, ShardedUnit, gathered),
+    mistakes=read_mistakes(MISTAKES, ShardedUnit, gathered),
 )

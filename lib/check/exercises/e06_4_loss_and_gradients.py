@@ -5,7 +5,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from lib import comm, cost
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import AS_NEEDED, MORE, Exercise, kind, random, several, whole
 from lib.check.listen import listen
 from lib.conjugate import identity_all_reduce
@@ -237,5 +237,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(loss_and_gradients, by_torch_distributed, by_a_loss_with_the_same_gradient),
-    mistakes=mistakes(MISTAKES, loss_and_gradients),
+    mistakes=read_mistakes(MISTAKES, loss_and_gradients),
 )

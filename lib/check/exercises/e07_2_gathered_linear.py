@@ -7,7 +7,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import Exercise, random
 from lib.check.listen import listen, raw
 
@@ -250,5 +250,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(GatheredLinear, ByAllToAll),
-    mistakes=mistakes(MISTAKES, GatheredLinear),
+    mistakes=read_mistakes(MISTAKES, GatheredLinear),
 )

@@ -6,7 +6,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import DTYPE, Exercise, random
 from lib.check.listen import listen, raw
 from lib.runtime import calls
@@ -235,5 +235,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(step, all_receives_first),
-    mistakes=mistakes(MISTAKES, step),
+    mistakes=read_mistakes(MISTAKES, step),
 )

@@ -1,6 +1,6 @@
 """08.3: three pipelines with two actions in the wrong order: one is slow, one hangs, one is silently wrong."""
 
-from lib.check.table import table
+from lib.check.table import findings
 
 RIGHT = {"A": (1, "1B2", 4), "B": (2, "2B0", None), "C": (2, "2F2", 0)}
 
@@ -52,4 +52,4 @@ C units lost: 1 | 2 | 4 | None
     the same place: no rank waits.
 """
 
-EXERCISE = table("08.3", "at_fault", "Pipeline", ("rank", "action", "units lost"), RIGHT, MISTAKES)
+EXERCISE = findings("08.3", "at_fault", "Pipeline", ("rank", "action", "units lost"), RIGHT, MISTAKES)

@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 from itertools import count
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import ANYTHING, Exercise, call, kind, several, whole
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.simulate import Costs, simulate
@@ -204,5 +204,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     ranks=(1,),
     right=(plan, by_simulation),
-    mistakes=mistakes(MISTAKES, plan),
+    mistakes=read_mistakes(MISTAKES, plan),
 )

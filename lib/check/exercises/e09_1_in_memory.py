@@ -1,6 +1,6 @@
 """09.1: the fastest order in which no rank keeps more than so many microbatches."""
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import SEEN, Exercise, call, same, whole
 from lib.check.written import KEPT, ORDERS, SIZES, STAGES, TIME, WORKS, YES, schedule_facts, size
 from lib.pipeline.schedules.action import Action, Op
@@ -160,5 +160,5 @@ EXERCISE = Exercise(
     reference=reference,
     ranks=(1,),
     right=(in_memory, in_rounds),
-    mistakes=mistakes(MISTAKES, in_memory),
+    mistakes=read_mistakes(MISTAKES, in_memory),
 )

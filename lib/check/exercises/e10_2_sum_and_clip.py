@@ -4,7 +4,7 @@ import torch
 from torch import distributed as dist
 
 from lib import comm
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import AS_NEEDED, MORE, Exercise, random
 from lib.check.listen import listen
 
@@ -194,5 +194,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(sum_and_clip, by_torch_distributed),
-    mistakes=mistakes(MISTAKES, sum_and_clip),
+    mistakes=read_mistakes(MISTAKES, sum_and_clip),
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lib.check.exercise import several
-from lib.check.table import table
+from lib.check.table import findings
 
 RIGHT = ("1SEND_F3", "3RECV_F2")
 
@@ -23,7 +23,7 @@ MISTAKES = """
     F is the direction of activations, from rank 0 to rank 3; B is the direction of gradients, back to rank 0.
 """
 
-TABLE = table("10.3", "missing_calls", "Report", ("missing action",), {"1": RIGHT[:1], "2": RIGHT[1:]}, MISTAKES)
+TABLE = findings("10.3", "missing_calls", "Report", ("missing action",), {"1": RIGHT[:1], "2": RIGHT[1:]}, MISTAKES)
 
 
 def body(answer, group, given):

@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
 from lib import comm
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Exercise, everywhere, random, whole
 from lib.runtime import calls
 from lib.runtime.calls import Listener
@@ -209,5 +209,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(evaluated, by_torch_distributed),
-    mistakes=mistakes(MISTAKES, evaluated),
+    mistakes=read_mistakes(MISTAKES, evaluated),
 )

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import gelu, linear
 from torch.utils.flop_counter import FlopCounterMode
 
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import AS_NEEDED, MORE, Exercise, random, whole
 from lib.memory import MemoryTracker
 
@@ -299,5 +299,5 @@ EXERCISE = Exercise(
     reference=reference,
     ranks=(1,),
     right=(Later, InFunctions, InPlace),
-    mistakes=mistakes(MISTAKES, Later),
+    mistakes=read_mistakes(MISTAKES, Later),
 )

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lib import comm
-from lib.check.edits import mistakes
+from lib.check.edits import read_mistakes
 from lib.check.exercise import Exercise, is_dense, kind, several, whole
 from lib.data import rows_of_rank
 from lib.data_parallel.bucketed_gradients import Gradients
@@ -217,5 +217,5 @@ EXERCISE = Exercise(
     ranks=(8,),
     timeout_s=20,
     right=(step_on_eight, by_parallelize, by_gradients),
-    mistakes=mistakes(MISTAKES, step_on_eight),
+    mistakes=read_mistakes(MISTAKES, step_on_eight),
 )

@@ -1,6 +1,6 @@
 """13.5: the rank at fault in two reports of a hang, and the call that it failed to make."""
 
-from lib.check.table import table
+from lib.check.table import findings
 
 RIGHT = {"1": (6, "tp"), "2": (5, "dp")}
 
@@ -29,4 +29,4 @@ MISTAKES = """
     1 waits in: ranks 1 and 5 differ along dp.
 """
 
-EXERCISE = table("13.5", "culprits", "Report", ("rank", "axis"), RIGHT, MISTAKES)
+EXERCISE = findings("13.5", "culprits", "Report", ("rank", "axis"), RIGHT, MISTAKES)
