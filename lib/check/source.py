@@ -238,14 +238,21 @@ def _is_stub(statement: ast.stmt) -> bool:
 def _is_constant(value: ast.expr | None) -> bool:
     """Of constants in capitals, literals, arithmetic and calls of libraries: `[1, 2]`, `MB * 25`, `np.float64(1)`."""
     return value is not None and all(
-        node.id in _KNOWN or node.id.isupper() if isinstance(node, ast.Name) else not _is_large_power(node)
+        node.id in _KNOWN or node.id.isupper() if isinstance(node, ast.Name) else not _is_large(node)
         for node in ast.walk(value)  # which is no recursion: a sum may be long
     )
 
 
-def _is_large_power(node: ast.AST) -> bool:
-    sides = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else []
-    return not all(isinstance(side, ast.Constant) and side.value in range(10_000) for side in sides)
+def _is_large(node: ast.AST) -> bool:
+    """Whether it may take much memory: a power of large numbers, or a text or list that is repeated."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Pow | ast.Mult):
+        return False
+    values = [getattr(side, "value", None) for side in (node.left, node.right)]
+    if isinstance(node.op, ast.Pow):
+        return not all(value in range(10_000) for value in values)
+    return any(isinstance(x, (str, bytes)) for x in values) or not {ast.List, ast.Tuple}.isdisjoint(
+        map(type, (node.left, node.right))
+    )
 
 
 def _is_other_name(value: ast.expr | None) -> bool:
