@@ -447,7 +447,7 @@ holds_a_lock.__module__ = "a notebook"
             "08.3",
             lambda: [(1, "1B2"), (2, "2B0", None), (2, "2F2", 0)],
             "FAIL",
-            ["A: rank is not right", "got '2 results'"],
+            ["Pipeline A is not right", "got '2 results'"],
         ),
         ("08.4", lambda model, microbatches: 0.0, "FAIL", ["3 microbatches: gradient of the weight", "got None"]),
         ("08.4", goes_back_from_the_total, "FAIL", ["second time", "run backward with each microbatch's own loss"]),

@@ -484,10 +484,10 @@ NEARLY = {  # with a word of the verdict
     ],
     "13.5": [
         (lambda: None, "what was returned"),
-        (lambda: (("tp", 6), ("dp", 5)), "the rank is not right"),
-        (lambda: ((5, "dp"), (6, "tp")), "First report"),
-        (lambda: ((6, "tensor"), (5, "dp")), "the axis is not right"),
-        (lambda: ((6,), (5,)), "is not right"),
+        (lambda: (("tp", 6), ("dp", 5)), "Report 1: rank is not right"),
+        (lambda: ((5, "dp"), (6, "tp")), "Report 1"),
+        (lambda: ((6, "tensor"), (5, "dp")), "Report 1: axis is not right"),
+        (lambda: ((6,), (5,)), "Report 1 is not right"),
     ],
     "13.6": [
         (layout(lambda found: (Layout, *found[1:])), "did not return a Layout"),
