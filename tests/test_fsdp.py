@@ -203,17 +203,18 @@ PATTERNS = {  # of two forwards of one step, which a rank may run through differ
     "each, then each backward, last first": lambda loss: [one.backward() for one in [loss(0), loss(1)][::-1]],
     "one backward of both": lambda loss: (loss(0) + loss(1)).backward(),
     "one backward of two of three": lambda loss: [one.backward() for one in [loss(0), loss(1) + loss(2)]],
-    "for the input, then for all": lambda loss: loss(0, input_gradient=True)[0].backward(),
-    "through a gradient": lambda loss: sum(loss(0, input_gradient=True)).backward(),
+    "for the input, then for all": lambda loss: loss(0, create_graph=False)[0].backward(),
+    "through a gradient": lambda loss: sum(loss(0, create_graph=True)).backward(),
 }
 
 
-def loss_of(model, x, step, rank, share, k, input_gradient=False):
-    row = (x[rank] / (k + 1)).requires_grad_(input_gradient)
+def loss_of(model, x, step, rank, share, k, create_graph=None):
+    """Of a rank's row; with `create_graph` also the norm of its gradient for the row."""
+    row = (x[rank] / (k + 1)).requires_grad_(create_graph is not None)
     loss = model(row, SKIPS[(step + k) % len(SKIPS)][rank]).square().sum() / share
-    if not input_gradient:
+    if create_graph is None:
         return loss
-    (gradient,) = torch.autograd.grad(loss, row, create_graph=True)
+    (gradient,) = torch.autograd.grad(loss, row, retain_graph=True, create_graph=create_graph)
     return loss, gradient.norm()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from itertools import count
 
@@ -43,22 +44,20 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     kept = [p.grad for p in params]  # alive, so that no new tensor gets the id of one of them
     seen, events = [state(params)], []
 
-    store, name = dist.distributed_c10d._get_default_store(), f"03.5: {next(ANSWERS)}"
+    store, number = dist.distributed_c10d._get_default_store(), next(ANSWERS)
+    ranks = [f"03.5, answer {number}, rank {rank}" for rank in range(group.size)]
 
     def waits() -> None:
-        if "wait" not in events:
-            store.add(name, 1)
+        store.set(ranks[group.rank], "waits")
         seen.append(state(params))
         events.append("wait")
 
     heard = listen(lambda: events.append("start"), waits)
     if group.rank == group.size - 1:  # sends when the others wait, or are done: what they read before had not arrived
-        until_s = time.monotonic() + 1
-        while store.add(name, 0) < group.size - 1 and time.monotonic() < until_s:
-            time.sleep(0.001)
+        with suppress(dist.DistError):
+            store.wait(ranks[:-1], timedelta(seconds=1))
     answer([[params[i] for i in bucket] for bucket in BUCKETS])
-    if "wait" not in events:
-        store.add(name, 1)
+    store.set(ranks[group.rank], "is done")
     del kept
     return {
         "gradients": [p.grad for p in params],
