@@ -9,8 +9,8 @@ PY    := $(BIN)/python
 READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 SITE  := _build/html
-SHARED := tests --ignore tests/test_site.py -m "not alone and not timed and not chapters" -n 2 --dist worksteal
-ALONE  := tests --ignore tests/test_site.py -m "alone or timed"
+SHARED := tests --ignore tests/book/test_site.py -m "not alone and not timed and not chapters" -n 2 --dist worksteal
+ALONE  := tests --ignore tests/book/test_site.py -m "alone or timed"
 
 # A kernel called python3 in the user's home must not stand in for the one in .venv.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -68,7 +68,7 @@ students: $(READY) ## build the pages without the solutions, into _build/student
 
 site: $(READY) ## open every built page in a real browser and check it
 	@test -f $(SITE)/index.html || { echo "There is no $(SITE) yet: make book" >&2; exit 1; }
-	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/test_site.py -n 2 --dist loadgroup
+	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/book/test_site.py -n 2 --dist loadgroup
 
 pdf: $(READY) ## print the built book as one PDF, with bookmarks
 	@test -f $(SITE)/index.html || $(MAKE) book
@@ -122,7 +122,7 @@ kills: $(READY) ## judge the right and wrong programs of each exercise that chan
 	@$(PY) tools/kills.py
 
 assignments: $(READY) ## write the homeworks' handouts, rubrics and files for platforms into _build/assignments
-	@$(PY) -m lib.release assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(ROWS),--rows $(ROWS)) $(if $(CASES),--cases $(CASES))
+	@$(PY) -m course.release course/assignments/*.json --out _build/assignments $(if $(ROSTER),--roster $(ROSTER)) $(if $(ROWS),--rows $(ROWS)) $(if $(CASES),--cases $(CASES))
 
 lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(BIN)/ruff check .
@@ -135,18 +135,18 @@ bench: $(READY) ## compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks
 
 soak: $(READY) ## 500 runs of 4 ranks: nothing may grow (about two minutes)
-	@SOAK_RUNS=500 $(PY) -m pytest tests/test_soak.py -q
+	@SOAK_RUNS=500 $(PY) -m pytest tests/lib/test_soak.py -q
 
 fuzz: $(READY) ## a random walk over modules and compositions for FUZZ_S seconds (ten minutes)
-	@FUZZ_S=$${FUZZ_S:-600} $(PY) -m pytest tests/test_fuzz.py -q
+	@FUZZ_S=$${FUZZ_S:-600} $(PY) -m pytest tests/lib/test_fuzz.py -q
 
 certificate: $(READY) ## every layout of 1 to 8 ranks against one process, and its plan (minutes)
-	@CERTIFICATE=all $(PY) -m pytest tests/test_certificate.py tests/test_plan.py -q
+	@CERTIFICATE=all $(PY) -m pytest tests/lib/test_certificate.py tests/lib/test_plan.py -q
 
 nbgrader: $(READY) ## grade with the real nbgrader, which the first time is installed into .venv-nbgrader (minutes)
 	@test -x .venv-nbgrader/bin/nbgrader || \
 	  { echo "== Installing nbgrader"; $(PYTHON) -m venv .venv-nbgrader && .venv-nbgrader/bin/pip install -q nbgrader==0.9.6; }
-	@NBGRADER=$(abspath .venv-nbgrader/bin) $(PY) -m pytest tests/test_nbgrader.py -q
+	@NBGRADER=$(abspath .venv-nbgrader/bin) $(PY) -m pytest tests/course/test_nbgrader.py -q
 
 newest: ## run a chapter and an exercise with the packages of today, torch apart, in .venv-newest (minutes)
 	@rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
@@ -155,7 +155,7 @@ newest: ## run a chapter and an exercise with the packages of today, torch apart
 	@.venv-newest/bin/python tools/newest.py
 
 grading: $(READY) ## grade two hundred submissions, fifty of them hostile, as root (minutes)
-	@GRADING=1 $(PY) -m pytest tests/test_grade_many.py -q
+	@GRADING=1 $(PY) -m pytest tests/course/test_grade_many.py -q
 
 busy: $(READY) ## make book and make test beside endless loops and foreign traffic (nightly); CHAPTER="02 07": these alone
 	@$(PY) tools/busy.py $(MAKE) book

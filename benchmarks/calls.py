@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.table import quartiles, show, three
+from course.check import verdict
 from lib import comm, run
-from lib.check import verdict
 from lib.runtime import calls, places
 
 

@@ -10,7 +10,7 @@ import re
 
 from docutils import nodes
 
-from lib.claims import BUSY
+from lib.lab.claims import BUSY
 
 TITLE = re.compile(r"\A#@title (.*)\n")
 CLAIM = re.compile(

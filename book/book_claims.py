@@ -1,6 +1,6 @@
 """The page of all claims: what the chapters predicted and measured while this very book was built.
 
-Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/claims.py). The chapters were executed before, two
+Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/lab/claims.py). The chapters were executed before, two
 at a time, so the lines of two of them are mixed.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from lib.claims import BUSY
+from lib.lab.claims import BUSY
 
 MEASURED = ("predicted", "measured")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from live_page import ROOT, add_live_page
 
-USED = ["lib/check/**/*.py"]
+USED = ["course/check/**/*.py"]
 TRIED = "book/kill_table.json"  # written by tools/kills.py
 
 
 def chapters():
     """(number of a chapter, its exercises) for each."""
-    from lib.check.catalogue import EXERCISES  # torch is imported only where these tables are made
+    from course.check.catalogue import EXERCISES  # torch is imported only where these tables are made
 
     return [(k, [*found]) for k, found in groupby(EXERCISES.values(), key=lambda e: e.chapter)]
 

@@ -10,7 +10,7 @@ from book_pages import lead_of
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from lib.figures.player import STYLE
+from book.figures.player import STYLE
 
 CHAPTER = re.compile(r"chapters/(\d\d)_")
 PICTURES = re.compile(  # what can be played; any other figure

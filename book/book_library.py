@@ -17,7 +17,7 @@ from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOM = re.compile(r"^\.\. room:: ([\w.]+)$", re.MULTILINE)
-ANSWERS = "lib.check.exercises."
+ANSWERS = "course.exercises."
 MARKS = re.compile(
     r"(`[^`]*`)|([*|\\]|(?<=\w)_(?!\w))"
 )  # what reStructuredText would take for markup, outside of code
@@ -79,7 +79,7 @@ def names_of(objects: dict) -> dict:
     names = {}
     for path, found in objects.items():
         room, last = path.split(".")[:-1], path.rpartition(".")[2]
-        if path.startswith("lib.check."):
+        if path.startswith("course.check."):
             continue  # a grader is called as the exercise that it asks for
         if found.objtype == "module":
             names[path.replace(".", "/") + ".py"] = found

@@ -1,4 +1,4 @@
-"""The words of *Try a schedule*: what `lib.pipeline.workshop` says, as JSON in the page.
+"""The words of *Try a schedule*: what `lib.lab.workshop` says, as JSON in the page.
 
 A page says `{workshop}`. In the browser `static/schedule.js` checks, times and scores what is typed, and
 `static/workshop.js` draws it. No sentence is written twice: the library is made to say each of them once, and what is
@@ -10,11 +10,11 @@ import re
 
 from live_page import add_live_page
 
+from lib.lab.workshop import SHORT, WHY, Par, Verdict, workshop
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
-from lib.pipeline.workshop import SHORT, WHY, Par, Verdict, workshop
 
 SCRIPTS = "schedule.js", "workshop.js"
 HTML = """<div id="workshop"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.

@@ -2,7 +2,7 @@
 
 The problem: "data parallelism moves 2(n-1)/n times the gradients" is a claim that must be measured.
 The idea: every communication of a rank is recorded as one `CommEvent`, every interesting computation as one `Span`, and
-both are plain data. Claims count them, `lib.figures` draws them, and simulations are compared with them. Nothing here
+both are plain data. Claims count them, `book.figures` draws them, and simulations are compared with them. Nothing here
 knows torch or processes.
 
 Times are seconds of `time.perf_counter`, shared by all processes of one machine, counted from the start of the run. On

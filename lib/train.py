@@ -20,13 +20,13 @@ from lib.cost.sizes import RECOMPUTE, ZERO_STAGES
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import SCHEDULES, Layout, nearest
 from lib.model import GPTConfig
-from lib.options import add_options, chosen, in_options, option
 from lib.plan import Plan
 from lib.plan.profile import step_profile
 from lib.plan.text import plan_text
 from lib.torchrun.environment import StartError, machines, of_torchrun, speaks
-from lib.train_config import COMPUTE_DTYPES, DTYPES, TrainConfig
-from lib.train_loop import train
+from lib.training.config import COMPUTE_DTYPES, DTYPES, TrainConfig
+from lib.training.loop import train
+from lib.training.options import add_options, chosen, in_options, option
 
 CHOICES = {
     "schedule": list(SCHEDULES),
@@ -189,7 +189,7 @@ def _write_profile(path: str, config: TrainConfig, reports: list[dict]) -> str:
 def _write_report(path: str, config: TrainConfig, reports: list[dict]) -> str:
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"losses": reports[0]["losses"], "ranks": reports}, file)
-    return f"report: python -m lib.figures.report {path} draws it"
+    return f"report: python -m book.figures.report {path} draws it"
 
 
 def _summary(config: TrainConfig, report: dict) -> str:

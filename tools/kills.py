@@ -3,7 +3,7 @@
     python tools/kills.py            # what `make kills` runs: exercises that changed since they were last tried
     python tools/kills.py --check    # runs nothing; fails naming the exercises that changed
 
-An exercise has changed if its file has changed, or a file of lib/check that judges it. Two are tried at a time; beside
+An exercise has changed if its file has changed, or a file of course/check that judges it. Two are tried at a time; beside
 a FAIL whose seconds are measured, nothing else runs.
 """
 
@@ -29,7 +29,7 @@ IMPORTED = re.compile(r"^from (lib\.check\.\S+) import", re.MULTILINE)
 
 
 def sources() -> dict[str, str]:
-    """Exercise id -> a digest of the files of lib/check that decide what comes out."""
+    """Exercise id -> a digest of the files of course/check that decide what comes out."""
     found = {}
     for path in sorted(EXERCISES.glob("e[0-9]*.py")):
         chapter, number = re.match(r"e(\d+)_(\d+)_", path.stem).groups()
@@ -53,9 +53,9 @@ def keep(rows: dict[str, dict]) -> None:
 
 def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
     """The numbers of an exercise, and a line for each program whose verdict is not the one that it must get."""
-    from lib.check import find, new_seed  # `--check` needs no torch
-    from lib.check.judge import judge
-    from lib.check.tried import try_right, try_wrong
+    from course.check import find, new_seed  # `--check` needs no torch
+    from course.check.judge import judge
+    from course.check.tried import try_right, try_wrong
 
     exercise, seed = find(exercise_id), new_seed()
     turns.begin(exercise_id, alone=False)

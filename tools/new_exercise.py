@@ -1,7 +1,7 @@
 """Begins an exercise: its file, which runs as it is, and the cells of its task.
 
-make exercise ID=03.8 NAME=scaled_sum     # lib/check/exercises/e03_8_scaled_sum.py
-make exercise ID=03.8                     # lib/check/exercises/e03_8_answer.py
+make exercise ID=03.8 NAME=scaled_sum     # course/exercises/ch03/e03_8_scaled_sum.py
+make exercise ID=03.8                     # course/exercises/ch03/e03_8_answer.py
 """
 
 import argparse
@@ -15,8 +15,8 @@ FILE = '''"""{id}: a sentence that says what the learner writes."""
 from torch import distributed as dist
 
 from lib import comm
-from lib.check.edits import read_mistakes
-from lib.check.exercise import Exercise, random
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, random
 
 
 def inputs(generator, n):

@@ -3,7 +3,7 @@
 python tools/prose.py chapters/03_data_parallelism.md lib/comm.py ...
 
 Each is a pattern, and some of its hits are good English. A page with few hits was read sentence by sentence, and no
-more is asked (tests/test_prose.py). Captions are prose, so code cells count; the generated set-up cell does not.
+more is asked (tests/book/test_prose.py). Captions are prose, so code cells count; the generated set-up cell does not.
 Notation is one table for the whole book (book/formulas.md): no hit of a letter that it does not have is good.
 """
 

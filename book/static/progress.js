@@ -1,4 +1,4 @@
-// What a reader has done, in this browser: boxes, or a record that `lib.check` wrote.
+// What a reader has done, in this browser: boxes, or a record that `course.check` wrote.
 (() => {
   const KEY = "parallel-by-hand.progress";
   const page = document.getElementById("progress");
@@ -40,7 +40,7 @@
         const record = JSON.parse(await file.text());
         tick(Object.keys(record).filter((id) => record[id].points >= record[id].max));
       } catch {
-        note = `${file.name} is no record of lib.check. `;
+        note = `${file.name} is no record of course.check. `;
       }
     }
     keep();

@@ -30,7 +30,7 @@ from lib.checkpoint.shared import TOKEN, remove
 from lib.checkpoint.stop import STOP
 from lib.checkpoint.storage import check_shapes, files_of, read_metadata
 from lib.model import GPT, GPTConfig
-from lib.train_config import TrainConfig
+from lib.training.config import TrainConfig
 
 VERSION = 1  # of the format of a checkpoint; a newer lib has a larger version
 RUN = "run.json"

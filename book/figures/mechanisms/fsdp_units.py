@@ -1,0 +1,192 @@
+"""FSDP through a step: a unit is unsharded only while it computes, and the next one is already in flight.
+
+The figure shows rank 0. A thin bar is its shard, a thick bar all shards. The shards of the other ranks come in an
+all-gather; their shards of the gradients leave in a reduce-scatter. Below, the parameters that are live, in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from book.figures.canvas import Canvas
+from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.svg import OUTLINE, SMALLEST_PX, color, text_width
+from lib.cost import sharded_step, zero_wire_bytes
+
+ROOT = 0  # the unit of all layers outside the blocks
+TOP, ROW, HIGH = 26, 44, 34  # pixels: of the first row, from row to row, of a full unit
+DASHED = OUTLINE | {"stroke": color("soft")}
+COLUMNS = {  # pixels: x and width
+    "wide": {"gradients": (84, 124), "parameters": (220, 124), "in flight": (372, 152), "other ranks": (552, 124)},
+    "narrow": {"gradients": (72, 62), "parameters": (142, 74), "in flight": (224, 115), "other ranks": (300, 39)},
+}
+
+
+class Moment(NamedTuple):
+    """The work of rank 0 at one time, and the units in it.
+
+    Args:
+        what: `forward`, `backward`, or empty where it waits.
+        unit: that computes.
+        arriving, whole, leaving: units in an all-gather, with full parameters, in a reduce-scatter.
+    """
+
+    what: str = ""
+    unit: int = ROOT
+    arriving: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
+
+
+def play_fsdp_units(sizes: Sequence[float], n: int = 4) -> Player:
+    """A step of FSDP with prefetch on rank 0 of n.
+
+    Args:
+        sizes: bytes of the parameters of each unit, not sharded: of the root, then of the blocks, three or four.
+    """
+    moments = moments_of_step(len(sizes) - 1)
+    still = next(i for i, moment in enumerate(moments) if moment.arriving and moment.leaving)
+    title = f"A unit is unsharded only while it computes: a step of FSDP on rank 0 of {n}"
+    return Player(title, lambda width: _scene(moments, sizes, n, width), still)
+
+
+def live_bytes(moment: Moment, sizes: Sequence[float], n: int) -> float:
+    """Bytes of parameters on a rank: all shards, and each unit that is unsharded or arrives."""
+    return sum(sizes) / n + sum(sizes[unit] for unit in moment.whole | moment.arriving)
+
+
+def moments_of_step(num_blocks: int) -> list[Moment]:
+    """A step in the order of `sharded_step`; before it and after it a rank has only shards.
+
+    The root is not in that formula: it arrives at the beginning of each pass, and is unsharded to its end.
+    """
+    moments = [Moment()]
+    gathers, reduces = frozenset(), frozenset()  # started since the last computation of a block
+    for what, block, *_ in sharded_step(*[[0.0] * num_blocks] * 4):  # only the order of its times is used
+        unit = frozenset({block + 1})
+        if what == "gather":
+            gathers |= unit
+        elif what == "reduce":
+            reduces |= unit
+        else:
+            if unit <= gathers:  # nothing can compute before it arrives
+                moments.append(Moment(arriving=unit | {ROOT}))
+            moments.append(Moment(what, block + 1, gathers - unit, unit | {ROOT}, reduces))
+            gathers, reduces = frozenset(), frozenset()
+    return [*moments, Moment("backward", ROOT, whole=frozenset({ROOT}), leaving=reduces | {ROOT}), Moment()]
+
+
+def _whole(moments: list[Moment], unit: int) -> Iterator[tuple[int, int]]:
+    """For each all-gather of a unit: when it arrives, and when it is freed."""
+    for begin, moment in enumerate(moments):
+        if unit in moment.arriving:
+            yield begin, next(i for i in range(begin + 1, len(moments)) if unit not in moments[i].whole)
+
+
+def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) -> Scene:
+    narrow, units = width == NARROW, range(len(sizes))
+    columns = COLUMNS["narrow" if narrow else "wide"]
+    bar = TOP + ROW * len(sizes) + 26
+    scale = (width - 2) / max(sum(sizes), *(live_bytes(moment, sizes, n) for moment in moments))
+
+    canvas = Canvas(f"FSDP units {list(sizes)} {n} {width}")
+    for words, (x, across) in columns.items():
+        if not (narrow and words == "other ranks"):
+            canvas.text(x + across / 2, 14, words, "middle", font_weight=650)
+    for unit in units:
+        y = TOP + ROW * unit
+        canvas.text(0, y + 12, _name(unit))
+        canvas.rect(columns["parameters"][0], y, columns["parameters"][1], HIGH, radius=3, fill="none", **DASHED)
+        for other in range(1, n) if not narrow else ():
+            x, across = columns["other ranks"]
+            canvas.rect(x, y + HIGH / n * other, across, HIGH / n - 1, fill=color("param", True))
+    canvas.text(0, bar - 8, "live parameters")
+    canvas.text(width - 1, bar - 8, f"all: {_size(sum(sizes), sizes)}", "end")
+    canvas.rect(1, bar, scale * sum(sizes), HIGH - 6, radius=3, fill="none", **DASHED)
+
+    def shard(unit: int, column: str, ink: str, seen: bool = True) -> Thing:
+        """The shard of rank 0, on top."""
+        x, across = columns[column]
+        return Thing(x, TOP + ROW * unit, across, HIGH / n, ink, seen=float(seen))
+
+    def rest(unit: int, column: str, ink: str, words: str = "", seen: bool = True) -> Thing:
+        """The shards of the other ranks."""
+        x, across = columns[column]
+        return Thing(x, TOP + ROW * unit + HIGH / n, across, HIGH - HIGH / n, ink, words, float(seen))
+
+    def things(number: int) -> Iterator[tuple[str, Thing]]:
+        moment = moments[number]
+        for unit in units:
+            yield f"shard {unit}", shard(unit, "parameters", "param")
+            for turn, (begin, end) in enumerate(_whole(moments, unit)):
+                if number < begin:
+                    others = rest(unit, "other ranks", "comm", seen=False)
+                elif number == begin:
+                    others = rest(unit, "in flight", "comm", "all-gather")
+                else:
+                    others = rest(unit, "parameters", "param", "unsharded", number < end)
+                yield f"others {unit} {turn}", others
+            yield from gradient(number, unit)
+        if moment.what:
+            yield "compute", Thing(0, TOP + ROW * moment.unit + 17, 66, HIGH - 17, moment.what, moment.what)
+        yield from live(moment)
+
+    def gradient(number: int, unit: int) -> Iterator[tuple[str, Thing]]:
+        moment, has_left = moments[number], any(unit in one.leaving for one in moments[:number])
+        is_made = moment.what == "backward" and unit in (ROOT, moment.unit)
+        leaves = unit in moment.leaving
+        if leaves:
+            others = rest(unit, "in flight", "comm", "reduce-scatter")
+        elif has_left:
+            others = rest(unit, "other ranks", "comm", seen=False)
+        else:
+            others = rest(unit, "gradients", "gradient", "full", is_made)
+        yield f"gradient {unit}", others
+        yield f"gradient shard {unit}", shard(unit, "gradients", "gradient", is_made or leaves or has_left)
+
+    def live(moment: Moment) -> Iterator[tuple[str, Thing]]:
+        x = 1.0
+        parts = [("shards", sum(sizes) / n, "param")]
+        for ink, there in (("param", moment.whole), ("comm", moment.arriving)):
+            parts += [(_name(unit), sizes[unit], ink) for unit in sorted(there)]
+        for name, size, ink in parts:
+            words = name if text_width(name, SMALLEST_PX) < scale * size - 2 else ""
+            yield f"live {name}", Thing(x, bar, scale * size - 1, HIGH - 6, ink, words)
+            x += scale * size
+        words = _size(live_bytes(moment, sizes, n), sizes)
+        yield "live", Thing(104, bar - 21, text_width(words, SMALLEST_PX), 18, "plain", words)
+
+    frames = [Step(_sentence(moments, i, sizes, n), dict(things(i))) for i in range(len(moments))]
+    return Scene(canvas, bar + HIGH, frames)
+
+
+def _name(unit: int) -> str:
+    return "root" if unit == ROOT else f"block {unit - 1}"
+
+
+def _size(size: float, sizes: Sequence[float]) -> str:
+    """In a unit of bytes that suits all sizes."""
+    return f"{size / 1e9:.2f} GB" if sum(sizes) >= 1e9 else f"{size / 1e6:.2f} MB"
+
+
+def _sentence(moments: list[Moment], number: int, sizes: Sequence[float], n: int) -> str:
+    moment, live = moments[number], [live_bytes(one, sizes, n) for one in moments]
+    now = _size(live[number], sizes)
+    if number == 0:
+        return f"Rank 0 keeps one shard of each unit, 1/{n} of the parameters: {now} of {_size(sum(sizes), sizes)}."
+    if number == len(moments) - 1:
+        sent, most = _size(zero_wire_bytes(3, sum(sizes), n), sizes), _size(max(live), sizes)
+        return f"The step updates shards. Rank 0 has sent {sent}; at most {most} were live: shards, root, two blocks."
+    if ROOT in moment.leaving:
+        return "The last reduce-scatters are not hidden either. Rank 0 keeps one shard of each gradient."
+    if not moment.what:
+        needed = f"the root and {_name(max(moment.arriving))}"
+        if number == 1:
+            return f"Forward needs {needed} first. Nothing computes meanwhile: these all-gathers are not hidden."
+        return f"Forward ends, all units are freed. Backward needs {needed} again: these all-gathers are not hidden."
+    freed = [_name(unit).capitalize() for unit in moments[number - 1].whole - moment.whole]
+    before = [f"{name} is freed{', its gradients leave' if moment.leaving else ''}. " for name in freed]
+    ahead = [f" while {_name(unit)} is prefetched" for unit in moment.arriving]
+    work = f"{_name(moment.unit).capitalize()} computes {moment.what}"
+    return f"{''.join(before)}{work}{''.join(ahead)}: {now} are live."

@@ -1,0 +1,90 @@
+"""An all-reduce, step by step: ranks on a circle, chunks that travel and add up, bytes that each rank sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import cos, pi, sin
+
+from book.figures.canvas import Canvas
+from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.svg import color, num
+from lib.cost.steps import ALL_REDUCE, after, chunks_sent
+from lib.cost.steps import Step as Moves
+
+CELL, HIGH = 25, 26  # pixels of a chunk
+TOP = 30  # above the circle
+
+
+def play_all_reduce(algorithm: str, n: int) -> Player:
+    """Naive, tree or ring, on n ranks with n chunks each.
+
+    A cell lists the ranks whose numbers are in the sum; a complete one says Σ.
+
+    Args:
+        algorithm: a key of `lib.cost.steps.ALL_REDUCE`.
+    """
+    steps, title = ALL_REDUCE[algorithm](n), f"All-reduce as a {algorithm}, {n} ranks"
+    return Player(title, lambda width: _scene(algorithm, steps, n, width), still=n - 1)
+
+
+def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
+    middle, half = min(width, 430) / 2, n * CELL / 2
+    across, turns = middle - half - 6, [2 * pi * r / n for r in range(n)]
+    places = [(middle + across * sin(turn) - half, TOP + 100 - 92 * cos(turn)) for turn in turns]
+    canvas = Canvas(f"{algorithm} {n} {width}")
+    for src, dst in sorted({(min(move[:2]), max(move[:2])) for step in steps for move in step}):
+        (x, y), (far_x, far_y) = places[src], places[dst]
+        line = f"M{num(x + half)} {num(y + HIGH / 2)}L{num(far_x + half)} {num(far_y + HIGH / 2)}"
+        canvas.path(line, stroke=color("rule"), stroke_width=2)
+    for rank, (x, y) in enumerate(places):
+        canvas.rect(x - 5, y - 24, n * CELL + 8, HIGH + 52, radius=6, fill=color("panel"), stroke=color("rule"))
+        canvas.text(x, y - 8, f"rank {rank}", font_weight=650)
+    bars = (0.0, TOP + 280) if width == NARROW else (470.0, TOP + 30)
+    canvas.text(*bars, "sent, in arrays")
+    for rank in range(n):
+        canvas.text(bars[0], bars[1] + 25 + 26 * rank, f"rank {rank}")
+
+    def cell(rank: int, chunk: int) -> tuple[float, float, float, float]:
+        return places[rank][0] + CELL * chunk, places[rank][1], CELL - 2, HIGH
+
+    def things(done: int) -> Iterator[tuple[str, Thing]]:
+        """The chunks of all ranks after so many steps, and the chunks of the last messages."""
+        for rank, chunks in enumerate(after(steps[:done], n)):
+            for chunk, inside in enumerate(chunks):
+                ink = "frame" if len(inside) == n else "idle"
+                yield f"cell {rank} {chunk}", Thing(*cell(rank, chunk), ink, _words(inside, n))
+        most = max(chunks_sent(steps, n))
+        for rank, sent in enumerate(chunks_sent(steps[:done], n)):
+            yield f"bar {rank}", Thing(bars[0] + 52, bars[1] + 12 + 26 * rank, max(1, 100 * sent / most), 18, "comm")
+            yield f"sent {rank}", Thing(bars[0] + 160, bars[1] + 12 + 26 * rank, 40, 18, "plain", f"{sent / n:g}")
+        if algorithm == "ring" and done:
+            half = "reduce-scatter" if done < n else "all-gather"
+            yield half, Thing(middle - 60, TOP + 96, 120, 30, "plain", half)
+        for number in (done, done + 1):  # chunks of the next step wait, invisible, at their sender
+            held = after(steps[: number - 1], n) if 0 < number <= len(steps) else []
+            for move in steps[number - 1] if held else []:
+                for chunk in move.chunks:
+                    x, y, wide, _ = cell(move.dst if number == done else move.src, chunk)
+                    box, words = (x, y + HIGH + 2, wide, 20.0), _words(held[move.src][chunk], n)
+                    yield f"token {number} {move.src} {chunk}", Thing(*box, "comm", words, float(number == done))
+
+    frames = [Step(_sentence(algorithm, steps, n, done), dict(things(done))) for done in range(len(steps) + 1)]
+    return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, frames)
+
+
+def _words(inside: frozenset[int], n: int) -> str:
+    return "Σ" if len(inside) == n else "".join(map(str, sorted(inside)))
+
+
+def _sentence(algorithm: str, steps: list[Moves], n: int, done: int) -> str:
+    sent = max(chunks_sent(steps[:done], n)) / n
+    if done == 0:
+        return f"Each rank has its own numbers, in {n} chunks. Chunk 0 of all ranks belongs together."
+    if done == len(steps):
+        return f"Every rank has every sum, after {done} steps. The busiest sent {sent:g} arrays."
+    busy = sum(len(move.chunks) for move in steps[done - 1])
+    carried = f"Step {done}: {len(steps[done - 1])} of {n} links carry {busy} chunks"
+    if algorithm == "ring" and done == n - 1:
+        return f"{carried}. Each rank has one complete sum: that is a reduce-scatter. The rest is an all-gather."
+    adds = "are added" if steps[done - 1][0].adds else "replace the old values"
+    return f"{carried}, which {adds}. The busiest rank has sent {sent:g} arrays."

@@ -1,0 +1,78 @@
+"""The backward in two halves: the half for which no rank waits slides into the gaps of 1F1B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from book.figures.canvas import Canvas
+from book.figures.mechanisms.pipeline import HEAD, ROW
+from book.figures.player import NARROW, Player, Scene, Step, Thing
+from lib.pipeline.gantt import KIND
+from lib.pipeline.schedules.action import Action, Op
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1
+from lib.pipeline.simulate import Costs, Timeline, simulate
+
+Places = Mapping[Action, tuple[float, float]]  # of each forward, I and W: when it begins and ends
+
+
+def play_split_backward(num_ranks: int, num_microbatches: int, costs: Costs | None = None) -> Player:
+    """1F1B, its backwards split, and ZB-H1, with everything where it is in the simulator."""
+    costs = costs or Costs()
+    whole, split = (simulate(make(num_ranks, num_microbatches), costs) for make in (one_f_one_b, zb_h1))
+    return Player("A backward in two halves", lambda width: _scene(whole, split, costs, width), still=1)
+
+
+def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scene:
+    ranks, end = whole.schedule.num_ranks, whole.makespan
+    left = 50.0 if width > NARROW else 18.0
+    unit = (width - left - 2) / end
+    canvas = Canvas(f"split backward {width}")
+    for rank in range(ranks):
+        y = HEAD + ROW * rank
+        canvas.text(0, y + 17, f"rank {rank}" if width > NARROW else f"{rank}")
+        canvas.rect(left, y, unit * end - 2, ROW - 6, fill=canvas.hatched)
+    canvas.note(left, 14, "time; hatched: the rank waits")
+    before, after = _places(whole, costs), {slot.action: (slot.start, slot.end) for slot in split.compute}
+
+    def things(places: Places, *, is_split: bool = True, of_w: float = 1.0) -> dict[str, Thing]:
+        found = {}
+        for action, (start, stop) in places.items():
+            is_w = action.op == Op.W
+            ink = KIND[action.op] if is_split or not is_w else KIND[Op.B]
+            words = f"{action.microbatch}" if is_split or not is_w else ""
+            box = left + start * unit, HEAD + ROW * action.stage, (stop - start) * unit - 2 * is_split, ROW - 6.0
+            found[f"{action}"] = Thing(*box, ink, words, of_w if is_w else 1.0)
+        return found
+
+    first_i = {action: before[action] if action.op == Op.W else place for action, place in after.items()}
+    saved = end - split.makespan
+    box = left + split.makespan * unit, HEAD - 2.0, saved * unit - 2, ROW * ranks - 2.0
+    frames = {
+        f"1F1B: a backward is one block, and each rank waits {whole.bubble:.0%} of {end:g} units.": things(
+            before, is_split=False
+        ),
+        "A backward has two halves. The stage before waits for I, the input's gradient; no rank for W, in green.": (
+            things(before)
+        ),
+        "So I goes first: gradients run back through the ranks without a W between them.": things(first_i, of_w=0.25),
+        f"Then W fills the gaps. The step takes {split.makespan:g} units, and each rank waits {split.bubble:.0%} of "
+        "them.": things(after),
+        f"ZB-H1 saves {saved:g} of {end:g} units. Rank 0 keeps {split.peak(0):g} microbatches, as under 1F1B.": (
+            things(after) | {"saved": Thing(*box, "outline", "saved")}
+        ),
+    }
+    return Scene(canvas, HEAD + ROW * ranks, [Step(*frame) for frame in frames.items()])
+
+
+def _places(whole: Timeline, costs: Costs) -> dict[Action, tuple[float, float]]:
+    """1F1B's actions, with its backwards in halves: I, then W."""
+    found = {}
+    for slot in whole.compute:
+        if slot.action.op == Op.F:
+            found[slot.action] = slot.start, slot.end
+        else:
+            middle = slot.start + (slot.end - slot.start) * costs.I / (costs.I + costs.W)
+            found[slot.action._replace(op=Op.I)] = slot.start, middle
+            found[slot.action._replace(op=Op.W)] = middle, slot.end
+    return found

@@ -1,0 +1,188 @@
+"""A column-parallel layer, then a row-parallel layer, in numbers: two partial sums, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from book.figures.canvas import Canvas
+from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.svg import color, text_width
+from lib.cost.comm import wire_bytes
+
+Numbers = Sequence[Sequence[int]]
+HIGH, LINE = 22, 18  # pixels of a row of numbers, and of a line of words
+PANEL, LANE = LINE + 4 * HIGH + 18, 4 * HIGH + 44  # heights: of a rank, and of the lane between the two
+X, W1, H, W2, Y = range(5)  # the matrices from left to right
+SHAPES = (2, 2), (2, 4), (2, 4), (4, 2), (2, 2)  # of them, on one process
+WHOLE, CUT, PART, TERM, SUM, DONE, WRONG = range(7)  # the phases of forward and of backward
+STEPS = [  # (whether backward, how far)
+    *((False, phase) for phase in (WHOLE, CUT, PART, TERM, SUM, DONE)),
+    *((True, phase) for phase in (PART, TERM, SUM, DONE)),
+    *((False, WRONG), (True, WRONG)),
+]
+
+
+class _Share(NamedTuple):
+    """What one rank, or one process, holds and computes: W₁ᵀ and W₂ᵀ, h and y, ∂h and ∂x."""
+
+    w1: Numbers
+    w2: Numbers
+    h: Numbers
+    y: Numbers
+    dh: Numbers
+    dx: Numbers
+
+
+def play_tensor_parallel(x: Numbers, w1: Numbers, w2: Numbers, dy: Numbers) -> Player:
+    """x · W₁ᵀ → h · W₂ᵀ → y on two ranks and backward, then each direction without its all-reduce.
+
+    Args:
+        x, dy: the input and the gradient of the output, [2 tokens, 2].
+        w1, w2: the weights as `nn.Linear` stores them, [4, 2] and [2, 4]. All are whole numbers, so small that no
+            result has more than two digits.
+    """
+    title = "A column-parallel layer, then a row-parallel layer, on two ranks"
+    return Player(title, lambda width: _Drawing(x, w1, w2, dy, width).scene(), still=STEPS.index((False, SUM)))
+
+
+def _computed(x: Numbers, w1: Numbers, w2: Numbers, dy: Numbers) -> _Share:
+    h, dh = _product(x, _transposed(w1)), _product(dy, w2)
+    return _Share(_transposed(w1), _transposed(w2), h, _product(h, _transposed(w2)), dh, _product(dh, w1))
+
+
+def _transposed(a: Numbers) -> Numbers:
+    return list(zip(*a, strict=True))
+
+
+def _product(a: Numbers, b: Numbers) -> Numbers:
+    return [[sum(p * q for p, q in zip(row, column, strict=True)) for column in _transposed(b)] for row in a]
+
+
+def _added(a: Numbers, b: Numbers) -> Numbers:
+    return [[p + q for p, q in zip(*rows, strict=True)] for rows in zip(a, b, strict=True)]
+
+
+def _sentences(sent: float) -> list[str]:
+    """Of each step; in an all-reduce a rank sends `sent` elements."""
+    return [
+        "One process: a layer with W₁, then a layer with W₂. The numbers are small: check any product.",
+        "Two ranks: W₁ᵀ is cut by columns, W₂ᵀ by rows. Each rank holds 8 of the 16 weights, and all of x.",
+        "Column-parallel: from the full x each rank computes 2 of the 4 columns of h. Nothing is sent.",
+        "Row-parallel: part of h times part of W₂ᵀ is a partial sum, y₀ or y₁. Neither is y.",
+        f"All-reduce: the two partial sums are added, and the sum is y. Each rank sends {sent:g} elements.",
+        "Both ranks hold y, the same as one process. No weight was sent.",
+        "Backward: both have ∂y. Its rows times rows of W₂ᵀ give each rank 2 columns of ∂h. Nothing is sent.",
+        "Rows of ∂h times rows of W₁ᵀ: each rank has a partial sum, ∂x₀ or ∂x₁. Autograd does not reach across ranks.",
+        f"All-reduce: the two partial sums are added, and the sum is ∂x. Each rank sends {sent:g} elements.",
+        f"Both ranks hold ∂x: one all-reduce forward, one backward, {2 * sent:g} elements from each rank.",
+        "Forget the forward all-reduce: each rank takes its partial sum for y. They differ; both are wrong.",
+        "Forget the backward one: y is right, no error is raised, and all layers before get a wrong ∂x.",
+    ]
+
+
+class _Drawing:
+    """All steps for one width of page: a panel for each rank, and between them a lane for their collectives."""
+
+    def __init__(self, x: Numbers, w1: Numbers, w2: Numbers, dy: Numbers, width: float) -> None:
+        self.x, self.dy, self.width, self.whole = x, dy, width, _computed(x, w1, w2, dy)
+        self.ranks = [_computed(x, w1[k : k + 2], [row[k : k + 2] for row in w2], dy) for k in (0, 2)]
+        self.sums = {X: _added(*(rank.dx for rank in self.ranks)), Y: _added(*(rank.y for rank in self.ranks))}
+        self.gap = 15 if width == NARROW else 38
+        columns = [columns for _, columns in SHAPES]
+        self.cell = (width - 12 - 4 * self.gap) // sum(columns)
+        left = (width - sum(columns) * self.cell - 4 * self.gap) / 2
+        self.left = [left + sum(columns[:k]) * self.cell + k * self.gap for k in range(5)]
+        self.tops = PANEL - 4 * HIGH - 8, 2 * PANEL + LANE - 4 * HIGH - 8  # of four rows, on each rank
+        self.middle = PANEL + (LANE + LINE) / 2 - 2 * HIGH  # and in the lane
+
+    def scene(self) -> Scene:
+        canvas = Canvas(f"two ranks {self.width}")
+        for r, top in enumerate((0, PANEL + LANE)):
+            paint = {"fill": color("panel"), "stroke": color("rule")}
+            canvas.rect(1, top + 1, self.width - 2, PANEL - 2, radius=6, **paint)
+            canvas.text(9, top + 19, f"rank {r}", font_weight=650)
+        sent = wire_bytes("all_reduce", len(self.dy) * len(self.dy[0]), len(self.ranks))
+        things = [dict(self._things(*place)) for place in STEPS]
+        return Scene(canvas, 2 * PANEL + LANE, list(map(Step, _sentences(sent), things)))
+
+    def _things(self, back: bool, phase: int) -> Iterator[tuple[str, Thing]]:
+        """Later things are in front."""
+        if phase == WHOLE:
+            yield from self._matrix("whole h", H, self.middle, self.whole.h)
+            yield from self._matrix("whole y", Y, self.middle, self.whole.y)
+        for r, rank in enumerate(self.ranks):
+            top = self.middle if phase == WHOLE else self.tops[r]
+            yield from self._words(back, phase, r, top)
+            yield from self._matrix(f"w1 {r}", W1, top, rank.w1, "param", across=2 * r)
+            yield from self._matrix(f"w2 {r}", W2, top, rank.w2, "param", down=2 * r)
+            if back:
+                yield from self._matrix(f"dy {r}", Y, top, self.dy, "gradient")
+                yield from self._matrix(f"dh {r}", H, top, rank.dh, "gradient", across=2 * r)
+            else:
+                yield from self._matrix(f"x {r}", X, top, self.x)
+                if phase >= PART:
+                    yield from self._matrix(f"h {r}", H, top, rank.h, across=2 * r)
+            if phase >= TERM:
+                yield from self._terms(back, phase, r)
+        if phase in (SUM, WRONG):
+            yield from self._call(X if back else Y, phase)
+
+    def _terms(self, back: bool, phase: int, r: int) -> Iterator[tuple[str, Thing]]:
+        """A rank's partial sum, and a copy of it that meets that of the other rank, and returns as the sum."""
+        slot, ink = (X, "gradient") if back else (Y, "activation")
+        term = self.ranks[r].dx if back else self.ranks[r].y
+        if phase != DONE:
+            yield from self._matrix(f"term {slot} {r}", slot, self.tops[r], term, ink)
+        if phase == WRONG:
+            x, y, wide, high = self._frame(slot, self.tops[r])
+            yield f"wrong {slot} {r}", Thing(x - 3, y - 3, wide + 6, high + 6, "bad")
+        else:
+            top, ink = (self.middle, "comm") if phase == SUM else (self.tops[r], ink)
+            numbers = self.sums[slot] if phase == DONE else term
+            yield from self._matrix(f"sent {slot} {r}", slot, top, numbers, ink, seen=float(phase > TERM))
+
+    def _words(self, back: bool, phase: int, r: int, top: float) -> Iterator[tuple[str, Thing]]:
+        """The name of each matrix, a dashed frame for the part of the other rank, signs between."""
+        result = ("∂x" if back else "y") + ("₀₁"[r] if phase in (TERM, SUM) else "")
+        names = [result, "W₁ᵀ", "∂h", "W₂ᵀ", "∂y"] if back else ["x", "W₁ᵀ", "h", "W₂ᵀ", result]
+        there = {X, W1, H, W2, Y} - {CUT: {H, Y}, PART: {X if back else Y}}.get(phase, set())
+        for slot in sorted(there):
+            x, y, wide, _ = self._frame(slot, top)
+            yield f"name {slot} {r}", Thing(x, y - LINE - 5, wide, LINE, "plain", names[slot])
+            if slot in (W1, H, W2) and phase != WHOLE:
+                down, across = ((1 - r) * (size - 2) for size in SHAPES[slot])
+                place = x + across * self.cell + 1, y + down * HIGH + 1, 2 * self.cell - 4, 2 * HIGH - 4
+                yield f"absent {slot} {r}", Thing(*place, "outline", seen=0.6)
+        for slot, sign in enumerate("←×←×" if back else "×→×→"):
+            if there >= {slot, slot + 1}:
+                place = self.left[slot + 1] - self.gap + 2, top + HIGH, self.gap - 6, 2 * HIGH
+                yield f"sign {slot} {r}", Thing(*place, "plain", sign)
+
+    def _call(self, slot: int, phase: int) -> Iterator[tuple[str, Thing]]:
+        """In the lane: the collective and its result, or that there is none."""
+        if phase == SUM:
+            yield from self._matrix(f"sum {slot}", slot, self.middle, self.sums[slot], "comm")
+        words, ink = ("all-reduce", "comm") if phase == SUM else ("no all-reduce", "bad")
+        name = "differ" if phase == WRONG else "y" if slot == Y else "∂x"
+        wide = text_width(words) + 14
+        x, y, matrix, high = self._frame(slot, self.middle)
+        beside = x + matrix + 14 if slot == X else x - 14 - wide
+        yield "call", Thing(beside, y + high / 2 - 14, wide, 28, ink, words, radius=6)
+        y = y + (high - LINE) / 2 if phase == WRONG else y - LINE - 5
+        yield "shared", Thing(x - 5, y, matrix + 10, LINE, "plain", name)
+
+    def _matrix(
+        self, name: str, slot: int, top: float, numbers: Numbers, ink: str = "activation", down=0, across=0, seen=1.0
+    ) -> Iterator[tuple[str, Thing]]:
+        """Its numbers, from a row and a column of the whole matrix on."""
+        left, top, *_ = self._frame(slot, top)
+        for i, row in enumerate(numbers, down):
+            for j, number in enumerate(row, across):
+                place = left + j * self.cell, top + i * HIGH, self.cell - 2, HIGH - 2
+                yield f"{name} {i} {j}", Thing(*place, ink, f"{number}", seen)
+
+    def _frame(self, slot: int, top: float) -> tuple[float, float, float, float]:
+        """Place of a whole matrix, in the middle of four rows that begin at `top`."""
+        rows, columns = SHAPES[slot]
+        return self.left[slot], top + (4 - rows) * HIGH / 2, columns * self.cell - 2, rows * HIGH - 2

@@ -1,0 +1,94 @@
+"""Figures of ranks: on the axes of a mesh, with the part of a step that each holds; and nested in nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, prod, sqrt
+
+from book.figures.canvas import Canvas
+from book.figures.svg import WIDE, Figure, color, drawn_twice, num
+
+_SENDS = {"dp": ("gradient", "dp: gradients"), "pp": ("activation", "pp: activations"), "tp": ("comm", "tp: sums")}
+_WIDE, _HIGH, _APART = 144, 84, 9  # a rank, and the gap to the next
+
+
+@drawn_twice
+def draw_rank(rank: int, sizes: Mapping[str, int], *, alt: str, caption: str = "", width: float = WIDE) -> Figure:
+    """The model part that one rank of a mesh holds, and the ranks with which it communicates on each axis.
+
+    Copies are side by side while there is room, the stages of a pipeline from top to bottom, parts of a matrix from
+    left to right. The square in each rank is the model, layers down and width across; the rank holds the filled part.
+
+    Args:
+        rank: whose partners are framed, in the colour of the axis.
+        sizes: ranks along dp, pp and tp, the outermost first.
+    """
+    canvas, places = Canvas(alt), [_place(other, sizes) for other in range(prod(sizes.values()))]
+    wide, high = sizes["tp"] * (_WIDE + _APART) + 26, sizes["pp"] * (_HIGH + _APART) + 48
+    columns = min(sizes["dp"], int((width + 11) / wide) or 1)
+    lefts, tops = zip(*((copy % columns * wide, copy // columns * high) for copy in range(sizes["dp"])), strict=True)
+    for copy, (left, top) in enumerate(zip(lefts, tops, strict=True)):
+        canvas.rect(left + 1, top + 1, wide - 14, high - 14, radius=8, fill="none", stroke=color("rule"))
+        canvas.text(left + 12, top + 22, f"copy {copy}: 1/{sizes['dp']} of the batch", font_weight=650)
+    for other, here in enumerate(places):
+        x = lefts[here["dp"]] + 12 + here["tp"] * (_WIDE + _APART)
+        y = tops[here["dp"]] + 34 + here["pp"] * (_HIGH + _APART)
+        differs = [axis for axis in sizes if here[axis] != places[rank][axis]]
+        axis = differs[0] if len(differs) == 1 else ""
+        _draw_one_rank(canvas, x, y, other, here, sizes, axis, not differs)
+    return canvas.figure(wide * columns - 11, tops[-1] + high - 11, caption)
+
+
+def _place(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    here = {}
+    for axis, n in reversed(sizes.items()):
+        rank, here[axis] = divmod(rank, n)
+    return here
+
+
+def _draw_one_rank(canvas: Canvas, x, y, rank: int, here: Mapping, sizes: Mapping, axis: str, is_it: bool) -> None:
+    name, said = _SENDS[axis] if axis else ("text", "you are here") if is_it else ("rule", "")
+    canvas.rect(x, y, _WIDE, _HIGH, radius=6, fill=color("panel"), stroke=color(name), stroke_width=3 if said else 1)
+    side, left, top = 36, x + 9, y + 24
+    canvas.rect(left, top, side, side, fill="none", stroke=color("idle-line"))
+    across, down = side / sizes["tp"], side / sizes["pp"]
+    canvas.bars("param").rect(left + here["tp"] * across, top + here["pp"] * down, across, down)
+    canvas.text(x + 53, y + 30, f"rank {rank}", font_weight=650)
+    canvas.note(x + 53, y + 49, f"stage {here['pp']}")
+    canvas.note(x + 53, y + 67, said)
+
+
+@drawn_twice
+def draw_nested(
+    levels: Sequence[tuple[str, int, str]], *, alt: str, caption: str = "", width: float = WIDE
+) -> Figure:
+    """Groups inside groups, the innermost at the left or, on a phone, on top: a tile of a panel is the previous panel.
+
+    Args:
+        levels: the words above a panel, its number of tiles, and the words below.
+    """
+    canvas, side, gap = Canvas(alt), 176, 44
+    is_down = width < len(levels) * (side + gap) - 34
+    left, top, before = 4, 4 if is_down else 30, 0.0
+    for level, (name, count, said) in enumerate(levels):
+        columns = min(k for k in range(ceil(sqrt(count)), count + 1) if count % k == 0)
+        pitch = side / columns
+        high = count / columns * pitch
+        canvas.text(*((left + side + 14, top + 14) if is_down else (left, 18)), name, font_weight=650)
+        canvas.rect(left - 3, top - 3, side + 6, high + 6, radius=6, fill="none", stroke=color("rule"))
+        for tile in range(count):
+            row, column = divmod(tile, columns)
+            bars = canvas.bars("comm" if level and not tile else "forward")
+            bars.rect(left + column * pitch + 1, top + row * pitch + 1, pitch - 2, pitch - 2)
+        canvas.note(*((left + side + 14, top + 33) if is_down else (left, top + high + 22)), said)
+        if level:  # the first tile is the panel before
+            line = {"stroke": color("comm"), "stroke_width": 1.2, "stroke_dasharray": "4 3"}
+            ends = ((-gap + 3, -3), (0, 1)), ((-gap + 3, before + 3), (0, pitch))
+            if is_down:
+                ends = ((-3, -gap + 3), (1, 0)), ((side + 3, -gap + 3), (pitch, 0))
+            for (x, y), (to_x, to_y) in ends:
+                canvas.path(f"M{num(left + x)} {num(top + y)}L{num(left + to_x)} {num(top + to_y)}", **line)
+        before = high
+        left, top = (left, top + high + gap) if is_down else (left + side + gap, top)
+    size = (left + side + 130, top - gap + 4) if is_down else (left - gap + 6, top + side + 34)
+    return canvas.figure(*size, caption)

@@ -1,0 +1,83 @@
+"""Dots over two axes: many things of a few groups, each with a name that the mouse finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from book.figures.svg import DASHED, INK, Figure, drawn_twice
+
+# A colour, a shape and a size for each group: a reader for whom two colours look alike has two shapes.
+_MARKS = (
+    *(("backward", "o", 9), ("comm", "s", 8), ("weight", "^", 10), ("opt", "D", 8)),
+    *(("text", "s", 8), ("forward", "o", 9), ("bad", "D", 8), ("soft", "^", 10)),
+)
+
+
+class Dot(NamedTuple):
+    """One thing: its place, its name, and the address of a text on it."""
+
+    x: float
+    y: float
+    tip: str = ""
+    href: str = ""
+
+
+@drawn_twice
+def draw_scatter(
+    groups: Mapping[str, Sequence[Dot]],
+    *,
+    x: str,
+    y: str,
+    title: str,
+    alt: str,
+    caption: str = "",
+    log: bool = False,
+    equal: bool = False,
+    limit: tuple[str, float] | None = None,
+    width: float = 620,
+    height: float = 380,
+) -> Figure:
+    """Dots of up to eight groups.
+
+    Args:
+        groups: name → dots; a later group is in front.
+        x, y: names of the axes with their units.
+        log: both axes are logarithmic.
+        equal: draw the line on which x and y are the same.
+        limit: words and place of a vertical line: everything to the right of it is too much.
+    """
+    dots = [dot for group in groups.values() for dot in group]
+    if not dots or len(groups) > len(_MARKS):
+        raise ValueError(
+            f"{len(groups)} groups of {len(dots)} dots; draw at least a dot, in at most {len(_MARKS)} groups"
+        )
+    places = [v for dot in dots for v in dot[:2]]
+    if not all(math.isfinite(v) and (v > 0 or not log) for v in places):
+        raise ValueError("dots are at finite numbers" + (" above 0" if log else ""))
+    xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
+    if equal:
+        xs = ys = [*xs, *ys]
+    from book.figures.plot import Plot  # loads matplotlib
+
+    names = [f"{name} ({len(group)})" for name, group in groups.items()]
+    across, up, above = _range(xs, log), _range(ys, log), 16 if limit else 0
+    plot = Plot(title, alt, (width, height), across, up, (x, y), right=width - 8, legend=names, above=above, log=log)
+    if equal:
+        plot.axes.plot(across, up, **DASHED)
+    if limit:
+        plot.axes.axvline(limit[1], **DASHED)
+        plot.canvas.note(plot.at(limit[1], ys[0])[0], plot.top - 6, limit[0], "middle")
+    for name, group, (ink, shape, size) in zip(names, groups.values(), _MARKS, strict=False):
+        paint = {"color": INK[ink], "edgecolor": INK["panel"], "linewidth": 0.8, "alpha": 0.8, "zorder": 3}
+        at, urls = ([dot.x for dot in group], [dot.y for dot in group]), [f"{dot.href} {dot.tip}" for dot in group]
+        plot.axes.scatter(*at, size**2, marker=shape, label=name, urls=urls, **paint)
+    return plot.figure(caption)
+
+
+def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
+    """All values, with some room at both ends."""
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low) or 1.0
+    return (low / 1.25, high * 1.25) if log else (low - room, high + room)

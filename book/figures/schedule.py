@@ -1,0 +1,100 @@
+"""A schedule in time as a picture: simulated, measured, or both on one axis; and the order of its messages."""
+
+from __future__ import annotations
+
+from book.figures.canvas import FRAMES, Canvas
+from book.figures.svg import SMALLEST_PX, Figure, color, drawn_twice, num
+from book.figures.timeline import COMPUTE, NETWORK, Bar, draw_axis, draw_timeline
+from lib.pipeline.gantt import KIND
+from lib.pipeline.lower import message_behind
+from lib.pipeline.schedules.action import Op, Schedule
+from lib.pipeline.simulate import Timeline, simulate
+
+
+def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
+    """A bar for each action, with its microbatch; with its stage before it where a rank has several.
+
+    Sums of gradients that take time are on the network lane of the rank. Bars outside the first stage of a rank are
+    marked.
+
+    Args:
+        scale: factor of all times: 1000 for milliseconds, if they are seconds.
+    """
+    schedule = timeline.schedule
+    several = schedule.num_stages > schedule.num_ranks
+    first = {schedule.rank_of.index(rank) for rank in range(schedule.num_ranks)}
+    bars = []
+    for rank, action, start, end in timeline.slots:
+        if action.op == Op.REDUCE and end > start:
+            words = f"stage {action.stage}" if several else "sum"
+            bars.append(Bar(rank, NETWORK, "comm", words, scale * start, scale * end))
+    for rank, action, *times in timeline.compute:
+        words = f"stage {action.stage}, {action.microbatch}" if several else f"{action.microbatch}"
+        start, end = (scale * time for time in times)
+        bars.append(Bar(rank, COMPUTE, KIND[action.op], words, start, end, action.stage not in first))
+    return bars
+
+
+def draw_gantt(
+    timeline: Timeline,
+    *,
+    title: str,
+    alt: str,
+    caption: str = "",
+    unit: str = "units",
+    scale: float = 1.0,
+    predicted: Timeline | None = None,
+    end: float | None = None,
+    width: float = 680,
+) -> Figure:
+    """Ranks from top to bottom, time to the right; the hatching that is left is the bubble.
+
+    Where a rank has several stages, actions outside its first stage are underlined, and the caption says so.
+
+    Args:
+        unit, scale: of the axis, and the factor that converts the times of the timeline to it.
+        predicted: a second timeline, of the same unit, drawn as outlines.
+        end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare.
+    """
+    bars = schedule_bars(timeline, scale)
+    if any(bar.marked for bar in bars):
+        caption = f"{caption} Underlined is everything outside the first stage of a rank.".strip()
+    outline = None if predicted is None else schedule_bars(predicted, scale)
+    said = {"title": title, "alt": alt, "caption": caption}
+    return draw_timeline(bars, **said, unit=unit, outline=outline, end=end, width=width)
+
+
+_PITCH, _TALL = 62, 26  # of rows with room for arrows in between
+
+
+@drawn_twice
+def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = "", width: float = 680) -> Figure:
+    """The simulated schedule, with an arrow for each message, numbered in the order in which `lower` writes them."""
+    seen, left = simulate(schedule), 62
+    unit = (width - left - 12) / seen.makespan
+    kinds = dict.fromkeys(KIND[slot.action.op] for slot in seen.slots)
+    canvas = Canvas(alt)
+    top = canvas.head(title, [*((kind, kind) for kind in kinds), ("comm", "message")], left, width) + 12
+    for rank in range(schedule.num_ranks):
+        y = top + rank * _PITCH
+        canvas.text(left - 9, y + 18, f"rank {rank}", "end")
+        canvas.rect(left, y, width - left - 12, _TALL, radius=3, fill=canvas.hatched)
+    numbers, arrows = canvas.layer(FRAMES, font_size=SMALLEST_PX), []
+    for slot in sorted(seen.slots, key=lambda slot: slot.end):
+        kind, x, y = KIND[slot.action.op], left + slot.start * unit, top + slot.rank * _PITCH
+        long = (slot.end - slot.start) * unit
+        canvas.bars(kind).rect(x, y, long - 1, _TALL)
+        canvas.words_on(kind).text(x + long / 2, y + 17.5, str(slot.action.microbatch))
+        if message := message_behind(slot.action, schedule):
+            down = message[0] > slot.rank
+            at = x + long - 0.5 + (4 if down else -4)  # next to an arrow of the opposite direction
+            near = y + _TALL + 3 if down else y - 3
+            far = top + message[0] * _PITCH + (-3 if down else _TALL + 3)
+            tip = -5 if down else 5
+            arrows.append(f"M{num(at)} {num(near)}V{num(far)}m-4 {tip}l4 {-tip}l4 {tip}")
+            beside, anchor = (at + 6, "") if down else (at - 6, "end")
+            numbers.text(beside, near + 0.3 * (far - near) + 4.5, str(len(arrows)), anchor)  # where it begins
+    canvas.layer(FRAMES).path("".join(arrows), stroke_width=2, stroke=color("comm"))
+    bottom = top + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
+    below = draw_axis(canvas, left, width - 12, bottom, 0, seen.makespan, "units")
+    return canvas.figure(width, bottom + below, caption)

@@ -1,0 +1,1 @@
+"""The course: it judges answers, grades homeworks, and packs them. It may import `lib`, which does not know it."""

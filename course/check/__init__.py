@@ -1,0 +1,202 @@
+"""Check your answer to an exercise: `check("03.1", average_gradients)`.
+
+The answer runs in real ranks on new random inputs, and the judge compares the results in this process. The verdict is
+PASS, TODO, or FAIL with a hint. The engine is in this folder; `exercises/` has a file for each exercise.
+
+May import the subjects of its exercises: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
+`lib.model`, `lib.memory`, `lib.placement`, `lib.facts`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.layout`,
+`lib.data_parallel`, `lib.pipeline`, `lib.planner`.
+Must never be known by any of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+
+from course.check import record, stale
+from course.check.exercise import Exercise
+from course.check.judge import FAIL, PASS, TODO, CaseVerdict, dealt, judge, new_seed
+
+
+def _environment_at_start() -> dict[str, str]:
+    """The variables at the start of this process: a student's cell above the imports may change `os.environ`."""
+    try:
+        given = os.fsdecode(Path("/proc/self/environ").read_bytes())
+    except OSError:  # not Linux
+        given = ""
+    return {**os.environ, **dict(entry.split("=", 1) for entry in given.split("\0") if "=" in entry)}
+
+
+_STARTED = _environment_at_start()
+NBGRADER = bool(_STARTED.get("NBGRADER_EXECUTION"))
+_session: dict[str, tuple[Exercise, float]] = {}  # id -> exercise and points, of all checks in this process
+
+
+def check(
+    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None, row: str = ""
+) -> float | None:
+    """Judge `answer`, and print the verdict.
+
+    Args:
+        exercise: the id of an exercise of the book, such as `"03.1"`, or a teacher's exercise.
+        answer: your function.
+        seed: gives the same inputs as an earlier check; None: new random inputs.
+        points: the points of the exercise in a homework; None: its points in the book.
+        row: the letter of a variant, in a homework that has them; "": the task in the book.
+
+    Returns:
+        None; under nbgrader, the points of an answer that is partly right: nbgrader counts the number that the last
+        line of a cell returns.
+
+    Raises:
+        ValueError: there is no such exercise, or no such row.
+        TypeError: the answer is not a function.
+        AssertionError: only under a grader. nbgrader: the answer has no points. A different grader, with
+            `CHECK_STRICT=1` in its environment: the answer does not pass.
+    """
+    text, status = verdict(exercise, answer, seed, points, row)
+    sys.stdout.write(text + "\n")  # in one piece, or a notebook may store two outputs
+    if not _strict() or status == PASS:
+        return None
+    _, got = _session[find(exercise).id]
+    if got and NBGRADER:
+        return got
+    raise AssertionError(text)
+
+
+def verdict(
+    exercise: str | Exercise, answer: Callable, seed: int | None = None, points: float | None = None, row: str = ""
+) -> tuple[str, str]:
+    """The text that `check` prints, and PASS, FAIL or TODO."""
+    named = f'"{exercise}"' if isinstance(exercise, str) else "…"
+    exercise = _counting(in_row(find(exercise), row), points)
+    if not callable(answer):
+        raise TypeError(f"check({named}, ...) needs your function {exercise.title}, not {type(answer).__name__}")
+    seed = new_seed() if seed is None else seed
+    (verdicts,) = judge(exercise, [answer], seed)
+    passed = [v.status == PASS for v in verdicts]
+    got = round(sum(compress(dealt(exercise.points, len(verdicts)), passed)), 2)
+    status = PASS if all(passed) else TODO if verdicts[0].status == TODO else FAIL
+    _session[exercise.id] = exercise, got
+    if status != TODO and not _strict():
+        record.keep(exercise, got)
+    chosen = f'row="{row}", ' * bool(row) + ("" if points is None else f"points={points:g}, ")
+    again = f"check({named}, {exercise.title}, {chosen}seed={seed})"
+    return _text(exercise, status, got, verdicts, again, stale.sentence(answer)), status
+
+
+def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[str, str]:
+    """The verdict on a missing answer; `why` is its sentence."""
+    exercise = _counting(find(exercise_id), points)
+    _session[exercise.id] = exercise, 0
+    return f"{FAIL}  {exercise.id} {exercise.title}   0/{exercise.points:g} points\n  {why}", FAIL
+
+
+def in_row(exercise: Exercise, row: str) -> Exercise:
+    """The variant with this letter; "" is the exercise itself.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    if (row := row.upper()) not in exercise.rows:
+        there = f"has the rows {', '.join(filter(None, exercise.rows))}" if exercise.variants else "has no rows"
+        raise ValueError(f"{exercise.id} {there}, and row is {row!r}")
+    return exercise.rows[row]
+
+
+def _counting(exercise: Exercise, points: float | None) -> Exercise:
+    return exercise if points is None else replace(exercise, points=points)
+
+
+def find(exercise: str | Exercise) -> Exercise:
+    """The exercise with this id; a teacher's exercise is returned unchanged."""
+    if isinstance(exercise, Exercise):
+        return exercise
+    from course.check.catalogue import EXERCISES  # not in a rank: a rank imports only the exercise that it runs
+
+    if exercise in EXERCISES:
+        return EXERCISES[exercise]
+    near = difflib.get_close_matches(str(exercise), EXERCISES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(EXERCISES))}"
+    raise ValueError(f"there is no exercise {exercise!r}; {hint}")
+
+
+def progress(asked: Mapping[str, float] | None = None) -> None:
+    """Print the points of the exercises of this notebook and of all chapters, and the next exercise.
+
+    Args:
+        asked: exercise -> points, of a homework's notebook; then only these are printed.
+    """
+    if asked:
+        found = {i: (_counting(find(i), points), 0.0) for i, points in asked.items()}
+        found |= {i: row for i, row in _session.items() if i in asked}
+        lines = [*_table(found), _advice(found)]
+    else:
+        lines = _table(_here()) if _session else ["Nothing is checked yet: run the cells above."]
+        lines += [] if _strict() else ["", record.all_chapters()]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _advice(found: dict[str, tuple[Exercise, float]]) -> str:
+    left = [exercise for exercise, points in found.values() if points < exercise.points]
+    return f"Next to do: {left[0].id} {left[0].title}" if left else "All exercises of this notebook are done."
+
+
+def _here() -> dict[str, tuple[Exercise, float]]:
+    """All exercises of each chapter that was checked here, and a teacher's exercises that were checked."""
+    from course.check.catalogue import EXERCISES
+
+    of_book = {exercise.chapter for exercise, _ in _session.values() if exercise is EXERCISES.get(exercise.id)}
+    return {i: (exercise, 0.0) for i, exercise in EXERCISES.items() if exercise.chapter in of_book} | _session
+
+
+def _table(found: dict[str, tuple[Exercise, float]]) -> list[str]:
+    """A line for each exercise, and the sum."""
+    rows = [found[i] for i in sorted(found)]
+    width = max(len(e.title) for e, _ in rows)
+    lines = [
+        f"{e.id}  {e.title:<{width}}  {points:g}/{e.points:g}" + "   not checked yet" * (e.id not in _session)
+        for e, points in rows
+    ]
+    total, possible = sum(p for _, p in rows), sum(e.points for e, _ in rows)
+    return [*lines, f"{'all':<{width + 6}}  {total:g}/{possible:g} points"]
+
+
+def forget() -> None:
+    """Begin again: nothing is checked here yet. The record of solved exercises stays."""
+    _session.clear()
+
+
+def _text(
+    exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], again: str, warning: str
+) -> str:
+    row = f", row {exercise.row}" * bool(exercise.row)
+    lines = [f"{status}  {exercise.id} {exercise.title}{row}   {points:g}/{exercise.points:g} points"]
+    lines += [f"  {warning}"] * bool(warning)
+    if status == TODO:
+        return "\n".join([*lines, f"  {verdicts[0].hint}"])
+    printed = None
+    for v in verdicts:
+        again_so = bool(v.hint) and v.hint == printed
+        lines.append(f"  [{'x' if v.status == PASS else ' '}] {v.case}{', as above' * again_so}")
+        if v.hint and not again_so:
+            lines += [f"      {line}".rstrip() for line in v.hint.splitlines()]
+            printed = v.hint
+    if status == FAIL:
+        lines.append(f"  The same numbers again: {again}")
+    return "\n".join(lines)
+
+
+def _strict() -> bool:
+    """Whether a grader checks: then a FAIL is an error, and the record of progress does not change.
+
+    nbgrader gives a cell its points unless the cell raises. It sets `NBGRADER_EXECUTION` to "autograde" or "validate"
+    while it runs a notebook, and to "" while it converts one, or runs the teacher's version for a page of solutions.
+    """
+    return NBGRADER or "1" in (os.environ.get("CHECK_STRICT"), _STARTED.get("CHECK_STRICT"))

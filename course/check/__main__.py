@@ -1,0 +1,105 @@
+"""The same verdicts in a terminal: `.venv/bin/python -m course.check exercises/03_data_parallelism.ipynb`.
+
+Without a notebook it prints the progress in all chapters. With `--watch` it checks again at each save.
+
+All exercises of a chapter count as soon as a notebook has one of them: an exercise that no cell checks gets 0 points.
+In a homework's notebook, the exercises of its handout count.
+
+Exit code: 0 if everything passes, 1 if something fails or is not done, 2 if a file cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from course.check import PASS, find, forget, in_row, missing, progress, record, verdict
+from course.check.catalogue import EXERCISES
+from course.check.source import NotebookError, read_notebook
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m course.check", description="Check the exercises of saved notebooks."
+    )
+    parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK")
+    parser.add_argument("--watch", action="store_true", help="check again at each save")
+    args = parser.parse_args(argv)
+    if not args.notebooks:
+        print(record.all_chapters())
+        return 0
+    if not args.watch:
+        return _all(args.notebooks)
+    with contextlib.suppress(KeyboardInterrupt):
+        for saved in _saves(args.notebooks):
+            print(f"\n---- {time.strftime('%H:%M:%S')}", flush=True)
+            _all(saved)
+            print("Waiting for the next save; Ctrl-C ends this.", flush=True)
+    return 0
+
+
+def _saves(paths: Sequence[str]) -> Iterator[list[str]]:
+    """First all notebooks, then, forever, those that were saved since the last look."""
+    seen: dict[str, float] = {}
+    while True:
+        times = {path: _saved(path) for path in paths}
+        if changed := [path for path in paths if times[path] != seen.get(path)]:
+            seen = times
+            yield changed
+        time.sleep(0.3)
+
+
+def _saved(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:  # an editor may remove it while it saves
+        return 0.0
+
+
+def _all(notebooks: Sequence[str]) -> int:
+    forget()
+    found: dict[str, str] = {}  # exercise -> status
+    asked: dict[str, float | None] = {}  # exercise -> points; None: its points in the book
+    try:
+        for path in notebooks:
+            notebook = read_notebook(path)
+            if not notebook.checks:
+                raise NotebookError(f'{path} has no exercise: no cell calls check("...", ...)')
+            names, notes = notebook.define()
+            for note in [*notebook.notes, *notes]:
+                print(f"note: {note}")
+            for exercise_id, name, row in notebook.checks:
+                text, status = _one(exercise_id, name, names, notebook.asked.get(exercise_id), row)
+                print(notebook.with_reason(text), flush=True)
+                found[exercise_id] = status
+            chapters = {find(exercise_id).chapter for exercise_id, *_ in notebook.checks}
+            asked |= notebook.asked or {i: None for i, e in EXERCISES.items() if e.chapter in chapters}
+        for exercise in [e for i, e in EXERCISES.items() if i in asked and i not in found]:
+            why = f'No cell calls check("{exercise.id}", {exercise.title}).'
+            text, found[exercise.id] = missing(exercise.id, why, asked[exercise.id])
+            print(text)
+    except ValueError as error:
+        print(f"course.check: {error}", file=sys.stderr)
+        return 2
+    print()
+    known = {i: points for i, points in asked.items() if i in EXERCISES}
+    progress(None if None in known.values() else known)
+    return 0 if all(status == PASS for status in found.values()) else 1
+
+
+def _one(exercise_id: str, name: str, names: dict, points: float | None, row: str) -> tuple[str, str]:
+    try:
+        in_row(find(exercise_id), row)
+    except ValueError as error:
+        return missing(exercise_id, f"{error}.", points)
+    if callable(names.get(name)):
+        return verdict(exercise_id, names[name], points=points, row=row)
+    return missing(exercise_id, f"{name} is not defined.", points)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""02.4: shards of unequal length gathered on all ranks, in torch.distributed itself."""
+
+from dataclasses import replace
+
+import torch
+from torch import distributed as dist
+
+from course.check.edits import read_mistakes
+from course.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, random, with_variants
+from course.check.listen import listen, raw
+
+RESULT, SENT, UNFINISHED = "all shards", "what was sent", "calls that were not waited for"
+
+
+def inputs(generator, n):
+    """One shard is empty, and each of the others has a 0 in it, so the value 0 does not identify padding."""
+    lengths = torch.cat([torch.zeros(1), 2 + torch.randperm(6, generator=generator)[: n - 1]]).int()
+    lengths = lengths[torch.randperm(n, generator=generator)].tolist()
+    shards = [random(generator, length) for length in lengths]
+    for shard in shards:
+        shard[1:2] = 0
+    return [{"x": shard, "longest": max(lengths)} for shard in shards]
+
+
+@raw
+def body(answer, group, given):
+    heard = listen()
+    result = answer(given["x"].clone())
+    # Twice the padded shards and the lengths: an all-reduce is fine, pickled objects are larger.
+    most = 2 * (group.size - 1) * (8 * given["longest"] + 16)
+    needed = AS_NEEDED if heard.sent_bytes(group.size) <= most else MORE
+    return {RESULT: result, SENT: needed, UNFINISHED: heard.unfinished}
+
+
+# ---- orders of the result -------------------------------------------------------------------------------------------
+
+
+def one_by_one(shards):
+    return torch.cat(shards)
+
+
+def last_rank_first(shards):
+    return torch.cat(shards[::-1])
+
+
+def in_turn(shards):
+    longest = max(map(len, shards))
+    return torch.cat([shard[i : i + 1] for i in range(longest or 1) for shard in shards])
+
+
+def backwards(shards):
+    return torch.cat([shard.flip(0) for shard in shards])
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def gather_shards(x):
+    n = dist.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
+    dist.all_gather(lengths, torch.tensor([len(x)]))
+    longest = int(max(lengths))
+    padded = torch.zeros(longest, dtype=x.dtype)
+    padded[: len(x)] = x
+    rows = [torch.empty_like(padded) for _ in range(n)]
+    dist.all_gather(rows, padded)
+    return torch.cat([rows[i][: lengths[i]] for i in range(n)])
+
+
+def all_lengths(x):
+    found = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, torch.tensor([len(x)]))
+    return [int(length) for length in found]
+
+
+def by_broadcasts(x):
+    shards = [x.new_empty(length) for length in all_lengths(x)]
+    shards[dist.get_rank()] = x
+    works = [dist.broadcast(shard, src, async_op=True) for src, shard in enumerate(shards)]
+    for work in works:
+        work.wait()
+    return torch.cat(shards)
+
+
+def by_messages(x):
+    shards = [x.new_empty(length) for length in all_lengths(x)]
+    for work in exchanging(x, shards):
+        work.wait()
+    return torch.cat(shards)
+
+
+def exchanging(x, shards):
+    """The handles of messages from each rank to each other one."""
+    shards[dist.get_rank()] = x
+    others = [rank for rank in range(len(shards)) if rank != dist.get_rank()]
+    return [dist.irecv(shards[src], src) for src in others] + [dist.isend(x, dst) for dst in others]
+
+
+def by_all_reduce(x):
+    lengths = all_lengths(x)
+    full = x.new_zeros(sum(lengths))
+    full.split(lengths)[dist.get_rank()][:] = x
+    dist.all_reduce(full)
+    return full
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+MISTAKES = """
+in calls that were not waited for:
+dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
+or
+rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
+dist.all_gather(rows, padded) => exchanging(x, rows)
+    A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait(): call it
+    before you read the tensors, and before you return.
+in all:
+dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
+    The result is right, and you send several times the bytes needed: functions whose names end in _object pickle the
+    tensor. Send the lengths as one tensor, then the values.
+rows[i][: lengths[i]] => rows[i]
+    You return the padding too: the result has n times the longest shard. Cut each received tensor to the length of its
+    shard.
+padded[: len(x)] = x => padded[longest - len(x) :] = x
+    You padded at the front and cut at the end, so zeros remain and numbers are lost. Pad at the end: pad(x, (0,
+    count)).
+rows[i][: lengths[i]] => rows[i][: len(x)]
+    You cut every shard to this rank's own length. Each rank has its own: gather the lengths first, and cut shard i to
+    length i.
+rows[i][: lengths[i]] => rows[i][rows[i] != 0]
+    You removed zeros to remove the padding. A shard can contain a 0, and loses it: cut by length, not by value.
+[torch.empty_like(padded) for _ in range(n)] => [torch.empty_like(padded)] * n
+    Every shard is the last rank's: [t] * n is a list with one tensor n times, and each receive overwrites the one
+    before. Allocate n tensors.
+for i in range(n) => for i in [*range(dist.get_rank(), n), *range(dist.get_rank())]
+or
+for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__ne__)
+or
+for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
+    You put your own shard before or after all others, so the order differs from rank to rank. A shard has the same
+    place on all ranks.
+for i in range(n) => for i in range(n) if i != dist.get_rank()
+    Your own shard is missing. Ranks send to the others; add your own x in its place.
+in all shards:
+return torch.cat => return None if dist.get_rank() else torch.cat
+    Only rank 0 returns the shards. All ranks need them: all_gather instead of gather.
+"""
+
+
+def exercise(join=one_by_one, task=""):
+    """The exercise with another order of the result."""
+
+    def in_order(program):
+        return lambda x: join(program(x).split(all_lengths(x)))
+
+    def wrong_in_order(mistake):
+        text = mistake.wrong.text.replace("torch.cat", join.__name__)
+        return replace(mistake, wrong=replace(mistake.wrong, text=text))
+
+    def reference(given):
+        return everywhere({RESULT: join([g["x"] for g in given]), SENT: AS_NEEDED, UNFINISHED: 0}, given)
+
+    return Exercise(
+        id="02.4",
+        title="gather_shards",
+        points=3,
+        body=body,
+        inputs=inputs,
+        reference=reference,
+        task=task,
+        right=tuple(map(in_order, (gather_shards, by_broadcasts, by_messages, by_all_reduce))),
+        mistakes=tuple(map(wrong_in_order, read_mistakes(MISTAKES, gather_shards))),
+    )
+
+
+EXERCISE = with_variants(
+    exercise(),
+    exercise(
+        last_rank_first,
+        "Instead of the order of the ranks, join the shards in the reverse order: the shard of the last rank comes "
+        "first, the shard of rank 0 last.",
+    ),
+    exercise(
+        in_turn,
+        "Instead of one shard after the other, join them element by element: first element 0 of every shard, in the "
+        "order of the ranks, then element 1 of every shard that has one, and so on.",
+    ),
+    exercise(
+        backwards,
+        "Each shard is reversed: join the shards in the order of the ranks, each from its last element to its first.",
+    ),
+)

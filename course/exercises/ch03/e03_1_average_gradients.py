@@ -1,0 +1,132 @@
+"""03.1: replace each gradient by its mean over the ranks, where ranks lack the gradients of different parameters."""
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, random
+from lib import comm
+
+SHAPES = ((3, 4), (2, 3), (2, 3), (2, 3), (4,))  # a layer, three experts, a bias
+USED = ((0, 1, 4), (0, 3, 4))  # on even and on odd ranks: one expert each
+NOBODYS, ALL_ZERO = 2, 4  # an expert that no rank used; a bias that all used and whose gradient is zero
+
+
+def inputs(generator, n):
+    # Real ranks have equal weights; different ones on each rank show who touches them.
+    drawn = [{name: [random(generator, *s) for s in SHAPES] for name in ("weights", "gradients")} for _ in range(n)]
+    for rank, given in enumerate(drawn):
+        given["gradients"][ALL_ZERO].zero_()
+        given["gradients"] = [g if i in USED[rank % 2] else None for i, g in enumerate(given["gradients"])]
+    return drawn
+
+
+def body(answer, group, given):
+    params = [nn.Parameter(w.clone()) for w in given["weights"]]
+    for p, g in zip(params, given["gradients"], strict=True):
+        p.grad = None if g is None else g.clone()
+    answer(params, group)
+    return {
+        "gradients": [p.grad for i, p in enumerate(params) if i != NOBODYS],
+        "weights": [p.detach() for p in params],
+        "a parameter that no rank used": "None" if params[NOBODYS].grad is None else "a tensor",
+    }
+
+
+def reference(given):
+    used = [[g for g in of_ranks if g is not None] for of_ranks in zip(*(g["gradients"] for g in given), strict=True)]
+    right = {
+        "gradients": [sum(some) / len(given) for some in used if some],
+        "a parameter that no rank used": "None",
+    }
+    return [right | {"weights": g["weights"]} for g in given]
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def average_gradients(params, group):
+    here = torch.tensor([float(p.grad is not None) for p in params])
+    num_ranks = comm.all_reduce(here, group)  # that used each parameter
+    for p, used in zip(params, num_ranks > 0, strict=True):
+        if used:
+            mine = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = comm.all_reduce(mine, group, op="mean")
+
+
+def by_torch_distributed(params, group):
+    used = [None] * dist.get_world_size()
+    dist.all_gather_object(used, [p.grad is not None for p in params])
+    for p, by_ranks in zip(params, zip(*used, strict=True), strict=True):
+        if any(by_ranks):
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+def in_one_message(params, group):
+    own = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    used = torch.tensor([float(p.grad is not None) for p in params])
+    flat = comm.all_reduce(torch.cat([*(g.flatten() for g in own), used]), group) / group.size
+    *pieces, used = flat.split([*(p.numel() for p in params), len(params)])
+    for p, piece, anywhere in zip(params, pieces, used, strict=True):
+        p.grad = piece.view_as(p) if anywhere else None
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+MISTAKES = """
+if used: => if p.grad is not None:
+    You averaged gradients of different parameters. Each rank skips the parameters that it did not use, and the
+    all-reduces of two experts, of the same shape, met each other: collectives match by order. All ranks must call
+    all_reduce for the same parameters.
+op="mean" => op="sum"
+    Your gradients are n times too large: you summed and did not divide by the number of ranks n. Use op="mean", or
+    divide by group.size.
+comm.all_reduce(mine, group, op="mean") => comm.all_reduce(mine, group, op="mean") / group.size
+    Your gradients are n times too small: you divided twice. op="mean" divides already.
+comm.all_reduce(mine, group, op="mean") => [comm.all_reduce(mine, group, op="mean"), None][p.grad is None]
+    A rank that did not use a parameter still has None there, and the other ranks have the mean. Their optimizers then
+    take different steps: give the mean to every rank.
+comm.all_reduce(mine, group, op="mean") => comm.all_reduce(mine, group) / used
+num_ranks > 0 => num_ranks
+    You divided by the number of ranks that used the parameter. A rank that did not use it has the gradient 0, and
+    counts: the mean is over all n ranks.
+num_ranks > 0 => num_ranks == group.size
+    You averaged the gradients that all ranks have, and no others. One rank that has a gradient is enough: every rank
+    must step with it.
+comm.all_reduce(here, group) => comm.broadcast(here, group, src=0)
+    You averaged the gradients that rank 0 has, and no others. Ask all ranks: what rank 0 did not use, another rank may
+    have used.
+comm.all_reduce(mine, group, op="mean") => mean if (mean := comm.all_reduce(mine, group, op="mean")).any() else None
+    A parameter that all ranks used has None, because its mean is zero. A gradient of zeros is a gradient: AdamW then
+    moves the weight by its moments. Ask the ranks whether they have one; the values cannot tell.
+p.grad = comm.all_reduce(mine, => comm.all_reduce(mine,
+    Each rank still has its own gradient. all_reduce returns a new tensor and leaves its argument alone: assign the
+    result to p.grad.
+comm.all_reduce(mine, group, op="mean") => comm.broadcast(mine, group, src=0)
+    All ranks have the gradient of rank 0. A broadcast copies one rank's tensor; the mean needs all of them: use
+    all_reduce.
+in weights:
+p.grad = comm.all_reduce(mine, => p.data = comm.all_reduce(mine,
+    You wrote the averaged gradients into the weights. Only p.grad may change here; the optimizer moves the weights.
+if used: => if True:
+p.grad = comm.all_reduce(mine, => p.data = comm.all_reduce(p.data,
+    You averaged the weights. Average their gradients: p.grad, not p.data.
+in a parameter that no rank used:
+if used: => if True:
+    A parameter that no rank used now has a gradient. Leave p.grad alone where it is None on all ranks: AdamW would
+    decay a weight that was never trained.
+"""
+
+EXERCISE = Exercise(
+    id="03.1",
+    title="average_gradients",
+    points=2,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(average_gradients, by_torch_distributed, in_one_message),
+    mistakes=read_mistakes(MISTAKES, average_gradients),
+)

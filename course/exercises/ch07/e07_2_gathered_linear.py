@@ -1,0 +1,254 @@
+"""07.2: a column-parallel layer that keeps only this rank's tokens, in torch.distributed itself."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, random
+from course.check.listen import listen, raw
+
+FORWARD, BACKWARD, KEPT, WAITED = "sent in forward", "sent in backward", "kept for backward", "waited for"
+UNITS = ("nothing", "1 unit", "2 units", "3 units", "4 units")
+OWN, MORE = "this rank's tokens", "more than this rank's tokens"
+ALL, SOME = "every call", "not every call"
+
+
+def inputs(generator, n):
+    rows, tokens, d, f = n, n, 2 * n, 3  # n divides each: along whichever dim one cuts, it gives something
+    shapes = {"x": (rows, tokens, d), "W": (f, d), "b": (f,), "gradient": (rows, n * tokens, f)}
+    return [{name: random(generator, *shape) for name, shape in shapes.items()} for _ in range(n)]
+
+
+@raw
+def body(answer, group, given):
+    if not hasattr(answer, "apply"):
+        raise TypeError("GatheredLinear is to be a class, a torch.autograd.Function with forward and backward")
+    x = given["x"].requires_grad_()
+    W, b = (nn.Parameter(given[name]) for name in ("W", "b"))
+    waits = []
+    heard, kept = listen(on_wait=lambda: waits.append(None)), Kept(W, b)
+    with saved_tensors_hooks(kept.add, lambda tensor: tensor):
+        y = watched(answer, x.shape).apply(x, W, b)
+    if not torch.is_tensor(y) or y.shape != given["gradient"].shape:
+        return {"y": y}
+    found = {"y": y.detach().clone(), FORWARD: units(heard, group.size, x), KEPT: kept.verdict(y, x)}
+    calls = heard.collectives
+    heard.forget()
+    y.backward(given["gradient"])
+    found |= {"gradient of x": SEEN_BY.x if SEEN_BY.x is not None else x.grad}
+    found |= {"gradient of W": W.grad, "gradient of b": b.grad, BACKWARD: units(heard, group.size, x)}
+    return found | {WAITED: ALL if len(waits) >= calls + heard.collectives else SOME}
+
+
+def units(heard, n, x):
+    """In all-gathers of x, a rank's shard, rounded up."""
+    count = heard.sent_bytes(n) / ((n - 1) * x.nbytes)
+    return next((words for most, words in enumerate(UNITS) if count < most + 0.1), "more than 4 units")
+
+
+SEEN_BY = SimpleNamespace(x=None)  # the gradient of x that backward returned, of any shape
+
+
+def watched(function, shape):
+    """The same autograd function. It notes the gradient of x, and lets only one of the right shape pass."""
+    SEEN_BY.x = None
+    if not isinstance(function, type) or not issubclass(function, torch.autograd.Function):
+        return function
+
+    def backward(ctx, gradient):
+        result = function.backward(ctx, gradient)
+        of_x, *others = result if isinstance(result, tuple) else (result,)
+        SEEN_BY.x = of_x
+        return (of_x if getattr(of_x, "shape", None) == shape else None, *others)
+
+    return type(function)(function.__name__, (function,), {"backward": staticmethod(backward)})
+
+
+class Kept:
+    """The storages that a graph holds, without parameters."""
+
+    def __init__(self, *parameters):
+        self.bytes = {}
+        self.parameters = {p.untyped_storage().data_ptr() for p in parameters}
+
+    def add(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.parameters:
+            self.bytes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def verdict(self, y, x):
+        """Also of tensors that were put on ctx without save_for_backward."""
+        for value in vars(y.grad_fn).values() if hasattr(y.grad_fn, "__dict__") else ():
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if torch.is_tensor(tensor):
+                    self.add(tensor)
+        return MORE if sum(self.bytes.values()) > x.nbytes else OWN
+
+
+def reference(given):
+    n, x = len(given), torch.cat([g["x"] for g in given], 1)
+    of_x = sum(g["gradient"] @ g["W"] for g in given).chunk(n, 1)
+    right = {FORWARD: UNITS[1], BACKWARD: UNITS[2], KEPT: OWN, WAITED: ALL}
+    return [
+        right
+        | {
+            "y": x @ g["W"].T + g["b"],
+            "gradient of x": of_x[r],
+            "gradient of W": g["gradient"].flatten(0, 1).T @ x.flatten(0, 1),
+            "gradient of b": g["gradient"].sum((0, 1)),
+        }
+        for r, g in enumerate(given)
+    ]
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+class GatheredLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, W, b):
+        shards = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(shards, x)
+        ctx.save_for_backward(x, W)
+        return torch.cat(shards, dim=1) @ W.T + b
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, W = ctx.saved_tensors
+        n = dist.get_world_size()
+        shards = [torch.empty_like(x) for _ in range(n)]
+        gathering = dist.all_gather(shards, x, async_op=True)
+        parts = [part.contiguous() for part in (dy @ W).chunk(n, dim=1)]
+        gathering.wait()
+        dx = torch.empty_like(x)
+        scattering = dist.reduce_scatter(dx, parts, async_op=True)
+        tokens = torch.cat(shards, dim=1)
+        dW = dy.flatten(0, 1).T @ tokens.flatten(0, 1)
+        scattering.wait()
+        return dx, dW, dy.sum((0, 1))
+
+
+class ByAllToAll(torch.autograd.Function):
+    """With a sum of its own."""
+
+    @staticmethod
+    def forward(x, W, b):
+        full = x.new_empty(len(x), dist.get_world_size() * x.shape[1], x.shape[2])
+        dist.all_gather(list(full.chunk(dist.get_world_size(), 1)), x)
+        return nn.functional.linear(full, W, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, W = ctx.saved_tensors
+        shards = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        gathering = dist.all_gather(shards, x, async_op=True)
+        parts = torch.stack((dy @ W).chunk(dist.get_world_size(), 1))
+        got = torch.empty_like(parts)
+        scattering = dist.all_to_all_single(got, parts, async_op=True)
+        gathering.wait()
+        of_w = torch.einsum("btf,btd->fd", dy, torch.cat(shards, 1))
+        scattering.wait()
+        return got.sum(0), of_w, dy.sum((0, 1))
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+
+def all_reduced(x):
+    dist.all_reduce(x)
+    return x
+
+
+MISTAKES = """
+in waited for:
+gathering.wait() =>
+    You started a call with async_op=True and did not wait for it. Until handle.wait() returns, its buffers hold
+    anything: keep the handle, and wait before you read them.
+in all:
+ctx.save_for_backward(x, W) => ctx.save_for_backward(x, W, *shards)
+x, W = ctx.saved_tensors => x, W, *shards = ctx.saved_tensors
+shards = [torch.empty_like(x) for _ in range(n)] =>
+gathering = dist.all_gather(shards, x, async_op=True) =>
+gathering.wait() =>
+or
+ctx.save_for_backward(x, W) => ctx.x, ctx.W, ctx.shards = x, W, shards
+x, W = ctx.saved_tensors => x, W, shards = ctx.x, ctx.W, ctx.shards
+shards = [torch.empty_like(x) for _ in range(n)] =>
+gathering = dist.all_gather(shards, x, async_op=True) =>
+gathering.wait() =>
+    All numbers are right, and every rank keeps all tokens for backward. Save this rank's tokens, and gather the others
+    again in backward.
+dx = torch.empty_like(x) => dx = torch.cat(parts, dim=1)
+dist.reduce_scatter(dx, parts, async_op=True) => dist.all_reduce(dx, async_op=True)
+return dx => return dx.chunk(n, dim=1)[dist.get_rank()]
+    All numbers are right, but backward sends 3 units: an all-reduce gives every rank the gradient of all tokens, and
+    you keep yours. A reduce-scatter sends half of that.
+dx = torch.empty_like(x) => terms = [torch.empty_like(dy @ W) for _ in range(n)]
+dist.reduce_scatter(dx, parts, async_op=True) => dist.all_gather(terms, dy @ W, async_op=True)
+return dx => return sum(terms).chunk(n, dim=1)[dist.get_rank()]
+    All numbers are right, but backward sends every rank's gradient of all tokens to every rank. They are partial sums,
+    and each rank needs the sum for its own tokens: reduce-scatter.
+torch.empty_like(x) for _ in range(dist.get_world_size()) => torch.zeros_like(x) for _ in range(dist.get_world_size())
+dist.all_gather(shards, x) => shards[dist.get_rank()] = x
+torch.cat(shards, dim=1) @ W.T => all_reduced(torch.cat(shards, dim=1)) @ W.T
+    All numbers are right, but forward sends 2 units: an all-reduce adds up zeros of all ranks but one. An all-gather
+    sends each shard as it is.
+dx = torch.empty_like(x) => dx = parts[dist.get_rank()]
+scattering = dist.reduce_scatter(dx, parts, async_op=True) =>
+scattering.wait() =>
+    The gradient of x is this rank's partial sum: backward only cuts. Every rank used your tokens with its own columns
+    of W, so there are n partial sums to add: reduce-scatter.
+dx = torch.empty_like(x) => dx = torch.cat(parts, dim=1)
+dist.reduce_scatter(dx, parts, async_op=True) => dist.all_reduce(dx, async_op=True)
+    Backward adds up and does not cut: it returns the gradient of all tokens, and x has some of them. A reduce-scatter
+    along dim 1 does both.
+dist.reduce_scatter(dx, parts, async_op=True) => dist.reduce_scatter(dx, parts, dist.ReduceOp.AVG, async_op=True)
+    You averaged the gradient of x over the ranks. They used the same tokens with different columns of one layer: the
+    gradient is the sum, ReduceOp.SUM.
+(dy @ W).chunk(n, dim=1) => dy.chunk(n, dim=1)
+dx = torch.empty_like(x) => dx = torch.empty_like(parts[0])
+return dx => return dx @ W
+    You reduce-scattered the gradient of y, and multiplied by W afterwards. Each rank's gradient of y belongs to its own
+    columns: multiply by W first, then there are partial sums of one thing.
+(dy @ W).chunk(n, dim=1) => (dy @ W).chunk(n, dim=0)
+dx = torch.empty_like(x) => dx = torch.empty_like(parts[0])
+    Backward cuts along dim 0, the sequences, where forward put tokens together. reduce_scatter takes a list: make it
+    with chunk(n, dim=1), of contiguous tensors.
+dx = torch.empty_like(x) => copies = [torch.empty_like(dy @ W) for _ in range(n)]
+dist.reduce_scatter(dx, parts, async_op=True) => dist.all_gather(copies, dy @ W, async_op=True)
+return dx => return torch.cat(copies, dim=1)
+    For the gradient of x, backward gathers. The transpose of a gather is a reduce-scatter: copies of a token went to
+    all ranks, and their gradients are added up.
+torch.cat(shards, dim=1) @ W.T => torch.cat(shards, dim=0) @ W.T
+    Forward put the shards together along dim 0, as more sequences. They are shards of the sequence: torch.cat(shards,
+    dim=1).
+tokens = torch.cat(shards, dim=1) => tokens = torch.cat(shards, dim=0)
+    Backward put the gathered shards together along dim 0. The tokens are in the wrong order there, and the gradient of
+    W pairs each with the gradient of a different token: dim=1, as in forward.
+dy.flatten(0, 1).T @ tokens.flatten(0, 1) => dy.chunk(n, dim=1)[dist.get_rank()].flatten(0, 1).T @ x.flatten(0, 1)
+    The gradient of W comes from this rank's tokens alone. Its columns met all tokens: gather x again.
+in gradient:
+return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
+    You summed the gradients of W and b over the ranks. Each rank has its own columns and multiplied them with all
+    tokens: those gradients are complete.
+"""
+
+EXERCISE = Exercise(
+    id="07.2",
+    title="GatheredLinear",
+    points=2,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(GatheredLinear, ByAllToAll),
+    mistakes=read_mistakes(MISTAKES, GatheredLinear),
+)

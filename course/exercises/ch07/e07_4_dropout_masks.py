@@ -1,0 +1,228 @@
+"""07.4: dropout masks that must agree between ranks, and masks that must not.
+
+A mask may be drawn in many ways, so there is no right one to compare with. Properties are reported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import permutations
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn.functional import conv1d
+
+from course.check.exercise import Data, Exercise, Mistake, everywhere, kind, several, whole
+from lib import comm
+from lib.mesh import Group
+
+FIRST, SECOND = "the first mask", "the second mask"
+AMONG = {name: f"{name}, compared among ranks" for name in (FIRST, SECOND)}
+ORIGIN, AFTERWARDS = "where the second comes from", "the generator afterwards"
+AGAIN, NEXT = "from the same state", "at the next call"
+RETURNED, SHARE, VALUES = "what was returned", "share of zeros", "values"
+EQUAL, DIFFERENT = "equal on all ranks", "different on each rank"
+DROPPED, KEPT = "as often as p says", "as often as 1 - p says"
+SCALED, UNSCALED = "0 and 1/(1-p)", "0 and 1"
+THE_SAME, NEW = "the same masks", "new masks"
+ANEW, A_PART = "drawn for itself", "a part of the first"
+RUN = 200  # if so many consecutive elements of two masks are equal, both were drawn from the same seed
+
+
+def shapes_of(n: int) -> dict[str, tuple[int, int, int]]:
+    """So many elements that a frequency tells p from 1 - p."""
+    return {FIRST: (4, 32 * n, 32), SECOND: (4, 32, 32)}
+
+
+def inputs(generator: torch.Generator, n: int) -> list[Data]:
+    return [{"p": whole(generator, 15, 35) / 100, "seed": whole(generator, 0, 2**40)}] * n
+
+
+def body(answer: Callable, group: Group, given: Data) -> Data:
+    p, shapes = given["p"], shapes_of(group.size)
+
+    def draw() -> tuple:
+        return several(answer(p, shapes[FIRST], group), 2)
+
+    torch.manual_seed(given["seed"])
+    returned = answer(p, shapes[FIRST], group)
+    masks = several(returned, 2)
+    found: Data = {RETURNED: kind(returned)}
+    found |= {f"shape of {name}": shape(mask) for name, mask in zip(shapes, masks, strict=True)}
+    fits = found == right_shapes(group.size)
+    if fits:
+        found |= {SHARE: frequency(masks, p), VALUES: values(masks, p)}
+        fits = found[SHARE] in (DROPPED, KEPT)
+    if not comm.all_reduce(torch.tensor(int(fits)), group, "min"):
+        return found | {AMONG[FIRST]: "not looked at: masks of some rank are wrong"}
+    with torch.random.fork_rng():
+        next_drawn = torch.rand(4)
+    dropped = [mask == 0 for mask in masks]
+    firsts, seconds, nexts = (comm.all_gather(x[None], group) for x in (*dropped, next_drawn))
+    following = [mask == 0 for mask in draw()]
+    torch.manual_seed(given["seed"])
+    again = draw()
+    from_first = torch.tensor(int(is_a_part(*dropped, group)))
+    return found | {
+        AMONG[FIRST]: EQUAL if (firsts == firsts[0]).all() else DIFFERENT,
+        AMONG[SECOND]: EQUAL if any(overlap(a, b) for a, b in permutations(seconds, 2)) else DIFFERENT,
+        ORIGIN: A_PART if comm.all_reduce(from_first, group, "max") else ANEW,
+        AFTERWARDS: EQUAL if (nexts == nexts[0]).all() else DIFFERENT,
+        AGAIN: THE_SAME if all(map(torch.equal, masks, again)) else NEW,
+        NEXT: THE_SAME if any(overlap(a, b) for a in following for b in dropped) else NEW,
+    }
+
+
+def shape(mask: object) -> str:
+    return str(list(mask.shape)) if torch.is_tensor(mask) else f"none: {kind(mask)}"
+
+
+def right_shapes(n: int) -> Data:
+    return {RETURNED: "2 results"} | {f"shape of {name}": str(list(shape)) for name, shape in shapes_of(n).items()}
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether a run of elements from the middle of b also occurs in a."""
+    a, b = (2 * x.flatten().float() - 1 for x in (a, b))
+    run = b[len(b) // 2 :][:RUN]
+    return bool(conv1d(a[None, None], run[None, None]).max() > RUN - 0.5)
+
+
+def is_a_part(first: Tensor, second: Tensor, group: Group) -> bool:
+    return overlap(first, second) or torch.equal(first[:, group.rank :: group.size], second)
+
+
+def frequency(masks: tuple, p: float) -> str:
+    zeros = [(mask == 0).double().mean().item() for mask in masks]
+    for said, wanted in ((DROPPED, p), (KEPT, 1 - p)):
+        if all(abs(found - wanted) < 0.05 for found in zeros):
+            return said
+    return f"p = {p}, and {' and '.join(f'{found:.2f}' for found in zeros)} of them are zeros"
+
+
+def values(masks: tuple, p: float) -> str:
+    values = torch.cat([mask.double().unique() for mask in masks])
+    values = values[values != 0]
+    rounding = max(torch.finfo(mask.dtype).eps if mask.is_floating_point() else 0 for mask in masks)
+    for said, wanted in ((SCALED, 1 / (1 - p)), (UNSCALED, 1.0)):
+        if len(values) and (values - wanted).abs().max() <= max(1e-6, rounding) * wanted:
+            return said
+    return f"0 and {', '.join(f'{value:.4g}' for value in values[:3].tolist())}, where p = {p}"
+
+
+def reference(given: list[Data]) -> list[Data]:
+    right = right_shapes(len(given)) | {SHARE: DROPPED, VALUES: SCALED, AMONG[FIRST]: EQUAL, AMONG[SECOND]: DIFFERENT}
+    return everywhere(right | {ORIGIN: ANEW, AFTERWARDS: EQUAL, AGAIN: THE_SAME, NEXT: NEW}, given)
+
+
+# ---- masks, right and wrong -----------------------------------------------------------------------------------------
+
+
+def mask(shape, p, generator=None):
+    return (torch.rand(shape, generator=generator) >= p) / (1 - p)
+
+
+def drawn_seed(group):
+    return int(torch.randint(2**40, ())) + group.rank
+
+
+def masks(seed=drawn_seed, restores=True, both_inside=False, cut=True, mask=mask) -> Callable:
+    """The answer, with a place for each mistake."""
+
+    def program(p, shape, group):
+        first, number = None if both_inside else mask(shape, p), seed(group)
+        state = torch.get_rng_state()
+        torch.manual_seed(number)
+        first = mask(shape, p) if both_inside else first
+        second = mask((shape[0], shape[1] // group.size if cut else shape[1], shape[2]), p)
+        if restores:
+            torch.set_rng_state(state)
+        return first, second
+
+    return program
+
+
+def mine(x, group):
+    return x.chunk(group.size, 1)[group.rank]
+
+
+def shard_of_a_second(p, shape, group):
+    """Draws n times too many elements, and those that a serial run would."""
+    return mask(shape, p), mine(mask(shape, p), group)
+
+
+def by_a_generator(p, shape, group):
+    own = torch.Generator().manual_seed(dist.get_rank() + int(torch.randint(2**40, ())))
+    part = (shape[0], shape[1] // dist.get_world_size(), shape[2])
+    return [mask(shape, p), mask(part, p, own).double()]
+
+
+def shard_of_the_first(p, shape, group):
+    first = mask(shape, p)
+    return first, mine(first, group)
+
+
+EXERCISE = Exercise(
+    id="07.4",
+    title="dropout_masks",
+    points=3,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(shard_of_a_second, masks(), by_a_generator),
+    mistakes=(
+        Mistake(
+            "The second mask is as large as the first. It is for this rank's shard: [B, T/n, D].",
+            masks(cut=False),
+            about=(f"shape of {SECOND}",),
+        ),
+        Mistake(
+            "Both masks come from the seed that all ranks share, so the shards get the same mask, or a shifted copy. "
+            "Add the rank to the seed before you draw the second.",
+            masks(seed=lambda group: int(torch.randint(2**40, ()))),
+            about=(AMONG[SECOND],),
+        ),
+        Mistake(
+            "The first mask differs from rank to rank, and replicated activations would no longer be equal. Draw it "
+            "from the state that all ranks share.",
+            masks(both_inside=True),
+            about=(AMONG[FIRST],),
+        ),
+        Mistake(
+            "The second mask, on some rank, is a part of the first: the two dropouts drop the same elements. Draw it "
+            "anew, from a different seed.",
+            shard_of_the_first,
+            about=(ORIGIN,),
+        ),
+        Mistake(
+            "The masks are right, but afterwards the ranks' generators differ, and so will the next mask that must "
+            "agree. Restore the state: draw the second mask inside torch.random.fork_rng().",
+            masks(restores=False),
+            about=(AFTERWARDS,),
+        ),
+        Mistake(
+            "The same state of the generator gives different masks, so a recomputation would not repeat the masks of "
+            "forward. They must depend on that state alone: draw the seed with torch.randint.",
+            masks(seed=lambda group: int.from_bytes(os.urandom(5), "big")),
+            about=(AGAIN,),
+        ),
+        Mistake(
+            "Two calls in a row give the same mask, or share one, so layers and steps drop the same elements. Let the "
+            "seed come from the generator, drawn anew at each call, and let the generator move on.",
+            masks(seed=lambda group: 1000 + group.rank),
+            about=(NEXT,),
+        ),
+        Mistake(
+            "You keep with probability p. p is the fraction that is dropped: keep where torch.rand is at least p.",
+            masks(mask=lambda shape, p: (torch.rand(shape) < p) / (1 - p)),
+            about=(SHARE,),
+        ),
+        Mistake(
+            "The scale is missing: the elements that are kept are multiplied by 1/(1-p), so that the mean stays.",
+            masks(mask=lambda shape, p: torch.rand(shape) >= p),
+            about=(VALUES,),
+        ),
+    ),
+)

@@ -1,0 +1,239 @@
+"""08.2: several microbatches forward and backward through a chain of stages, in torch.distributed itself."""
+
+from collections import Counter
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from course.check.edits import read_mistakes
+from course.check.exercise import DTYPE, Exercise, random
+from course.check.listen import listen, raw
+from lib.runtime import calls
+from lib.runtime.calls import Listener
+
+ROWS, D, MICROBATCHES = 3, 5, 4
+LOSS, SENT, WAITED, BACK = "the loss", "what was sent", "waited for", "sent backward"
+ASKS, AFTER = "inputs of the stage that ask for a gradient", "weights of the stage"
+PARAMETERS = ("weight", "bias")
+AS_NEEDED, MORE, AS_GIVEN, CHANGED = "as needed", "more", "as given", "others"
+ALL, SOME = "every call", "not every call"
+LEAF = """If this is about the gradient of the tensor that came in: dist.recv fills a tensor without history. Declare it
+a leaf before your stage computes with it."""
+ENDS = """Only the last rank has a loss to begin with. The others begin at their output, with the gradient that came:
+y.backward(gradient)."""
+
+
+def inputs(generator, n):
+    alike = {name: [random(generator, ROWS, D) for _ in range(MICROBATCHES)] for name in ("inputs", "targets")}
+    return [alike | {"weight": random(generator, D, D), "bias": random(generator, D, 1)} for _ in range(n)]
+
+
+class FeaturesFirst(nn.Module):
+    """tanh(W xᵀ + b)ᵀ, as some kernels lay it out: its output is not contiguous."""
+
+    def __init__(self, weight, bias):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+
+    def forward(self, x):
+        return torch.tanh(self.weight @ x.T + self.bias).T
+
+
+@raw
+def body(answer, group, given):
+    stage, heard, counts = FeaturesFirst(given["weight"], given["bias"]), listen(), Counter()
+    calls.listeners.append(Listener(lambda call: counts.update(["starts"]), lambda call: counts.update(["waits"])))
+    asks = []
+    stage.register_forward_pre_hook(lambda module, given: asks.append(given[0].requires_grad))
+    try:
+        loss = answer(stage, given["inputs"], given["targets"])
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if "attribute 'backward'" in str(error):
+            error.add_note(ENDS)
+        elif "NoneType" in str(error) or "does not require grad" in str(error):
+            error.add_note(LEAF)
+        raise
+    neighbours = (group.rank > 0) + (group.rank < group.size - 1)
+    more = heard.sent_bytes(group.size) > neighbours * MICROBATCHES * given["inputs"][0].nbytes
+    parameters = {name: stage.get_parameter(name) for name in PARAMETERS}
+    found = {LOSS: "None" if loss is None else loss.detach() if torch.is_tensor(loss) else loss}
+    found |= {
+        f"gradient of the {name}": torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()
+    }
+    found[AFTER] = AS_GIVEN if all(torch.equal(p, given[name]) for name, p in parameters.items()) else CHANGED
+    found[WAITED] = ALL if counts["waits"] >= counts["starts"] else SOME
+    found |= {SENT: MORE if more else AS_NEEDED, BACK: any(dst == group.rank - 1 for dst, _ in heard.sent)}
+    return found | ({ASKS: ALL if all(asks) else SOME} if group.rank else {})
+
+
+def reference(given):
+    stages = [FeaturesFirst(g["weight"], g["bias"]) for g in given]
+    x, targets = (torch.cat(given[0][name]) for name in ("inputs", "targets"))
+    loss = nn.functional.mse_loss(nn.Sequential(*stages)(x), targets)
+    loss.backward()
+    right = {LOSS: "None", AFTER: AS_GIVEN, WAITED: ALL, SENT: AS_NEEDED}
+    ranks = [
+        right | {BACK: r > 0} | {f"gradient of the {name}": stage.get_parameter(name).grad for name in PARAMETERS}
+        for r, stage in enumerate(stages)
+    ]
+    return [*ranks[:-1], ranks[-1] | {LOSS: loss.item()}]
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def step(stage, inputs, targets):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    kept, sends, total = [], [], 0
+    for x, target in zip(inputs, targets):  # noqa: B905
+        if rank > 0:
+            x = torch.empty_like(x)  # a new tensor for each microbatch
+            dist.recv(x, rank - 1)
+        x.requires_grad_()  # a leaf: here this rank's graph begins
+        y = stage(x)
+        if rank == last:
+            y = (y - target).square().mean() / len(inputs)
+            total += y.item()
+        else:
+            sends.append(dist.isend(y.detach().contiguous(), rank + 1))
+        kept.append((x, y))
+    for x, y in kept:
+        of_y = None
+        if rank < last:
+            of_y = torch.empty_like(x)
+            dist.recv(of_y, rank + 1)
+        y.backward(of_y)
+        if rank > 0:
+            sends.append(dist.isend(x.grad, rank - 1))
+    for handle in sends:
+        handle.wait()
+    return total if rank == last else None
+
+
+def all_receives_first(stage, inputs, targets):
+    """Forward in order, and backward from the last microbatch to the first."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    m, total, sends = len(inputs), 0, []
+    came = [torch.empty_like(x) if rank else x for x in inputs]
+    of_ys = [torch.empty_like(x) for x in inputs]
+    forward = [dist.irecv(x, rank - 1) for x in came] if rank else []
+    backward = [dist.irecv(g, rank + 1) for g in reversed(of_ys)] if rank < last else []
+    ys = []
+    for k, x in enumerate(came):
+        if rank:
+            forward[k].wait()
+        ys.append(stage(x.requires_grad_()))
+        if rank < last:
+            sends.append(dist.isend(ys[-1].detach().contiguous(), rank + 1))
+    for k in reversed(range(m)):
+        if rank < last:
+            backward[m - 1 - k].wait()
+            ys[k].backward(of_ys[k])
+        else:
+            loss = nn.functional.mse_loss(ys[k], targets[k]) / m
+            loss.backward()
+            total = total + loss.detach()
+        if rank:
+            sends.append(dist.isend(came[k].grad, rank - 1))
+    [handle.wait() for handle in sends]
+    return total if rank == last else None
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+
+def hands_the_loss_round(stage, inputs, targets):
+    loss = torch.tensor(step(stage, inputs, targets) or 0.0, dtype=DTYPE)
+    dist.broadcast(loss, dist.get_world_size() - 1)
+    return loss
+
+
+def then(more):
+    """The right step, and more with the stage."""
+    return lambda stage, *given: (step(stage, *given), more(stage))[0]
+
+
+MISTAKES = """
+handle.wait() => pass
+    All numbers are right, but you did not wait for every isend or irecv. Until handle.wait() returns, the tensor may
+    not be freed or changed, and a step may not end: keep the handles, and wait at the end.
+in gradient:
+x.requires_grad_() =>
+x.grad => torch.zeros_like(x)
+    Only the last stage is trained: zeros are sent backward. A tensor that dist.recv filled has no history and requires
+    no gradient. Declare it a leaf before your stage computes with it.
+in all:
+y.backward(of_y) => x.grad = torch.autograd.grad(y, x, of_y)[0]
+or
+y.backward(of_y) => y.backward(of_y, inputs=[x] if rank < last else None)
+or
+y.backward(of_y) => y.backward(of_y, inputs=[x] if 0 < rank < last else None)
+    The gradients that you send are right, and weights get none: autograd.grad returns gradients and leaves none in
+    .grad. Let y.backward(gradient) do both, on every rank.
+in gradient, sent backward:
+for x, y in kept: => for x, y in kept if rank == last else []:
+sends.append(dist.isend(x.grad, rank - 1)) => pass
+    Only the last stage is trained, and no gradient is sent. Autograd does not record messages: the graph ends at a
+    send. Send the gradient of the tensor that came in, and let backward start with it.
+in gradient:
+y.backward(of_y) => y.sum().backward()
+    Stages before the last begin backward with ones, the gradient of the sum of their output. Begin with the gradient
+    that the next stage sent.
+kept.append((x, y)) => kept.append((x, y if rank == last else (y - target).square().mean() / len(inputs)))
+y.backward(of_y) => y.backward()
+    Every stage compares its own output with the targets. Only the last stage has a loss; the others begin backward with
+    the gradient that the next stage sent.
+y = stage(x) => y = x.output = stage(x)
+y.backward(of_y) => y.backward(of_y, retain_graph=True)
+x.grad => torch.autograd.grad(y, x.output, of_y)[0].contiguous()
+    You send the gradient of your output. The previous stage needs the gradient of the tensor that it sent: of your
+    *input*.
+x = torch.empty_like(x) => came = torch.empty_like(x)
+dist.recv(x, rank - 1) => dist.recv(came, rank - 1)
+    The tensor that was received is not used: each stage computes with its inputs. Only the first stage takes those; on
+    the others they show the shape of the tensor that comes.
+x = torch.empty_like(x) => x = kept[0][0] if kept else torch.empty_like(x)
+x.grad => x.grad.clone()
+or
+x = torch.empty_like(x) => x = kept[0][0].detach() if kept else torch.empty_like(x)
+    You receive every microbatch into the same tensor. The graphs of the earlier ones still need it for backward, and
+    now hold the last microbatch; no error is raised. Receive each into a new tensor.
+for x, y in kept: => for x, y in reversed(kept) if rank == last else kept:
+    The last rank runs backward from the last microbatch to the first, the others from the first to the last. Messages
+    of equal shape arrive in the order in which they were sent: each rank used the gradient of a different microbatch.
+    Use one order on all ranks.
+y.backward(of_y) => for _ in range(2): y.backward(of_y, retain_graph=True)
+x.grad => x.grad / 2
+or
+y.backward(of_y) => for _ in range(2): y.backward(of_y, retain_graph=True)
+    You run backward through the same graph twice, and .grad adds up: the gradients of the weights are twice too large.
+    One backward gives those and the gradient of the tensor that came in.
+.mean() / len(inputs) => .mean()
+    Your gradients are m times too large: the loss is the mean over the batch, so each microbatch counts 1/m.
+y.backward(of_y) => stage.zero_grad(); y.backward(of_y)
+    Only one microbatch is in the gradients: they are emptied before each backward. Backward adds to .grad, and here
+    that is needed.
+in gradient, the loss:
+total += y.item() => total = y.item()
+    The gradients are right, and the loss covers only the last microbatch. Add up the losses of all.
+hands_the_loss_round
+    Every rank returns the loss. Only the last rank has it: return None on the others. No rank has to send it.
+in all:
+then(lambda stage: torch.optim.SGD(stage.parameters(), lr=0.1).step())
+    All gradients are right, but the weights changed. Leave them: an optimizer step is no part of this.
+then(lambda stage: dist.broadcast(stage.weight.detach().clone(), 0))
+    All numbers are right, but you send more than an activation forward and a gradient backward per microbatch. A rank
+    sends only to its neighbours.
+"""
+
+EXERCISE = Exercise(
+    id="08.2",
+    title="step",
+    points=3,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(step, all_receives_first),
+    mistakes=read_mistakes(MISTAKES, step),
+)

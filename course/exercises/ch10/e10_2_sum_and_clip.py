@@ -1,0 +1,198 @@
+"""10.2: weights that several ranks hold, and one norm for all stages."""
+
+import torch
+from torch import distributed as dist
+
+from course.check.edits import read_mistakes
+from course.check.exercise import AS_NEEDED, MORE, Exercise, random
+from course.check.listen import listen
+from lib import comm
+
+MAX_NORM = 1.5
+CASES = "a large gradient", "a small one"
+SENT = "bytes that this rank sent"
+NUMBER_BYTES = 8
+SHAPES = {"embedding": (7, 4), "projection": (7, 4), "adapter": (2, 2)}  # of the weights that several ranks hold
+
+
+def inputs(generator, n):
+    """Far above MAX_NORM, then far below it; the last rank has its names in a different order."""
+    holders = {"embedding": [0, n - 1], "projection": [0, n - 1], "adapter": [*range(n)]}
+    own_shapes = {"weight": (4, 3), "bias": (5,)}
+    found = []
+    for rank in range(n):
+        own = {f"{rank}.{name}": (1 + rank / 2) * random(generator, *shape) for name, shape in own_shapes.items()}
+        shared = {name: random(generator, *SHAPES[name]) for name, ranks in holders.items() if rank in ranks}
+        if rank == n - 1:
+            shared = {"projection": shared.pop("projection")} | shared
+        mine = own | shared
+        cases = {
+            case: {k: factor * x for k, x in mine.items()} for case, factor in zip(CASES, (1, 0.01), strict=True)
+        }
+        found.append({"cases": cases, "holders": holders})
+    return found
+
+
+def body(answer, group, given):
+    found, heard = {}, listen()
+    for case, gradients in given["cases"].items():
+        mine = {name: x.clone() for name, x in gradients.items()}
+        norm = answer({**mine}, given["holders"], MAX_NORM, group)  # its own dict: the tensors are to be changed
+        found |= entries(case, norm, mine, given["holders"])
+    held = [(len(ranks) - 1) * mine[name].nbytes for name, ranks in given["holders"].items() if name in mine]
+    few = len(CASES) * (sum(held) + 8 * group.size * NUMBER_BYTES)
+    return found | {SENT: AS_NEEDED if heard.sent_bytes(group.size) <= few else MORE}
+
+
+def entries(case, norm, mine, holders):
+    kinds = {name: "shared" if name in holders else "own" for name in mine}
+    return {f"{case}: the norm": norm} | {f"{case}: {kinds[name]} {name}": x for name, x in mine.items()}
+
+
+def reference(given):
+    found = [{SENT: AS_NEEDED} for _ in given]
+    holders = given[0]["holders"]
+    for case in CASES:
+        ranks = [g["cases"][case] for g in given]
+        model = {name: x for mine in ranks for name, x in mine.items()}
+        model |= {name: torch.stack([ranks[r][name] for r in who]).sum(0) for name, who in holders.items()}
+        norm = torch.cat([x.flatten() for x in model.values()]).norm()
+        factor = (MAX_NORM / norm).clamp(max=1)
+        for facts, mine in zip(found, ranks, strict=True):
+            facts |= entries(case, norm.item(), {name: factor * model[name] for name in mine}, holders)
+    return found
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def sum_and_clip(gradients, holders, max_norm, group):
+    for name, ranks in holders.items():
+        if group.rank in ranks:
+            g = gradients[name]
+            peers = {r: g for r in ranks if r != group.rank}
+            came = comm.exchange(peers, peers, group).wait()
+            came[group.rank] = g.clone()
+            g.copy_(sum(came[r] for r in ranks))
+    square = 0
+    for name, g in gradients.items():
+        if name not in holders or holders[name][0] == group.rank:
+            square += g.square().sum()
+    norm = comm.all_reduce(square, group).sqrt()
+    for g in gradients.values():
+        g.mul_((max_norm / norm).clamp(max=1))
+    return norm
+
+
+def by_torch_distributed(gradients, holders, max_norm, group):
+    """The first holder adds up, and sends the sum to the others; each counts its fraction of the square."""
+    rank, mine = dist.get_rank(), 0
+    for name, ranks in holders.items():
+        if rank == ranks[0]:
+            for r in ranks[1:]:
+                dist.recv(other := torch.empty_like(gradients[name]), r)
+                gradients[name] += other
+            for r in ranks[1:]:
+                dist.send(gradients[name], r)
+        elif rank in ranks:
+            dist.send(gradients[name], ranks[0])
+            dist.recv(gradients[name], ranks[0])
+    for name, g in gradients.items():
+        mine += (g * g).sum() / len(holders.get(name, "1"))
+    dist.all_reduce(mine)
+    norm = mine.item() ** 0.5
+    for g in gradients.values():
+        g.mul_(min(1.0, max_norm / norm))
+    return norm
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+
+def norm_first(gradients, holders, max_norm, group):
+    norm = comm.all_reduce(sum(g.square().sum() for g in gradients.values()), group).sqrt()
+    sum_and_clip(gradients, holders, float("inf"), group)
+    for g in gradients.values():
+        g.mul_((max_norm / norm).clamp(max=1))
+    return norm
+
+
+def gathers_own(gradients, holders, max_norm, group):
+    """To compute the norm of all gradients in one place."""
+    comm.all_gather(torch.cat([x.flatten() for name, x in gradients.items() if name not in holders]), group)
+    return sum_and_clip(gradients, holders, max_norm, group)
+
+
+# Where nothing is clipped, a wrong norm changes no gradient.
+MISTAKES = """
+g.copy_(sum(came[r] for r in ranks)) => gradients[name] = sum(came[r] for r in ranks)
+for g in gradients.values(): => for name, g in gradients.items():
+g.mul_((max_norm / norm).clamp(max=1)) => gradients[name] = g * (max_norm / norm).clamp(max=1)
+    All tensors are as they were. gradients[name] = … puts a new tensor into the dict, which the optimizer never reads:
+    change the tensor in place, with copy_, add_ or mul_.
+in a small one: shared:
+g.copy_(sum(came[r] for r in ranks)) => pass
+    The shared gradients are not summed: each holder has its own, and the copies drift apart from the first step on.
+    One weight is used on several ranks, so its gradient is the sum of theirs.
+sum(came[r] for r in ranks) => sum(came[r] for r in ranks) / len(ranks)
+    You took the mean of the shared gradients. They are not gradients of the same loss term, as on replicas: each is
+    one use of the weight, and autograd would add them.
+sum(came[r] for r in ranks) => sum(came[r] for r in ranks) if group.rank == ranks[0] else g
+or
+sum(came[r] for r in ranks) => sum(came[r] for r in ranks) if group.rank == ranks[-1] else g
+    Only one of the holders has the sum. The copies of the weight on the other ranks would drift apart.
+sum(came[r] for r in ranks) => sum(came[r] for r in peers)
+    Each holder has the gradients of its peers without its own. Add the gradients that you received to your own.
+holders.items() => [(name, holders[name]) for name in gradients if name in holders]
+    Two shared gradients are mixed up. Messages carry no names, and each rank sent in the order of its dict: go through
+    holders, which has the same order on all ranks.
+holders.items() => [(name, [ranks[0], ranks[-1]]) for name, ranks in holders.items()]
+    The adapter is summed on the first and the last of its holders alone. All ranks in the list hold it.
+in all:
+if name not in holders or holders[name][0] == group.rank: => if True:
+    A shared weight is in your norm once for each rank that holds it. It is one weight: count it on one of them.
+norm_first
+    You took the norm before the shared gradients were summed. The optimizer reads the sums: take the norm of the sums.
+if name not in holders or holders[name][0] == group.rank: => if name not in holders:
+    Shared weights are not in your norm. Each is a part of the gradient, counted on one of its ranks.
+if name not in holders or holders[name][0] == group.rank: => if True:
+comm.all_reduce(square, group).sqrt() => square.sqrt()
+    Each rank has its own norm: the norm of its stage. Each then scales by a different factor, and the step changes its
+    direction. Add the squares over all ranks, one all-reduce of one number.
+comm.all_reduce(square, group).sqrt() => comm.all_reduce(square.sqrt(), group)
+    You added the norms of the ranks. Norms do not add up, their squares do: all-reduce the sum of the squares, then
+    take the root.
+comm.all_reduce(square, group).sqrt() => comm.all_reduce(square, group)
+    That is the square of the norm. Take the root.
+for g in gradients.values(): => for name, g in gradients.items():
+(max_norm / norm).clamp(max=1) => 1 if name in holders else (max_norm / norm).clamp(max=1)
+    Shared gradients are not scaled. One factor scales the full gradient.
+for g in gradients.values(): => for name, g in gradients.items():
+(max_norm / norm).clamp(max=1) => 1 if group.rank in holders.get(name, [])[1:] else (max_norm / norm).clamp(max=1)
+    Shared gradients are scaled on their first rank alone. Each is counted once, and scaled on every rank that holds
+    it: otherwise the copies drift apart.
+(max_norm / norm).clamp(max=1) => max_norm / norm
+    Small gradients got larger. Clipping makes a norm smaller if it is above max_norm, and never scales up: the factor
+    is at most 1.
+g.mul_((max_norm / norm).clamp(max=1)) => g = g * (max_norm / norm).clamp(max=1)
+    The norm is right, but nothing is scaled. `x = x * factor` makes a new tensor: use x.mul_(factor).
+if group.rank in ranks: => if True:
+g = gradients[name] => g = gradients.get(name, torch.zeros(SHAPES[name]).double())
+comm.exchange(peers, peers, group).wait() => {}
+sum(came[r] for r in ranks) => comm.all_reduce(g, group)
+or
+gathers_own
+    All numbers are right, but a rank sends more than needed. A shared gradient concerns its holders alone; of
+    everything else one number is enough, the sum of the squares.
+"""
+
+EXERCISE = Exercise(
+    id="10.2",
+    title="sum_and_clip",
+    points=3,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(sum_and_clip, by_torch_distributed),
+    mistakes=read_mistakes(MISTAKES, sum_and_clip),
+)

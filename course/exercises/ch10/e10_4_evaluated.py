@@ -1,0 +1,213 @@
+"""10.4: the loss of an evaluation: forwards alone, over microbatches of different sizes."""
+
+from collections import Counter
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import cross_entropy
+
+from course.check.edits import read_mistakes
+from course.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Exercise, everywhere, random, whole
+from lib import comm
+from lib.runtime import calls
+from lib.runtime.calls import Listener
+
+WIDTH, CLASSES, PADDING = 3, 3, -100
+CASES = "all targets count", "with padding"
+LOSS, FORWARDS = "the loss", "forwards"
+SAVED = "what is saved for a backward"
+SENT, CAME = "outputs that a rank still holds", "inputs that a rank holds"  # when a forward begins
+EARLY, UNFINISHED = "collectives before the last forward", "messages that were not waited for"
+
+
+def inputs(generator, n):
+    """Microbatches of one to seven rows; in the second case one is padding alone, and all others have some."""
+    cases = {}
+    for case in CASES:
+        rows = [3, 7, 1, *(whole(generator, 2, 7) for _ in range(whole(generator, n, n + 3)))]
+        targets = [torch.randint(CLASSES, (count,), generator=generator) for count in rows]
+        if case == CASES[1]:
+            for target in targets:
+                target[: len(target) // 2] = PADDING
+            targets[2][:] = PADDING
+        cases[case] = [random(generator, count, WIDTH) for count in rows], targets
+    return [{"cases": cases, "weight": random(generator, WIDTH, WIDTH)} for _ in range(n)]
+
+
+class Stage(nn.Module):
+    """A rank's part of the model, which notes at each forward what this rank holds besides."""
+
+    def __init__(self, weight, group):
+        super().__init__()
+        self.weight, self.sends = nn.Parameter(weight), group.rank < group.size - 1
+        self.calls = Counter()  # started, by kind
+        self.in_flight = Counter()
+        self.facts = {FORWARDS: 0, SENT: AS_NEEDED, CAME: AS_NEEDED, EARLY: 0}
+
+    def forward(self, x):
+        done, facts = self.facts[FORWARDS], self.facts
+        if self.sends and done - (self.calls["send"] - self.in_flight["send"]) > 1:
+            facts[SENT] = MORE
+        if self.calls["recv"] - done > 2:
+            facts[CAME] = MORE
+        facts[EARLY] = self.calls.total() - self.calls["send"] - self.calls["recv"]
+        facts[FORWARDS] += 1
+        return torch.tanh(x @ self.weight)
+
+    def starts(self, call):
+        self.calls[call.kind] += 1
+        self.in_flight[call.kind] += 1
+
+    def waits(self, call):
+        self.in_flight[call.kind] -= 1
+
+
+def body(answer, group, given):
+    found = {}
+    for case, (batch, targets) in given["cases"].items():
+        stage, saved = Stage(given["weight"].clone(), group), []
+        # Other answers share the list of listeners: this one is in it only while this answer runs.
+        calls.listeners.append(listener := Listener(stage.starts, stage.waits))
+        try:
+            with saved_tensors_hooks(saved.append, lambda kept: kept):
+                loss = answer(stage, batch, targets, WIDTH, group)
+        finally:
+            calls.listeners.remove(listener)
+        facts = {LOSS: loss, **stage.facts, SAVED: "something" if saved else "nothing"}
+        facts[UNFINISHED] = stage.in_flight.total()
+        found |= {f"{case}: {what}": value for what, value in facts.items()}
+    return found
+
+
+def reference(given):
+    found = {}
+    for case, (batch, targets) in given[0]["cases"].items():
+        y = torch.cat(batch)
+        for g in given:
+            y = torch.tanh(y @ g["weight"])
+        loss = cross_entropy(y, torch.cat(targets)).item()
+        facts = {LOSS: loss, FORWARDS: len(batch), SENT: AS_NEEDED, CAME: AS_NEEDED, EARLY: 0}
+        facts |= {SAVED: "nothing", UNFINISHED: 0}
+        found |= {f"{case}: {what}": value for what, value in facts.items()}
+    return everywhere(found, given)
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def evaluated(stage, inputs, targets, width, group):
+    last, sends = group.size - 1, []
+    total = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for x, target in zip(inputs, targets):
+            if group.rank > 0:
+                like = x.new_empty(len(x), width)
+                x = comm.recv(like, group, group.rank - 1).wait()
+            y = stage(x)
+            if group.rank == last:
+                total += cross_entropy(y, target, reduction="sum")
+            else:
+                if sends:
+                    sends.pop().wait()
+                sends.append(comm.send(y, group, group.rank + 1))
+    for send in sends:
+        send.wait()
+    count = sum((target != -100).sum() for target in targets)
+    return comm.all_reduce(total, group) / count
+
+
+def by_torch_distributed(stage, inputs, targets, width, group):
+    """Each message is finished before the rank goes on, as all go one way."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    sums = torch.zeros(2, dtype=DTYPE)
+    with torch.inference_mode():
+        for x, target in zip(inputs, targets, strict=True):
+            if rank > 0:
+                dist.recv(x := torch.empty(len(x), width, dtype=DTYPE), src=rank - 1)
+            y = stage(x)
+            if rank < last:
+                dist.send(y, dst=rank + 1)
+            elif (counts := target != PADDING).any():
+                sums[0] += cross_entropy(y[counts], target[counts]) * counts.sum()
+                sums[1] += counts.sum()
+        dist.broadcast(sums, src=last)
+        return (sums[0] / sums[1]).item()
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+
+def received(inputs, width, group, ahead):
+    """The inputs of a rank; so many are received before they are needed."""
+    coming = []
+    for x in inputs:
+        coming.append(comm.recv(x.new_empty(len(x), width), group, group.rank - 1))
+        if len(coming) > ahead:
+            yield coming.pop(0).wait()
+    for pending in coming:
+        yield pending.wait()
+
+
+def sends_and_shares(y, total, group):
+    send = comm.send(y, group, group.rank + 1)
+    total += comm.broadcast(total, group, group.size - 1)  # of the last rank's term
+    return send
+
+
+MISTAKES = """
+in the loss:
+cross_entropy(y, target, reduction="sum") => cross_entropy(y, target) / len(targets)
+comm.all_reduce(total, group) / count => comm.all_reduce(total, group)
+    That is the mean of the microbatches' means. Microbatches have different numbers of targets, and one with padding
+    alone has no mean: add up the losses of all targets, and divide once.
+cross_entropy(y, target, reduction="sum") => cross_entropy(y, target) * len(target)
+(target != -100).sum() for target in targets => len(target) for target in targets
+    You weight the mean of each microbatch by its rows. Rows of padding are no part of that mean, and a microbatch with
+    padding alone has none (0 times NaN is NaN): add up losses, and count targets.
+(target != -100).sum() for target in targets => len(target) for target in targets
+    You divide by the number of rows. A row of padding adds nothing to the sum, so it must not be counted.
+comm.all_reduce(total, group) / count => comm.all_reduce(total, group)
+    That is the sum of all losses. Divide by the targets that count.
+comm.all_reduce(total, group) / count => comm.all_reduce(total, group) / comm.all_reduce(count, group)
+    The loss is divided by the number of ranks. All ranks have the same targets and only the last has a loss: sum the
+    loss over the ranks, and count the targets on one.
+in what is saved for a backward:
+torch.no_grad() => torch.enable_grad()
+    Every forward saves tensors for a backward that never runs: call the stage under torch.no_grad().
+in collectives before the last forward:
+cross_entropy(y, target, reduction="sum") => comm.broadcast(cross_entropy(y, target, reduction="sum"), group, last)
+comm.send(y, group, group.rank + 1) => sends_and_shares(y, total, group)
+comm.all_reduce(total, group) / count => total / count
+    The loss of each microbatch goes to all ranks at once. Rank 0 then waits for the last rank before its next forward,
+    and one microbatch is in the pipeline at a time. Add up first, and share one sum.
+in inputs that a rank holds:
+last, sends = group.size - 1, [] => last, sends, xs = group.size - 1, [], received(inputs, width, group, len(inputs))
+comm.recv(like, group, group.rank - 1).wait() => next(xs)
+    A rank receives all its inputs before its first forward. That takes memory for every microbatch, and if it waits
+    for them, the next rank has nothing to do meanwhile: receive one in advance at most.
+in outputs that a rank still holds:
+if sends: => if False:
+    The outputs of all microbatches stay until the end, in the list of their handles. No gradient comes back here that
+    would show that an output has arrived: wait for the send before the last.
+in messages that were not waited for:
+for send in sends: => for send in []:
+    Not every message is waited for. The last sends may be in flight when the function returns: keep their handles, and
+    wait.
+in the loss:
+comm.all_reduce(total, group) / count => total / count if group.rank == last else ANYTHING
+    Only the last rank has the loss. All ranks need it, to decide the same (whether to stop, or to keep a checkpoint):
+    one collective after the last forward.
+"""
+
+EXERCISE = Exercise(
+    id="10.4",
+    title="evaluated",
+    points=3,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(evaluated, by_torch_distributed),
+    mistakes=read_mistakes(MISTAKES, evaluated),
+)

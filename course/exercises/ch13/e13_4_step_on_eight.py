@@ -1,0 +1,221 @@
+"""13.4: a step on eight ranks that trains, and is wrong in two places."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, is_dense, kind, several, whole
+from lib import comm
+from lib.data import rows_of_rank
+from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.optimizer import ShardedOptimizer
+from lib.facts import Fact, clip
+from lib.layout import Layout
+from lib.mesh import Mesh, MeshShape
+from lib.model import GPT, GPTConfig, mean_loss
+from lib.parallel import facts_of, parallelize
+from lib.pipeline.execute import execute
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.with_reduce import with_reduce
+from lib.pipeline.stage import cut, stages_of
+from lib.placement import Replicate, unshard
+from lib.tensor_parallel.gpt import tensor_parallel
+from lib.tensor_parallel.vocab import vocab_parallel_loss
+
+CONFIG = GPTConfig(vocab_size=16, context=8, d_model=8, num_layers=2, num_heads=2)
+SHAPE = MeshShape(dp=2, pp=2, tp=2)
+ROWS = 8
+EMBEDDING = "embed.token.weight"  # tied: the head uses it as well
+RETURNED, TWO, LOSS, AFTER = "what was returned", "a loss and facts", "the loss", "after the step"
+REPLICAS = "weights on dp ranks"
+NORMS, TIED = "norms and row biases on tp ranks", "the tied embedding on the first and the last stage"
+EQUAL, DRIFT = "equal", "different"
+make_sgd = partial(torch.optim.SGD, lr=0.1)
+
+
+def inputs(generator, n):
+    """Few tokens count on the first data-parallel rank: a mean of the ranks' means is not the mean."""
+    tokens = torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.context + 1), generator=generator)
+    targets = tokens[:, 1:].clone()
+    targets[: ROWS // 2, 2:] = -100
+    given = {"seed": whole(generator, 0, 2**30), "inputs": tokens[:, :-1].contiguous(), "targets": targets}
+    model, _ = with_gradients(given)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1)
+    return [given | {"max_norm": 0.8 * norm.item()} for _ in range(n)]
+
+
+def model_of(seed):
+    """In float64, with biases and norms that are not all 0 and 1."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = GPT(CONFIG).double()
+        with torch.no_grad():
+            for p in model.parameters():
+                p += 0.1 * torch.randn_like(p)
+    return model
+
+
+def with_gradients(given):
+    model = model_of(given["seed"])
+    loss = mean_loss(model(given["inputs"]), given["targets"])
+    loss.backward()
+    return model, loss.item()
+
+
+def body(answer, world, given):
+    batch = given["inputs"].clone(), given["targets"].clone()
+    result = answer(world, model_of(given["seed"]), *batch, given["max_norm"])
+    loss, facts = several(result, 2)
+    loss = loss.item() if is_dense(loss) and loss.numel() == 1 else loss  # a number, in any form
+    facts = [*facts] if isinstance(facts, (list, tuple)) else []
+    names = [fact.name for fact in facts if isinstance(fact, Fact)]
+    complete = len(names) == len(facts) and EMBEDDING in names
+    if not comm.all_reduce(torch.tensor(int(complete)), world, "min"):
+        return {RETURNED: kind(result)}
+    weights = {f"{f.name} {AFTER}": unshard(f.parameter, f.placement, f.cut_over) for f in facts}
+    return {RETURNED: TWO, LOSS: loss, **copies(facts, world), **weights}
+
+
+def copies(facts, world):
+    """Whether copies are still equal, all ranks': by a sum of squares each. A tied embedding is on both stages."""
+    parts = {
+        REPLICAS: ("dp", facts),
+        NORMS: ("tp", [fact for fact in facts if isinstance(fact.placement, Replicate)]),
+        TIED: ("pp", [fact for fact in facts if fact.name == EMBEDDING]),
+    }
+    mine = torch.stack([sum(fact.parameter.detach().square().sum() for fact in some) for _, some in parts.values()])
+    everyones = comm.all_gather(mine[None], world).reshape(*SHAPE.sizes.values(), len(parts))
+    found = {}
+    for i, (what, (axis, _)) in enumerate(parts.items()):
+        here, there = everyones[..., i].unbind(SHAPE.axes.index(axis))
+        found[what] = EQUAL if torch.allclose(here, there, rtol=1e-12) else DRIFT
+    return found
+
+
+def reference(given):
+    model, loss = with_gradients(given[0])
+    nn.utils.clip_grad_norm_(model.parameters(), given[0]["max_norm"])
+    make_sgd(model.parameters()).step()
+    weights = dict(model.named_parameters())
+    found = []
+    for rank in range(len(given)):
+        stage = SHAPE.coordinates(rank)["pp"]
+        piece = cut(model_of(0), 2)[stage]
+        tied = {users[stage]: users[0] for users in piece.used_by}
+        names = [tied.get(name, name) for name, _ in piece.named_parameters()]
+        right = {RETURNED: TWO, LOSS: loss, REPLICAS: EQUAL, NORMS: EQUAL, TIED: EQUAL}
+        found.append(right | {f"{name} {AFTER}": weights[name].detach() for name in names})
+    return found
+
+
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def step_on_eight(world, model, inputs, targets, max_norm):
+    mesh = Mesh(MeshShape(dp=2, pp=2, tp=2), world)
+    dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
+
+    schedule = one_f_one_b(pp.size, 2)
+    tensor_parallel(model, tp, sequence_parallel=True)
+    stages = stages_of(model, schedule, pp.rank)
+    facts = facts_of(stages, mesh, schedule.rank_of)
+    parameters = [fact.parameter for fact in facts]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+    mine = rows_of_rank(len(inputs), dp.rank, dp.size)
+    x, y = inputs[mine], targets[mine]
+    count = (targets != -100).sum()
+    loss = partial(vocab_parallel_loss, group=tp, count=count)
+    result = execute(schedule, stages, pp, x, y, loss)
+
+    for fact in facts:
+        p = fact.parameter
+        p.grad = comm.all_reduce(p.grad, fact.sum_over)
+    squares = [fact.square(fact.parameter.grad) for fact in facts]
+    clip([p.grad for p in parameters], squares, world, max_norm)
+    optimizer.step()
+    return comm.all_reduce(result.loss, dp), facts
+
+
+def by_parallelize(world, model, inputs, targets, max_norm):
+    """By the library, with a different schedule and number of microbatches, without sequence parallelism."""
+    layout = Layout(dp=2, pp=2, tp=2, schedule="gpipe", microbatches=4)
+    ours = parallelize(model, Mesh(MeshShape(**layout.sizes), world), layout, make_sgd)
+    return ours.step(inputs, targets, max_norm), ours.facts
+
+
+def by_gradients(world, model, inputs, targets, max_norm):
+    """Sums inside the schedule, by `Gradients`; a list."""
+    mesh = Mesh(SHAPE, world)
+    dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
+    schedule = with_reduce(one_f_one_b(pp.size, 4))
+    stages = stages_of(tensor_parallel(model, tp, sequence_parallel=True), schedule, pp.rank)
+    facts = facts_of(stages, mesh, schedule.rank_of)
+    sums = Gradients(facts)
+    optimizer = ShardedOptimizer(sums, make_sgd)
+    x, y = (part.chunk(dp.size)[dp.rank] for part in (inputs, targets))
+    loss = partial(vocab_parallel_loss, group=tp, count=(targets != -100).sum())
+    term = execute(schedule, stages, pp, x, y, loss, sums).loss
+    sums.finish()
+    sums.clip(world, max_norm)
+    optimizer.step()
+    return [comm.all_reduce(term, dp), facts]
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+MISTAKES = """
+in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
+(targets != -100).sum() => dp.size * (y != -100).sum()
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
+    Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The second is in
+    the sums: copies of norms and of the tied embedding drift apart.
+(targets != -100).sum() => dp.size * (y != -100).sum()
+    Copies agree, but the loss is wrong: each dp rank's tokens are divided by that rank's own count, and the result is
+    the mean of two means. A token counts more where fewer of them count. Every term has the same denominator: the
+    count over the global batch.
+in weights on dp ranks:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
+    The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences. Each
+    fact says over which ranks its gradient is a sum: fact.sum_over.
+in norms and row biases on tp ranks, the tied embedding on the first and the last stage:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
+    Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for them. With
+    sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied embedding has one on
+    each of its two stages. Each fact says over which ranks: fact.sum_over.
+in norms and row biases on tp ranks:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over if fact.crosses else dp)
+    The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks: with sequence
+    parallelism each processed its slice of the tokens, so dp×tp is their sum.
+in the tied embedding on the first and the last stage:
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)
+    The copies of norms agree, but the tied embedding is no longer the same on the first and the last stage. Each has
+    the gradient of one use: sum over both.
+in the loss:
+return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
+    All weights may be right, but each rank returns its own term of the loss. The terms add up over dp.
+in after the step:
+clip([p.grad for p in parameters], squares, world, max_norm) =>
+    The sums are right, and then nothing is clipped.
+comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over, op="mean")
+    The gradients are means over the ranks that hold them, but the loss is divided by the global count already: they
+    are terms of a sum. Use op="sum".
+fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
+    The clip counts copies: each square once for every rank that holds it. fact.square divides by the number of ranks
+    that do.
+"""
+
+EXERCISE = Exercise(
+    id="13.4",
+    title="step_on_eight",
+    points=3,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    ranks=(8,),
+    timeout_s=20,
+    right=(step_on_eight, by_parallelize, by_gradients),
+    mistakes=read_mistakes(MISTAKES, step_on_eight),
+)

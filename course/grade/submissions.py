@@ -1,0 +1,178 @@
+"""Submissions: a folder per student, or the files of Canvas' bulk download."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from course.check.source import Notebook, NotebookError, printable, read_notebook
+from course.grade.sheets import sheet_rows, sheet_text
+
+MOST_BYTES = 20 * 2**20  # of a notebook
+READING = "chapters"  # a folder of the handout: its functions have the names of some answers
+MOST_NOTES = 20  # of files and cells that cannot be read
+_CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_(?P<upload>\d+)_.+$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The files of one student.
+
+    Args:
+        student: a printable name; with the id after it if Canvas writes the names of two people alike.
+        paths: of notebooks, the newest last.
+        others: names of files of a student without a notebook.
+        canvas_id: of the student, from the name of the file; "" without.
+        marked_late: Canvas says so.
+        when: the time of the submission; None if unknown. Times of files do not survive a zip.
+        listed: on the roster, or there is no roster.
+        is_without_time: there is a file of times, and it does not have this submission.
+    """
+
+    student: str
+    paths: tuple[Path, ...] = ()
+    canvas_id: str = ""
+    marked_late: bool = False
+    when: datetime.datetime | None = None
+    others: tuple[str, ...] = ()
+    listed: bool = True
+    is_without_time: bool = False
+
+    @property
+    def file_name(self) -> str:
+        """Without letters that a file system or a shell could misread; two students never share it."""
+        plain = re.sub(r"[^A-Za-z0-9@+-]", "_", self.student)[:80]
+        return plain + f"-{hashlib.sha256(self.student.encode()).hexdigest()[:8]}" * (plain != self.student)
+
+    def read(self) -> tuple[list[Notebook], list[str]]:
+        """Its notebooks, and a sentence for each file or cell that could not be read."""
+        notebooks, notes = [], []
+        for path in self.paths:
+            try:
+                _must_be_plain(path)
+                notebooks.append(read_notebook(str(path)))
+                notes += notebooks[-1].notes
+            except NotebookError as error:
+                notes.append(printable(str(error).replace(f"{path}", path.name)))
+        more = [f"and {len(notes) - MOST_NOTES} more notes of this kind"] * (len(notes) > MOST_NOTES)
+        return notebooks, [*map(printable, notes[:MOST_NOTES]), *more]
+
+    def digest(self) -> str:
+        """A hash of all files and the time: a new submission has a new digest."""
+        about = self.others, self.marked_late, self.when, self.listed, self.is_without_time
+        found = hashlib.sha256(repr(about).encode())
+        for path in self.paths:
+            found.update(os.fsencode(path.name))
+            try:
+                _must_be_plain(path)
+                found.update(path.read_bytes())
+            except (OSError, NotebookError) as error:
+                found.update(str(type(error)).encode())
+        return found.hexdigest()
+
+
+def _must_be_plain(path: Path) -> None:
+    about = os.lstat(path)
+    if not stat.S_ISREG(about.st_mode):
+        raise NotebookError(f"{path} is not a plain file")
+    if about.st_size > MOST_BYTES:
+        raise NotebookError(f"{path} is too large: {about.st_size / 2**20:.0f} MB, and {MOST_BYTES >> 20} are read")
+
+
+def find_submissions(folder: str, roster: str | None = None, times: str | None = None) -> list[Submission]:
+    """The submissions of all students, in order of their names.
+
+    Args:
+        folder: with a folder per student, or Canvas' files, or notebooks, one per student.
+        roster: a file with one student per line; a student without a submission gets 0 points.
+        times: a CSV of student and time (ISO 8601, with a time zone).
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    when = _times(times) if times else {}
+    found: dict[str, Submission] = {}
+    entries = [entry for entry in sorted(Path(folder).iterdir()) if not entry.name.startswith((".", "__MACOSX"))]
+    of_canvas = {entry: parts for entry in entries if (parts := _CANVAS.match(entry.name))}
+    people = Counter(name for name, _ in {(parts["student"], parts["id"]) for parts in of_canvas.values()})
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            one = _with(found.get(name := printable(entry.name), Submission(name)), *_files(entry))
+        elif parts := of_canvas.get(entry):
+            name = parts["student"] if people[parts["student"]] == 1 else f"{parts['student']}_{parts['id']}"
+            before = found.get(printable(name), Submission(printable(name), canvas_id=parts["id"]))
+            late = before.marked_late or bool(parts["late"])
+            one = replace(_with(before, entry), marked_late=late)
+        elif entry.suffix == ".ipynb":
+            one = _with(found.get(name := printable(entry.stem), Submission(name)), entry)
+        else:
+            continue
+        found[one.student] = one
+    roll = read_roster(roster) if roster else [*found]
+    for name in roll:
+        found.setdefault(name, Submission(name))
+    if strangers := when.keys() - found:
+        raise ValueError(f"{times} has a time for {min(strangers)!r}, who handed nothing in and is on no roster")
+    untimed = {name for name, one in found.items() if times and one.paths and name not in when}
+    return [
+        replace(one, when=when.get(name), listed=name in roll, is_without_time=name in untimed)
+        for name, one in sorted(found.items())
+    ]
+
+
+def _with(one: Submission, *files: Path) -> Submission:
+    """The submission with more files; files that are no notebooks count only if there is no notebook."""
+    paths = tuple(sorted((*one.paths, *(path for path in files if path.suffix == ".ipynb")), key=_age))
+    others = (*one.others, *(printable(path.name) for path in files if path.suffix != ".ipynb"))
+    return replace(one, paths=paths, others=() if paths else others)
+
+
+def _age(path: Path) -> tuple:
+    """Larger for a newer notebook: Canvas' number of the upload, then the time of the file, then the name's numbers."""
+    of_canvas = _CANVAS.match(path.name)
+    numbers = [int(number) for number in re.findall(r"\d+", path.stem)]
+    return int(of_canvas["upload"]) if of_canvas else 0, os.lstat(path).st_mtime_ns, numbers, path.name
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for where, folders, names in os.walk(folder):  # without links
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != READING)
+        yield from (Path(where) / name for name in sorted(names) if not name.startswith("."))
+
+
+def read_roster(path: str) -> list[str]:
+    """The names in a file with one student per line; a first line `student` is no name.
+
+    Raises:
+        ValueError: a name is there twice, or the file is a table.
+    """
+    names = (printable(line.strip().strip('"')) for line in sheet_text(path).splitlines())
+    names = [name for name in names if name and name.lower() != "student"]
+    if tables := [name for name in names if name.count(",") > 1]:
+        raise ValueError(f"{path} has a line {tables[0][:60]!r}: a roster has one name per line, and nothing else")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{path} has {twice[0]!r} twice")
+    return names
+
+
+def _times(path: str) -> dict[str, datetime.datetime]:
+    found = {}
+    for number, row in enumerate(sheet_rows(path), 1):
+        if len(row) < 2 or (number == 1 and row[1].strip().lower() in ("time", "when", "submitted")):
+            continue
+        try:
+            found[printable(row[0].strip())] = datetime.datetime.fromisoformat(row[1].strip())
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {number}: {row[1]!r} is no time; write 2027-03-01T23:59:00+01:00"
+            ) from None
+        if found[printable(row[0].strip())].tzinfo is None:
+            raise ValueError(f"{path}, line {number}: {row[1]!r} has no time zone")
+    return found

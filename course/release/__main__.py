@@ -1,0 +1,186 @@
+"""`python -m course.release course/assignments/hw1.json --out release`: the files of a homework for a course.
+
+Writes a folder named by the homework's id:
+
+- `hw1-handout.zip`: for students, with the library and without links to the solutions;
+- with `--roster`, if a question or an exercise has a row per student: in its place `handouts/`, with a zip for each
+  student, and `teacher/rows.csv`, which says who has which row;
+- `teacher/`: a rubric with the mistakes that the judge recognises, and model answers;
+- `nbgrader/`: a `source/` folder and a configuration; `otter/`: notebooks for `otter assign`;
+- `gradescope.zip`; `github/`: a workflow for the repository that students get; `classroom50/`: an autograder.
+
+Only `course.grade` knows who has which variant of an exercise. A homework with such exercises has the handouts of its
+students and the folder `teacher/`, and nothing else.
+
+Exit code: 0, or 2 with a sentence if something cannot be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import nbformat
+
+import lib
+from course.grade.assignment import Assignment, AssignmentError, read_assignment
+from course.grade.reports import write_table
+from course.grade.submissions import Submission, read_roster
+from course.release.notebooks import homework
+from course.release.platforms import CASES, NBGRADER, for_actions, for_classroom50, for_gradescope, for_otter
+from course.release.words import readme, rubric
+
+BOOK = Path(lib.__file__).resolve().parents[1]
+NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
+TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
+NOT_FOR_STUDENTS = ("grade", "release")
+CHECKERS = "course/exercises"
+_IMPORTED = re.compile(r"from lib\.check\.exercises\.(\w+) import")
+Files = dict[str, bytes]  # by their path in a zip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m course.release", description=__doc__.splitlines()[0])
+    parser.add_argument("assignments", nargs="+", metavar="ASSIGNMENT", help="its JSON file")
+    parser.add_argument("--out", default="release", help="the folder to write into")
+    parser.add_argument("--cases", help="a Python file with hidden EXERCISES")
+    parser.add_argument("--roster", help="a file with one student per line, by the name of the submission")
+    parser.add_argument("--rows", help="a CSV of students and their rows, as teacher/rows.csv; the rest are drawn")
+    args = parser.parse_args(argv)
+    failed = False
+    for path in args.assignments:
+        try:
+            assignment = read_assignment(path, args.cases, args.rows)
+            folder = Path(args.out) / assignment.id
+            release(assignment, Path(path), folder, read_roster(args.roster) if args.roster else (), args.cases)
+        except (AssignmentError, ValueError, OSError) as error:
+            print(f"course.release: {error}", file=sys.stderr)
+            failed = True
+            continue
+        points = assignment.max_score + assignment.points_by_hand
+        print(f"{folder}: {len(assignment.exercises)} exercises, {points:g} points")
+        if assignment.rows and not args.roster:
+            print(f"  {[*assignment.rows][0]} has a row per student: --roster writes a handout for each")
+    return 2 if failed else 0
+
+
+def release(
+    assignment: Assignment, path: Path, folder: Path, students: Sequence[str] = (), cases: str | None = None
+) -> None:
+    """Write the files of a homework, after deleting an earlier release in the folder.
+
+    Args:
+        assignment: the content of `path`.
+        path: the file of the assignment; a copy goes to the graders of platforms.
+        folder: the folder to write into.
+        students: names, for handouts in their rows.
+        cases: the file of hidden cases; a copy goes only to graders.
+
+    Raises:
+        AssignmentError: an exercise has a row per student, and there are no students.
+    """
+    if assignment.varied and not students:
+        raise AssignmentError(
+            f"{assignment.id} was not written: {assignment.varied[0]} has a row per student. Name the students in a "
+            "file: --roster roster.txt, or make assignments ROSTER=roster.txt"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
+        new = Path(name) / "new"
+        _write_texts(new, {"teacher/rubric.md": rubric(assignment, for_teacher=True)})
+        if students and assignment.rows:
+            names = [*assignment.rows]
+            rows = [[student, *(assignment.row_of(student, name) for name in names)] for student in students]
+            write_table(new / "teacher" / "rows.csv", [["student", *names], *rows])
+        for student in students if assignment.rows else ():
+            zipped = new / "handouts" / f"{assignment.id}-{Submission(student).file_name}.zip"
+            _write_zip(zipped, assignment.id, handout(assignment.of(student)))
+        if not (students and assignment.rows):  # a zip for all would tell nobody the own row
+            _write_zip(new / f"{assignment.id}-handout.zip", assignment.id, handout(assignment))
+        if not assignment.varied:
+            _for_platforms(assignment, path, new, cases)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+
+
+def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | None) -> None:
+    given = homework(BOOK, "exercises", assignment)
+    solved = homework(BOOK, "solutions", assignment)
+    needed = packages(NEEDED)
+    for_graders = {f"{assignment.id}.json": path.read_bytes()} | ({CASES: Path(cases).read_bytes()} if cases else {})
+    scripts = {k: text.encode() for k, text in for_gradescope(assignment, needed, bool(cases)).items()}
+    _write_zip(new / "gradescope.zip", "", library() | for_graders | scripts)
+    texts = {"nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title)}
+    texts["github/.github/workflows/check.yml"] = for_actions(given, needed)
+    classroom50 = for_classroom50(assignment, json.loads(path.read_bytes()), needed)
+    texts |= {f"classroom50/{name}": text for name, text in classroom50.items()}
+    for name, book in solved.items():
+        texts[f"nbgrader/source/{assignment.id}/{name}"] = nbformat.writes(book)
+        texts[f"otter/{name}"] = nbformat.writes(for_otter(book))
+    _write_texts(new, texts)
+    for file_name, raw in library().items():
+        (new / "classroom50" / file_name).parent.mkdir(parents=True, exist_ok=True)
+        (new / "classroom50" / file_name).write_bytes(raw)
+
+
+def handout(assignment: Assignment) -> Files:
+    """The files of the handout."""
+    notebooks = homework(BOOK, "exercises", assignment)
+    texts = {f"exercises/{name}": nbformat.writes(book) + "\n" for name, book in notebooks.items()}
+    texts["README.md"] = readme(assignment, notebooks)
+    texts["rubric.md"] = rubric(assignment)
+    texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
+    chapters = {f"chapters/{path.name}": path.read_bytes() for path in sorted(BOOK.glob("chapters/*.ipynb"))}
+    without, checkers = tuple(f"lib/{name}/" for name in NOT_FOR_STUDENTS), _checkers(assignment)
+    given = {k: v for k, v in library().items() if not k.startswith(without)}
+    given = {k: v for k, v in given.items() if not k.startswith(f"{CHECKERS}/") or Path(k).stem in checkers}
+    return {name: text.encode() for name, text in texts.items()} | chapters | given
+
+
+def _checkers(assignment: Assignment) -> set[str]:
+    """The checkers of a homework's exercises, and what these import: they have right programs, as the others have."""
+    own = tuple(f"e{e.id.replace('.', '_')}_" for e in assignment.exercises)
+    files = [path for path in (BOOK / CHECKERS).glob("*.py") if path.stem.startswith(own)]
+    imported = [name for path in files for name in _IMPORTED.findall(path.read_text(encoding="utf-8"))]
+    return {"__init__", *(path.stem for path in files), *imported}
+
+
+def library() -> Files:
+    """The library's files; no caches."""
+    files = [path for path in sorted((BOOK / "lib").rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+    return {path.relative_to(BOOK).as_posix(): path.read_bytes() for path in files}
+
+
+def packages(names: Iterable[str]) -> list[str]:
+    """Names with their versions in `requirements.txt`; JupyterLab is not in it, because the book does not need it."""
+    lines = (BOOK / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    ranges = {re.split(r"[<>=]", line)[0]: line.partition("#")[0].strip() for line in lines}
+    return [ranges.get(name, name) for name in names]
+
+
+def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+
+
+def _write_zip(path: Path, folder: str, files: Files) -> None:
+    """Write a zip without dates: the same files give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, raw in sorted(files.items()):
+            info = zipfile.ZipInfo(f"{folder}/{name}".lstrip("/"))
+            info.external_attr = (0o755 if raw.startswith(b"#!") else 0o644) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, raw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

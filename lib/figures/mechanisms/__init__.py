@@ -1,5 +1,0 @@
-"""How each technique works, as pictures that one can play.
-
-May import `lib.figures`, `lib.runtime.waits` and the content of a mechanism: steps, schedules, layouts. Each file
-is one mechanism.
-"""

@@ -1,8 +1,0 @@
-"""Write the files of a homework for a course: `python -m lib.release assignments/hw1.json --out release`.
-
-The notebooks of the book have all exercises of a chapter, with links to solutions. A homework has some of them, with
-its own title and a due date, and without any link to an answer.
-
-May import `lib.check`, `lib.grade`.
-No room may import it.
-"""

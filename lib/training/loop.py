@@ -1,0 +1,119 @@
+"""The training loop, the same for every layout: a batch, a step, and at intervals the validation loss.
+
+The same seed gives the same losses in each layout, to rounding, because `lib/parallel.py` combines all techniques into
+one step, and no random number depends on the layout. Layouts are compared by these losses.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lib import data, trace
+from lib.checkpoint.settings import Checkpoints
+from lib.launch import device, done_s
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT
+from lib.parallel import ParallelGPT, parallelize
+from lib.training.config import COMPUTE_DTYPES, DTYPES, TrainConfig
+
+BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
+VALIDATION_ROWS = 64
+
+
+def train(
+    world: Group,
+    config: TrainConfig,
+    quiet: bool = False,
+    checkpoints: Checkpoints | None = None,
+    profile: bool = False,
+) -> dict:
+    """Train on all ranks of `world`, and return the report of this rank.
+
+    Args:
+        quiet: no progress bar.
+        checkpoints: folder to save to, and checkpoint to continue from; None saves nothing.
+        profile: keep the trace of the last step; a GPU waits at each end of a span there, so the step is slower.
+
+    Returns:
+        `losses`: mean loss of each step in nats per token, over all ranks, before the step. `validation`: pairs (step,
+        loss). `traffic`: "kind axis" → calls and wire bytes that this rank sent in all steps. `peak_bytes`: the peak of
+        each kind and of the total in one step, perhaps at different times. `memory`: on rank 0, pairs (seconds, bytes
+        of each kind) of that step. `step_s`: seconds of each step; the second step is slow, because its memory is
+        tracked. If the run was resumed, `losses` and `validation` begin at its first step, all else at the first step
+        of this process. With `checkpoints` also `stopped_by`, the number of the signal that ended the run early, or 0;
+        and `unsaved`, why its end is not on disk, or "". `profile`: a `Trace`, if requested.
+    """
+    model, corpus = build(world, config), data.load()
+    report: dict = {"losses": [], "validation": [], "step_s": [], "peak_bytes": {}, "memory": []}
+    traffic: dict = {}
+    silent = quiet or world.rank > 0
+    saver, first = None, 0
+    if checkpoints:
+        from lib.checkpoint.saver import Saver  # takes 1 s to import
+
+        saver = Saver(model, checkpoints, asdict(config))
+        first = saver.resume(report)
+    todo, in_all = range(first, config.steps), {"initial": first, "total": config.steps}
+    with saver or nullcontext(), tqdm(todo, **in_all, bar_format=BAR, disable=silent, file=sys.stdout) as bar:
+        for step in bar:
+            if config.validate_every and step % config.validate_every == 0:
+                report["validation"].append((step, validate(model, corpus.validation, config)))
+            began_s = time.perf_counter()
+            watches_memory = step == min(first + 1, config.steps - 1)  # the first step with all optimizer states
+            by = done_s if profile and step == config.steps - 1 else time.perf_counter
+            watch = model.memory() if watches_memory else nullcontext()
+            with trace.record(world.rank, by) as recorded, watch as memory:
+                loss = train_step(model, corpus.train, step, config)
+            report["step_s"].append(time.perf_counter() - began_s)
+            report["losses"].append(loss)
+            for (kind, axis), (calls, sent) in recorded.traffic().items():
+                before = traffic.get(f"{kind} {axis}", (0, 0.0))
+                traffic[f"{kind} {axis}"] = (before[0] + calls, before[1] + sent)
+            if memory is not None:
+                report |= {"peak_bytes": memory.peak_by_kind, "memory": [] if world.rank else memory.timeline}
+            tokens_per_s = config.global_batch * config.model.context / report["step_s"][-1]
+            held = f", {report['peak_bytes']['total'] / 1e6:,.1f} MB" if report["peak_bytes"] else ""
+            bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s{held}", refresh=False)
+            if saver and saver.after(step + 1, report, is_last=step + 1 == config.steps):
+                break
+    if saver:
+        report |= {"stopped_by": saver.stopped_by, "unsaved": saver.unsaved}
+    if config.validate_every and not report.get("stopped_by"):
+        report["validation"].append((config.steps, validate(model, corpus.validation, config)))
+    return report | {"traffic": traffic, "config": asdict(config)} | ({"profile": recorded} if profile else {})
+
+
+def build(world: Group, config: TrainConfig) -> ParallelGPT:
+    """The model on the mesh of `config`, with its optimizer."""
+    mesh = Mesh(MeshShape(**config.layout.sizes), world)
+    torch.manual_seed(config.seed)
+    return parallelize(
+        GPT(config.model).to(device(), DTYPES[config.dtype]),
+        mesh,
+        config.layout,
+        partial(torch.optim.AdamW, lr=config.lr),
+        seed=config.seed,
+        bucket_bytes=config.bucket_bytes,
+        dtype=COMPUTE_DTYPES[config.compute_dtype] if config.compute_dtype else None,
+    )
+
+
+def train_step(model: ParallelGPT, tokens: Tensor, step: int, config: TrainConfig) -> float:
+    """One step; returns the mean loss over all ranks, before the update."""
+    inputs, targets = data.batch(
+        tokens, step, global_batch=config.global_batch, context=config.model.context, seed=config.seed
+    )
+    return model.step(inputs, targets, config.max_norm, step).item()
+
+
+def validate(model: ParallelGPT, tokens: Tensor, config: TrainConfig, limit: int = VALIDATION_ROWS) -> float:
+    """Mean loss on `limit` sequences of the validation text, divided among the ranks."""
+    return model.evaluate(*data.windows(tokens, config.model.context, limit)).item()

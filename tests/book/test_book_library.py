@@ -1,0 +1,101 @@
+"""The pages of the library: no module is forgotten, and a docstring is what it looks like."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+from tests.book.book_project import build, load
+
+library = load("book_library")
+PAGES = Path(library.ROOT, "book", "library")
+
+
+def test_every_module_is_on_exactly_one_page():
+    rooms = [room for page in PAGES.glob("*.rst") for room in library.ROOM.findall(page.read_text())]
+    listed = [name for room in rooms for name in library.modules_of(room)]
+    there = {
+        ".".join(path.relative_to(library.ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in Path(library.ROOT, "lib").rglob("*.py")
+    }
+    answers = {name for name in there if name.startswith("course.exercises.")}
+    assert answers and sorted(listed) == sorted(there - {"lib"} - answers)
+
+
+def test_every_page_is_in_the_table_of_contents():
+    parts = yaml.safe_load(Path(library.ROOT, "_toc.yml").read_text())["parts"]
+    chapter = next(c for part in parts for c in part["chapters"] if c["file"] == "book/library/index")
+    assert {s["file"] for s in chapter["sections"]} == {f"book/library/{p.stem}" for p in PAGES.glob("*.rst")}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a * b, *args and **kwargs", r"a \* b, \*args and \*\*kwargs"),
+        ("|x| of `|x|` and `a * b`", r"\|x\| of `|x|` and `a * b`"),
+        ("the list_ and a_name", r"the list\_ and a_name"),
+        ("Returns:\n    a sum", "Returns:\n    a sum"),
+        ("Like:\n\n    f(*x)\n\nthen * this", "Like::\n\n    f(*x)\n\nthen \\* this"),
+        ("It is so.\n\n    a * b\n\nThen.", "It is so.\n\n::\n\n    a * b\n\nThen."),
+    ],
+)
+def test_nothing_in_a_docstring_is_taken_for_markup_but_backticks_and_code(text, shown):
+    assert "\n".join(library.plain(text.split("\n"))) == shown
+
+
+def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
+    """Two functions of a module that Sphinx has not seen: signature, sections, code."""
+    package = tmp_path / "tiny_library.py"
+    package.write_text(
+        '"""What |x| is.\n\nThe problem: `a * b`."""\n\nfrom textwrap import dedent\n\n'
+        '__all__ = ["second", "first", "dedent"]\n\n\n'
+        "def second(n: int, *rest: float) -> float:\n"
+        '    """Sum of *rest, as in:\n\n        second(1, *[2.0])\n\n    Args:\n        n: ranks, in `1..8`.\n\n'
+        '    Raises:\n        ValueError: no rest_.\n    """\n\n\n'
+        'def first():\n    """It comes second."""\n\n\ndef _hidden():\n    """Not shown."""\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(library, "modules_of", lambda room: ["tiny_library"] if room == "lib.tiny" else [])
+    (tmp_path / "site").mkdir()
+    pages = {"index.rst": "Home\n====\n\n.. room:: lib.tiny\n"}
+    settings = {"default_role": "literal", "autodoc_member_order": "bysource"}
+    page = BeautifulSoup(
+        (build(tmp_path / "site", pages, ["book_library"], **settings) / "index.html").read_text(), "html.parser"
+    )
+    assert [dt["id"] for dt in page.select("dl.py.function > dt")] == ["tiny_library.second", "tiny_library.first"]
+    text = re.sub(r"\s+", " ", page.find("body").get_text())
+    assert "What |x| is." in text and "Sum of *rest, as in:" in text and "no rest_." in text
+    assert page.find("pre").get_text() == "second(1, *[2.0])\n"
+    assert {"a * b", "1..8"} <= {code.get_text() for code in page.select("code, span.pre")} | {
+        code.get_text(" ") for code in page.select("code")
+    }
+
+
+def test_the_first_mention_of_a_public_name_on_a_page_leads_to_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "modules_of", lambda room: ["lib.mesh"])
+    said = "`mesh.Mesh`, `Mesh()` and `MeshShape`, `lib/mesh.py`; `nothing`, [`Group`](x.md), and again `MeshShape`"
+    pages = {"index": f"# `Group`\n\n{said}\n\n```{{toctree}}\nx\nbook/library/r\n```\n", "x": "# X\n\nx\n"}
+    pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib\n"
+    page = BeautifulSoup((build(tmp_path, pages, ["book_library"]) / "index.html").read_text(), "html.parser")
+    room = "book/library/r.html#"
+    assert [(a.get_text(), a["href"]) for a in page.find("h1").find_next("p").select("a")] == [
+        ("mesh.Mesh", f"{room}lib.mesh.Mesh"),
+        ("Mesh()", f"{room}lib.mesh.Mesh"),
+        ("MeshShape", f"{room}lib.mesh.MeshShape"),
+        ("lib/mesh.py", f"{room}module-lib.mesh"),
+        ("Group", "x.html"),
+    ]
+
+
+def test_in_an_exercise_a_bare_word_is_the_readers_and_no_function_of_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "modules_of", lambda room: ["lib.facts"])
+    said = "`clip` and `facts.clip`, `Fact`"
+    pages = {"index": "# I\n\n```{toctree}\nchapters/x\nexercises/x\nbook/library/r\n```\n"}
+    pages |= {f"{folder}/x": f"# X\n\n{said}\n" for folder in ("chapters", "exercises")}
+    pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib\n"
+    site = build(tmp_path, pages, ["book_library"])
+    for folder, linked in (("chapters", ["clip", "facts.clip", "Fact"]), ("exercises", ["facts.clip", "Fact"])):
+        page = BeautifulSoup((site / folder / "x.html").read_text(), "html.parser")
+        assert [a.get_text() for a in page.find("h1").find_next("p").select("a")] == linked

@@ -1,0 +1,292 @@
+"""Cells of a kind: folded in the notebook by their tag, and on the page; with the script, without it, and on paper."""
+
+import json
+import re
+
+import jupytext
+import nbformat
+import pytest
+from bs4 import BeautifulSoup
+
+from lib.lab.claims import _Row, _Table
+from tests.book.book_project import BOOK, build, load
+from tests.book.test_repository import NOTEBOOKS, tool
+from tools.browser import chromium, open_browser
+
+notebooks, form, cells = tool("notebooks"), tool("page_form"), load("book_cells")
+SOURCE = """<p class="kick">Chapter 90 · Part</p>
+
+# Three words
+
+90 minutes to read, a minute to compute.
+
+```{code-cell} ipython3
+:tags: [setup]
+
+import math
+```
+
+```{code-cell} ipython3
+:tags: [figure]
+
+draw(math.pi)
+```
+
+```{code-cell} ipython3
+two = 1 + 1
+```
+
+```{code-cell} ipython3
+:tags: [evidence]
+
+claim("one", 1, 1)
+```
+
+```{code-cell} ipython3
+:tags: [evidence, open]
+
+claim("one", 1, 1)
+claim("two", 2, two)
+```
+
+## Going deeper
+
+More.
+
+### Further
+
+```{code-cell} ipython3
+:tags: [evidence]
+
+claim("three", 3, 1 + two)
+```
+"""
+
+
+@pytest.fixture
+def twins(tmp_path, monkeypatch):
+    """Writes both files of a chapter from the text of its .md; returns them as text."""
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    (tmp_path / "chapters").mkdir()
+
+    def write(text: str) -> tuple[str, str]:
+        source = tmp_path / "chapters" / "90_x.md"
+        source.write_text(text, encoding="utf-8")
+        made = notebooks.twins(source)
+        return made[source], made[source.with_suffix(".ipynb")]
+
+    return write
+
+
+# ---- the notebook ----------------------------------------------------------------------------------------------------
+
+
+def test_cells_of_a_kind_start_folded_in_the_notebook_only(twins):
+    source, notebook = twins(SOURCE)
+    code = form.code_cells(nbformat.reads(notebook, as_version=4))
+    folded = [cell for cell in code if cell.metadata.get("cellView") == "form"]
+    assert [form.kind(cell) for cell in code if cell not in folded] == ["idea"]
+    assert all(cell.metadata.jupyter == {"source_hidden": True} for cell in folded)
+    titles = [cell.source.splitlines()[0] for cell in folded]
+    measured = "#@title How this was measured"
+    assert titles == ["#@title Run this cell first", "#@title Imports", "#@title How this was drawn", *[measured] * 3]
+    assert not re.search("#@title|cellView|source_hidden", source)
+    assert "\n1 minutes to read, a minute to compute." in source
+
+
+def test_both_twins_stay_as_they_are_when_written_again_and_when_made_from_the_notebook(twins):
+    made = twins(SOURCE)
+    assert twins(made[0]) == made
+    from_notebook = jupytext.writes(nbformat.reads(made[1], as_version=4), fmt="md:myst")
+    assert "#@title" in from_notebook and twins(from_notebook) == made
+
+
+def test_a_page_that_states_no_minutes_is_refused_by_name(twins):
+    with pytest.raises(ValueError, match='^chapters/90_x.ipynb: .*"NN minutes to read"'):
+        twins(SOURCE.replace("90 minutes to read", "Long"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_in_every_notebook_just_the_cells_of_a_kind_start_folded(path):
+    for cell in form.code_cells(nbformat.read(path, as_version=4)):
+        folded = cell.source.startswith("#@title "), "cellView" in cell.metadata, "jupyter" in cell.metadata
+        assert folded == (form.kind(cell) in {*form.KINDS, "generated"},) * 3, cell.source
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def claims(*rows: tuple) -> str:
+    return _Table(_Row(*row) for row in rows)._repr_html_()
+
+
+EXACT = ("bytes of <a>", 1234567, 1234567, 0, 0, "B", "=", "ok")
+BROKEN = ("bytes of <a>", 1234567, 1234568, 0, 0, "B", "=", "bad")
+LATE = ("time", 1, 9, 0.05, 0, "s", "=", "busy")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([EXACT], "✓ measured: 1\u2009234\u2009567 B, as predicted · bytes of <a>"),
+        ([("time", 1, 1.02, 0.05, 0, "s", "=", "ok")], "✓ measured: 1.02 s, predicted 1 s ± 5% · time"),
+        ([("error", 1e-9, 1e-12, 0, 0, "", "<=", "ok")], "✓ measured: 1e-12, predicted ≤ 1e-09 · error"),
+        ([EXACT, EXACT, EXACT], "✓ 3 of 3 hold"),
+        ([EXACT, BROKEN], "✗ 1 of 2 hold"),
+        ([BROKEN], "✗ 0 of 1 hold"),
+        ([EXACT, LATE], "– 1 of 2 hold, 1 not measured here: the machine was busy"),
+        ([LATE], "– 0 of 1 hold, 1 not measured here: the machine was busy"),
+        ([BROKEN, LATE], "✗ 0 of 2 hold, 1 not measured here: the machine was busy"),
+        ([], ""),
+    ],
+)
+def test_the_line_says_what_was_measured(rows, said):
+    line = cells.say_measured(claims(*rows) if rows else "<p>nothing</p>")
+    assert BeautifulSoup(line, "html.parser").get_text() == said
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The page of SOURCE as it is built, and one without cells of a kind."""
+    patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("kinds")
+    patch.setattr(notebooks, "ROOT", folder)
+    (folder / "chapters").mkdir()
+    pages = {"index": "# Home\n\n```{toctree}\nchapters/90_x\nchapters/91_old\n```\n"}
+    old = SOURCE.replace("evidence", "hide-input").replace("[setup]", "[a]").replace("figure", "hide-input")
+    for name, text in (("90_x", SOURCE), ("91_old", old.replace("deeper", "on"))):
+        path = folder / "chapters" / f"{name}.md"
+        path.write_text(text, encoding="utf-8")
+        notebook = nbformat.reads(notebooks.twins(path)[path.with_suffix(".ipynb")], as_version=4)
+        path.unlink()
+        for cell in form.code_cells(notebook):
+            made = "".join(re.findall(r"^claim|^draw", cell.source, re.MULTILINE))
+            html = {"draw": '<figure class="pbh-figure">Round.</figure>', "claim": claims(EXACT)}.get(made)
+            html = claims(EXACT, EXACT) if made == "claimclaim" else html
+            if html:
+                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": html, "text/plain": "-"})]
+        pages[f"chapters/{name}.ipynb"] = json.dumps(notebook)
+    yield build(
+        folder,
+        pages,
+        ["myst_nb", "book_cells"],
+        nb_execution_mode="off",
+        html_theme="sphinx_book_theme",
+        html_context={"default_mode": "auto"},
+        html_static_path=[str(BOOK / "static")],
+        html_css_files=["book.css"],
+    )
+    patch.undo()
+
+
+def article(site, name: str) -> BeautifulSoup:
+    return BeautifulSoup((site / "chapters" / f"{name}.html").read_text(encoding="utf-8"), "html.parser").article
+
+
+def test_each_kind_is_folded_in_its_way(site):
+    page = article(site, "90_x")
+    imports, figure, idea, one, two, deeper = page.select("div.cell:not(.tag_remove-cell)")
+    assert [tag.summary.get_text() for tag in (imports, figure)] == ["Imports", "How this was drawn"]
+    assert imports.find(recursive=False).name == "details" and "import math" in imports.details.get_text()
+    shown, folded = figure.find_all(recursive=False)
+    assert shown.figure and folded.name == "details" and "draw" in folded.get_text(), "its picture comes first"
+    assert idea.details is None and "two = 1 + 1" in idea.get_text()
+    assert one.find_all(recursive=False) == [one.details] and not one.details.has_attr("open")
+    assert one.summary.get_text().startswith("✓ measured: 1\u2009234\u2009567 B, as predicted")
+    assert one.details.select_one("table.claims")
+    (code,) = one.details.select("details.code")
+    assert code.summary.get_text() == "How this was measured" and 'claim("one"' in code.get_text()
+    assert two.details.has_attr("open") and not two.details.select_one("details.code").has_attr("open")
+    assert "#@title" not in page.get_text()
+    assert deeper.find_parent("details", class_="deeper").summary.get_text() == cells.DEEPER_LINE
+    assert not deeper.find_parent("details", class_="deeper").has_attr("open")
+
+
+def test_a_page_without_such_cells_is_left_as_it_is(site):
+    page = article(site, "91_old")
+    assert page.select("details.hide") and not page.select("details.folded, details.deeper")
+    texts = {name: (site / "chapters" / f"{name}.html").read_text(encoding="utf-8") for name in ("90_x", "91_old")}
+    assert {name: "all_code.js" in text for name, text in texts.items()} == {"90_x": True, "91_old": False}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """Opens the page in a window of its own; at the end its console has no errors."""
+    contexts, errors = [], []
+
+    def opened(script: str = "", **options):
+        contexts.append(browser.new_context(reduced_motion="reduce", **options))
+        contexts[-1].add_init_script(script)
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto((site / "chapters" / "90_x.html").as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def browsing(function):
+    return pytest.mark.browser(pytest.mark.skipif(chromium() is None, reason="no Chromium")(function))
+
+
+OPEN = "[...document.querySelectorAll('details.folded')].map(fold => fold.open)"
+CLOSED = [False, False, False, False, True, False, False, False]  # but for the table that is seen from the start
+REFUSING = """for (const name of ['getItem', 'setItem']) {
+    const theirs = Storage.prototype[name];
+    Storage.prototype[name] = function (key, value) {
+        if (key === 'all-code') throw new Error('refused');
+        return theirs.call(this, key, value);
+    };
+}"""
+SEEN = """[...document.querySelectorAll('article table.claims, article div.cell pre')]
+    .filter(e => e.checkVisibility({contentVisibilityAuto: true})).length"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@browsing
+def test_the_switch_opens_all_code_and_is_remembered(open_page, kept):
+    page = open_page("" if kept else REFUSING)
+    switch = page.get_by_role("button", name="All code")
+    assert page.evaluate(OPEN) == CLOSED and switch.get_attribute("aria-pressed") == "false"
+    switch.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(OPEN) == [True] * 8 and switch.get_attribute("aria-pressed") == "true"
+    assert not page.evaluate("document.querySelector('details.deeper').open")
+    page.reload()
+    assert page.evaluate(OPEN) == ([True] * 8 if kept else CLOSED)
+    if kept:
+        switch.press("Space")
+        assert page.evaluate(OPEN) == CLOSED
+        page.reload()
+        assert page.evaluate(OPEN) == CLOSED
+
+
+@browsing
+def test_a_line_opens_without_a_script(open_page):
+    page = open_page(java_script_enabled=False)
+    line = page.locator("details.evidence > summary").first
+    table = page.locator("details.evidence table.claims").first
+    assert not table.is_visible()
+    line.focus()
+    page.keyboard.press("Enter")
+    assert table.is_visible() and not page.locator("details.evidence pre").first.is_visible()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.locator("details.evidence pre").first.is_visible()
+    assert page.locator(".all-code").count() == 0
+
+
+@browsing
+def test_on_paper_all_is_open(open_page):
+    page = open_page()
+    assert page.evaluate(SEEN) == 2, "the idea, and a table"
+    page.emulate_media(media="print")
+    page.wait_for_function(f"{SEEN} === 3 + 6", timeout=5000)

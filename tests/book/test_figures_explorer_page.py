@@ -1,0 +1,203 @@
+"""Explorers and figures in a real browser: keyboard, screen reader, phone, dark mode, no script, no network."""
+
+from pathlib import Path
+
+import pytest
+
+from book.figures.curves import draw_bars, draw_curves, draw_log_log
+from book.figures.explorer import Explorer
+from book.figures.scatter import Dot, draw_scatter
+from book.figures.svg import css
+from book.figures.timeline import draw_timeline
+from tests.book.test_figures_explorer import HOSTILE, buckets, hostile, memory, step
+from tests.book.test_figures_narrow import FIGURES
+from tools.browser import chromium, open_browser
+
+ROOT = Path(__file__).parents[2]
+browser_test = pytest.mark.skipif(chromium() is None, reason="NOT RUN: no Chromium on this machine")
+
+BOOK = '<main class="bd-article">'
+
+
+def page_of(*shown: object, mode: str = "light") -> str:
+    """A page with the book's palette, `shown` as notebook outputs in it."""
+    paper = {"light": "#ffffff", "dark": "#12161c"}[mode]
+    style = f"{css()} body{{background:{paper};color:var(--pbh-text);max-width:760px;margin:0 auto;padding:0 20px}}"
+    body = "".join(f"<div>{item if isinstance(item, str) else item._repr_html_()}</div>" for item in shown)
+    return (
+        f'<!doctype html><html lang="en" data-theme="{mode}"><head><meta charset="utf-8"><title>page</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>'
+        f"<body><main><h1>Page</h1>{body}</main></body></html>"
+    )
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a page from file:// with the network off; at the end: no error in the console, no request elsewhere."""
+    complaints: list[str] = []
+    contexts = []
+
+    def watch(request):
+        if not request.url.startswith(tmp_path.as_uri()):
+            complaints.append(f"request to {request.url}")
+
+    def open_page(html: str, width: int = 1280, **options):
+        (tmp_path / "page.html").write_text(html, encoding="utf-8")
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", watch)
+        page.goto((tmp_path / "page.html").as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.mark.browser
+@browser_test
+def test_sliders_answer_the_keyboard(opened):
+    page = opened(page_of(buckets(), Explorer(memory, "Memory", ranks=[1, 2, 4, 8])))
+    page.evaluate("addEventListener('keydown', () => { window.leaked = true })")
+    figures = page.locator("figure.pbh-explorer")
+    assert figures.count() == 2
+    setting = [{"bucket_MB": 25, "ranks": 4, "bandwidth": 50}, {"ranks": 2}]
+    moves = [
+        (0, 0, "bucket size", "ArrowLeft", {"bucket_MB": 5}, "5 MB"),
+        (0, 1, "ranks", "End", {"ranks": 16}, "16"),
+        (0, 2, "bandwidth", "End", {"bandwidth": 400}, "400 Gbit/s"),
+        (1, 0, "ranks", "ArrowRight", {"ranks": 4}, "4"),
+        (1, 0, "ranks", "End", {"ranks": 8}, "8"),
+    ]
+    for which, number, name, key, change, words in moves:
+        figure, other = figures.nth(which), figures.nth(1 - which)
+        slider = figure.get_by_role("slider", name=name, exact=True)
+        picture, sentence = figure.locator(".pbh-box"), figure.locator("figcaption")
+        before = (picture.screenshot(), sentence.inner_text(), slider.get_attribute("aria-valuetext"))
+        aside = other.inner_html()
+        slider.press(key)
+        setting[which].update(change)
+        wanted = (step, memory)[which](**setting[which])[1]
+        assert sentence.inner_text() == wanted == picture.get_attribute("aria-label")
+        assert picture.get_attribute("role") == "img"
+        assert slider.get_attribute("aria-valuetext") == words == figure.locator("output").nth(number).inner_text()
+        after = (picture.screenshot(), sentence.inner_text(), words)
+        assert all(a != b for a, b in zip(after, before, strict=True))
+        assert other.inner_html() == aside
+    assert page.evaluate("window.leaked") is None  # JupyterLab would move to another cell
+
+
+@pytest.mark.browser
+@browser_test
+def test_page_without_javascript_keeps_the_first_frame(opened):
+    page = opened(page_of(buckets()), java_script_enabled=False)
+    assert page.get_by_text(step(25, 4, 50)[1]).is_visible() and page.locator(".pbh-box svg:visible").count() == 1
+    assert page.locator("input:disabled").count() == 3
+
+
+@pytest.mark.browser
+@browser_test
+def test_hostile_words_stay_words(opened):
+    page = opened(page_of(hostile()))
+    page.get_by_role("slider").press("End")
+    assert page.locator("output").inner_text().endswith("2")
+    assert page.locator("figcaption [aria-live]").text_content() == HOSTILE
+
+
+def shapes(way: str, n: int) -> tuple[str, str]:
+    svg = f'<svg viewBox="0 0 90 {10 * n}" style="width:100%"><rect width="9" height="9"/></svg>'
+    return svg, f"{way} on {n} ranks{', which takes many more words than the others do' * (n == 4)}."
+
+
+@pytest.mark.browser
+@browser_test
+def test_words_are_buttons_and_nothing_below_jumps(opened):
+    page = opened(page_of(Explorer(shapes, "Ways", way=["TP", "SP"], n=[1, 2, 4]), "<p id=below>below</p>"), 390)
+    place = page.locator("#below").bounding_box()
+    page.get_by_role("radio", name="TP").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("radio", name="SP").is_checked() and page.inner_text("figcaption") == "SP on 2 ranks."
+    page.get_by_role("slider").press("End")
+    assert "SP on 4 ranks, which" in page.inner_text("figcaption")
+    assert page.locator("#below").bounding_box() == place and "#" not in page.url, "it is no page of the book"
+
+
+@pytest.mark.browser
+@browser_test
+def test_the_address_keeps_what_was_set(opened):
+    html = page_of(Explorer(shapes, "Ways & means", way=["TP", "SP"], n=[1, 2, 4])).replace("<main>", BOOK)
+    page = opened(html)
+    page.get_by_role("radio", name="SP").check()
+    page.get_by_role("slider").press("Home")
+    assert page.url.endswith("#ways-means=1.0")
+    page.reload()
+    assert page.inner_text("figcaption") == "SP on 1 ranks." and page.get_by_role("radio", name="SP").is_checked()
+    for sent, says in (
+        ("0.2", "TP on 4"),
+        ("7.0", "TP on 4"),
+        ("1", "TP on 4"),
+        ("x.y", "TP on 4"),
+        ("1.1", "SP on 2"),
+    ):
+        page.evaluate(f"location.hash = '#ways-means={sent}'")
+        page.wait_for_function(f"location.hash.endsWith('{sent}')")
+        assert page.inner_text("figcaption").startswith(says), sent
+
+
+def gallery() -> list[object]:
+    """Explorers and figures with everything that they can draw."""
+    bars = [(0, "compute", "forward", "", 0, 10), (3, "network", "comm", "bucket 10", 5, 30)]
+    curves = {name: [4, 3, 2, 1.5] for name in ("1 rank", "2 ranks", "without the all-reduce")}
+    about = {"title": "A title", "alt": "What it shows.", "caption": "What to see."}
+    return [
+        buckets(),
+        draw_timeline(bars, outline=[(0, "compute", "backward", "", 10, 33.3)], unit="forwards", **about),
+        draw_curves(curves, x="step", y="loss (nats per token)", reference={"unigram entropy": 3.2}, **about),
+        draw_curves({"a": [10000, 20000]}, x=("forward", "backward"), y="MB", points=([0.5], [12345]), **about),
+        draw_log_log({"a": ([1, 1e9], [1e-3, 1e6])}, x="message (bytes)", y="time (µs)", **about),
+        draw_scatter({"fits": [Dot(1, 2, "tp 8")], "does not": [Dot(9, 9, "tp 1", "#page")]}, x="GB", y="s", **about),
+        draw_bars({"plain DP": {"parameter": 2, "gradient": 12}}, unit="bytes per parameter", **about),
+        *(draw() for draw in FIGURES.values()),
+    ]
+
+
+@pytest.mark.browser
+@browser_test
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_everybody_can_read_it(opened, mode):
+    page = opened(page_of(*gallery(), mode=mode))
+    page.add_script_tag(content=(ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
+    assert found == []
+
+
+@pytest.mark.browser
+@browser_test
+@pytest.mark.parametrize("width", [390, 1280])
+def test_words_are_large_enough_and_inside_their_picture(opened, width):
+    page = opened(page_of(*gallery()), width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator(".pbh-box")
+    assert boxes.evaluate_all("all => all.filter((box) => box.scrollWidth > box.clientWidth).length") == 0
+    shown = boxes.locator("svg:visible").evaluate_all("all => all.map((svg) => svg.parentElement.className)")
+    assert shown == boxes.count() * ["pbh-narrow" if width == 390 else "pbh-wide"]
+    words = page.evaluate(
+        """[...document.querySelectorAll("svg text")].map((t) => {
+            const box = t.getBoundingClientRect(), all = t.ownerSVGElement.getBoundingClientRect();
+            const size = parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a;
+            const inside = box.left >= all.left - 1 && box.right <= all.right + 1
+                && box.top >= all.top - 1 && box.bottom <= all.bottom + 1;
+            return [t.textContent, size, inside];
+        })"""
+    )
+    assert len(words) > 50
+    assert [w for w in words if w[1] < 11.99 or not w[2]] == []

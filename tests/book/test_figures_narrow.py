@@ -1,0 +1,220 @@
+"""Every figure has a drawing for a phone: no wider than one, its words inside, none on another and none too small."""
+
+import importlib
+import inspect
+import math
+import pkgutil
+import random
+import re
+
+import pytest
+import torch
+
+import book.figures
+from book.figures.activations import Activation, Sent, draw_activations
+from book.figures.curves import draw_bars, draw_curves, draw_log_log
+from book.figures.fastest import draw_fastest
+from book.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut, row_cut
+from book.figures.memory import draw_memory
+from book.figures.moves import draw_before_after, draw_step
+from book.figures.pipelines import draw_bubble, draw_kept
+from book.figures.ranks import draw_nested, draw_rank
+from book.figures.scatter import Dot, draw_scatter
+from book.figures.schedule import draw_gantt, draw_messages
+from book.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color
+from book.figures.timeline import draw_timeline
+from lib.cost import steps
+from lib.memory import MemoryTracker
+from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_v
+from lib.pipeline.simulate import simulate
+from tests.book.drawn import check_words, words_of
+from tests.book.painted import paths
+
+STRETCHES = [0.1 * i for i in range(30)]
+STAGES = {"plain": 20, "ZeRO-1": 12, "ZeRO-2": 9, "ZeRO-3": 5}
+SIZES = [64 * 4**k for k in range(13)]
+FULL = [[1, 2, 3], [10, 20, 30], [100, 200, 300]]
+LEVELS = [
+    ("tp: 8 GPUs", 8, "a node, NVLink"),
+    ("pp: 16 nodes", 16, "128 GPUs"),
+    ("dp: 128 groups", 128, "16,384 GPUs"),
+]
+SENT = [Sent("all-gather", "→", "gather x"), Sent("reduce-scatter", "←"), Sent("all-gather", "→"), Sent("", "←")]
+
+
+def losses() -> Figure:
+    loss = [5.5 * math.exp(-i / 20) + 2.6 for i in range(60)]
+    runs = {f"{n} ranks of one machine": loss for n in (1, 2, 4)}
+    title = "The same run on one, two and four ranks, in float64 and without dropout"
+    limit = {"byte frequencies alone": 3.19}
+    return draw_curves(runs, x="step", y="loss (nats per byte)", title=title, alt="a", reference=limit)
+
+
+def stages() -> Figure:
+    curves = {name: (STRETCHES, [k + 5 * abs(math.sin(2 * x)) for x in STRETCHES]) for name, k in STAGES.items()}
+    about = {"title": "A step on four ranks, float32", "alt": "a", "reference": {"ZeRO-3's predicted peak": 11.2}}
+    return draw_curves(curves, x=("forward", "backward", "step"), y="MB on rank 0", **about)
+
+
+def collectives() -> Figure:
+    slopes = {"a": 3e-3, "b": 2e-3, "c": 5e-4}
+    curves = {name: (SIZES, [30 + slope * size for size in SIZES]) for name, slope in slopes.items()}
+    about = {"title": "All-reduce over 128 ranks, between nodes", "alt": "a", "height_range": (5, 2e10)}
+    return draw_log_log(curves, x="array (bytes)", y="time (µs)", points=([2**20] * 3, [3e3, 2e3, 700]), **about)
+
+
+def fastest() -> Figure:
+    curves = {
+        name: (SIZES, [steps.all_reduce_s(name, size, 64, 5e-6, 5e10) for size in SIZES]) for name in steps.ALL_REDUCE
+    }
+    return draw_fastest(curves, seconds=(5e-6, 6e3), title="Who wins an all-reduce over 64 ranks", alt="a")
+
+
+def layouts() -> Figure:
+    seed = random.Random(0)
+    dots = [Dot(seed.uniform(20, 390), seed.uniform(50, 170)) for _ in range(150)]
+    groups = {"fits": [dot for dot in dots if dot.x < 80], "does not fit": [dot for dot in dots if dot.x >= 80]}
+    title = "Llama 2 70B on 64 H100: a dot per layout"
+    return draw_scatter(
+        groups, x="GB on the fullest GPU", y="seconds per step", title=title, alt="a", limit=("80 GB", 80)
+    )
+
+
+def published() -> Figure:
+    seed = random.Random(0)
+    runs = [10 ** seed.uniform(0, 2.3) for _ in range(20)]
+    groups = {f"Aleph Alpha {k}": [Dot(x, x * seed.uniform(0.8, 1.2)) for x in runs] for k in "ABCDEF"}
+    names = {"x": "measured, seconds per step", "y": "predicted, seconds per step"}
+    return draw_scatter(groups, **names, title="Predicted and measured", alt="a", log=True, equal=True)
+
+
+def memory() -> Figure:
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    optimizer = torch.optim.Adam(model.parameters())
+    with MemoryTracker(model, optimizer) as memory:
+        for _ in range(2):
+            with memory.phase("forward"):
+                out = model(torch.randn(256, 64)).sum()
+            with memory.phase("backward"):
+                out.backward()
+            with memory.phase("step"):
+                optimizer.step()
+    peak = {"predicted peak": memory.peak["total"]}
+    return draw_memory(memory, title="Two training steps of a small GPT, measured", alt="a", predicted=peak)
+
+
+def layer(items, ranks, cell) -> Figure:
+    return draw_layer(items, ranks, cell=cell, title="What each of the ranks has of a layer, forward", alt="a")
+
+
+def block() -> Figure:
+    first, *places = [
+        Activation(n, "1/8 of the tokens", tokens=1 / 8) for n in ("dropout, +, norm", "attention", *"abc")
+    ]
+    row = [first, *(item for pair in zip(SENT, places, strict=True) for item in pair)]
+    return draw_activations(row, title="TP + SP, forward and backward", alt="a")
+
+
+def bars() -> Figure:
+    rows = {"plain data parallelism": (13.5, 13.5, 81), "ZeRO-3": (1.7, 1.7, 10.1)}
+    kinds = ("parameter", "gradient", "optimizer state")
+    parts = {name: dict(zip(kinds, values, strict=True)) for name, values in rows.items()}
+    return draw_bars(parts, unit="GB", title="State on each rank", alt="a", outline={"ZeRO-3": 14})
+
+
+def lanes() -> Figure:
+    bars = [(0, "compute", "forward", "", 0, 1000), (0, "compute", "backward", "", 1000, 3000)]
+    return draw_timeline([*bars, (1, "network", "comm", "bucket 10", 1500, 2500)], title="A step", alt="a")
+
+
+ABOUT = {"title": "t", "alt": "a"}
+FIGURES = {
+    "losses": losses,
+    "stages": stages,
+    "a long name": lambda: draw_curves(
+        {"no sum": range(9), "summed": [0] * 9},
+        x="step",
+        y="largest difference of norm1.weight among four ranks",
+        **ABOUT,
+    ),
+    "collectives": collectives,
+    "layouts": layouts,
+    "published": published,
+    "memory": memory,
+    "column": lambda: layer(column_cut(4, 6, 8), 2, 14),
+    "row": lambda: layer(row_cut(4, 6, 8), 2, 14),
+    "pair": lambda: layer(mlp_cut(8, 24, 48), 8, 3.1),
+    "pair backward": lambda: layer(mlp_cut(8, 24, 48, backward=True), 6, 3.1),
+    "too wide": lambda: layer(column_cut(8, 24, 300), 4, 5),
+    "heads": lambda: layer(attention_cut(8, 16, 8, 8, 4), 4, 3.8),
+    "shared heads": lambda: layer(attention_cut(6, 24, 4, 2, 4), 4, 3.4),
+    "block": block,
+    "before and after": lambda: draw_before_after(FULL, [[111, 222, 333]] * 3, **ABOUT),
+    "nothing": lambda: draw_before_after(FULL, [[111, 222, 333], None, None], **ABOUT),
+    **{
+        f"{name} {k}": lambda name=name, k=k: draw_step(steps.ALL_REDUCE[name](5), 5, k, alt="a")
+        for name in steps.ALL_REDUCE
+        for k in (1, len(steps.ALL_REDUCE[name](5)))
+    },
+    "rank": lambda: draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a"),
+    "nested": lambda: draw_nested(LEVELS, alt="a"),
+    "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),
+    "schedule": lambda: draw_gantt(simulate(zb_v(4, 8)), **ABOUT),
+    "bubble": lambda: draw_bubble(simulate(gpipe(8, 16)), **ABOUT),
+    "kept": lambda: draw_kept([simulate(make(8, 16)) for make in (gpipe, one_f_one_b)], most=16, **ABOUT),
+    "fastest": fastest,
+    "bars": bars,
+    "lanes": lanes,
+}
+
+
+def test_every_kind_of_figure_is_here():
+    names = [module.name for module in pkgutil.iter_modules(book.figures.__path__, "book.figures.")]
+    found = {
+        name
+        for module in map(importlib.import_module, names)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if inspect.signature(function).return_annotation == "Figure" and not name.startswith("_")
+    }
+    source = inspect.getsource(inspect.getmodule(test_every_kind_of_figure_is_here))
+    assert len(found) > 10 and [name for name in sorted(found) if f"{name}(" not in source] == []
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_words_have_their_place(name):
+    figure = FIGURES[name]()
+    sizes = [float(re.search(r'viewBox="0 0 ([\d.]+) ', svg)[1]) for svg in (figure.svg, figure.narrow)]
+    assert sizes[0] <= WIDE and sizes[1] <= NARROW
+    for svg, most in ((figure.svg, WIDE), (figure.narrow, NARROW)):
+        check_words(svg)
+        least = float(re.search(r"min-width:(\d+)px", svg)[1])
+        assert least <= most * READABLE_PX / SMALLEST_PX + 0.5, "as wide as it must be to be read"
+        assert min(map(float, re.findall(r'font-size="([\d.]+)"', svg))) >= SMALLEST_PX
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("losses", [*(f"{n} ranks of one machine" for n in (1, 2, 4)), "byte frequencies alone 3.19"]),
+        ("stages", [*STAGES, "ZeRO-3's predicted peak 11.2"]),
+        ("collectives", "abc"),
+    ],
+)
+def test_lines_are_named_in_a_legend_above_the_axes(name, named):
+    """Nothing that is named there can lie on a line, and each name has a sample of its line."""
+    narrow = Figure(FIGURES[name]().narrow, "")
+    top = min(path.box[1] for path in paths(narrow, stroke="rule"))
+    places = {words: (left, bottom) for words, left, _, _, bottom in words_of(narrow.svg)}
+    samples = [path for path in paths(narrow, fill="none") if path.box[3] < top]
+    axes = {(color("rule"), None), (color("soft"), None)}
+    looks = [
+        {(path.paint["stroke"], path.paint.get("stroke-dasharray")) for path in some}
+        for some in (samples, paths(narrow, fill="none"))
+    ]
+    assert looks[0] == looks[1] - axes and len(samples) == len(named) == len(looks[0])
+    for words in named:
+        left, bottom = places[words]
+        beside = [s for s in samples if 0 < left - s.box[2] < 10 and 0 < bottom - s.middle[1] < 15]
+        assert len(beside) == 1 and bottom < top - 15, words

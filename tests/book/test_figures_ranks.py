@@ -1,0 +1,30 @@
+"""Ranks on a mesh, what of a step each of them has, and groups in groups."""
+
+import re
+
+from book.figures.ranks import draw_nested, draw_rank
+from book.figures.svg import color
+
+
+def texts(figure):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg)
+
+
+def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():
+    figure = draw_rank(2, {"dp": 2, "pp": 2, "tp": 2}, alt="a", caption="c")
+    frames = re.findall(r'<rect [^>]*width="144"[^>]*stroke="([^"]*)" stroke-width="3"', figure.svg)
+    order = [color(name) for name in ("activation", "text", "comm", "gradient")]  # of the ranks 0, 2, 3 and 6
+    assert frames == order and len(re.findall(r'<rect [^>]*width="144"', figure.svg)) == 8
+    words = texts(figure)
+    assert {"pp: activations", "tp: sums", "dp: gradients", "you are here"} <= set(words) and words.count(
+        "stage 1"
+    ) == 4
+    alone = texts(draw_rank(0, {"dp": 1, "pp": 3, "tp": 1}, alt="a"))
+    assert alone.count("pp: activations") == 2 and "copy 0: 1/1 of the batch" in alone
+
+
+def test_groups_in_groups_have_as_many_tiles_as_they_have_members():
+    figure = draw_nested([("tp", 8, "a node"), ("pp", 16, ""), ("dp", 128, "")], alt="a")
+    (first,) = re.findall(rf'<g fill="{re.escape(color("comm", True))}">(.*?)</g>', figure.svg)
+    (others,) = re.findall(rf'<g fill="{re.escape(color("forward", True))}">(.*?)</g>', figure.svg)
+    assert (first.count("<rect"), others.count("<rect")) == (2, 8 + 15 + 127)

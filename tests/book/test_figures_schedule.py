@@ -1,0 +1,36 @@
+"""Pictures of schedules: a bar for each action, an arrow for each message."""
+
+import re
+
+import pytest
+
+from book.figures.schedule import draw_gantt, draw_messages, schedule_bars
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
+from lib.pipeline.simulate import simulate
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(3, 3), zb_h1(4, 2), interleaved(2, 2, 2)], ids=lambda s: s.name)
+def test_an_arrow_for_each_message_from_row_to_row(schedule):
+    svg = draw_messages(schedule, title="t", alt="a").svg
+    (path,) = re.findall(r'<path d="([^"]*)" fill="none" stroke-width="2"', svg)
+    arrows = re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", path)
+    assert len(arrows) == 2 * schedule.num_microbatches * (schedule.num_stages - 1)
+    down = sum(float(near) < float(far) for near, far in arrows)
+    assert down == len(arrows) // 2 if schedule.num_stages == schedule.num_ranks else 0 < down < len(arrows)
+    numbers = re.findall(r">(\d+)</text>", svg)
+    assert {str(k + 1) for k in range(len(arrows))} <= set(numbers)
+
+
+def test_a_bar_says_its_stage_where_a_rank_has_several():
+    assert schedule_bars(simulate(one_f_one_b(2, 2)))[0].label == "0"
+    assert schedule_bars(simulate(interleaved(2, 2, 2)), 10)[0][3:] == ("stage 0, 0", 0, 10, False)
+    bars = schedule_bars(simulate(zb_v(2, 3)))
+    assert {bar.label.split(",")[0] for bar in bars if bar.marked} == {"stage 2", "stage 3"}
+    picture = draw_gantt(simulate(zb_v(2, 3)), title="V", alt="", caption="There and back.")
+    assert picture.caption == "There and back. Underlined is everything outside the first stage of a rank."
+    for svg in (picture.svg, picture.narrow):
+        lines = re.findall(r'<path d="([^"]*)" fill="none" stroke="[^"]*" stroke-width="1.6"', svg)
+        assert "".join(lines).count("h") == sum(bar.marked for bar in bars)
+    assert "Underlined" not in draw_gantt(simulate(zb_h1(2, 3)), title="H1", alt="").caption

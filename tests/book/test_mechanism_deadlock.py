@@ -1,0 +1,74 @@
+"""The picture of a deadlock: the circle that real ranks report, then messages that all arrive."""
+
+import pytest
+import torch
+
+from book.figures.mechanisms.deadlock import play_deadlock
+from book.figures.player import NARROW, WIDE
+from book.figures.svg import SMALLEST_PX, text_width
+from lib import comm
+from lib.launch import HangError, run
+from tests.book.drawn import check_lines
+
+
+def send_first(world):
+    x = torch.zeros(1)
+    comm.send(x, world, (world.rank + 1) % world.size).wait()
+    comm.recv(x, world, (world.rank - 1) % world.size).wait()
+
+
+def exchange(world):
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    x = torch.tensor([float(world.rank)])
+    return comm.exchange({right: x}, {left: x}, world).wait()[left].item()
+
+
+def test_the_circle_is_what_real_ranks_report():
+    player = play_deadlock(3)
+    with pytest.raises(HangError) as caught:
+        run(send_first, 3)
+    circle = str(caught.value).split("the cycle: ")[1].splitlines()[0]
+    assert circle == "0 waits for 1, 1 waits for 2, 2 waits for 0"
+    assert circle in player.sentences[3] and player.still == 3
+    assert not any(circle in sentence for k, sentence in enumerate(player.sentences) if k != 3)
+
+
+def test_exchange_leaves_what_real_ranks_get():
+    last = play_deadlock(3).scenes[0].steps[-1].things
+    for rank, got in enumerate(run(exchange, 3)):
+        x, line = last[f"x {got:.0f}"], last[f"line {rank} 1"]
+        assert (x.x + x.width / 2, x.words) == (pytest.approx(line.x + line.width / 2), f"x of {got:.0f}")
+        assert line.y < x.y < line.y + 40, "below its recv"
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_waits_appear_one_by_one_and_close_at_the_last(n):
+    for scene in play_deadlock(n).scenes:
+        for k, step in enumerate(scene.steps):
+            waiting = [rank for rank in range(n) if step.things[f"wait {rank}"].seen]
+            assert waiting == (list(range(k)) if k <= n else [])
+            assert bool(step.things["verdict"].seen) == (k == n), "deadlock is said of the circle alone"
+            stuck = [rank for rank in range(n) if step.things[f"line {rank} 0"].ink == "bad"]
+            assert stuck == (list(range(n)) if k == n else [])
+        arrived = [step.things["arrived"].words for step in scene.steps]
+        assert arrived == [f"0 of {n} arrived"] * (n + 3) + [f"{n} of {n} arrived"]
+        held, moving = scene.steps[n + 1].things, scene.steps[n + 2].things
+        assert all(held[f"x {rank}"] != moving[f"x {rank}"] for rank in range(n)), "all move in the same step"
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_it_fits(n):
+    player = play_deadlock(n)
+    assert max(map(len, player.sentences)) <= 120
+    for scene, width, most in zip(player.scenes, (WIDE, NARROW), (420, 520), strict=True):
+        assert scene.height <= most
+        check_lines(scene, width)
+        for step in scene.steps:
+            solid = [thing for name, thing in step.things.items() if thing.seen and not name.startswith("dot")]
+            for name, thing in step.things.items():
+                assert 0 <= thing.x <= width - thing.width and 0 <= thing.y <= scene.height - thing.height, name
+                assert len(thing.words) == 1 or text_width(thing.words, SMALLEST_PX) <= thing.width, name
+            for i, one in enumerate(solid):
+                for other in solid[:i]:
+                    apart = one.x >= other.x + other.width or other.x >= one.x + one.width
+                    assert apart or one.y >= other.y + other.height or other.y >= one.y + one.height, (one, other)

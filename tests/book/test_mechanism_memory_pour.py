@@ -1,0 +1,132 @@
+"""A training step poured into a GPU: heights are bytes of the formulas, and what does not fit lies outside."""
+
+import re
+
+import pytest
+
+from book.figures.mechanisms.memory_pour import play_memory_pour
+from book.figures.player import NARROW, WIDE
+from book.figures.svg import SMALLEST_PX, text_width
+from lib import cost
+from lib.cost.sizes import MODELS, RECIPES
+from tests.book.drawn import check_lines
+
+GB, ROOM = 1e9, 80e9
+SHAPE = MODELS["7B"]
+STATES = cost.state_bytes(SHAPE.num_parameters, RECIPES["mixed Adam"])
+MASTER = 4 * SHAPE.num_parameters
+KEPT = SHAPE.num_layers * cost.activation_bytes(SHAPE, 1, "selective")
+LOGITS = 3 * 4 * SHAPE.context * SHAPE.vocab_size
+REST, FORWARD, LOSS, BACKWARD, STEP, FREED, AGAIN = 0, 4, 5, 9, 10, 11, 12
+
+
+@pytest.fixture(scope="module")
+def player():
+    return play_memory_pour("7B", ROOM)
+
+
+def held(scene, step):
+    """Bytes of each kind as they are drawn, inside the GPU and outside."""
+    scale = (scene.steps[0].things["parameters 0 inside"].height + 1) / STATES["parameter"]
+    found = {}
+    for name, thing in scene.steps[step].things.items():
+        if thing.seen and name.endswith("side"):
+            kind, place = name.rsplit(" ", 2)[::2]
+            found[kind, place] = found.get((kind, place), 0) + (thing.height + 1) / scale
+    return found
+
+
+@pytest.mark.parametrize("model", ["7B", "70B", "405B"])
+@pytest.mark.parametrize("room", [80e9, 192e9])
+def test_it_stays_inside_and_words_inside_their_boxes(model, room):
+    for scene, width in zip(play_memory_pour(model, room).scenes, (WIDE, NARROW), strict=True):
+        assert scene.height <= (420 if width == WIDE else 520)
+        check_lines(scene, width)
+        for step in scene.steps:
+            assert len(step.sentence) <= 120, step.sentence
+            for name, thing in step.things.items():
+                assert thing.x >= 0 and thing.x + thing.width <= width, name
+                assert min(thing.width, thing.height) > 0, name
+                assert thing.y >= 0 and thing.y + thing.height <= scene.height, name
+                if thing.seen and model == "7B":
+                    assert text_width(thing.words, SMALLEST_PX) <= thing.width, (name, thing)
+
+
+@pytest.mark.parametrize(
+    ("step", "kinds"),
+    [
+        (REST, {"parameters": STATES["parameter"], "master copy": MASTER}),
+        (FORWARD, {"activations": KEPT}),
+        (LOSS, {"activations": KEPT + LOGITS}),
+        (BACKWARD, {"gradients": STATES["gradient"], "activations": 0}),
+        (STEP, {"Adam moments": STATES["optimizer"] - MASTER, "gradients": STATES["gradient"]}),
+        (FREED, {"Adam moments": STATES["optimizer"] - MASTER, "gradients": 0}),
+        (AGAIN, {"activations": KEPT + LOGITS, "Adam moments": STATES["optimizer"] - MASTER}),
+    ],
+)
+def test_heights_are_bytes(player, step, kinds):
+    for scene in player.scenes:
+        drawn = held(scene, step)
+        for kind, n_bytes in kinds.items():
+            both = sum(drawn.get((kind, place), 0) for place in ("inside", "outside"))
+            assert both == pytest.approx(n_bytes), kind
+
+
+def test_the_gpu_is_full_before_anything_spills(player):
+    for scene in player.scenes:
+        for step, said in enumerate(player.sentences):
+            drawn = held(scene, step)
+            inside = sum(n for (_, place), n in drawn.items() if place == "inside")
+            outside = sum(n for (_, place), n in drawn.items() if place == "outside")
+            assert inside <= ROOM * (1 + 1e-9) and (outside == 0 or inside == pytest.approx(ROOM))
+            assert f"{(inside + outside) / GB:.1f}" in said
+            assert (f"{outside / GB:.1f} GB do not fit" in said) == (outside > 0) == (step >= STEP)
+            frame = scene.steps[step].things["frame"]
+            assert frame.ink == "bad" and frame.seen == (outside > 0)
+            for name, thing in scene.steps[step].things.items():
+                if name.endswith("outside") and thing.seen:
+                    assert frame.x <= thing.x and thing.x + thing.width <= frame.x + frame.width
+                    assert frame.y <= thing.y and thing.y + thing.height <= frame.y + frame.height, name
+
+
+def test_nothing_lies_on_anything(player):
+    for scene in player.scenes:
+        for step in scene.steps:
+            chunks = sorted(
+                (t.x, t.y, t.y + t.height) for n, t in step.things.items() if t.seen and n.endswith("side")
+            )
+            for (x, _, end), (other_x, start, _) in zip(chunks, chunks[1:], strict=False):
+                assert x != other_x or end <= start
+
+
+def test_forward_goes_down_the_layers_and_backward_up(player):
+    said = [re.search(r"layers (\d+)–(\d+)", sentence) for sentence in player.sentences]
+    spans = [(int(m[1]), int(m[2])) for m in said if m]
+    assert spans[:4] == [(0, 7), (8, 15), (16, 23), (24, 31)] and spans[4:] == spans[3::-1]
+    for scene in player.scenes:
+        busy = [[i for i in range(5) if step.things[f"group {i}"].ink != "idle"] for step in scene.steps]
+        assert busy[1:10] == [[0], [1], [2], [3], [4], [3], [2], [1], [0]]
+        for step in range(6, 10):  # the activations of a group go as its gradients come
+            things, group = scene.steps[step].things, busy[step][0]
+            assert things[f"gradients {group} inside"].seen and not things[f"activations {group} inside"].seen
+            before = scene.steps[step - 1].things
+            assert before[f"activations {group} inside"].seen and not before[f"gradients {group} inside"].seen
+            place = scene.steps[0].things[f"group {group}"]
+            assert before[f"gradients {group} inside"][:4] == place[:4], "it comes from its layers"
+
+
+def test_what_is_said_is_what_the_formulas_say(player):
+    said = player.sentences
+    assert len(said) == 13 and player.still == STEP
+    assert f"{KEPT / SHAPE.num_layers / GB:.2f} GB of activations" in said[1]
+    assert f"{16 * SHAPE.num_parameters / GB:.1f} GB" in said[STEP], "16 bytes per parameter"
+    words = player.scenes[0].steps[AGAIN].things["activations 0 outside"].words
+    assert words == f"activations {(KEPT + LOGITS) / GB:.1f} GB"
+    spilled = [t.words for n, t in player.scenes[0].steps[STEP].things.items() if n.endswith("outside") and t.words]
+    assert spilled == ["Adam moments"], "how many bytes they are is said where most of them are"
+
+
+def test_a_gpu_that_is_large_enough_spills_nothing():
+    large = play_memory_pour("7B", 192e9)
+    assert "do not fit" not in " ".join(large.sentences) and large.sentences[-1].endswith("of 192 GB.")
+    assert not any(step.things["frame"].seen for step in large.scenes[0].steps)

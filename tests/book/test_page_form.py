@@ -1,0 +1,234 @@
+"""Pages keep to their form; and each thing that the form asks is missed where a page breaks it."""
+
+import re
+from pathlib import Path
+
+import jupytext
+import pytest
+
+from tests.book.test_repository import tool
+
+ROOT = Path(__file__).resolve().parent.parent
+form = tool("page_form")
+
+PAGE = """
+<p class="kick">Chapter 90 · Part <a class="colab" href="https://x.org/y">Open in Colab</a></p>
+
+# Three little words
+
+1 minutes to read, a minute to compute.
+
+```{code-cell} ipython3
+:tags: [setup]
+
+import math
+from lib import claim, collectives
+from book.figures.show import show
+```
+
+```{code-cell} ipython3
+:tags: [figure]
+
+draw(math.pi, alt="A circle.", caption="Round.")
+```
+
+```{code-cell} ipython3
+two = 1 + 1
+
+four = two + two
+```
+
+```{code-cell} ipython3
+:tags: [evidence]
+
+claim("two", 2, two)
+```
+
+```{code-cell} ipython3
+:tags: [hide-cell]
+
+claim("an answer", 4, four)
+```
+
+## Quiz
+
+**1. Is it [so](https://x.org)?**
+
+<details class="option"><summary>yes</summary>Right: it is.</details>
+<details class="option"><summary>no</summary>Wrong: look again.</details>
+
+## Going deeper
+
+As many words as anyone likes.
+
+### Further
+
+```{code-cell} ipython3
+eight = four + four
+```
+
+## Papers
+
+- One
+"""
+EXPLORER = 'Explorer(walk, "A walk", n=[1, 2])\n'
+
+
+def read(text: str):
+    return jupytext.reads(text, fmt="md:myst")
+
+
+def test_every_page_of_that_form_keeps_to_it():
+    pages = {path.stem: read(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("chapters/*.md"))}
+    problems = {name: form.problems(page) for name, page in pages.items()}
+    assert {name: found for name, found in problems.items() if found} == {}
+
+
+def test_what_is_counted_is_what_a_reader_sees():
+    page = read(PAGE)
+    assert form.problems(page) == []
+    # Chapter 90 Part, Three little words, 1 minutes ... compute, Quiz, 1 Is it so, yes, no, Papers, One
+    words = 3 + 3 + 8 + 1 + 4 + 1 + 1 + 1 + 1
+    size = form.measure(page)
+    assert size == form.Size(words=words, lines=2, figures=1, explorers=0, questions=1)
+    assert 1 < words / 180 + (2 * 4 + 30 + 20) / 60 < 2 and size.minutes == 2
+    large = form.Size(words=1800, lines=30, figures=4, explorers=2, questions=6)
+    assert large.minutes == 10 + 2 + 2 + 3 + 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ("# Three", "# $$a + b$$ `a code` $x$ Three", {"words": 3}),
+        ("As many", "Twice as many", {}),
+        ("eight =", "sixteen = 16\neight =", {}),
+        ("Right: it", "Right, as we saw: it", {}),
+        ("two = 1", "# a comment\ntwo = 1", {"lines": 1}),
+        ("## Quiz", "```python\nprint(2)\n\nprint(3)\n```\n\n## Quiz", {"lines": 2}),
+        ('draw(math.pi, alt="A circle.", caption="Round.")\n', EXPLORER, {"figures": -1, "explorers": 1}),
+        (":tags: [figure]", ":tags: [figure, remove-output]", {"figures": -1}),
+        ("## Going", "**2. Or so?**\n\n## Going", {"questions": 1, "words": 3}),
+    ],
+)
+def test_each_change_counts_as_much_as_it_should(before, after, change):
+    was, now = (vars(form.measure(read(text))) for text in (PAGE, PAGE.replace(before, after, 1)))
+    assert {what: now[what] - was[what] for what in was if now[what] != was[what]} == change
+
+
+def cell(source: str, tag: str = "") -> str:
+    return f"```{{code-cell}}\n:tags: [{tag}]\n\n{source}```\n\n"
+
+
+def lines(number: int) -> str:
+    return "".join(f"x{i} = {i}\n" for i in range(number))
+
+
+IDEA = "two = 1 + 1\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("# Three", "# " + "word " * 2978 + "Three", "3001 words, at most 3000"),
+        ("## Quiz", 6 * cell(lines(25)) + "## Quiz", "152 lines of visible code, at most 150"),
+        ("## Quiz", "## Quiz\n\n" + "**1.** So?\n\n" * 99, "36 minutes to read, at most 35"),
+        (IDEA, lines(25), "x0 = 0: 26 lines of an idea, at most 25"),
+        (IDEA, 'claim("two", 2, 2)\n' + IDEA, "a claim stands in a cell with the tag evidence"),
+        (IDEA, 'draw(x, alt="x")\n' + IDEA, "a picture is made in a cell with the tag figure"),
+        (IDEA, 'draw(x, caption="x")\n' + IDEA, "a picture is made in a cell with the tag figure"),
+        (IDEA, EXPLORER + IDEA, "a picture is made in a cell with the tag figure"),
+        ("draw(", 'claim("x", 1, 1)\ndraw(', "a claim stands in a cell with the tag evidence"),
+        ("import math\n", "import math\ndef f(): pass\n", "import math: it holds more than imports"),
+        ("## Quiz", cell("x = 1\n", "evidence") + "## Quiz", "x = 1: evidence without a claim"),
+        (":tags: [figure]", ":tags: [figure, open]", "open goes with evidence"),
+        (":tags: [figure]", ":tags: [figure, setup]", "a cell is of one kind"),
+        (":tags: [figure]", ":tags: [hide-input]", "hide-input hides code; say what it is"),
+        (":tags: [figure]", ":tags: [remove-input]", "remove-input hides code; say what it is"),
+        ("eight = four", lines(25) + "eight = four", "26 lines of an idea"),
+    ],
+)
+def test_what_breaks_the_form_is_named(before, after, said):
+    assert PAGE.count(before) >= 1
+    found = form.problems(read(PAGE.replace(before, after, 1)))
+    assert [problem for problem in found if re.search(said, problem)], found
+
+
+def test_what_is_just_within_the_limits_is_let_be():
+    for before, after in [
+        ("# Three", "# " + "word " * 2977 + "Three"),
+        ("## Quiz", 6 * cell(lines(24)) + cell(lines(4)) + "## Quiz"),
+        ("## Quiz", "## Quiz\n\n" + "**1.** So?\n\n" * 98),
+        (IDEA, lines(24)),
+    ]:
+        assert form.problems(read(PAGE.replace(before, after, 1))) == []
+
+
+ASKED = """> **Guess before you read on.** How many?
+>
+> <details class="option"><summary>1</summary>Then add one.</details>
+> <details class="option"><summary>2</summary>Right: 1 + 1.</details>
+> <details class="option"><summary>3</summary>That is 1 + 2.</details>
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("> <details", "> details", "on.** How many?: a guess without options"),
+        ("Right: ", "", "3 options, 0 right"),
+        ("Then", "Right: then", "3 options, 2 right"),
+        ("Then add one.", "", "each says why"),
+        (ASKED.splitlines()[-1], "", "2 options, 1 right; 3 to 5"),
+        ("?\n", '?\n> <details class="option"><summary>0</summary>No.</details>\n', "1 options, 0 right"),
+    ],
+)
+def test_a_guess_has_options_with_a_right_one(before, after, said):
+    whole, broken = (
+        form.problems(read(PAGE.replace("## Quiz", f"{guess}\nAnd on.\n\n## Quiz", 1)))
+        for guess in (ASKED, ASKED.replace(before, after))
+    )
+    assert whole == [] and len(broken) == 1 and said in broken[0]
+
+
+def test_a_page_without_evidence_is_left_as_it_is():
+    page = read(PAGE.replace(":tags: [evidence]", ":tags: [hide-input]"))
+    before = page.cells[0].source
+    form.state_minutes(page)
+    assert form.problems(page) == [] and page.cells[0].source == before
+
+
+def test_the_minutes_are_put_in_where_the_page_states_them_and_nowhere_else():
+    page = read(PAGE.replace("# Three", "It is not 9 minutes to read.\n\n# Three"))
+    form.state_minutes(page)
+    assert "\n2 minutes to read, a minute to compute." in page.cells[0].source
+    assert "It is not 9 minutes to read." in page.cells[0].source
+    with pytest.raises(ValueError, match='begins with "NN minutes to read"'):
+        form.state_minutes(read(PAGE.replace("1 minutes to read, ", "")))
+
+
+@pytest.mark.parametrize("thing", ["cost.forward_flops", "Bucket.take", "Bucket", "collectives.naive_reduce"])
+def test_what_show_prints_is_counted_without_importing_it(thing):
+    from book.figures.show import show
+
+    names = {}
+    code = "from lib import collectives, cost\nfrom lib.data_parallel.buckets import Bucket\n"
+    exec(code, names)
+    printed = repr(show(eval(thing, names))).splitlines()
+    page = read(f"```{{code-cell}}\n{code}show({thing})\n```\n")
+    assert form.measure(page).lines == 3 + sum(bool(line.strip()) for line in printed)
+
+
+def test_what_show_cannot_find_is_said():
+    with pytest.raises(ValueError, match=r"show\(Nobody.knows\): it is not found in lib"):
+        form.measure(read("```{code-cell}\nshow(Nobody.knows)\n```\n"))
+
+
+def test_a_cell_that_only_shows_source_is_a_listing():
+    page = read(cell("show(number)\nshow(claim)\n") + cell("x = 1\nshow(number)\n") + cell("x = show\n"))
+    assert [form.kind(one) for one in form.code_cells(page)] == ["listing", "idea", "idea"]
+    both = form.shown_lines(form.ast.parse("number").body[0].value, {"number": ["lib", "claims", "number"]})
+    with_one = read(PAGE.replace("two = 1 + 1", "from lib.lab.claims import number").replace("four = two + two", ""))
+    before = form.measure(with_one).lines
+    shown = PAGE.replace("two = 1 + 1", "from lib.lab.claims import number").replace("four = two + two", "")
+    shown = shown.replace("## Quiz", cell("show(number)\n") + "## Quiz", 1)
+    assert form.measure(read(shown)).lines == before + both

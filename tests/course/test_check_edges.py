@@ -1,0 +1,750 @@
+"""Answers that are nearly right, and notebooks that are nearly Python: what the judge must not fall for."""
+
+import ctypes
+import json
+import re
+from decimal import Decimal
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.distributed import all_gather  # by its name: what it sends is heard all the same
+
+from course import check as checks
+from course.check import check, missing, progress, record, verdict
+from course.check.__main__ import main
+from course.check.catalogue import EXERCISES
+from course.check.edits import read_mistakes
+from course.check.source import read_notebook
+from course.exercises.ch03.e03_3_overlapped import overlapped
+from course.exercises.ch05.e05_1_forward import forward_with_the_next_layer_coming
+from course.exercises.ch05.e05_5_dropped_units import only_its_own
+from course.exercises.ch05.e05_6_peak_bytes import measured, peak_bytes
+from course.exercises.ch05.e05_7_choose_stage import answer as choose_stage
+from course.exercises.ch05.e05_7_choose_stage import by_search
+from course.exercises.ch06.e06_2_gathered_layer import function, gathered, mine, total
+from course.exercises.ch06.e06_2_gathered_layer import layer as gathered_layer
+from course.exercises.ch06.e06_4_loss_and_gradients import loss_and_gradients
+from course.exercises.ch06.e06_5_frugal_block import block as frugal
+from course.exercises.ch07.e07_3_norm_gradients import norm
+from course.exercises.ch07.e07_4_dropout_masks import mask, masks
+from course.exercises.ch08.e08_1_cut import by_a_limit, by_count, ends_of_stages
+from course.exercises.ch08.e08_2_step import all_receives_first, step
+from course.exercises.ch08.e08_4_accumulate import from_the_total
+from course.exercises.ch08.e08_5_plan import plan
+from course.exercises.ch08.e08_6_chart import by_recursion
+from course.exercises.ch12.e12_1_later import Later
+from course.exercises.ch12.e12_2_beats_greedy import greedy
+from lib import comm
+from lib.launch import run
+from lib.model import mean_loss
+from lib.pipeline.lower import lower
+from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.schedules.v_shape import v_min
+from tests.course.bytes_sent import BYTES, right_bytes
+
+
+def sends_one_flat_message_each_time(model, microbatches, loss_fn, group):
+    params = list(model.parameters())
+    for x, y in microbatches:
+        (loss_fn(model(x), y) / len(microbatches)).backward()
+        flat = comm.all_reduce(torch.cat([p.grad.flatten() for p in params]), group, op="mean")
+        for p, piece in zip(params, flat.split([p.numel() for p in params]), strict=True):
+            p.grad = piece.view_as(p)
+
+
+@pytest.fixture(autouse=True)
+def own_progress(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
+    monkeypatch.setattr(checks, "_session", {})
+    monkeypatch.setitem(EXERCISES, BYTES.id, BYTES)
+    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def without_forward(params, group):
+    torch.nn.Module()(1)  # raises NotImplementedError, in torch
+
+
+def not_done_inside(params, group):
+    def later(x):
+        raise NotImplementedError("later")
+
+    later(1)
+
+
+def nothing_for_the_empty_rank(g, count, group):
+    total = comm.all_reduce(g, group)
+    return total / count if count else None
+
+
+def wrong_in_the_last_number(g, count, group):
+    mean = comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(count), group)
+    mean[-1, -1] += 1e-3
+    return mean
+
+
+class TwiceTooLarge(Later):
+    def linear(self, x, weight, bias):
+        return 2 * super().linear(x, weight, bias)
+
+
+class ReadsSavedTensorsTooLate(Later):
+    def linear(self, x, weight, bias):
+        class Later(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return torch.nn.functional.linear(x, weight, bias)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                self.queue.append(lambda: weight.backward((gradient.mT @ ctx.saved_tensors[0]).sum(0)))
+                return gradient @ weight
+
+        return Later.apply(x)
+
+    def finish(self):
+        for compute in self.queue:
+            compute()
+
+
+class KeepsEachResult(Later):
+    def linear(self, x, weight, bias):
+        self.results = [*getattr(self, "results", []), super().linear(x, weight, bias)]
+        return self.results[-1]
+
+
+def crashes(params, group):
+    ctypes.string_at(0)
+
+
+def holds_a_lock(params, group):
+    return LOCK
+
+
+def no_unshard(x, group):
+    return x
+
+
+def reads_too_far(read, size, old_n, group):
+    return read(old_n, 0, 1)
+
+
+class OnlyForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, compute):
+        full = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(full, shard.detach())
+        return compute(torch.cat(full), x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError
+
+
+def hangs_where_ranks_skip(x, units, kept, group):
+    return only_its_own(x, units, [group.rank == 0, *kept[1:]], group)
+
+
+def reduces_now_and_then(microbatches, group):
+    waiting, shard, tokens = [], 0, 0
+    for i, (gradient, count) in enumerate(microbatches, 1):
+        waiting, tokens = [*waiting, gradient], tokens + count
+        if i in (3, 5):
+            shard, waiting = shard + comm.reduce_scatter(sum(waiting), group), []
+    return shard / comm.all_reduce(torch.tensor(tokens), group)
+
+
+def collects_the_weights(x, gate_up, down, down_bias, scale, group):
+    weights = []
+    for part in (*gate_up.chunk(2), down.T.contiguous()):
+        parts = [torch.empty_like(part) for _ in range(group.size)]
+        all_gather(parts, part)
+        weights.append(torch.cat(parts))
+    gate, up, down = weights
+    y = torch.nn.functional.silu(x @ gate.T) * (x @ up.T) @ down + down_bias
+    return x + torch.nn.functional.rms_norm(y, scale.shape, scale)
+
+
+def names_our_group(x, gate_up, down, down_bias, scale, group):
+    y = x @ gate_up[: down.shape[1]].T @ down.T
+    dist.all_reduce(y, group=group)
+    return y
+
+
+def loses_the_graph(x, weight, group):
+    with torch.no_grad():
+        return gathered_layer()(x, weight, group)
+
+
+class CopyOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return total(gradient)
+
+
+def right_layer_differentiable_once(x, weight, group):
+    return function(gathered, mine).apply(CopyOnce.apply(x) @ weight.T)
+
+
+def sums_through_comm(x, weight, group):
+    back = function(lambda x: x.view_as(x), lambda gradient: comm.all_reduce(gradient, group))
+    return function(gathered, mine).apply(back.apply(x) @ weight.T)
+
+
+for of_a_cell in (CopyOnce, CopyOnce.forward, CopyOnce.backward, right_layer_differentiable_once):
+    of_a_cell.__module__ = "a notebook"  # so that it travels by value, with what it uses
+
+
+def edited(edit, *programs):
+    """A program that is not on the exercise's list."""
+    (wrong,) = read_mistakes(f"{edit}\n    A hint.", *programs)
+    return lambda *given: wrong.wrong.load()(*given)
+
+
+def never_moves_the_generator(p, shape, group):
+    with torch.random.fork_rng():
+        return masks()(p, shape, group)
+
+
+def shares_one_seed(p, shape, group):
+    seed = int(torch.randint(2**40, ()))
+    torch.manual_seed(seed)
+    first = mask(shape, p)
+    state = torch.get_rng_state()
+    torch.manual_seed(seed + group.rank)
+    second = mask((shape[0], shape[1] // group.size, shape[2]), p)
+    torch.set_rng_state(state)
+    return first, second
+
+
+def the_same_shifted(p, shape, group):
+    first = mask(shape, p)
+    with torch.random.fork_rng():
+        torch.rand(7 * group.rank)
+        second = mask((shape[0], shape[1] // group.size, shape[2]), p)
+    torch.rand(1000)
+    return first, second
+
+
+def one_waits_alone(p, shape, group):
+    both = masks()(p, shape, group)
+    if group.rank == 0:
+        comm.barrier(group)
+    return both
+
+
+def first_layers(*case):
+    return [0, *ends_of_stages(*case)[:-1]]
+
+
+def borders_inside(*case):
+    return ends_of_stages(*case)[:-1]
+
+
+def halves_too_many(*case):
+    return [count + 0.5 for count in by_a_limit(*case)]
+
+
+def receives_no_leaf(stage, inputs, targets):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if rank == 0:
+        return step(stage, inputs, targets)
+    came = torch.empty_like(inputs[0])
+    dist.recv(came, rank - 1)
+    if rank < last:
+        dist.send(stage(came).detach().contiguous(), rank + 1)
+        dist.recv(torch.empty_like(came), rank + 1)
+    dist.send(came.grad, rank - 1)
+
+
+def begins_with_a_loss_everywhere(stage, inputs, targets):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    x = torch.empty_like(inputs[0]) if rank else inputs[0]
+    if rank:
+        dist.recv(x, rank - 1)
+    y = stage(x.requires_grad_())
+    loss = (y - targets[0]).square().mean() if rank == last else None
+    if loss is None:
+        dist.send(y.detach().contiguous(), rank + 1)
+    loss.backward()
+
+
+def sends_as_it_is(stage, inputs, targets):
+    dist.isend(stage(inputs[0]).detach(), (dist.get_rank() + 1) % dist.get_world_size()).wait()
+
+
+def has_a_loss_of_its_own(stage, inputs, targets):
+    loss = step(stage, inputs, targets)
+    return 0.0 if loss is None else loss
+
+
+def goes_back_from_the_total(model, microbatches):
+    return from_the_total(model, microbatches, retain=False)
+
+
+def keeps_each_graph(model, microbatches):
+    count = sum((t != -100).sum() for _, t in microbatches)
+    losses = []
+    for x, t in microbatches:
+        losses.append(mean_loss(model(x), t) * (t != -100).sum() / count)
+        losses[-1].backward(retain_graph=True)
+    return sum(losses).detach()
+
+
+def back_past_the_module(model, microbatches, forward=lambda model, x: x @ model.weight.T + model.bias):
+    count = sum((t != -100).sum() for _, t in microbatches)
+    losses = [mean_loss(forward(model, x), t) * (t != -100).sum() / count for x, t in microbatches]
+    for one in losses:
+        one.backward()
+    return sum(losses).detach()
+
+
+def starts_its_receive_first(x, k, group):
+    if k % group.size == 0:
+        return x
+    coming = comm.recv(x, group, (group.rank - k) % group.size)
+    comm.send(x, group, (group.rank + k) % group.size).wait()
+    return coming.wait()
+
+
+def starts_both_in_torch(x, k, group):
+    if k % group.size == 0:
+        return x
+    got, dst, src = torch.empty_like(x), (group.rank + k) % group.size, (group.rank - k) % group.size
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, dst), dist.P2POp(dist.irecv, got, src)]):
+        work.wait()
+    return got
+
+
+def its_own_gradients_in_one_message(params, group):
+    grads = [p.grad for p in params if p.grad is not None]
+    flat = comm.all_reduce(torch.cat([g.flatten() for g in grads]), group, op="mean")
+    for g, piece in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+        g.copy_(piece.view_as(g))
+
+
+LOCK = __import__("threading").Lock()
+holds_a_lock.__module__ = "a notebook"
+
+
+@pytest.mark.thorough("each is a run of its own; `test_each_mistake_is_named` tries what is more common")
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "status", "words"),
+    [
+        ("02.1", starts_its_receive_first, "FAIL", ["two messages of a rank in flight at once"]),
+        ("02.1", starts_both_in_torch, "FAIL", ["two messages of a rank in flight at once"]),
+        ("03.1", its_own_gradients_in_one_message, "FAIL", ["gradients of different parameters"]),
+        ("03.1", without_forward, "FAIL", ["without_forward", 'missing the required "forward"']),
+        ("03.1", not_done_inside, "TODO", ["Replace"]),
+        ("03.1", crashes, "FAIL", ["of 3 was killed by SIGSEGV.", "in crashes"]),
+        ("03.1", holds_a_lock, "FAIL", ["Your function, or an object that it uses, cannot be sent", "lock"]),
+        ("03.2", nothing_for_the_empty_rank, "FAIL", ["this rank's own count"]),
+        ("03.2", wrong_in_the_last_number, "FAIL", ["Rank 0: gradient, at [3], is not right"]),
+        ("03.2", lambda g, count, group: None, "FAIL", ["got None: is a `return` missing?"]),
+        ("03.2", lambda g, count, group: g.tolist(), "FAIL", ["Rank 0: gradient is not right"]),
+        ("03.2", lambda g, count, group: torch.full_like(g, torch.inf), "FAIL", ["inf"]),
+        ("03.3", lambda g, b, group: overlapped(g, b * 5 // 6, group), "FAIL", ["6 messages where 5 do"]),
+        ("03.4", sends_one_flat_message_each_time, "FAIL", ["you communicate after every microbatch"]),
+        ("04.1", no_unshard, "FAIL", ["the part is not right", "got None"]),
+        ("04.4", reduces_now_and_then, "FAIL", ["got 'gradients leave after 3, 5 of 5 microbatches'"]),
+        ("05.1", partial(forward_with_the_next_layer_coming, ahead=4), "FAIL", ["four layers or more are in memory"]),
+        ("05.2", OnlyForward, "TODO", ["Replace"]),
+        ("05.2", lambda x, shard, compute: x, "FAIL", ["has no attribute 'apply'"]),
+        ("05.4", reads_too_far, "FAIL", ["there were 4 ranks, counted from 0", "in reads_too_far"]),
+        (
+            "05.5",
+            hangs_where_ranks_skip,
+            "FAIL",
+            ["waits in all_gather", "the same collective calls, in the same order"],
+        ),
+        ("05.6", lambda *given: Decimal(peak_bytes(*given)), "PASS", []),
+        ("05.6", lambda *given: np.array(peak_bytes(*given)), "PASS", []),
+        ("05.6", lambda *given: torch.tensor(1.009 * peak_bytes(*given)), "PASS", []),
+        (
+            "05.6",
+            lambda *given: 1.02 * peak_bytes(*given),
+            "FAIL",
+            ["expected 'the measured bytes, to 1%'", "measured "],
+        ),
+        ("05.6", lambda units, n: None, "FAIL", ["is a `return` missing?"]),
+        ("05.7", lambda *given: list(map(np.array, by_search(*given))), "PASS", []),
+        ("05.7", lambda *given: by_search(*given)[:4], "FAIL", ["0/3 points", "Return five things"]),
+        (
+            "05.7",
+            choose_stage(among=("zero-3, kept",)),
+            "FAIL",
+            ["the choice, at", "Your choice, zero-3, kept, m = "],
+        ),
+        ("05.7", lambda *given: (*by_search(*given)[:4], 1e9), "FAIL", ["2/3 points", "the defence, at ["]),
+        ("06.1", collects_the_weights, "FAIL", ["but you send more than one all-reduce"]),
+        ("06.1", names_our_group, "FAIL", ["omit group=", "in names_our_group"]),
+        ("06.1", lambda *given: comm.all_reduce_start(given[0], given[-1]), "FAIL", ["a handle without a wait"]),
+        ("06.2", right_layer_differentiable_once, "PASS", []),
+        ("06.2", sums_through_comm, "FAIL", ["torch.distributed alone", "comm.all_reduce(gradient, group)"]),
+        ("06.2", loses_the_graph, "FAIL", ["y has no graph"]),
+        ("06.2", lambda x, *given: gathered_layer()(x, *given).sum(0), "FAIL", ["Rank 0: y is not right"]),
+        (
+            "06.4",
+            edited(
+                "entries == targets[:, None] => (entries == targets[:, None]) & (entries > entries[0])",
+                loss_and_gradients,
+            ),
+            "FAIL",
+            ["loss, logits of about 1 is not right"],
+        ),
+        ("06.4", lambda *given: loss_and_gradients(*given)[0], "FAIL", ["expected '3 results' got 'Tensor'"]),
+        ("06.5", lambda x, w, group: frugal(x, w, group).sum(0), "FAIL", ["Rank 0: y is not right"]),
+        ("06.6", lambda x, w, group: None, "FAIL", ["is a `return` missing?"]),
+        ("07.3", lambda *given: norm()(*given)[:2], "FAIL", ["what was returned is not right", "got '2 results'"]),
+        ("07.4", never_moves_the_generator, "FAIL", ["Two calls in a row"]),
+        ("07.4", shares_one_seed, "FAIL", ["is a part of the first"]),
+        ("07.4", the_same_shifted, "FAIL", ["or a shifted copy"]),
+        ("07.4", one_waits_alone, "FAIL", ["after your function returned"]),
+        ("07.4", lambda p, shape, group: mask(shape, p), "FAIL", ["expected '2 results' got 'Tensor'"]),
+        ("07.4", lambda *given: [m * (1 - given[0]) / given[0] for m in masks()(*given)], "FAIL", ["where p = 0."]),
+        ("07.4", lambda *given: [m.bfloat16() for m in masks()(*given)], "PASS", []),
+        ("08.1", lambda costs, head, stages: [2, 2], "FAIL", ["got '2 stages with 4 layers'", "gave [2, 2]"]),
+        ("08.1", lambda costs, head, stages: None, "FAIL", ["expected '4 stages with 11 layers'", "got 'NoneType'"]),
+        ("08.1", lambda costs, head, stages: [float("inf")] * stages, "FAIL", ["got 'counts that are not whole'"]),
+        ("08.1", lambda *given: map(int, by_count(*given)), "FAIL", ["cut by count", "stages take"]),
+        ("08.1", lambda *given: "".join(map(str, by_count(*given))), "FAIL", ["got 'counts that are not whole'"]),
+        ("08.1", halves_too_many, "FAIL", ["got 'counts that are not whole'"]),
+        ("08.1", first_layers, "FAIL", ["the places where stages begin or end"]),
+        ("08.1", borders_inside, "FAIL", ["the places where stages begin or end"]),
+        (
+            "08.1",
+            lambda *given: [float(count) for count in by_count(*given)],
+            "FAIL",
+            ["cut by count", "stages take"],
+        ),
+        ("08.2", receives_no_leaf, "FAIL", ["in receives_no_leaf", "Declare it a leaf before your stage"]),
+        ("08.2", begins_with_a_loss_everywhere, "FAIL", ["Only the last rank has a loss to begin with"]),
+        ("08.2", sends_as_it_is, "FAIL", ["has to be contiguous", "in sends_as_it_is"]),
+        ("08.2", has_a_loss_of_its_own, "FAIL", ["Rank 0: the loss is not right. expected 'None' got 0.0"]),
+        (
+            "08.2",
+            edited("sends.append(dist.isend(x.grad, => rank == last or sends.append(dist.isend(x.grad,", step),
+            "FAIL",
+            ["rank 1 waits in recv from 2", "rank 2 has finished"],
+        ),
+        ("08.2", lambda *given: np.array(all_receives_first(*given) or np.nan), "FAIL", ["Rank 0: the loss"]),
+        ("08.3", lambda: [(1, "1b2", 4), (2, " 2B0 ", None), [2, "2F2", 0.0]], "PASS", []),
+        ("08.3", lambda: [(1, "1B2", 4), (2, "2B0", None)], "FAIL", ["got '2 results'"]),
+        (
+            "08.3",
+            lambda: [(1, "1B2"), (2, "2B0", None), (2, "2F2", 0)],
+            "FAIL",
+            ["Pipeline A is not right", "got '2 results'"],
+        ),
+        ("08.4", lambda model, microbatches: 0.0, "FAIL", ["3 microbatches: gradient of the weight", "got None"]),
+        ("08.4", goes_back_from_the_total, "FAIL", ["second time", "run backward with each microbatch's own loss"]),
+        ("08.4", keeps_each_graph, "FAIL", ["several microbatches are kept", "retain no graph"]),
+        ("08.4", back_past_the_module, "FAIL", ["several microbatches are kept"]),
+        (
+            "08.4",
+            lambda *given: back_past_the_module(*given, forward=torch.nn.Linear.forward),
+            "FAIL",
+            ["several microbatches are kept"],
+        ),
+        ("08.5", lambda *given: plan(*given)[:2], "FAIL", ["expected '3 results' got '2 results'"]),
+        ("08.5", lambda *given: np.array(plan(*given), dtype=object), "PASS", []),
+        ("08.6", lambda *given: None, "FAIL", ["expected '2 results' got 'None'"]),
+        ("08.6", lambda *given: (by_recursion(*given) or [None])[0], "FAIL", ["got 'dict'", "case A, rows"]),
+        ("08.6", lambda rows, needs, units: ({}, 3), "FAIL", ["case A: starts is not right"]),
+        ("12.1", TwiceTooLarge, "FAIL", ["limit 1: y of microbatch"]),
+        (
+            "12.1",
+            ReadsSavedTensorsTooLate,
+            "FAIL",
+            ["saved tensors after they have already been freed", "in <lambda>"],
+        ),
+        ("12.1", KeepsEachResult, "FAIL", ["limit 1: pairs kept before finish is not right"]),
+        ("12.1", lambda limit: None, "FAIL", ["has no attribute 'linear'"]),
+        (
+            "12.2",
+            lambda: greedy().replace("4W0", "4w0"),
+            "FAIL",
+            ["It cannot run. The reason is below.", "'4w0' is not an action"],
+        ),
+        ("12.2", lambda: v_min(4, 8), "FAIL", ["It takes 54.5 units", "rank 0 0F0 0F1"]),
+        ("12.2", lambda: lower(Schedule.from_text(greedy())), "PASS", []),
+        ("12.2", lambda: None, "FAIL", ["NoneType is no schedule"]),
+        ("03.9", lambda p, b, n: np.int64(right_bytes(p, b, n)), "PASS", []),
+        ("03.9", lambda p, b, n: torch.tensor(right_bytes(p, b, n), dtype=torch.float64), "PASS", []),
+        ("03.9", lambda p, b, n: float("nan"), "FAIL", ["bytes_sent(", ", 1) is not right"]),
+        ("03.9", lambda p, b, n: str(right_bytes(p, b, n)), "FAIL", ["is not right"]),
+    ],
+)
+def test_what_is_said(exercise_id, answer, status, words):
+    text, got = verdict(exercise_id, answer)
+    assert got == status, text
+    for word in words:
+        assert word in " ".join(text.split()) or word in text, text
+    assert "course/check" not in text and "_in_rank" not in text
+
+
+def test_what_an_answer_prints_comes_before_its_verdict(capsys):
+    def talks(p, b, n):
+        print("n is", n)
+        return right_bytes(p, b, n)
+
+    check("03.9", talks)
+    printed = capsys.readouterr()
+    assert printed.out.startswith("rank 0 | n is 1\nrank 0 | n is 2\n") and printed.err == ""
+    assert printed.out.endswith("PASS  03.9 bytes_sent   1/1 points\n  [x] several sizes\n")
+
+
+# ---- progress -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoilt", ["[]", "{", "1", '"text"'])
+def test_a_spoilt_file_of_progress_costs_nothing(spoilt, capsys):
+    record.place().write_text(spoilt)
+    check("03.9", right_bytes)
+    assert capsys.readouterr().out.startswith("PASS")
+    assert record.place().read_text() == spoilt
+
+
+@pytest.mark.parametrize("nbgrader", [False, True])
+def test_where_a_machine_checks_only_a_pass_is_no_error_and_no_progress_is_kept(nbgrader, monkeypatch, capsys):
+    """nbgrader gives full points to a cell that does not raise."""
+    monkeypatch.setattr(checks, "NBGRADER", nbgrader)
+    monkeypatch.setenv("CHECK_STRICT", "1" if not nbgrader else "0")
+    check("03.9", right_bytes)
+    progress()
+    out = capsys.readouterr().out
+    assert "average_gradients  0/2   not checked yet\n" in out and re.search(
+        r"03.9  bytes_sent +1/1\nall +1/15 points\n$", out
+    )
+    for answer, word in ((lambda p, b, n: 0, "FAIL"), (untouched, "TODO")):
+        with pytest.raises(AssertionError, match=word):
+            check("03.9", answer)
+    assert not record.place().exists()
+
+
+def untouched(param_count, bytes_per_param, n):
+    raise NotImplementedError
+
+
+def test_an_answer_that_is_not_there_counts(capsys):
+    assert missing("03.9", "It is lost.") == ("FAIL  03.9 bytes_sent   0/1 points\n  It is lost.", "FAIL")
+    progress()
+    assert "0/1 points" in capsys.readouterr().out
+
+
+# ---- notebooks ------------------------------------------------------------------------------------------------------
+
+
+def notebook(tmp_path, *cells, name="a.ipynb"):
+    path = tmp_path / name
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": source} for source in cells]}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "value"),
+    [
+        ("x = 25 * 1024**2", "x", 25 * 1024**2),
+        ("x: int = -3", "x", -3),
+        ("x = (1, 'a', [2.0])", "x", (1, "a", [2.0])),
+        ("def f(n):\n    return ('%d'\n% n)\nx = 1", "x", 1),
+        ("%load_ext autoreload\n!ls\nx = 1", "x", 1),
+        ("%%time\nx = 1", "x", 1),
+        ("%%bash\nx=1; if", "x", None),
+        ("x = 9**9**9**9", "x", None),
+        ("x = 99999 ** 99999", "x", None),
+        ("x = 'a' * 10**12", "x", None),
+        ("x = [0] * 10**12", "x", None),
+        ("x = open('/nowhere')", "x", None),
+        ("x += 1\nfor i in range(3): print(i)", "x", None),
+        ("", "x", None),
+    ],
+)
+def test_what_is_taken_from_a_cell(tmp_path, source, name, value, capsys):
+    read = read_notebook(notebook(tmp_path, source))
+    names, notes = read.define()
+    assert names.get(name) == value and notes == []
+    assert capsys.readouterr().out == ""
+    if "f" in names:
+        assert names["f"](7) == "7"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def f(:\n    pass", "a.ipynb, code cell 1, line 1 does not parse: "),
+        ("x = 1\n  y = 2", "line 2 does not parse: unexpected indent"),
+        ("import a_module_that_is_not_there", "line 1: ModuleNotFoundError: No module named"),
+        ("x = 1\0", "does not parse"),
+        ("\n\ndef f(a=1 / 0): pass", "line 3: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_cannot_be_taken_is_one_sentence(tmp_path, source, words):
+    read = read_notebook(notebook(tmp_path, source))
+    notes = [*read.notes, *read.define()[1]]
+    assert len(notes) == 1 and words in notes[0] and "\n" not in notes[0] and "unknown" not in notes[0]
+
+
+def test_an_error_shows_its_line_though_nobody_ran_the_cell(tmp_path, capsys):
+    path = notebook(
+        tmp_path,
+        "def half(x):\n    return x / 0  # here",
+        "def bytes_sent(p, b, n):\n    return half(n)",
+        'check("03.9", bytes_sent)\ncheck("03.1", average_gradients)',
+    )
+    assert main([path]) == 1
+    out = capsys.readouterr().out
+    assert 'File "a.ipynb, code cell 1", line 2, in half\n          return x / 0  # here' in out
+    assert "average_gradients is not defined." in out and "0/3 points" in out
+
+
+def test_in_the_terminal_a_row_that_is_not_there_costs_its_own_task_alone(tmp_path, capsys):
+    right = "def f(p, b, n): return p * b * 2 * (n - 1) / n\n"
+    checks = "check('02.4', f, row='D')\ncheck('03.9', f)"
+    assert main([notebook(tmp_path, right + checks)]) == 1
+    out = capsys.readouterr().out
+    assert "0/3 points\n  02.4 has the rows A, B, C, and row is 'D'." in out and "PASS  03.9" in out
+
+
+def test_in_the_terminal_a_task_that_is_missing_counts_0_of_its_points(tmp_path, capsys):
+    right = notebook(tmp_path, "def f(p, b, n): return p * b * 2 * (n - 1) / n\ncheck('03.9', f)")
+    beside = notebook(tmp_path, "check('03.1', average_gradients)", name="b.ipynb")
+    for paths, missed in (([right], 7), ([right, beside], 6)):
+        assert main(paths) == 1
+        out = capsys.readouterr().out
+        assert out.startswith("PASS  03.9 bytes_sent   1/1 points")
+        assert out.count("No cell calls check(") == missed and 'No cell calls check("03.2", ' in out
+        assert re.search(r"^all +1/15 points\n\nchapter 1 ", out, re.MULTILINE)
+        assert out.splitlines()[-1].startswith("Next to do: 03.1 average_gradients")
+        assert re.search(r"average_gradients +0/2\n", out) and re.search(r"bytes_sent +1/1\n", out)
+
+
+# ---- chapter 02: messages through torch.distributed are heard, too --------------------------------------------------
+
+
+def gathers_by_torch(x, group):
+    parts = [torch.empty_like(x) for _ in range(group.size)]
+    dist.all_gather(parts, x)
+    return torch.cat(parts)
+
+
+def turns_right(swap):
+    """A right all-gather whose ring turns to the right; `swap(x, to, source)` sends and receives."""
+
+    def answer(x, group):
+        n, me, parts = group.size, group.rank, {group.rank: x}
+        for k in range(n - 1):
+            parts[(me - k - 1) % n] = swap(parts[(me - k) % n], (me + 1) % n, (me - 1) % n)
+        return torch.cat([parts[i] for i in range(n)])
+
+    return answer
+
+
+def by_isend(x, to, source):
+    got, going = torch.empty_like(x), dist.isend(tensor=x, group_dst=to)
+    dist.recv(got, source)
+    going.wait()
+    return got
+
+
+def by_send(x, to, source):
+    got = torch.empty_like(x)
+    coming = dist.irecv(got, source)
+    dist.send(x, to)
+    coming.wait()
+    return got
+
+
+def by_batch(x, to, source):
+    got = torch.empty_like(x)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, to), dist.P2POp(dist.irecv, got, source)]):
+        work.wait()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [(gathers_by_torch, "a collective did the work")]
+    + [(turns_right(swap), "your ring turns to the right") for swap in (by_isend, by_send, by_batch)],
+)
+def test_what_is_sent_past_our_own_functions_is_heard(answer, hint):
+    text, status = verdict("02.3", answer)
+    assert status == "FAIL" and hint in " ".join(text.split()), text
+
+
+def even_ranks_first(x, k, group):
+    dst, src = (group.rank + k) % group.size, (group.rank - k) % group.size
+    if dst == group.rank:
+        return x
+    got = torch.empty_like(x)
+    if group.rank % 2 == 0:
+        dist.send(x, dst)
+    dist.recv(got, src)
+    if group.rank % 2 == 1:
+        dist.send(x, dst)
+    return got
+
+
+def every_third_rank_first(x, k, group):
+    if k % group.size == 0:
+        return x
+    dst, src = (group.rank + k) % group.size, (group.rank - k) % group.size
+    if group.rank % 3 == 0:
+        comm.send(x, group, dst).wait()
+        return comm.recv(x, group, src).wait()
+    got = comm.recv(x, group, src).wait()
+    comm.send(x, group, dst).wait()
+    return got
+
+
+def of_my_length(x):
+    shards = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(shards, x)
+    return torch.cat(shards)
+
+
+@pytest.mark.thorough("hangs are waited for", keep=1)
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "words", "without"),
+    [
+        (
+            "02.1",
+            even_ranks_first,
+            ["Parity does not", "the cycle: 0 waits for 2", "in even_ranks_first"],
+            "Rank 0 rec",
+        ),
+        ("02.1", every_third_rank_first, ["0 and 3 wait for each other", "in every_third_rank_first"], "Parity"),
+        ("02.4", of_my_length, ["disagree", "all_gather float64[", "in of_my_length"], "cut"),
+    ],
+)
+def test_a_hang_that_is_known_has_its_hint_and_its_report(exercise_id, answer, words, without):
+    """A wrong program hangs in the same calls, by whatever function they are made; otherwise there is only a report."""
+    text, status = verdict(exercise_id, answer)
+    assert status == "FAIL" and without not in text
+    for word in words:
+        assert word in " ".join(text.split()), text
+
+
+@pytest.mark.thorough("looks at all tensors after each operation")
+def test_the_peak_of_05_6_is_what_is_measured():
+    """An answer may come near either; so the formula must be near what is measured.
+
+    A message that is late on a busy machine keeps its buffer longer, so the least of three runs counts.
+    """
+    for sizes in ((2880,) * 5, (2880, 960, 15360, 960, 2880), (960, 2880, 15360)):
+        for n in (3, 4):
+            least = min(run(measured, n, sizes)[0] for _ in range(3))
+            assert abs(least / peak_bytes(list(sizes), n) - 1) < 0.01

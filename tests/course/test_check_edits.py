@@ -1,0 +1,152 @@
+"""Lists of mistakes: each piece is replaced where it is, once, and what is written wrongly is said."""
+
+import ast
+import pickle
+
+import nbformat
+import pytest
+
+from course.check.catalogue import EXERCISES
+from course.check.edits import Edited, read_mistakes
+from course.check.judge import judge
+from course.check.table import findings
+from tests.book.test_repository import ROOT
+
+GREETINGS = {"hello": "Hello"}
+
+
+def greeting(name):
+    return f"{GREETINGS['hello']}, {called(name)}!"
+
+
+def called(name):
+    return name.title()
+
+
+def shouts(name):
+    return greeting(name).upper()
+
+
+LISTED = """
+name.title() => name
+    It keeps the name.
+
+shouts
+    It shouts, without end,
+    in two lines.
+in end, start:
+Hello => Bye
+or
+{called(name)} => {name}
+hangs
+    It says goodbye.
+in all:
+{called(name)} => {name[0]}
+    It is short.
+"""
+
+
+def test_a_list_is_read():
+    kept, shouted, first, second, last = read_mistakes(
+        LISTED.replace("Hello => Bye", "['hello'] => .get('bye', 'Bye')"), greeting, called
+    )
+    assert [m.wrong.load()("ada") for m in (kept, shouted, first, second)] == [
+        "Hello, ada!",
+        "HELLO, ADA!",
+        "Bye, Ada!",
+        "Hello, ada!",
+    ]
+    assert shouted.hint == "It shouts, without end, in two lines."
+    assert [m.about for m in (kept, shouted, first, second)] == [("",), ("",), ("end", "start"), ("end", "start")]
+    assert last.about == ("",) and last.wrong.load()("ada") == "Hello, a!"
+    assert [m.hangs for m in (first, second)] == [False, True] and first.hint == second.hint
+    assert pickle.loads(pickle.dumps(kept.wrong)).load()("ada") == "Hello, ada!", "it travels as its words"
+    assert greeting("ada") == "Hello, Ada!"
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ("name.tilte() => name\n    A hint.", "name.tilte.. => name: the piece is 0 times in the program"),
+        ("name => nom\n    A hint.", "name => nom: the piece is 4 times"),
+        ("=> nom\n    A hint.", "=> nom: the piece is"),
+        ("called(name) => name\nA hint.", "has no hint below it"),
+        ("called(name) => name\n  A hint.", "4 spaces begin a hint"),
+        ("    A hint.", "above the hint 'A hint.' a program is missing"),
+        ("or\ncalled(name) => name\n    A hint.", "a program is missing"),
+        ("called(name) => name\nor\n    A hint.", "a program is missing"),
+        ("hangs\n    A hint.", "a hint needs edits, or one expression"),
+        ("in start:\n    A hint.", "a hint needs edits, or one expression"),
+        ("shouts\ncalled => name\n    A hint.", "a hint needs edits, or one expression"),
+        ("shouts\ngreeting\n    A hint.", "a hint needs edits, or one expression"),
+    ],
+)
+def test_what_is_written_wrongly_is_said_at_once(listed, words):
+    with pytest.raises(ValueError, match=words):
+        read_mistakes(listed, greeting, called)
+
+
+def test_a_table_names_each_wrong_entry():
+    right = {"A": (1, "f0", None), "B": (2, "b1", 0.5)}
+    listed = """
+    A rank: 0 | 3
+        rank {} waits, {0, 1}.
+    A lost: 4
+    or
+    B call: "c"
+        not that.
+    """.replace("\n    ", "\n")
+    exercise = findings("77.1", "find", "Run", ("rank", "call", "lost"), right, listed)
+    assert [m.hint for m in exercise.mistakes] == [
+        "Run A: rank 0 waits, {0, 1}.",
+        "Run A: rank 3 waits, {0, 1}.",
+        "Run A: not that.",
+        "Run B: not that.",
+    ]
+    short = [lambda: None, lambda: [(1, "F0", None)], lambda: [(1, "F0", None), (2, "b1")]]
+    found = [
+        cases[0] for cases in judge(exercise, [*exercise.right, *(m.wrong for m in exercise.mistakes), *short], 1)
+    ]
+    assert [case.status for case in found] == ["PASS"] * 2 + ["FAIL"] * 7
+    assert [" ".join(case.hint.split()) for case in found[2:6]] == [m.hint for m in exercise.mistakes]
+    assert "2 results" in found[6].hint and "2 results" in found[7].hint and "Run B" in found[8].hint
+
+
+@pytest.mark.parametrize("listed", ["A rank: 1\n    A hint.", "A size: 2\n    A hint."])
+def test_a_right_entry_is_no_mistake(listed):
+    with pytest.raises(ValueError, match="is no mistake"):
+        findings("77.1", "find", "Run", ("rank",), {"A": (1,)}, listed)
+
+
+# ---- the exercises --------------------------------------------------------------------------------------------------
+
+
+TEXTS = [e for e in EXERCISES.values() if any(isinstance(m.wrong, Edited) for m in e.mistakes)]
+
+
+@pytest.mark.parametrize("exercise", TEXTS, ids=lambda e: e.id)
+def test_each_edited_program_can_be_loaded(exercise):
+    for mistake in exercise.mistakes:
+        if isinstance(mistake.wrong, Edited):
+            assert callable(mistake.wrong.load()), mistake.hint
+
+
+def without_words(definition):
+    """The tree of a function or class, without docstrings."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(definition)
+
+
+@pytest.mark.parametrize("exercise", TEXTS, ids=lambda e: e.id)
+def test_the_first_right_program_is_the_solution(exercise):
+    (path,) = ROOT.glob(f"solutions/{exercise.chapter}_*.ipynb")
+    code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    first = next(m.wrong for m in exercise.mistakes if isinstance(m.wrong, Edited))
+    module = ast.parse((ROOT / f"{first.module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    shown, judged = (
+        [without_words(d) for d in tree.body if getattr(d, "name", "") == exercise.title]
+        for tree in (ast.parse("\n".join(code)), module)
+    )
+    assert len(shown) == 1 and shown == judged

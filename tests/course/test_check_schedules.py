@@ -1,0 +1,269 @@
+"""Chapters 9 to 12: answers that are nearly right. Chapters 5, 8, 10: reports in tasks are what a run prints."""
+
+import re
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from course import check as checks
+from course.check import record, verdict
+from course.check.catalogue import EXERCISES
+from course.check.judge import judge
+from course.exercises.ch08.e08_3_at_fault import RIGHT as AT_FAULT
+from course.exercises.ch09.e09_1_in_memory import in_memory
+from course.exercises.ch09.e09_2_kept import kept
+from course.exercises.ch10.e10_1_repaired_step import step
+from course.exercises.ch10.e10_2_sum_and_clip import sum_and_clip
+from course.exercises.ch10.e10_3_missing_calls import RIGHT
+from course.exercises.ch10.e10_4_evaluated import evaluated
+from course.exercises.ch11.e11_2_choose_stages import choose
+from lib import comm
+from lib.launch import HangError, run
+from lib.pipeline.lower import lower, other_end
+from lib.pipeline.schedules.action import RECVS, SENDS
+from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from tests.course.test_check_edges import edited
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def own_progress(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
+    monkeypatch.setattr(checks, "_session", {})
+    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def printed(page: str, name: str) -> str:
+    """The code on a page that defines this function: of a task, or of a code cell."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = (
+        c for c in re.findall(r"```(?:python|{code-cell} ipython3)\n(.*?)```", text, re.S) if f"def {name}(" in c
+    )
+    return code
+
+
+def program(page: str, name: str):
+    """A function that the page of solutions prints in a task."""
+    names = {"torch": torch, "dist": dist, "comm": comm}
+    exec(printed(f"solutions/{page}", name), names)
+    return names[name]
+
+
+def reports(page: str) -> list[str]:
+    text = (ROOT / "solutions" / page).read_text(encoding="utf-8")
+    return re.findall(r"```text\n((?:deadlock|hang): .*?)\n```", text, re.S)
+
+
+def wrong_order(*given):
+    program("11_interleaving.md", "wrong_order")(*given)
+
+
+def waits(report: str) -> list[str]:
+    """The report without seconds and source lines."""
+    return [re.sub(r"  for [\d.]+ s  .*", "", " ".join(line.split(" "))).strip() for line in report.splitlines()]
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+def waits_twice_for_nothing(forward, backward, like, m):
+    step(forward, backward, like, m)
+    if dist.get_rank() == 0:
+        dist.recv(torch.empty_like(like), src=1)
+
+
+RECEIVES_AHEAD = """
+last, sends = group.size - 1, [] => last, sends, xs = group.size - 1, [], received(inputs, width, group, {})
+comm.recv(like, group, group.rank - 1).wait() => next(xs)
+"""
+KEEPS_TWO = """
+if sends: => if len(sends) > 1:
+sends.pop() => sends.pop(0)
+"""
+
+
+def blocks_at_both_ends(gradients, holders, max_norm, group):
+    for name, ranks in holders.items():
+        for transfer in (comm.send, comm.recv):
+            for r in ranks:
+                if group.rank in ranks and r != group.rank:
+                    transfer(gradients[name], group, r).wait()
+
+
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "status", "words"),
+    [
+        ("09.1", lambda *case: in_memory(*case).replace("B", "X"), "FAIL", ["X0' is not an action"]),
+        (
+            "09.1",
+            lambda n, m, limit: in_memory(n, m + (n == 2), limit),
+            "FAIL",
+            ["its size is not right", "got '2 ranks, 4 microbatches'"],
+        ),
+        ("09.2", lambda *given: kept(*given, gpipe=lambda rank, n, M: max(M, n)), "FAIL", ["kept('GPipe', "]),
+        ("09.2", lambda *given: kept(*given)[0], "FAIL", ["expected '2 results' got 'int'"]),
+        ("09.2", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
+        ("10.1", waits_twice_for_nothing, "FAIL", ["rank 0 waits in recv from 1"]),
+        ("10.2", blocks_at_both_ends, "FAIL", ["Every rank of the cycle sends first"]),
+        ("10.2", lambda *given: float(sum_and_clip(*given)), "PASS", []),
+        ("10.4", lambda *given: evaluated(*given).float().tolist(), "PASS", []),
+        ("10.4", edited(RECEIVES_AHEAD.format(1), evaluated), "PASS", []),
+        ("10.4", edited(RECEIVES_AHEAD.format(2), evaluated), "FAIL", ["receive one in advance at most"]),
+        ("10.4", edited(KEEPS_TWO, evaluated), "FAIL", ["has arrived: wait for the send before"]),
+        ("11.1", wrong_order, "FAIL", ["the result of the program in the task"]),
+        ("11.2", lambda *given: np.array(choose(*given)), "PASS", []),
+        ("11.2", lambda *given: choose(*given)[:2], "FAIL", ["expected '3 results' got '2 results'"]),
+        ("10.3", lambda: RIGHT[0], "FAIL", ["Report 1", "expected '1SEND_F3' got 'NONE'"]),
+        ("10.3", lambda: (RIGHT[0], "1SEND_F3"), "FAIL", ["1/2 points", "Report 2"]),
+    ],
+)
+def test_what_is_said(exercise_id, answer, status, words):
+    text, got = verdict(exercise_id, answer)
+    assert got == status, text
+    for word in words:
+        assert word in " ".join(text.split()), text
+    assert "course/check" not in text and "_in_rank" not in text
+
+
+def test_the_step_whose_messages_cross_on_two_ranks_is_right_on_three():
+    (cases,) = judge(replace(EXERCISES["11.1"], ranks=(3,)), [wrong_order], seed=1)
+    assert [case.status for case in cases] == ["PASS"]
+
+
+# ---- chapter 10: the reports ----------------------------------------------------------------------------------------
+
+
+def wrong_step_of_the_task(world, m):
+    like = torch.zeros(4, 3)
+    program("10_running.md", "wrong_step")(lambda k, x: like, lambda k, g: like, like, m)
+
+
+def messages(world, schedule):
+    """Each message is waited for; that of microbatch k has 16 (k + 1) elements."""
+    for action in (a for a in schedule.actions[world.rank] if a.op in (*SENDS, *RECVS)):
+        x, peer = torch.zeros(16 * (action.microbatch + 1)), schedule.rank_of[other_end(action).stage]
+        if action.op in SENDS:
+            comm.send(x, world, peer).wait()
+        else:
+            comm.recv(x, world, peer).wait()
+
+
+def without(action: str):
+    right = lower(one_f_one_b(4, 4))
+    return replace(right, actions=tuple(tuple(a for a in row if str(a) != action) for row in right.actions))
+
+
+def test_the_reports_of_hangs_are_what_a_run_prints():
+    hangs = [(wrong_step_of_the_task, 8), *((messages, without(action)) for action in RIGHT)]
+    for report, (program, argument) in zip(reports("10_running.md"), hangs, strict=True):
+        with pytest.raises(HangError) as error:
+            run(program, 4, argument)
+        assert waits(report) == waits(str(error.value))
+
+
+# ---- chapters 5 and 8: the reports, with their files and lines -------------------------------------------------------
+
+DROPS = """
+class Unit:
+    shard = torch.zeros(100)
+
+    def compute(self, full, x):
+        return x
+
+
+def step(world):
+    kept = {0: [1, 0, 1, 1, 1, 1], 1: [0, 1, 1, 0, 1, 1], 2: [1, 1, 1, 0, 0, 1]}[world.rank]
+    wrong_forward(torch.zeros(1), [Unit() for _ in kept], kept, world)
+"""
+STAGES = """
+
+def step(world, orders, sequences):
+    stage = cut(fresh(), world.size)[world.rank]
+    pieces = list(zip(inputs.split(sequences), targets.split(sequences)))
+    forward, backward, sends = one_stage(stage, pieces, world)
+    for op, k in orders[world.rank]:
+        forward(k) if op == "F" else backward(k)
+    for send in sends:
+        send.wait()
+"""
+
+
+def file_of_drops() -> str:
+    return "import torch\n\nfrom lib import comm\n\n\n" + printed("solutions/05_fsdp.md", "wrong_forward") + DROPS
+
+
+def file_of_stages() -> str:
+    """The program of the chapter: its two cells."""
+    imports = (
+        "import torch\n\nfrom lib import comm, data\n"
+        "from lib.model import GPT, GPTConfig, mean_loss\nfrom lib.pipeline.stage import cut\n\n"
+    )
+    model, stage = (printed("chapters/08_pipelines.md", name) for name in ("fresh", "one_stage"))
+    return f"{imports}{model}\n\n{stage}{STAGES}"
+
+
+def with_the_fault_of_pipeline_b() -> list[list[tuple[str, int]]]:
+    """GPipe, in which one rank runs an action before its last forward."""
+    at_fault, action, _ = AT_FAULT["B"]
+    orders = [[(str(a.op), a.microbatch) for a in row] for row in gpipe(4, 4).actions]
+    moved = (action[1], int(action[2:]))
+    orders[at_fault].remove(moved)
+    orders[at_fault].insert(3, moved)
+    return orders
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "ranks", "arguments"),
+    [
+        ("05_fsdp.md", file_of_drops, 3, {}),
+        (
+            "08_pipelines.md",
+            file_of_stages,
+            4,
+            {"orders": with_the_fault_of_pipeline_b(), "sequences": [4, 3, 2, 1]},
+        ),
+    ],
+)
+def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(page, file, ranks, arguments, tmp_path, monkeypatch):
+    (tmp_path / "step.py").write_text(file(), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "step", raising=False)
+    with pytest.raises(HangError) as error:
+        run(partial(import_module("step").step, **arguments), ranks)
+    (report,) = reports(page)
+    said = re.sub(r"for \d\.\d s", "for 2.1 s", str(error.value))  # a look at the ranks may come a little later
+    assert said == report
+
+
+def where_ranks_wait(schedule) -> tuple[str, ...]:
+    """The action of each rank that does not end, if a message takes both its ranks."""
+    rows = [[a for a in row if a.op in (*SENDS, *RECVS)] for row in schedule.actions]
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            peer = other_end(row[0]).stage if row else rank
+            if row and rows[peer] and other_end(rows[peer][0]).stage == rank and row[0].op != rows[peer][0].op:
+                if (row[0].op in SENDS) != (rows[peer][0].op in SENDS):
+                    row.pop(0), rows[peer].pop(0)
+                    moved = True
+    return tuple(str(row[0]) if row else "" for row in rows)
+
+
+def test_each_report_has_one_explanation():
+    explanations = defaultdict(list)
+    for action in (a for row in lower(one_f_one_b(4, 4)).actions for a in row if a.op in (*SENDS, *RECVS)):
+        explanations[where_ranks_wait(without(str(action)))].append(str(action))
+    for action in RIGHT:
+        assert explanations[where_ranks_wait(without(action))] == [action]

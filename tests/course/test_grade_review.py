@@ -1,0 +1,111 @@
+"""Which notebooks get a note for a person: those with code that no answer needs, and no others."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from course.check.source import Notebook, read_notebook
+from course.grade.assignment import read_assignment
+from course.grade.grading import _suspicious
+from course.release.notebooks import homework
+
+ROOT = Path(__file__).parents[2]
+SETUP = (ROOT / "tools" / "setup_cell.py").read_text()
+IMPORTS = "import torch\n\nfrom lib import comm\nfrom course.check import check, progress\nfrom lib.launch import run"
+
+
+def notes(*cells):
+    return _suspicious(Notebook("a.ipynb", tuple(("a cell", cell) for cell in (SETUP, IMPORTS, *cells))))
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("from course.check import check, find\nplan = find('08.5').right[0]", "course.check"),
+        ("from course.check import find", "course.check"),
+        ("from course.check import check, progress, find", "course.check"),
+        ("from course.check import check as c", "course.check"),
+        ("    from course.check.catalogue import EXERCISES", "course.check"),
+        ("from lib import check as c", "course.check"),
+        ("from lib import comm, check", "course.check"),
+        ("from lib import (\n    comm,\n    check,\n)", "course.check"),
+        ("from lib import \\\n    check", "course.check"),
+        ("import course.check as c", "course.check"),
+        ("getattr(lib, 'che' + 'ck')", "course.check"),
+        ("open('course/exercises/ch03/e03_1_average_gradients.py')", "course.check"),
+        ("Path('lib', 'check')", "course.check"),
+        ("import course.grade", "course.check"),
+        ("from lib.runtime import calls\ncalls.listeners.clear()", "lib.runtime"),
+        ("from lib import runtime", "lib.runtime"),
+        ("check.__globals__['find']", "what functions are made of"),
+        ("().__class__.__base__.__subclasses__()", "what functions are made of"),
+        ("import builtins", "what functions are made of"),
+        ("sys.modules['course.check'].find", "modules"),
+        ("from sys import modules", "modules"),
+        ("import sys as s", "modules"),
+        ("import importlib", "modules"),
+        ("importlib.import_module('lib.' + 'check')", "modules"),
+        ("importlib.util.find_spec('course.check')", "modules"),
+        ("import inspect\ninspect.stack()", "frames"),
+        ("import os, inspect", "frames"),
+        ("from inspect import stack", "frames"),
+        ("e.__traceback__.tb_frame.f_back", "frames"),
+        ("exec('x')", "code from a string"),
+        ("f = __import__", "code from a string"),
+        ("subprocess.run(['cat', 'x'])", "processes"),
+    ],
+)
+def test_a_person_looks(code, note):
+    assert note in notes(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from course.check import check",
+        "from course.check.bill import bill",
+        "from course.check.refusals import broken_layouts",
+        "model.eval()\ntorch.compile(model)\nre.compile('x')",
+        "from lib import comm\nfrom lib.mesh import Group",
+        "list(model.modules())",
+        "# the runtime of lib; I inspect the gradients",
+        'check("03.1", average_gradients, points=2)',
+    ],
+)
+def test_nobody_looks(code):
+    assert notes(code) == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("course/assignments/*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("kind", ["exercises", "solutions"])
+def test_what_the_book_gives_out_and_its_own_answers_get_no_note(path, kind, tmp_path):
+    import nbformat
+
+    for name, book in homework(ROOT, kind, read_assignment(str(path))).items():
+        nbformat.write(book, tmp_path / name)
+        assert _suspicious(read_notebook(str(tmp_path / name))) == [], name
+
+
+LONG = (
+    "import ",
+    "lib ",
+    "lib.",
+    "from lib import ",
+    "from lib import (",
+    "sys.",
+    "inspect ",
+    "importlib ",
+    " ",
+    "\n",
+    "(",
+)
+
+
+@pytest.mark.alone("it measures time")
+@pytest.mark.parametrize("text", LONG)
+def test_a_long_line_takes_no_time(text):
+    """A notebook may have a hundred times as much."""
+    began_s = time.process_time()
+    notes(text * (2**18 // len(text)))
+    assert time.process_time() - began_s < 5

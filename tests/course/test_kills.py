@@ -1,0 +1,95 @@
+"""The book's table of wrong answers shows the outcome of a run, and a run of today's exercises."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from course.check import find
+from tests.book.test_repository import ROOT, tool
+
+EXERCISE = "from course.check.bill import bill\nfrom lib.comm import send\n"
+
+
+@pytest.fixture
+def kills(tmp_path, monkeypatch):
+    """The tool, on a repository with two exercises that were tried."""
+    module = tool("kills")
+    files = {
+        "exercises/e01_1_a": "",
+        "exercises/e12_3_b": EXERCISE,
+        "tried": "from course.check.judge import judge\n",
+    }
+    for name, text in {**files, "judge": "", "bill": "", "record": ""}.items():
+        path = tmp_path / "lib" / "check" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name in ("EXERCISES", "JUDGE", "KEPT", "ROOT"):
+        monkeypatch.setattr(module, name, tmp_path / getattr(module, name).relative_to(ROOT))
+    (tmp_path / "book").mkdir()
+    module.keep({i: {"source": source} for i, source in module.sources().items()})
+    return module
+
+
+@pytest.mark.parametrize(
+    ("file", "stale"),
+    [
+        ("exercises/e12_3_b", "12.3"),
+        ("bill", "12.3"),
+        ("judge", "01.1, 12.3"),
+        ("tried", "01.1, 12.3"),
+        ("exercises/e02_4_new", "02.4"),
+        ("record", None),
+    ],
+)
+def test_what_has_changed_since_it_was_tried_is_named(kills, file, stale, capsys):
+    assert kills.main(["--check"]) == 0
+    with (kills.ROOT / "lib" / "check" / f"{file}.py").open("a") as source:
+        source.write("# another line\n")
+    assert kills.main(["--check"]) == bool(stale)
+    said = f"book/kill_table.json is not of today's exercises {stale}: make kills\n" if stale else ""
+    assert capsys.readouterr().err == said
+
+
+def test_an_exercise_that_is_gone_is_named(kills, capsys):
+    (kills.EXERCISES / "e01_1_a.py").unlink()
+    assert kills.main(["--check"]) == 1 and "exercises 01.1: make kills" in capsys.readouterr().err
+
+
+def test_only_what_has_changed_is_tried_and_only_what_came_out_right_is_kept(kills, monkeypatch, capsys):
+    tried = []
+
+    def try_one(exercise_id, turns):
+        tried.append(exercise_id)
+        return {"right": 2}, ["03.1, wrong program 1: it passes"] * (exercise_id == "03.1")
+
+    monkeypatch.setattr(kills, "try_one", try_one)
+    (kills.EXERCISES / "e01_1_a.py").unlink()
+    for name in ("e03_1_c", "e02_4_d"):
+        (kills.EXERCISES / f"{name}.py").write_text("")
+    assert kills.main([]) == 1 and sorted(tried) == ["02.4", "03.1"]
+    assert [*json.loads(kills.KEPT.read_text())] == ["02.4", "12.3"]
+    assert "03.1, wrong program 1: it passes" in capsys.readouterr().out
+
+
+def test_an_exercise_is_counted(monkeypatch):
+    """A wrong program that passes, or has the hint of another, is no kill; a right one that fails is a fault."""
+    module, exercise = tool("kills"), find("13.2")
+    first, second, *others = exercise.mistakes
+    right, *_ = exercise.right
+    row, lines = module.try_one("13.2", module.Turns())
+    assert (row["right"], row["wrong"], lines) == (len(exercise.right), len(exercise.mistakes), [])
+    assert 0 < row["fail_s"] < 30 and "cores" in row["machine"]
+    broken = replace(
+        exercise,
+        right=(right, first.wrong),
+        mistakes=(first, replace(second, wrong=right), replace(others[0], wrong=first.wrong), *others[1:]),
+    )
+    monkeypatch.setattr("course.check.find", lambda exercise_id: broken)
+    row, lines = module.try_one("13.2", module.Turns())
+    assert (row["right"], row["wrong"]) == (1, len(exercise.mistakes) - 2)
+    assert [line.partition(", seed")[0] for line in lines] == [
+        "13.2, right program 1",
+        "13.2, wrong program 1",
+        "13.2, wrong program 2",
+    ]

@@ -1,0 +1,71 @@
+"""What `make exercise` writes is an exercise at once: right programs pass, wrong ones are named."""
+
+import importlib
+import runpy
+import shutil
+import subprocess
+
+import pytest
+
+from course.check.judge import judge
+from tests.book.test_repository import ROOT, tool
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """The tool, on a repository with one chapter."""
+    (tmp_path / "course/exercises").mkdir(parents=True)
+    (tmp_path / "solutions").mkdir()
+    shutil.copy(ROOT / "solutions/03_data_parallelism.md", tmp_path / "solutions")
+    module = tool("new_exercise")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return lambda *args: module.main([*args])
+
+
+def test_it_runs_as_it_is(begin, tmp_path, capsys, monkeypatch):
+    begin("03.8", "scaled_sum")
+    monkeypatch.syspath_prepend(tmp_path / "course/exercises")
+    exercise = importlib.import_module("e03_8_scaled_sum").EXERCISE
+    assert (exercise.id, exercise.title) == ("03.8", "scaled_sum")
+    answers = [*exercise.right, *(mistake.wrong for mistake in exercise.mistakes)]
+    hints = [{case.hint.replace("\n", " ") for case in cases} for cases in judge(exercise, answers, seed=1)]
+    assert hints == [{""}, {""}, *({mistake.hint} for mistake in exercise.mistakes)]
+    task = capsys.readouterr().out
+    assert 'check("03.8", scaled_sum)' in task and "03_data_parallelism.ipynb#" in task and "{" + "{" not in task
+
+
+def test_it_needs_no_name(begin, tmp_path, capsys):
+    begin("03.8")
+    written = runpy.run_path(str(tmp_path / "course/exercises/ch03/e03_8_answer.py"))
+    assert written["EXERCISE"].title == "answer" and 'check("03.8", answer)' in capsys.readouterr().out
+    said = subprocess.run(
+        ["make", "-n", "--no-print-directory", "exercise", "ID=03.8"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.rstrip().endswith('tools/new_exercise.py "03.8"')
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("3.8", "f"), "ID=3.8 is no exercise"),
+        (("", "f"), "ID= is no exercise"),
+        (("03.8", ""), "NAME= cannot be"),
+        (("03.8", "../f"), "NAME=../f cannot be"),
+        (("77.1", "f"), "no solutions/77_"),
+    ],
+)
+def test_what_it_refuses(begin, tmp_path, args, words):
+    with pytest.raises(SystemExit, match=words.replace("(", r"\(")):
+        begin(*args)
+    assert not [*(tmp_path / "course/exercises").iterdir()]
+
+
+def test_it_overwrites_nothing(begin, tmp_path):
+    begin("03.8", "scaled_sum")
+    with pytest.raises(SystemExit, match=r"03\.8 exists: course/exercises/ch03/e03_8_scaled_sum\.py"):
+        begin("03.8", "other")
+    assert len([*(tmp_path / "course/exercises").iterdir()]) == 1

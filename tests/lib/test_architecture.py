@@ -1,0 +1,298 @@
+"""The house: each idea has its room, and imports go downward only."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIB = ROOT / "lib"
+# A file, whole; and the code of all that one has to read to know how a model is trained on many ranks: what a diligent
+# reader gets through in a week. Who only turns the pages needs no line of what grades, what draws, and the stories.
+MAX_LINES = 350
+BUDGET_LINES = {
+    "what the book teaches": 6500,
+    "lib.runtime": 1700,
+    "lib.torchrun": 350,
+    "lib.checkpoint": 650,
+    "lib.plan": 600,
+    "lib.planner": 720,
+}  # of code
+APART = ("course.check", "book.figures", "course.grade", "course.release", "lib.text")
+
+# The root keeps what a page names. A file may import those before it, and the rooms that stand there. What a room may
+# import says its own __init__.py: the words in backticks behind "May import".
+ROOT_FILES = [
+    *("text", "trace", "cost/", "claims", "runtime/", "torchrun/", "mesh", "launch", "comm", "wire_audit"),
+    *(
+        "placement",
+        "facts",
+        "conjugate",
+        "deferred",
+        "recompute",
+        "sleep",
+        "collectives",
+        "model",
+        "masks",
+        "data",
+        "memory",
+        "clip",
+        "verify",
+    ),
+    *(
+        "data_parallel/",
+        "tensor_parallel/",
+        "pipeline/",
+        "layout",
+        "plan/",
+        "planner/",
+        "parallel",
+        "virtual",
+        "certificate",
+        "mistakes",
+        "options",
+        "train_config",
+        "checkpoint/",
+        "train_loop",
+        "train",
+    ),
+]
+PURE = ["lib.cost", "lib.trace", "lib.lab.claims", "lib.pipeline.schedules"]
+PURE += [f"lib.runtime.{name}" for name in "call_table calls headroom link output places ranks server waits".split()]
+PURE += [f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt workshop".split()]
+PURE += [f"book.figures.{name}" for name in "svg canvas curves matrices moves ranks".split()]
+PURE += [f"book.figures.{name}" for name in "scatter schedule timeline".split()]
+PURE += ["lib.layout", "lib.plan", "lib.planner"]
+PURE += ["book.figures.explorer", "book.figures.show"]
+PURE += ["lib.text"]
+PURE += ["lib.launch"]  # its server starts before torch is there
+SPEAKS_DISTRIBUTED = {"lib.launch", "lib.mesh", "lib.comm", "lib.checkpoint", "lib.runtime"}
+SPEAKS_DISTRIBUTED |= {"lib.torchrun"}
+SPEAKS_DISTRIBUTED |= {"course.check.listen"}  # it listens to what a learner calls
+SPEAKS_DISTRIBUTED |= {"course.exercises"}  # learners may answer with it
+SAME_NAMES = {
+    "main",  # what `python -m` starts: lib.train, course.check
+    "train",  # the loop of lib.training.loop; lib.train is its command line
+    "timeline",  # what lib.pipeline.execute measures; book.figures.timeline draws it
+}
+SERIAL_TWIN = "lib.model"  # no witness if it were made of the same parts
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(LIB.rglob("*.py"))
+}
+
+
+ROOMS = {module: path for module, path in MODULES.items() if path.name == "__init__.py" and module != "lib"}
+
+
+def room_of(module):
+    """The innermost room that a module is in, or None for a file of the root."""
+    inside = [room for room in ROOMS if module == room or module.startswith(room + ".")]
+    return max(inside, key=len, default=None)
+
+
+def declared(room):
+    """What a room's own words let it import."""
+    text = ast.get_docstring(ast.parse(ROOMS[room].read_text(encoding="utf-8")))
+    said = re.search(r"May import(.*?)\.\s", text + "\n", re.DOTALL)
+    assert said, f"{room} does not say what it may import"
+    return set(re.findall(r"`(lib[\w.]*)`", said[1]))
+
+
+def imports(path):
+    """(module, whether at import time) for all that a file imports of lib or torch.distributed, wherever it does so."""
+    found = set()
+
+    def visit(node, at_top):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: the path is the idea, so imports are absolute"
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES or name == "torch.distributed" else node.module for name in inside]
+        found.update((name, at_top) for name in names)
+        at_top = at_top and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for child in ast.iter_child_nodes(node):
+            visit(child, at_top and not typing)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    return found
+
+
+def within(module, places):
+    return any(module == place or module.startswith(place + ".") for place in places)
+
+
+def allowed(source, target):
+    """Whether the module `source` may import `target`."""
+    room = room_of(source)
+    if target == "lib" or (room and within(target, [room])):
+        return True
+    if room is None:
+        below = ROOT_FILES[: ROOT_FILES.index(source.removeprefix("lib."))]
+        return within(target, [f"lib.{name.rstrip('/')}" for name in below])
+    said = declared(room)
+    outer = {further for one in said if room.startswith(one + ".") for further in declared(one)}
+    return within(target, said | outer)
+
+
+EDGES = sorted((module, name) for module, path in MODULES.items() for name, _ in imports(path) if name in MODULES)
+
+
+def test_imports_are_those_that_are_declared():
+    drawn = [f"{a} -> {b}" for a, b in EDGES if a != "lib" and b != "lib"]
+    print("\n" + "\n".join(drawn))
+    assert drawn
+    wrong = [f"{a} imports {b}" for a, b in EDGES if a != "lib" and not allowed(a, b)]
+    assert not wrong
+    assert not [a for a, b in EDGES if a == "lib"], "lib itself imports nothing before it is asked for"
+
+
+def test_the_house_as_it_is(say):
+    """Printed: each room, its files, and what they import of other rooms."""
+    lines = []
+    for room in [None, *ROOMS]:
+        files = [m for m in MODULES if room_of(m) == room and m not in ROOMS and m != "lib"]
+        to = sorted({room_of(b) or b for a, b in EDGES if a in files and room_of(b) != room and b != "lib"})
+        name = "lib/" if room is None else room.replace(".", "/") + "/"
+        lines.append(f"{name:26} {' '.join(m.rpartition('.')[2] for m in files)}")
+        lines += [f"{'':26} imports {' '.join(x.removeprefix('lib.') for x in to)}"] if room and to else []
+    say("\n".join(lines))
+    unknown = [m for m in MODULES if room_of(m) is None and m != "lib" and m.removeprefix("lib.") not in ROOT_FILES]
+    assert not unknown, f"{unknown} have no place: enter them in ROOT_FILES, or in a room"
+    assert {room for room in ROOMS if not declared(room)} <= {"lib.cost", "lib.pipeline.schedules"}
+
+
+def test_the_picture_in_contributing_is_this_house():
+    """Each file of the root and each outer room once; what is imported lies on the same level or below."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = re.search(r"## The house.*?```\n(.*?)```", text, re.DOTALL)[1]
+    levels = {}
+    for level, lines in enumerate(picture.split("↓")):
+        for line in lines.splitlines():
+            for name in re.split(r"\s{3,}", line)[0].split():
+                assert levels.setdefault(name.rstrip("/"), level) == level, f"{name} is there twice"
+    outer = {module: module.split(".")[1] for module in MODULES if module != "lib"}
+    assert set(levels) == set(outer.values())
+    upward = [f"{a} -> {b}" for a, b in EDGES if "lib" not in (a, b) and levels[outer[a]] > levels[outer[b]]]
+    assert not upward
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "may"),
+    [
+        ("lib.comm", "lib.trace", True),
+        ("lib.trace", "lib.comm", False),
+        ("lib.model", "lib.verify", False),
+        ("lib.train", "lib.data_parallel.ddp", True),
+        ("lib.data_parallel.zero", "lib.data_parallel.ddp", True),
+        ("lib.data_parallel.zero", "lib.tensor_parallel.linear", False),
+        ("lib.pipeline.execute", "lib.pipeline.schedules.action", True),
+        ("lib.pipeline.schedules.action", "lib.pipeline.execute", False),
+        ("lib.pipeline.execute", "lib.data_parallel.ddp", False),
+        ("lib.data_parallel.ddp", "lib.pipeline.simulate", False),
+        ("lib.data_parallel.ddp", "book.figures.timeline", False),
+        ("lib.cost.comm", "lib.comm", False),
+        ("course.exercises.ch04.e04_1_shard", "lib.data_parallel.flat", True),
+    ],
+)
+def test_the_rule_itself(source, target, may):
+    assert allowed(source, target) is may
+
+
+def test_there_is_no_circle():
+    below = {}
+    for a, b in EDGES:
+        below.setdefault(a, set()).add(b)
+
+    def walk(module, path):
+        assert module not in path, " -> ".join([*path, module])
+        for target in below.get(module, ()):
+            walk(target, [*path, module])
+
+    at_top = {(m, name) for m, path in MODULES.items() for name, top in imports(path) if top and name in MODULES}
+    below = {}
+    for a, b in at_top:
+        below.setdefault(a, set()).add(b)
+    for module in below:
+        walk(module, [])
+
+
+def test_the_serial_twin_stands_alone():
+    assert not [b for a, b in EDGES if a == SERIAL_TWIN]
+
+
+def test_only_the_machine_speaks_to_torch_distributed():
+    outside = []
+    for module, path in MODULES.items():
+        if within(module, SPEAKS_DISTRIBUTED):
+            continue
+        outside += [module for name, _ in imports(path) if name.startswith("torch.distributed")]
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        outside += [
+            module for node in tree if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed"
+        ]
+    assert not outside
+
+
+def test_no_two_public_things_share_a_name():
+    """A function or class has its name for itself, in the whole library; a module may be called as what it holds."""
+    homes = {}
+    for module, path in MODULES.items():
+        if module.startswith("course.exercises."):
+            continue  # each is read alone
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    for module in MODULES:
+        name = module.rpartition(".")[2]
+        exercise = module.startswith("course.check.")  # is called as what it asks for
+        if not exercise and not any(within(home, [module]) for home in homes.get(name, [module])):
+            homes[name].append(module)
+    shared = {name: where for name, where in homes.items() if len(where) > 1 and name not in SAME_NAMES}
+    assert not shared
+    assert all(len(homes[name]) > 1 for name in SAME_NAMES), "allowed, and no longer needed"
+
+
+def lines_of_code(path):
+    """Without docstrings, comments and empty lines: nobody shall save on those."""
+    text = path.read_text(encoding="utf-8")
+    told = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            told.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate((line.strip() for line in text.splitlines()), 1)
+    return sum(1 for i, line in lines if line and not line.startswith("#") and i not in told)
+
+
+def test_no_file_is_long_and_the_whole_is_small(say):
+    lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in MODULES.items()}
+    assert {module: n for module, n in lines.items() if n > MAX_LINES} == {}
+    totals = dict.fromkeys(BUDGET_LINES, 0)
+    for module, path in MODULES.items():
+        if not within(module, APART):
+            apart = (room for room in BUDGET_LINES if within(module, [room]))
+            totals[next(apart, "what the book teaches")] += lines_of_code(path)
+    parts = ", ".join(f"{name} {n} of {BUDGET_LINES[name]}" for name, n in totals.items())
+    say(f"lines of code: {parts}; longest file: {max(lines, key=lines.get)}")
+    assert all(n <= BUDGET_LINES[name] for name, n in totals.items())
+
+
+def test_what_is_pure_does_not_load_torch():
+    """One fresh interpreter: the pure modules, then `lib.launch`, whose server starts before torch is there."""
+    pure = [m for m in MODULES if within(m, PURE)]
+    program = f"""
+import sys
+for module in {["lib", *pure]!r}:
+    __import__(module)
+    loaded = [name for name in ("torch", "matplotlib", "IPython", "ipywidgets") if name in sys.modules]
+    assert not loaded, f"{{module}} loads {{loaded}}"
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,1045 @@
+"""FSDP beside one process, beside PyTorch's fully_shard, and beside the formulas of its memory, traffic and time."""
+
+import copy
+import pickle
+import time
+import warnings
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from lib import comm, cost, data, run, trace
+from lib.data_parallel.ddp import global_mean
+from lib.data_parallel.fsdp import FSDP
+from lib.data_parallel.units import default_units
+from lib.data_parallel.zero import ZeRO1
+from lib.lab import wire_audit
+from lib.memory import MemoryTracker
+from lib.mesh import Group, Mesh, MeshShape
+from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
+from lib.sleep import SleepLayer
+from lib.verify import largest_difference
+from tests.lib.sharding import (
+    WIRE_BYTES,
+    Block,
+    adamw,
+    batch,
+    beside_bfloat16,
+    beside_twin,
+    end_apart,
+    gpt,
+    momentum,
+    rows,
+    said,
+    save_and_go_on,
+    sent_as_promised,
+    shards_apart,
+    some_steps,
+    toy,
+    trained,
+)
+
+ALONE = Group()
+CASES = [  # blocks, optimizer, op, microbatches, reduced each, tied, steps, and how
+    ("blfb", adamw, "mean", 1, False, True, 10, {}),
+    ("flb", adamw, "mean", 1, False, False, 2, {"reshard_after_forward": False}),
+    ("elfb", momentum, "sum", 2, True, False, 2, {"prefetch": False}),
+    ("eflbl", adamw, "sum", 2, False, False, 2, {}),
+    ("bbb", momentum, "mean", 2, True, True, 2, {"reshard_after_forward": False, "prefetch": False}),
+]
+
+
+def nothing_gathered(model):
+    return all(
+        flat.whole.untyped_storage().nbytes() == 0 and torch.isnan(p).all()
+        for flat in model.flats
+        for p in flat.params
+        if p.numel()
+    )
+
+
+def all_steps(world):
+    warnings.filterwarnings("ignore", "grad and param do not obey")  # torch on the twin's transposed parameter
+    out = {}
+    for blocks, optimizer, op, K, each, tied, steps, how in CASES:
+        more = {"blocks": blocks, "tied": tied}
+        model = FSDP(toy(100 + world.rank, **more), world, optimizer, op=op, **how)
+        twin = toy(100, **more)
+        worst = beside_twin(model, twin, optimizer, op, K, each, unused=False, steps=steps)
+        out[blocks] = worst, *end_apart(model, twin), nothing_gathered(model)
+    return out
+
+
+@pytest.mark.thorough("up to five ranks", keep=2)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_steps_equal_one_process(n):
+    for rank, cases in enumerate(run(all_steps, n)):
+        assert len(cases) == len(CASES)
+        for case, (worst, apart, equal, nothing) in cases.items():
+            where = f"{case}, rank {rank} of {n}: {worst}, weights {apart}"
+            # Of later steps, too: by then weights differ by roundings, how far depends on the processor.
+            assert worst["loss"] < 1e-12 and worst["gradient"] < 1e-11 and apart < 1e-8, where
+            assert equal and nothing, where
+
+
+def test_fully_shard_agrees():
+    def beside(world, reshard):
+        theirs = gpt(0).double()
+        mesh = init_device_mesh("cpu", (world.size,))
+        for block in (*theirs.blocks, theirs):
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        optimizer = adamw(theirs.parameters())
+        ours = FSDP(gpt(world.rank).double(), world, adamw, reshard_after_forward=reshard)
+        for step in range(10):
+            inputs, targets = rows(10 * step + world.rank, 2)
+            optimizer.zero_grad()
+            mean_loss(theirs(inputs), targets).backward()
+            optimizer.step()
+            mean_loss(ours(inputs), targets).backward()
+            ours.finish()
+            ours.step()
+        want = {name: p.full_tensor().detach() for name, p in theirs.named_parameters()}
+        have = ours.full_state_dict()
+        return largest_difference({name: have[name] for name in want}, want) if have else 0.0
+
+    for reshard in (True, False):
+        assert max(run(partial(beside, reshard=reshard), 3)) < 1e-8
+
+
+def test_uneven_shares_an_empty_one_and_more_ranks_than_numbers():
+    def cases(world):
+        inputs, targets = rows(7, 6)
+        targets[0, 2:] = -100
+        model, twin = FSDP(gpt(world.rank).double(), world, adamw, op="sum"), gpt(0).double()
+        mine = data.rows_of_rank(6, world.rank, 3, [5, 0, 1])
+        global_mean(*loss_sum_and_count(model(inputs[mine]), targets[mine]), world).backward()
+        model.finish()
+        mean_loss(twin(inputs), targets).backward()
+        apart = shards_apart(model, twin)
+
+        torch.manual_seed(world.rank)
+        small = FSDP(nn.ModuleList([nn.Linear(1, 1)]).double(), world, adamw)
+        small.module.forward = lambda x: small.module[0](x)
+        torch.manual_seed(0)
+        twin = nn.ModuleList([nn.Linear(1, 1)]).double()
+        x = torch.arange(1.0, 4, dtype=torch.float64)[:, None]
+        twin[0](x).square().mean().backward()
+        small(x[world.rank :][:1]).square().mean().backward()
+        small.finish()
+        return apart, shards_apart(small, twin), len(small.buckets[0].pieces)
+
+    results = run(cases, 3)
+    assert all(apart < 1e-12 and small < 1e-12 for apart, small, _ in results)
+    assert [owned for *_, owned in results] == [1, 1, 0]
+
+
+def unused_is_zero(twin):
+    for p in trained(twin):
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+
+
+def test_a_parameter_that_no_rank_uses():
+    def step(world):
+        model, twin = FSDP(toy(world.rank), world, momentum), toy(0)
+        inputs, targets = batch(0, 2)
+        mean_loss(twin(inputs), targets).backward()
+        unused_is_zero(twin)
+        mean_loss(model(inputs[world.rank :][:1]), targets[world.rank :][:1]).backward()
+        model.finish()
+        return shards_apart(model, twin), nothing_gathered(model)
+
+    assert all(apart < 1e-12 and nothing for apart, nothing in run(step, 2))
+
+
+class Skipping(nn.Module):
+    """A call may leave out blocks by number, layers of blocks by letter, and a layer of the root (l)."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        for block in self.blocks:
+            block.more = nn.Linear(5, 5)
+        self.first, self.last = nn.Linear(7, 7), nn.Linear(7, 7)
+        self.double()
+
+    def forward(self, x, skip=""):
+        x = self.first(x)
+        for block, number, letter in zip(self.blocks, "0123", "abcd", strict=True):
+            block.up.forward = partial(self.up, block, letter in skip)
+            x = x if number in skip else block(x)
+        return x if "l" in skip else self.last(x)
+
+    @staticmethod
+    def up(block, skips, x):
+        y = linear(x, block.up.weight, block.up.bias)
+        return y if skips else block.more(y)
+
+
+SKIPS = [  # of each rank, in each step
+    ["", "1l", "0123"],
+    ["0l", "3l", "l"],
+    ["", "d", ""],
+    ["abcd", "", "3cb"],
+    ["012l", "", "01"],
+    ["02", "02", "02"],
+]
+
+
+PATTERNS = {  # of two forwards of one step, which a rank may run through different units
+    "one": lambda loss: loss(0).backward(),
+    "a forward dropped before": lambda loss: (loss(1), loss(0).backward()),
+    "a forward dropped between": lambda loss: (loss(0).backward(), loss(1), loss(2).backward()),
+    "each, then each backward": lambda loss: [one.backward() for one in [loss(0), loss(1)]],
+    "each, then each backward, last first": lambda loss: [one.backward() for one in [loss(0), loss(1)][::-1]],
+    "one backward of both": lambda loss: (loss(0) + loss(1)).backward(),
+    "one backward of two of three": lambda loss: [one.backward() for one in [loss(0), loss(1) + loss(2)]],
+    "for the input, then for all": lambda loss: loss(0, create_graph=False)[0].backward(),
+    "through a gradient": lambda loss: sum(loss(0, create_graph=True)).backward(),
+}
+
+
+def loss_of(model, x, step, rank, share, k, create_graph=None):
+    """Of a rank's row; with `create_graph` also the norm of its gradient for the row."""
+    row = (x[rank] / (k + 1)).requires_grad_(create_graph is not None)
+    loss = model(row, SKIPS[(step + k) % len(SKIPS)][rank]).square().sum() / share
+    if create_graph is None:
+        return loss
+    (gradient,) = torch.autograd.grad(loss, row, retain_graph=True, create_graph=create_graph)
+    return loss, gradient.norm()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("how", [{}, {"prefetch": False}, {"reshard_after_forward": False}], ids=str)
+def test_what_only_some_ranks_use_counts_as_zero_on_the_others(how, pattern):
+    """Whole units and layers of the root; as in DDP, no rank complains of another one's messages."""
+
+    def steps(world):
+        torch.manual_seed(0)
+        twin = Skipping()
+        model, optimizer, worst = FSDP(copy.deepcopy(twin), world, momentum, **how), momentum(twin.parameters()), 0.0
+        for step in range(len(SKIPS)):
+            x = torch.randn(world.size, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            for rank in range(world.size):
+                PATTERNS[pattern](partial(loss_of, twin, x, step, rank, world.size))
+            unused_is_zero(twin)
+            PATTERNS[pattern](partial(loss_of, model, x, step, world.rank, 1))
+            model.finish()
+            worst = max(worst, shards_apart(model, twin))
+            optimizer.step()
+            optimizer.zero_grad()
+            model.step()
+        return worst, nothing_gathered(model)
+
+    assert all(worst < 1e-12 and nothing for worst, nothing in run(steps, 3))
+
+
+@pytest.mark.parametrize("how", [{}, {"reshard_after_forward": False}], ids=str)
+def test_an_exception_inside_backward_leaves_a_state_to_start_from(how):
+    """Without finish() or zero_grad() by hand: some buckets have been reduced, one is half full, units are whole."""
+
+    def steps(world):
+        torch.manual_seed(0)
+        twin, out = Skipping(), []
+        model = FSDP(copy.deepcopy(twin), world, momentum, **how)
+        x = torch.randn(world.size, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        twin(x).square().sum(1).mean().backward()
+
+        def fail(gradient):
+            raise ArithmeticError("bad luck")
+
+        for block in model.module.blocks:
+            failing = block.up.register_forward_hook(lambda module, args, y: y.register_hook(fail) and None)
+            y = model(x[world.rank]).square().sum()
+            said(y.backward, ArithmeticError)
+            out.append(said(model.step))
+            failing.remove()
+            model(x[world.rank]).square().sum().backward()
+            model.finish()
+            out.append(shards_apart(model, twin))
+            model.zero_grad()
+        return out, nothing_gathered(model)
+
+    for out, nothing in run(steps, 2):
+        assert nothing and all("has no averaged gradient" in text for text in out[::2]) and max(out[1::2]) < 1e-12
+
+
+# ---- clipping, axes, mixed precision --------------------------------------------------------------------------------
+
+
+def test_clipping_and_an_axis_of_a_mesh():
+    def steps(world):
+        warnings.filterwarnings("ignore", "grad and param do not obey")
+        mesh = Mesh(MeshShape(dp=2, tp=2), world)
+        seed, group = 7 * mesh.group("tp").rank, mesh.group("dp")
+        with trace.record(world.rank) as recorded:
+            model, twin = FSDP(toy(seed + 100 * group.rank), group, momentum), toy(seed)
+            worst = beside_twin(model, twin, momentum, steps=3, clip=0.05, unused=False)
+            apart = end_apart(model, twin)[0]
+        return worst, apart, {(e.axis, e.peers) for e in recorded.events}
+
+    for rank, (worst, apart, axes) in enumerate(run(steps, 4)):
+        assert worst["norm"] < 1e-12 and worst["gradient"] < 1e-12 and apart < 1e-8
+        assert axes == {("dp", (rank % 2, rank % 2 + 2))}
+
+
+def test_mixed_precision_is_bfloat16_with_float32_masters():
+    for reshard in (True, False):
+        for masters, moved, dtypes in run(
+            partial(beside_bfloat16, wrap=partial(FSDP, reshard_after_forward=reshard)), 2
+        ):
+            assert masters < 1e-6 < 0.05 < moved and dtypes == {torch.float32}, masters
+
+
+def test_updates_that_bfloat16_cannot_see_add_up_in_the_masters():
+    model = FSDP(nn.Linear(3, 1, bias=False), ALONE, partial(torch.optim.SGD, lr=2**-10), dtype=torch.bfloat16)
+    model.load_full_state_dict({"weight": torch.ones(1, 3)})
+    x, seen = torch.ones(1, 3, dtype=torch.bfloat16), []
+    for _ in range(8):
+        out = model(x)
+        seen.append(out.item())
+        out.sum().backward()
+        model.finish()
+        model.step()
+    # 1 - 2^-10 rounds back to 1, as bfloat16 has steps of 2^-8 below 1; the sum of three has steps of 2^-6
+    assert seen[:2] == [3, 3] and model.full_state_dict()["weight"].tolist() == [[1 - 2**-7] * 3]
+    assert model.flats[0].shard.tolist() == [1 - 2**-7] * 3
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+SMALL = GPTConfig(vocab_size=31, context=6, d_model=14, num_layers=4, num_heads=2)
+STAND_IN_BYTES = {None: 4, torch.bfloat16: 2}
+
+
+def held(world, dtype, prefetch):
+    model = FSDP(gpt(0, SMALL), world, adamw, dtype=dtype, prefetch=prefetch)
+    x, y = rows(world.rank, 2)
+    for _ in range(2):
+        with MemoryTracker(model, model.optimizer) as memory:
+            with memory.phase("forward"):
+                loss = mean_loss(model(x % 31), y % 31)
+            between = memory.live
+            loss.backward()
+            model.finish()
+            live = memory.live
+        most = memory.peak_by_kind["parameter"], memory.peak_by_kind["gradient"]
+        model.step()
+    root, *blocks = (sum(flat.whole.nbytes for flat in unit.flats) for unit in model.units)
+    size, padded = STAND_IN_BYTES[dtype], sum(flat.whole.numel() for flat in model.buckets)
+    owned = sum(piece.numel() for flat in model.buckets for piece in flat.pieces.values())
+    shards = size * padded // world.size + STAND_IN_BYTES[dtype]
+    want = {
+        "parameter": shards,
+        "gradient": size * padded // world.size,
+        "optimizer": 8 * owned + 4 * len(model.optimizer.state) + (0 if dtype is None else 4 * padded // world.size),
+    }
+    padding = sum(flat.padding for flat in model.buckets)
+    peak = shards + root + (2 if prefetch else 1) * blocks[0]
+    return (
+        {kind: live[kind] for kind in want},
+        want,
+        (most[0], peak),
+        padding,
+        between["parameter"],
+        most[1],
+        blocks[0],
+    )
+
+
+@pytest.mark.thorough("looks at all tensors after each operation", keep=1)
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_bytes_that_stay_and_bytes_at_the_peak(n):
+    cases = [(dtype, prefetch) for dtype in (None, torch.bfloat16) for prefetch in (True, False)]
+    psi = SMALL.num_parameters
+    for rank in run(lambda world: [held(world, *case) for case in cases], n):
+        for have, want, (most, peak), padding, between, gradients, block in rank:
+            assert have == want
+            assert most == peak
+            assert between == want["parameter"], "between forward and backward nothing is whole"
+            assert 0 <= padding < 5 * n
+            assert sum(have.values()) == pytest.approx(16 * psi / n, abs=16 * padding + 4 * 60 + 16 * 5)
+            # the shard of all, the block that fills and the one on its way, the tied weight that waits for backward's
+            # end; never all of them
+            assert gradients <= want["gradient"] + 2.5 * block + 4 * 31 * 14
+
+
+def events(world, act, **how):
+    """(kind, label, wire bytes) of what `act(model)` sends, and the bytes of the flat parameters."""
+    model = FSDP(gpt(0, SMALL), world, adamw, **how)
+    with trace.record(world.rank) as recorded:
+        act(model, *(t % 31 for t in rows(world.rank, 2)))
+    return [(e.kind, e.label, e.wire_bytes) for e in sorted(recorded.events, key=lambda e: e.start_s)], sum(
+        flat.whole.nbytes for flat in model.buckets
+    )
+
+
+def one_step(model, x, y, each=True):
+    for k in range(2):
+        model.syncs = each or k == 1
+        mean_loss(model(x[k : k + 1]), y[k : k + 1]).backward()
+    model.finish()
+    model.step()
+
+
+@pytest.mark.thorough("up to four ranks", keep=2)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_traffic_is_counted_exactly(n):
+    def all_ways(world):
+        out = []
+        for reshard in (True, False):
+            for prefetch in (True, False):
+                how = {"reshard_after_forward": reshard, "prefetch": prefetch}
+
+                def single(model, x, y):
+                    mean_loss(model(x), y).backward()
+                    model.finish()
+                    model.step()
+
+                for act, K, each in (
+                    (single, 1, True),
+                    (one_step, 2, True),
+                    (partial(one_step, each=False), 2, False),
+                ):
+                    out.append((reshard, K, each, *events(world, act, **how)))
+        return out
+
+    for rank in run(all_ways, n):
+        for reshard, K, each, sent, payload in rank:
+            part, by_kind = (n - 1) / n * payload, {"all_gather": 0.0, "reduce_scatter": 0.0}
+            for kind, _, wire_bytes in sent:
+                by_kind[kind] += wire_bytes
+            assert by_kind["all_gather"] == pytest.approx(K * (2 if reshard else 1) * part, rel=1e-12)
+            assert by_kind["reduce_scatter"] == pytest.approx((K if each else 1) * part, rel=1e-12)
+            want = cost.zero_wire_bytes(3, payload, n, microbatches=K, reduce_each=each, reshard=reshard)
+            assert sum(by_kind.values()) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.skipif(not wire_audit.available(), reason=wire_audit.ELSEWHERE)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_what_the_kernel_counts(reshard):
+    def make(layers, group):
+        return FSDP(layers, group, adamw, units=list(layers), reshard_after_forward=reshard)
+
+    sent_as_promised(make, cost.zero_wire_bytes(3, WIRE_BYTES, 4, reshard=reshard))
+
+
+def test_prefetch_asks_before_the_unit_computes():
+    def order(world):
+        """What happens in a step: a unit's all-gather that begins ("ask"), and a block that computes."""
+        out = []
+        for prefetch in (True, False):
+            model, log = FSDP(gpt(0, SMALL), world, adamw, prefetch=prefetch), []
+            for i, unit in enumerate(model.units):
+
+                def start(unit=unit, i=i, begin=unit.start, log=log):
+                    if not (unit.is_whole or unit._coming):
+                        log.append(f"ask {i}")
+                    begin()
+
+                unit.start = start
+                if i:
+                    unit.module.norm1.register_forward_pre_hook(lambda *_, i=i, log=log: log.append(f"forward {i}"))
+                    unit.module.mlp.register_full_backward_pre_hook(
+                        lambda *_, i=i, log=log: log.append(f"backward {i}")
+                    )
+            x, y = rows(0, 1)
+            mean_loss(model(x % 31), y % 31).backward()
+            model.finish()
+            out.append(log)
+        return out
+
+    ahead, late = run(order, 2)[0]
+    forward = ["ask 0", *(f"{what} {i}" for i in range(1, 5) for what in ("ask", "forward"))]
+    backward = ["ask 0", *(f"{what} {i}" for i in range(4, 0, -1) for what in ("ask", "backward"))]
+    assert late == forward + backward
+    forward = ["ask 0", "ask 1", "ask 2", "forward 1", "ask 3", "forward 2", "ask 4", "forward 3", "forward 4"]
+    backward = ["ask 0", "ask 4", "ask 3", "backward 4", "ask 2", "backward 3", "ask 1", "backward 2", "backward 1"]
+    assert ahead == forward + backward
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+LAYERS, FORWARD_S, BACKWARD_S, NUMBERS = 4, 0.05, 0.1, 200_000
+LINK = {"alpha_s": 2e-3, "bandwidth_Bps": 12e6}
+
+
+def step_s(world, prefetch):
+    """Seconds of a step, the best of two, without and with a slow link."""
+    layers = [SleepLayer(NUMBERS, FORWARD_S, BACKWARD_S) for _ in range(LAYERS)]
+    model = FSDP(nn.Sequential(*layers), world, partial(torch.optim.SGD, lr=0.1), layers, prefetch=prefetch)
+    out = []
+    for link in (nullcontext, partial(comm.link, **LINK)):
+        taken = []
+        for _ in range(2):
+            with link():
+                comm.barrier(world)
+                start_s = time.perf_counter()
+                model(torch.ones(1, requires_grad=True)).sum().backward()
+                model.finish()
+                taken.append(time.perf_counter() - start_s)
+            model.step()
+        out.append(min(taken))
+    return out
+
+
+@pytest.mark.thorough("steps that are measured")
+@pytest.mark.timed("it measures the time of a step on an emulated link")
+@pytest.mark.flaky(reruns=2)
+def test_the_time_of_a_step_and_what_prefetch_hides():
+    n = 4
+    gather_s = cost.comm_s("all_gather", 4 * NUMBERS, n, **LINK)
+    reduce_s = cost.comm_s("reduce_scatter", 4 * NUMBERS, n, **LINK)
+    compute_s, comm_s = LAYERS * (FORWARD_S + BACKWARD_S), LAYERS * (2 * gather_s + reduce_s)
+
+    def predicted_s(prefetch):
+        lists = [[x] * LAYERS for x in (FORWARD_S, BACKWARD_S, gather_s, reduce_s)]
+        return max(end_s for *_, end_s in cost.sharded_step(*lists, prefetch))
+
+    def differs(prefetch):
+        """How far the step's time and the hidden share are from what is predicted."""
+        here_s, there_s = (max(times) for times in zip(*run(partial(step_s, prefetch=prefetch), n), strict=True))
+        want_s = predicted_s(prefetch)
+        hidden = 1 - (there_s - here_s) / comm_s  # against this machine's own time for the same messages
+        return there_s / want_s - 1, hidden, 1 - (want_s - compute_s) / comm_s
+
+    assert predicted_s(False) > 1.3 * predicted_s(True), "it must be worth predicting"
+    for prefetch in (True, False):
+        late, hidden, wanted = differs(prefetch)
+        assert abs(late) <= 0.15, prefetch
+        assert hidden == pytest.approx(wanted, abs=0.1), prefetch
+        assert (hidden >= 0.6) == prefetch
+
+
+# ---- activation checkpointing ---------------------------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """Blocks (`each`), pairs of blocks, or all of them are computed again in backward."""
+
+    def __init__(self, inner, reentrant, chunk):
+        super().__init__()
+        self.inner, self.reentrant, self.chunk = inner, reentrant, chunk
+
+    def forward(self, tokens):
+        x = self.inner.embed(tokens)
+        blocks = list(self.inner.blocks)
+        for i in range(0, len(blocks), self.chunk):
+            x = checkpoint(nn.Sequential(*blocks[i : i + self.chunk]), x, use_reentrant=self.reentrant)
+        if hasattr(self.inner, "scale"):
+            return self.inner.head(self.inner.scale * self.inner.back(torch.tanh(x @ self.inner.slanted.t())))
+        return self.inner.head(x)
+
+
+def test_checkpointed_blocks_are_not_gathered_a_third_time():
+    def cases(world):
+        warnings.filterwarnings("ignore", "grad and param do not obey")
+        out = {}
+        for letters in ("bbbb", "lfbl"):
+            for reentrant in (False, True):
+                for chunk in (1, 2):
+                    for prefetch in (True, False):
+                        units = toy(world.rank, blocks=letters)
+                        model = FSDP(Checkpointed(units, reentrant, chunk), world, momentum, prefetch=prefetch)
+                        twin = toy(0, blocks=letters)
+                        x, y = batch(0, world.size)
+                        mean_loss(twin(x), y).backward()
+                        unused_is_zero(twin)
+                        with trace.record(world.rank) as recorded:
+                            mean_loss(model(x[world.rank :][:1]), y[world.rank :][:1]).backward()
+                            whole = sum(unit.is_whole for unit in model.units[1:])
+                            model.finish()
+                        gathers = sum(e.kind == "all_gather" for e in recorded.events)
+                        flats = len(model.flats)
+                        apart = shards_apart(model, Checkpointed(twin, reentrant, chunk))  # for its names
+                        out[letters, reentrant, chunk, prefetch] = apart, gathers, 2 * flats, whole
+        return out
+
+    for cases_of_rank in run(cases, 2):
+        assert len(cases_of_rank) == 16
+        for case, (apart, gathers, wanted, whole) in cases_of_rank.items():
+            assert apart < 1e-12 and gathers == wanted and whole == 0, (case, apart, gathers, wanted, whole)
+
+
+# ---- a unit's life --------------------------------------------------------------------------------------------------
+
+
+def test_outside_of_forward_and_backward_parameters_are_elsewhere():
+    model = FSDP(gpt(0), ALONE, adamw)
+    assert nothing_gathered(model)
+    assert model.module.blocks[0].mlp.up.weight.shape == (48, 12)
+    assert (
+        sum(p.untyped_storage().nbytes() for p in {p.data_ptr(): p for p in model.module.parameters()}.values()) == 4
+    )
+    inputs, targets = rows(0, 2)
+    want = gpt(0)(inputs)
+    with torch.no_grad():
+        assert torch.equal(model(inputs), want)
+    assert nothing_gathered(model)
+    loss = mean_loss(model(inputs), targets)
+    assert nothing_gathered(model)
+    with torch.no_grad():
+        model(inputs)  # a look in between
+    loss.backward()
+    model.finish()
+    assert nothing_gathered(model)
+    with torch.no_grad():
+        assert torch.equal(model(inputs), want)
+    model.step()
+    assert nothing_gathered(model)
+    with torch.no_grad():
+        assert not torch.equal(model(inputs), want)
+
+
+class Odd(nn.Module):
+    """Keyword arguments, tuples and dicts; the first block twice, the last one in evaluation not at all."""
+
+    def __init__(self):
+        super().__init__()
+
+        class Pair(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = Block(), Block()
+
+            def forward(self, x, *, other=None, scale=1.0):
+                y = self.a(x) + (0 if other is None else self.b(other))
+                return {"y": scale * y, "list": [x.detach(), (torch.ones(2), y.square())]}
+
+        self.blocks = nn.ModuleList([Pair(), Block(), Pair()])
+        self.fails = False
+
+    def forward(self, x, early=False):
+        first = self.blocks[0](x, other=x)
+        y = self.blocks[1](first["y"])
+        again = self.blocks[0](y, other=first["list"][1][1], scale=0.5)["y"]
+        if self.fails:
+            raise ArithmeticError("bad luck")
+        return again if early else self.blocks[2](again, other=y)["list"][1][1]
+
+
+def odd(seed):
+    torch.manual_seed(seed)
+    return Odd().double()
+
+
+def test_units_called_twice_with_keywords_and_nested_outputs():
+    def steps(world):
+        out = []
+        for how in ({}, {"prefetch": False}, {"reshard_after_forward": False}):
+            model, twin = FSDP(odd(world.rank), world, momentum, **how), odd(0)
+            optimizer = momentum(twin.parameters())
+            x = torch.linspace(-1, 1, 14 * world.size, dtype=torch.float64).view(-1, 2, 7)
+            for step in range(3):
+                optimizer.zero_grad()
+                (twin(x).mean() + twin(x * 0.5).mean()).backward()
+                mine = x[world.rank]
+                first, second = model(mine).mean(), model(mine * 0.5).mean()  # two forwards before two backwards
+                if step == 1:
+                    (first + second).backward()
+                else:
+                    first.backward()
+                    second.backward()
+                model.finish()
+                out.append(shards_apart(model, twin))
+                optimizer.step()
+                model.step()
+                assert nothing_gathered(model)
+        return out
+
+    assert all(max(apart) < 1e-12 for apart in run(steps, 2))
+
+
+def test_a_forward_that_fails_or_ends_early():
+    def steps(world):
+        model, twin = FSDP(odd(world.rank), world, momentum), odd(0)
+        optimizer, out = momentum(twin.parameters()), []
+        x = torch.linspace(-1, 1, 14, dtype=torch.float64).view(2, 7)
+        for step in range(3):
+            twin(x).mean().backward()
+            model(x).mean().backward()
+            model.finish()
+            model.module.fails = True
+            with torch.no_grad():
+                said(lambda: model(x), ArithmeticError)  # leaves units whole, with what they hold now
+            out.append(shards_apart(model, twin))
+            optimizer.step()
+            optimizer.zero_grad()
+            model.step()
+            out.append(0.0 if nothing_gathered(model) else 1.0)
+            if step == 1:
+                said(lambda: model(x), ArithmeticError)
+            model.module.fails = False
+            with torch.no_grad():
+                out.append((model(x, early=True) - twin(x, early=True)).abs().max().item())
+            out.append(0.0 if nothing_gathered(model) else 1.0)
+        return out
+
+    assert all(max(apart) < 1e-12 for apart in run(steps, 2))
+
+
+def test_the_choices_change_no_bit():
+    def steps(world):
+        out = []
+        for how in ({}, {"prefetch": False}, {"reshard_after_forward": False}):
+            model = FSDP(gpt(world.rank), world, adamw, **how)
+            for step in range(2):
+                x, y = rows(10 * step + world.rank, 2)
+                mean_loss(model(x), y).backward()
+                model.finish()
+                model.step()
+            out.append(torch.cat([flat.master for flat in model.flats]))
+        # in another place of the model, whole: no units but the root
+        return [torch.equal(out[0], other) for other in out[1:]]
+
+    assert run(steps, 3) == [[True, True]] * 3
+
+
+# ---- units ----------------------------------------------------------------------------------------------------------
+
+
+def test_units():
+    model = gpt(0)
+    assert default_units(model) == list(model.blocks)
+    nested = nn.ModuleDict({"a": nn.ModuleList([nn.Sequential(nn.ModuleList([nn.Linear(2, 2)]))]), "b": nn.ReLU()})
+    assert default_units(nested) == list(nested["a"])
+    names = [[name for flat in unit.flats for name in flat.names] for unit in FSDP(model, ALONE, adamw).units]
+    assert names[0] == ["embed.token.weight", "embed.position.weight", "head.norm.weight", "head.norm.bias"]
+    assert all(name.startswith("blocks.1.") for name in names[2]) and len(names) == 4
+    shared = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    shared[1].weight = shared[0].weight  # what two units share is the root's
+    root, one, two = FSDP(shared, ALONE, adamw).units
+    assert [list(u.flats[0].names) for u in (root, one, two)] == [["0.weight"], ["0.bias"], ["1.bias"]]
+    tied = gpt(0)  # and so is what a unit shares with a layer outside: the head, here
+    root, embed, *_ = FSDP(tied, ALONE, adamw, units=[tied.embed, *tied.blocks]).units
+    assert "embed.token.weight" in root.flats[0].names and embed.flats[0].names == ["embed.position.weight"]
+
+
+class Lists(nn.Module):
+    """Blocks in lists of lists; what they give is an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.ModuleList([Wraps(4, 4), nn.Linear(4, 4)]) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for one, other in self.blocks:
+            x = x + other(torch.tanh(one(x).inside.y))
+        return SimpleNamespace(y=x)
+
+
+class Wraps(nn.Linear):
+    def forward(self, x):
+        return Nested(SimpleNamespace(y=super().forward(x)))
+
+
+@dataclass
+class Nested:
+    inside: SimpleNamespace
+
+
+def penalised(output, x):
+    """With a penalty on the input's gradient: a backward through a backward."""
+    (slope,) = torch.autograd.grad(output.y.sum(), x, create_graph=True)
+    return output.y.square().mean() + slope.square().mean()
+
+
+@pytest.mark.parametrize("frozen", [[], [1], [0, 1]])
+def test_nested_lists_objects_and_gradients_of_gradients(frozen):
+    def steps(world):
+        torch.manual_seed(0)
+        twin = Lists().double()
+        for i in frozen:
+            twin.blocks[i].requires_grad_(False)
+        model, worst = FSDP(copy.deepcopy(twin), world, momentum), 0.0
+        optimizer = momentum([p for p in twin.named_parameters() if p[1].requires_grad])
+        for step in range(3):
+            optimizer.zero_grad()
+            for rank in range(world.size):
+                x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9 * step + rank))
+                x.requires_grad_()
+                (penalised(twin(x), x) / world.size).backward()
+                if rank == world.rank:
+                    x = x.detach().requires_grad_()
+                    penalised(model(x), x).backward()
+            model.finish()
+            worst = max(worst, shards_apart(model, twin))
+            model.step()
+            optimizer.step()
+        return (
+            worst,
+            nothing_gathered(model),
+            [unit.module for unit in model.units[1:]] == [one for pair in model.module.blocks for one in pair],
+        )
+
+    for worst, nothing, innermost in run(steps, 2):
+        assert worst < 1e-12 and nothing and innermost
+
+
+def in_array(y):
+    array = np.empty(1, dtype=object)  # neither pytree nor the garbage collector looks into it
+    array[0] = y
+    return array
+
+
+class Slots:
+    __slots__ = ("y",)
+
+    def __init__(self, y):
+        self.y = y
+
+
+class Mapped(dict):
+    pass
+
+
+BOXES = {
+    "dict": (lambda y: Mapped(y=[y]), lambda box: box["y"][0]),
+    "set": (lambda y: {y}, lambda box: next(iter(box))),
+    "slots": (Slots, lambda box: box.y),
+    "deque": (lambda y: deque([y]), lambda box: box[0]),
+    "closure": (lambda y: lambda: y, lambda box: box()),
+    "array": (in_array, lambda box: box[0]),
+    "half": (lambda y: (y.new_ones(1).requires_grad_() * 2, in_array(y)), lambda box: box[1][0]),
+}
+
+
+class Boxed(nn.Module):
+    """A frozen layer before a trained one, in an activation checkpoint or not; its output in a container."""
+
+    def __init__(self, box, again):
+        super().__init__()
+        self.frozen, self.up, self.box, self.again = nn.Linear(4, 4), nn.Linear(4, 4), box, again
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        x = x if isinstance(x, torch.Tensor) else BOXES[self.box][1](x)
+        y = checkpoint(self._inner, x, use_reentrant=False) if self.again else self._inner(x)
+        self.kept = self.up(y).sum()  # another output, which no caller gets
+        return BOXES[self.box][0](y)
+
+    def _inner(self, x):
+        return self.up(torch.tanh(self.frozen(x)))
+
+
+class Hides(nn.Module):
+    def __init__(self, box, again):
+        super().__init__()
+        self.blocks, self.box = nn.ModuleList(Boxed(box, again) for _ in range(3)), box
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return BOXES[self.box][1](x).square().mean() + self.blocks[1].kept
+
+
+@pytest.mark.parametrize("how", [{}, {"reshard_after_forward": False}], ids=str)
+def test_outputs_in_any_container_or_hidden(how):
+    def steps(world):
+        worst = 0.0
+        for box in BOXES:
+            for again in (False, True):
+                torch.manual_seed(0)
+                twin, x = Hides(box, again).double(), torch.randn(3, 4, dtype=torch.float64)
+                model = FSDP(copy.deepcopy(twin), world, momentum, **how)
+                for first in (False, True):  # what the second block hides has its backward first
+                    for one in (twin, model):
+                        loss = one(x)
+                        blocks = getattr(one, "module", one).blocks
+                        (blocks[1].kept.square() if first else loss).backward()
+                    model.finish()
+                    unused_is_zero(twin)
+                    worst = max(worst, shards_apart(model, twin))
+                    twin.zero_grad()
+                    model.zero_grad()
+        return worst, nothing_gathered(model)
+
+    assert all(worst < 1e-12 and nothing for worst, nothing in run(steps, 2))
+
+
+def test_a_layer_that_is_called_when_its_unit_is_sharded():
+    model = FSDP(gpt(0), ALONE, adamw)
+    text = said(lambda: model.module.blocks[0].mlp.up(torch.ones(1, 12)))
+    assert "a Linear called alone finds its parameters sharded: call the model" in text
+
+
+def test_hooks_on_saved_tensors_around_a_model_are_called():
+    model, twin = FSDP(gpt(0), ALONE, adamw), gpt(0)
+    inputs, _ = rows(0, 2)
+    saved = [], []
+    for one, seen in zip((twin, model), saved, strict=True):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, seen=seen: seen.append(x.shape) or x, lambda x: x):
+            one(inputs).sum().backward()
+    model.finish()
+    assert 0 < len(saved[1]) < len(saved[0]) and shards_apart(model, twin) < 1e-5
+    said(lambda: model(None), Exception)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None, "none of our own stays"
+
+
+def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
+    model, other = FSDP(gpt(0), ALONE, adamw), FSDP(gpt(1), ALONE, adamw)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in gpt(0).parameters())
+    assert all(p.norm().isnan() and "nan" in repr(p) for p in model.parameters())
+    nn.init.constant_(model.module.head.norm.bias, 0.5)
+    assert other.module.head.norm.bias.isnan().all(), "each model has a NaN of its own"
+    inputs, _ = rows(0, 2)
+    assert "head.norm.bias was written outside the forward and backward of its unit" in said(lambda: model(inputs))
+    for call in (other.state_dict, lambda: other.load_state_dict(gpt(0).state_dict())):
+        assert "no rank holds the full parameters of this model" in said(call)
+    for call in (
+        lambda: copy.deepcopy(other),
+        lambda: copy.deepcopy(other.module),
+        lambda: pickle.dumps(other),
+        lambda: pickle.dumps(other.module),
+    ):
+        assert "cannot be copied or pickled here: full_state_dict() gathers them" in said(call, TypeError)
+    other(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_layers_that_cannot_be_a_unit_or_compute_in_a_dtype():
+    inputs, _ = rows(0, 2)
+    model, inner, around = gpt(0), FSDP(gpt(0), ALONE, adamw), FSDP(gpt(0), ALONE, adamw)
+    model.blocks[1].compile(backend="eager")
+    inner.compile(backend="eager")
+    whole = torch.compile(lambda x: around(x) + 1, backend="eager")
+    for compiled, what in ((FSDP(model, ALONE, adamw), "Block"), (inner, "GPT"), (whole, "GPT")):
+        text = said(lambda compiled=compiled: compiled(inputs))
+        assert f"torch.compile reached the gather of a {what}: compile only what is inside it" in text
+    averages = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    for wrap in (FSDP, ZeRO1):
+        text = said(lambda wrap=wrap: wrap(averages, ALONE, adamw, dtype=torch.bfloat16), ValueError)
+        assert "1 is a BatchNorm1d, whose averages stay float32" in text
+        wrap(copy.deepcopy(averages), ALONE, adamw)
+    lists = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2)])})
+    text = said(lambda: FSDP(lists, ALONE, adamw, units=[lists["a"]]), ValueError)
+    assert "unit 'a' is a ModuleList, which is never called: list its children" in text
+
+
+def test_wrong_units():
+    def make(units, module=None):
+        return lambda: FSDP(module or gpt(0), ALONE, adamw, units=units)
+
+    model = gpt(0)
+    lies_inside = "is listed twice, or is inside another unit"
+    assert f"unit 'blocks.0' {lies_inside}" in said(make([model.blocks[0]] * 2, model), ValueError)
+    both = [model.blocks[1], model.blocks[1].mlp]
+    assert f"unit 'blocks.1.mlp' {lies_inside}" in said(make(both, model), ValueError)
+    assert "must be a submodule of the model, but Linear is not" in said(make([nn.Linear(2, 2)]), ValueError)
+    assert "but GPT is not" in said(make([model], model), ValueError)
+    model.blocks[2].mlp.down.double()
+    assert "float64 on cpu (blocks.2.mlp.down.weight, 2 in all)" in said(make(None, model), ValueError)
+    adafactor = partial(torch.optim.Adafactor, lr=1)
+    assert "cannot work on pieces" in said(lambda: FSDP(gpt(0), ALONE, adafactor), ValueError)
+    make([model.blocks[0], model.blocks[1].mlp, model.blocks[1].attention], gpt(0))  # none of them left a mark
+
+
+def test_steps_without_a_gradient():
+    model = FSDP(gpt(0), ALONE, adamw)
+    inputs, targets = rows(0, 2)
+    for call in (model.step, lambda: model.clip_gradients(1)):
+        assert "no averaged gradient" in said(call)
+    mean_loss(model(inputs), targets).backward()
+    for call in (model.step, lambda: model.clip_gradients(1)):
+        assert "finish() first" in said(call)
+    model.finish()
+    model.step()
+    assert "no averaged gradient" in said(model.step)
+
+
+# ---- saving, and models that are born sharded -----------------------------------------------------------------------
+
+
+def test_saving_and_loading():
+    full = run(partial(save_and_go_on, wrap=FSDP), 3)
+    state = full[0][0]
+    assert [len(one) for one, _ in full][1:] == [0, 0]
+    plain = toy(9)
+    plain.load_state_dict(state)
+    assert torch.equal(state["head.weight"], state["embed.weight"])
+
+    def load(world):
+        model = FSDP(toy(world.rank), world, adamw)
+        some_steps(model, 1)
+        model.load_full_state_dict(state)
+        back = model.full_state_dict()
+        inputs, _ = batch(0, 2)
+        with torch.no_grad():
+            apart = (model(inputs, True) - plain(inputs, True)).abs().max().item()
+        text = said(lambda: model.load_sharded_state_dict(full[1][1]), ValueError)
+        return all(torch.equal(back[key], state[key]) for key in back), len(back), apart, text
+
+    for n in (1, 2, 4):
+        for rank, (same, count, apart, text) in enumerate(run(load, n)):
+            assert same and count == (len(state) if rank == 0 else 0) and apart < 1e-15
+            assert f"rank 1 of 3, but this is rank {rank} of {n}" in text
+    (exact, _), *_ = run(partial(save_and_go_on, wrap=FSDP, dtype=torch.bfloat16), 2)
+    assert exact["blocks.0.up.weight"].dtype == torch.float32
+    assert not torch.equal(exact["blocks.0.up.weight"], exact["blocks.0.up.weight"].bfloat16().float())
+
+
+def draw(name, tensor):
+    nn.init.normal_(tensor, std=0.02) if tensor.dim() > 1 else nn.init.constant_(tensor, 0.5)
+
+
+def test_a_model_that_no_rank_could_hold():
+    config = GPTConfig(vocab_size=31, context=6, d_model=24, num_layers=8, num_heads=2)
+
+    def build(world):
+        with torch.device("meta"):
+            module = GPT(config)
+        torch.manual_seed(world.rank)
+        with MemoryTracker(module) as memory:
+            model = FSDP(module, world, adamw, init=draw)
+        peak = memory.peak["total"]
+        torch.manual_seed(0)
+        serial = GPT(config)
+        torch.manual_seed(0)
+        for name, p in serial.named_parameters():
+            draw(name, p.data)
+        state = model.full_state_dict()
+        same = all(torch.equal(state[key], x) for key, x in serial.state_dict().items()) if state else True
+        shards = sum(flat.shard.nbytes for flat in model.buckets)
+        unit = max(flat.whole.nbytes for flat in model.buckets)
+        parameter = max(p.nbytes for p in serial.parameters())
+        x, y = rows(0, 2)
+        mean_loss(model(x % 31), y % 31).backward()
+        mean_loss(serial(x % 31), y % 31).backward()
+        model.finish()
+        ours = nn.Module.parameters(model.module)
+        return peak, shards, unit, parameter, same, shards_apart(model, serial), all(not p.is_meta for p in ours)
+
+    for peak, shards, unit, parameter, same, apart, real in run(build, 4):
+        assert same and apart < 1e-5 and real
+        # a whole parameter and what a rank receives of it, or a unit's room before it is given back
+        assert peak <= shards + max(unit, 2 * parameter) + 64
+        assert peak < 4 * config.num_parameters * 0.6
+
+
+def test_models_on_the_meta_device_need_values():
+    with torch.device("meta"):
+        model, norm = gpt(0), nn.BatchNorm1d(3)
+    assert "give init=" in said(lambda: FSDP(model, ALONE, adamw), ValueError)
+    assert "buffer running_mean is on the meta device" in said(
+        lambda: FSDP(norm, ALONE, adamw, init=draw), ValueError
+    )
+
+
+def test_buffers_are_equal_whoever_draws():
+    def build(world):
+        model = FSDP(toy(world.rank), world, adamw, init=draw)
+        return model.module.seen.tolist(), model.module.mean.tolist()
+
+    assert run(build, 2) == [(toy(0).seen.tolist(), toy(0).mean.tolist())] * 2

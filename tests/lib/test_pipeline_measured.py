@@ -1,0 +1,182 @@
+"""Schedules that are run, beside what was predicted: the bubble, who keeps how much, and its bytes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lib import comm, run, verify
+from lib.cost import sizes
+from lib.lab.rehearse import rehearse
+from lib.memory import MemoryTracker
+from lib.model import GPT, Block, GPTConfig, mean_loss
+from lib.pipeline.execute import execute
+from lib.pipeline.gantt import to_trace
+from lib.pipeline.lower import lower, other_end, proves
+from lib.pipeline.schedules.action import Op, Schedule
+from lib.pipeline.schedules.gpipe import gpipe, naive
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
+from lib.pipeline.simulate import Costs, simulate
+from lib.pipeline.stage import Stage
+from lib.trace import Trace
+
+timed = pytest.mark.timed("it measures the time of ranks that sleep, and wake up late on a busy machine")
+UNIT_S = 0.07  # long enough that to wake eight ranks on two cores takes a small part of it
+
+
+@pytest.mark.thorough("eight ranks that sleep", keep=2)
+@timed
+@pytest.mark.flaky(reruns=3)
+@pytest.mark.parametrize(
+    "schedule",
+    [naive(8, 2), gpipe(8, 8), one_f_one_b(8, 8), interleaved(8, 8, 2), zb_h1(8, 8), zb_h2(8, 8), zb_v(8, 8)],
+    ids=lambda s: s.name,
+)
+def test_the_bubble_is_the_predicted_one(schedule):
+    seen, predicted = rehearse(schedule, unit_s=UNIT_S), simulate(schedule)
+    for rank in range(8):
+        assert seen.peak(rank) == predicted.peak(rank)
+    assert abs(seen.bubble - predicted.bubble) < 0.03
+
+
+@pytest.mark.thorough("eight ranks that sleep", keep=1)
+@timed
+@pytest.mark.flaky(reruns=3)
+@pytest.mark.parametrize("schedule", [gpipe(4, 4), one_f_one_b(4, 8)], ids=lambda s: s.name)
+def test_late_messages_and_unequal_stages(schedule):
+    costs = Costs([1, 1, 2, 1], 0.5, [1, 0.5, 0.5, 0.5], latency=0.5)
+    seen, predicted = rehearse(schedule, costs, UNIT_S), simulate(schedule, costs)
+    assert seen.makespan == pytest.approx(predicted.makespan, rel=0.06)
+    assert seen.makespan > 1.05 * simulate(schedule, replace(costs, latency=0)).makespan
+
+
+CONFIG, ROWS = GPTConfig(d_model=32, num_heads=4, context=16), 2
+MESSAGE = ROWS * CONFIG.context * CONFIG.d_model * 4
+
+
+def peak(world, schedule):
+    """The most bytes of activations and messages in a step, on this rank."""
+    torch.manual_seed(0)
+    stage = Stage(Block(CONFIG))
+    x = torch.randn(ROWS * schedule.num_microbatches, CONFIG.context, CONFIG.d_model)
+    step = lambda: execute(schedule, {world.rank: stage}, world, x, x, lambda y, t: (y - t).square().mean())  # noqa: E731
+    step()
+    comm.barrier(world)
+    with MemoryTracker(stage.module) as memory:
+        memory.count_as("activation", x)  # the batch is there before and after
+        before = memory.live["activation"]
+        step()
+    return memory.peak_by_kind["activation"] - before
+
+
+def kept_by_a_microbatch():
+    """Bytes between forward and backward: with a message that brought the input, and without."""
+    stage = Stage(Block(CONFIG))
+    with MemoryTracker(stage.module) as memory:
+        stage.forward(0, torch.randn(ROWS, CONFIG.context, CONFIG.d_model))
+        before = memory.live["activation"]
+        stage.forward(1, torch.randn(ROWS, CONFIG.context, CONFIG.d_model))
+        after = memory.live["activation"]
+    return after - before
+
+
+def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
+    losses, its_graph = 8, 4  # bytes of each microbatch's loss: as a result, and on the last stage in the graph
+    kept = kept_by_a_microbatch()
+    four, eight = (run(peak, 4, gpipe(4, m)) for m in (4, 8))
+    for rank in range(4):
+        per_microbatch = kept - (MESSAGE if rank == 0 else 0)  # the first stage's input is a part of the batch
+        per_microbatch += its_graph if rank == 3 else 0
+        assert eight[rank] - four[rank] == 4 * (per_microbatch + losses)
+    alike, sixteen = (run(peak, 4, one_f_one_b(4, m)) for m in (8, 16))
+    for rank in range(4):
+        assert sixteen[rank] - alike[rank] == 8 * losses
+        predicted = [simulate(make(4, m)).peak(rank, kept=[kept] * 4) for make, m in ((gpipe, 4), (one_f_one_b, 8))]
+        fewer = predicted[0] - predicted[1]
+        assert alike[rank] == pytest.approx(four[rank] - fewer, abs=2 * MESSAGE)
+
+
+UNTIED = GPTConfig(num_layers=4, tied=False)  # the two ends share no weight
+
+
+def half_of_a_step(world, inputs, targets):
+    """A step of the model cut in the middle: bytes of this half's states, and its weights after it."""
+    torch.manual_seed(0)
+    whole = GPT(UNTIED)
+    parts = [whole.embed, *whole.blocks, whole.head]
+    mine = torch.nn.Sequential(*(parts[3:] if world.rank else parts[:3]))
+    del whole, parts
+    optimizer = torch.optim.AdamW(mine.parameters())
+    with MemoryTracker(mine, optimizer) as memory:
+        if world.rank == 0:
+            x = mine(inputs)
+            comm.send(x.detach(), world, dst=1).wait()
+            x.backward(comm.recv(x, world, src=1).wait())
+        else:
+            x = torch.empty(*inputs.shape, UNTIED.d_model)
+            x = comm.recv(x, world, src=0).wait().requires_grad_()
+            mean_loss(mine(x), targets).backward()
+            comm.send(x.grad, world, dst=0).wait()
+        optimizer.step()
+    return sum(memory.live[kind] for kind in ("parameter", "gradient", "optimizer")), verify.weights(mine)
+
+
+def test_two_stages_divide_the_states_and_take_the_step_of_one_process():
+    inputs, targets = torch.randint(256, (2, 8, UNTIED.context))
+    shape, h = sizes.ModelShape.of(UNTIED), UNTIED.d_model
+    ends = [(shape.vocab_size + shape.context) * h, shape.vocab_size * h + 2 * h]
+    halves = run(half_of_a_step, 2, inputs, targets)
+    for end, (n_bytes, weights) in zip(ends, halves, strict=True):
+        assert n_bytes == 16 * (2 * shape.num_block_parameters + end) + 4 * len(weights)
+    torch.manual_seed(0)
+    serial = GPT(UNTIED)
+    optimizer = torch.optim.AdamW(serial.parameters())
+    mean_loss(serial(inputs), targets).backward()
+    optimizer.step()
+    names = [name for name, _ in serial.named_parameters()]
+    staged = dict(zip(names, [*halves[0][1].values(), *halves[1][1].values()], strict=True))
+    assert verify.largest_difference(staged, verify.weights(serial)) <= 1e-5
+
+
+def test_a_receive_proves_that_its_sender_has_used_what_it_was_sent():
+    """By the definition: in the peer's row, what it computes with ours comes before what it sends."""
+    for schedule in (lower(one_f_one_b(4, 6)), lower(interleaved(3, 6, 2)), lower(zb_h2(4, 6)), lower(gpipe(2, 3))):
+        for rank, row in enumerate(schedule.actions):
+            known = [(receive, send) for receive, sends in proves(schedule, rank).items() for send in sends]
+            assert len({send for _, send in known}) == len(known)
+            for receive, send in known:
+                assert receive in row and row.index(send) < row.index(receive)
+                theirs = schedule.actions[schedule.rank_of[other_end(send).stage]]
+                stage, op, m = other_end(send)
+                uses = {Op.RECV_F: (Op.F,), Op.RECV_B: (Op.B, Op.I)}[op]
+                used = next(
+                    i for i, a in enumerate(theirs) if a.stage == stage and a.microbatch == m and a.op in uses
+                )
+                assert used < theirs.index(other_end(receive))
+
+
+def test_few_sends_are_left_without_an_answer():
+    """However many microbatches there are: what grew with them would be memory."""
+    for make in (one_f_one_b, zb_h1):
+        for m in (8, 32):
+            schedule = lower(make(4, m))
+            for rank, row in enumerate(schedule.actions):
+                told = {send for sends in proves(schedule, rank).values() for send in sends}
+                assert len([a for a in row if a.op in (Op.SEND_F, Op.SEND_B) and a not in told]) <= 4
+
+
+def test_measured_and_predicted_in_one_file(tmp_path):
+    schedule = Schedule.from_text("0F0 0I0 0W0\n1F0 1B0")
+    predicted = simulate(schedule)
+    both = Trace.merge([to_trace(predicted, 0.5), to_trace(predicted, 2.0, "predicted")])
+    both.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(set(lanes.values())) == ["compute", "predicted"]
+    assert len(lanes) == 4
+    slices = {(lanes[e["pid"], e["tid"]], e["name"]): e for e in events if e["ph"] == "X"}
+    assert slices["compute", "1B0"]["ts"] == 1e6 and slices["predicted", "1B0"]["ts"] == 4e6
+    assert slices["compute", "0W0"]["cat"] == "weight"

@@ -1,0 +1,441 @@
+"""Column and row layers against nn.Linear: outputs, gradients, messages, and what they say to wrong use."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, linear
+
+from lib import comm, cost, run, trace
+from lib.conjugate import all_reduce_identity, identity_all_reduce
+from lib.deferred import DeferWeightGradients, Queue
+from lib.mesh import Mesh, MeshShape
+from lib.placement import Fused, Replicate, Shard, parts, unshard
+from lib.tensor_parallel.linear import (
+    ColumnParallelLinear,
+    NaiveColumnParallelLinear,
+    RowParallelLinear,
+    column_products,
+)
+from lib.verify import assert_matches_serial
+from tests.lib.sharding import said
+
+COLUMNS = [NaiveColumnParallelLinear, ColumnParallelLinear]
+WHOLE, LAST, TOKENS = Replicate(), Shard(-1), Shard(1)
+
+
+def twin(world, in_features=12, out_features=24, bias=True, seed=0):
+    """The same on all ranks."""
+    torch.manual_seed(seed)
+    return nn.Linear(in_features, out_features, bias).double()
+
+
+def x_of(features=12):
+    return torch.randn(2, 12, features, generator=torch.Generator().manual_seed(7)).double()
+
+
+CASES = {  # layer, its options, how its input and its output lie
+    **{
+        f"{column.__name__} {name}": (column, options, of, to)
+        for column in COLUMNS
+        for name, options, of, to in (
+            ("", {}, WHOLE, LAST),
+            ("slices", {"sequence_dim": 1}, TOKENS, LAST),
+        )
+    },
+    "keeps its input": (partial(ColumnParallelLinear, regather=False), {"sequence_dim": 1}, TOKENS, LAST),
+    "row": (RowParallelLinear, {}, LAST, WHOLE),
+    "row, slices": (RowParallelLinear, {"sequence_dim": 1}, LAST, TOKENS),
+}
+
+
+def made(layer, serial, group, options):
+    kind, more = (layer.func, layer.keywords) if isinstance(layer, partial) else (layer, {})
+    return kind.from_serial(serial, group, **options, **more)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("bias", [True, False])
+def test_each_layer_is_its_twin(n, bias):
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            serial = twin(world, bias=bias)
+            parallel = made(layer, serial, world, options)
+            assert_matches_serial(serial, parallel, x_of(), world, 1e-14, of, to)
+
+    run(equal, n)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_complex_layers_are_their_twins(n):
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            serial = twin(world).to(torch.complex128)
+            with torch.no_grad():
+                for i, p in enumerate(serial.parameters()):
+                    p.imag.copy_(twin(world, seed=i + 1).weight.flatten()[: p.numel()].view_as(p))
+            parallel = made(layer, serial, world, options)
+            assert_matches_serial(serial, parallel, torch.complex(x_of(), x_of().sin()), world, 1e-14, of, to)
+
+    run(equal, n)
+
+
+def test_vectors():
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            if "sequence_dim" not in options:
+                serial = twin(world)
+                assert_matches_serial(serial, made(layer, serial, world, options), x_of()[0, 0], world, 1e-14, of, to)
+
+    run(equal, 2)
+
+
+def test_what_comes_out_may_be_changed_in_place():
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            serial = twin(world)
+            then = [
+                nn.Sequential(one, nn.ReLU(inplace=True)) for one in (serial, made(layer, serial, world, options))
+            ]
+            assert_matches_serial(*then, x_of(), world, 1e-14, of, to)
+
+    run(equal, 2)
+
+
+class UnderAutocast(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layer(x)
+
+
+def test_under_autocast():
+    def equal(world):
+        for layer, options, of, to in CASES.values():
+            for dtype, rel, gives in ((torch.float32, 0.01, torch.bfloat16), (torch.float64, 1e-14, torch.float64)):
+                serial = twin(world).to(dtype)
+                wrapped = UnderAutocast(made(layer, serial, world, options))
+                x = x_of().to(dtype)
+                assert_matches_serial(UnderAutocast(serial), wrapped, x, world, rel, of, to)
+                part = x if of == WHOLE else x.chunk(world.size, of.dim)[world.rank]
+                assert wrapped(part).dtype == gives, "autocast leaves float64 as it is"
+
+    run(equal, 2)
+
+
+def test_second_derivatives_are_the_twins_or_refused():
+    """Of a column layer with its own backward they were left out, without a word, where no nonlinearity came behind."""
+
+    def derivative(layer, x, more):
+        x = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad((layer(x) * more).sum(), x, create_graph=True)
+        (first.square().sum() + layer(x).square().sum()).backward()
+        return layer.weight.grad
+
+    def works(world):
+        serial, out = twin(world, bias=False), []
+        wanted = derivative(serial, x_of(), 2.0)
+        for kind, x, dim in (
+            (NaiveColumnParallelLinear, x_of(), 0),
+            (RowParallelLinear, x_of().chunk(world.size, -1)[world.rank], 1),
+        ):
+            got = derivative(kind.from_serial(serial, world), x, 2.0)
+            out.append((unshard(got, Shard(dim), world) - wanted).norm().item())
+        for more in (2.0, torch.ones(1, requires_grad=True)):
+            with pytest.raises(RuntimeError, match="has no second derivative, .* use NaiveColumnParallelLinear"):
+                derivative(ColumnParallelLinear.from_serial(serial, world), x_of(), more)
+        return out
+
+    assert max(max(rank) for rank in run(works, 2)) < 1e-12
+
+
+def test_a_pair_is_its_twin_with_other_seeds_on_each_rank():
+    """What a constructor draws is rank 0's, and each rank has its part of it."""
+
+    class Pair(nn.Module):
+        def __init__(self, up, down):
+            super().__init__()
+            self.up, self.down = up, down
+
+        def forward(self, x):
+            return self.down(gelu(self.up(x)))
+
+    def equal(world):
+        torch.manual_seed(100 + world.rank)
+        pair = Pair(ColumnParallelLinear(12, 24, world), RowParallelLinear(24, 12, world)).double()
+        serial = Pair(nn.Linear(12, 24), nn.Linear(24, 12)).double()
+        whole = {name: unshard(p, placement, world) for name, (p, placement) in parts(pair).items()}
+        serial.load_state_dict(whole)
+        assert_matches_serial(serial, pair, x_of(), world, 1e-14)
+        pieces = comm.all_gather(pair.up.weight.flatten(0, 1)[None], world)
+        return [torch.equal(pieces[0], other) for other in pieces[1:]]
+
+    assert run(equal, 3) == [[False, False]] * 3, "no two ranks have the same rows"
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_messages_of_each_layer(n):
+    def seen(world):
+        out = {}
+        for name, (layer, options, of, _) in CASES.items():
+            parallel = made(layer, twin(world), world, options)
+            x = x_of().chunk(world.size, of.dim)[world.rank] if of != WHOLE else x_of()
+            x.requires_grad_()
+            with trace.record(world.rank) as forward:
+                y = parallel(x)
+            with trace.record(world.rank) as backward:
+                y.sum().backward()
+            out[name] = [[(e.kind, e.payload_bytes) for e in half.events] for half in (forward, backward)]
+        return out
+
+    x, y = 8 * 2 * 12 * 12, 8 * 2 * 12 * 24  # bytes, whole
+    slices_x = [("all_gather", x)]
+    wanted = {
+        **{f"{column.__name__} ": ([], [("all_reduce", x)]) for column in COLUMNS},
+        "NaiveColumnParallelLinear slices": (slices_x, [("reduce_scatter", x)]),
+        "ColumnParallelLinear slices": (slices_x, [("all_gather", x), ("reduce_scatter", x)]),
+        "keeps its input": (slices_x, [("reduce_scatter", x)]),
+        "row": ([("all_reduce", y)], []),
+        "row, slices": ([("reduce_scatter", y)], [("all_gather", y)]),
+    }
+    for rank in run(seen, n):
+        assert {name: tuple(sorted(half) for half in halves) for name, halves in rank.items()} == wanted
+
+
+class Heads3(nn.Module):
+    """Queries, keys and values in layers of their own, of different widths."""
+
+    def __init__(self, q, k, v, together):
+        super().__init__()
+        self.q, self.k, self.v, self.together = q, k, v, together
+
+    def forward(self, x):
+        layers = self.q, self.k, self.v
+        q, k, v = column_products(x, *layers) if self.together else [layer(x) for layer in layers]
+        return q * (k + v).repeat_interleave(2, -1)
+
+
+@pytest.mark.parametrize("slices", [False, True], ids=["whole", "slices"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_layers_of_the_same_input_send_what_one_sends(n, slices):
+    """And so they do where weight gradients are put off."""
+    dim, lies = (1, TOKENS) if slices else (None, WHOLE)
+
+    def seen(world):
+        twins = [twin(world, 12, width, bias, seed=width) for width, bias in ((24, True), (12, False), (12, True))]
+        parts = [ColumnParallelLinear.from_serial(one, world, sequence_dim=dim) for one in twins]
+        together = Heads3(*parts, together=True)
+        assert_matches_serial(Heads3(*twins, together=False), together, x_of(), world, 1e-14, lies, LAST)
+        out = []
+        for queue in (None, Queue()):
+            together.zero_grad()
+            x = (x_of().chunk(world.size, 1)[world.rank] if slices else x_of()).requires_grad_()
+            with trace.record(world.rank) as recorded:
+                with DeferWeightGradients(queue) if queue is not None else nullcontext():
+                    y = together(x)
+                y.sum().backward()
+            if queue is not None:
+                queue.run()
+            out.append((sorted(e.kind for e in recorded.events), [p.grad.clone() for p in together.parameters()]))
+        (kinds, now), (kinds_later, later) = out
+        return kinds, kinds_later, max((a - b).abs().max().item() for a, b in zip(now, later, strict=True))
+
+    kinds, kinds_later, apart = run(seen, n)[0]
+    assert apart < 1e-13
+    of_one = ["all_gather", "reduce_scatter"] if slices else ["all_reduce"]
+    assert kinds_later == (of_one if n > 1 else [])
+    assert kinds == (["all_gather"] * slices + of_one if n > 1 else []), "slices are collected once more in backward"
+
+
+def test_what_is_frozen_or_first_sends_and_computes_less():
+    def seen(world):
+        out = []
+        for frozen, first in ((False, True), (True, False)):
+            layer = ColumnParallelLinear.from_serial(twin(world).requires_grad_(not frozen), world, sequence_dim=1)
+            x = x_of().chunk(world.size, 1)[world.rank].requires_grad_(not first)
+            y = layer(x)
+            with trace.record(world.rank) as backward:
+                y.sum().backward()
+            has = [p.grad is not None for p in layer.parameters()]
+            out.append(([e.kind for e in backward.events], has, x.grad is not None))
+        return out
+
+    first, frozen = run(seen, 2)[0]
+    assert first == (["all_gather"], [True, True], False), "nobody asks for the gradient of the first input"
+    assert frozen == (["reduce_scatter"], [False, False], True), "nor for that of a frozen weight: no input is needed"
+
+
+def test_the_sum_is_on_its_way_while_the_weight_gradient_is_computed():
+    def timed(world):
+        layer = ColumnParallelLinear.from_serial(nn.Linear(256, 256), world)
+        x = torch.randn(64, 256).requires_grad_()
+        with comm.link(alpha_s=0.05, bandwidth_Bps=1e9):
+            y = layer(x)
+            with trace.record(world.rank) as seen:
+                y.sum().backward()
+        (sum_of_x,), (span,) = seen.events, seen.spans
+        return sum_of_x.start_s <= span.start_s and span.end_s <= sum_of_x.end_s
+
+    assert run(timed, 2) == [True, True]
+
+
+def test_slices_are_sent_while_something_is_computed():
+    def timed(world):
+        layer = ColumnParallelLinear.from_serial(nn.Linear(256, 256), world, sequence_dim=0)
+        x = torch.randn(64, 256).requires_grad_()
+        y = layer(x)
+        with trace.record(world.rank) as seen:
+            y.sum().backward()
+        order = sorted((e.start_s, e.kind) for e in seen.events)
+        return [kind for _, kind in order] + [seen.spans[0].start_s >= order[-1][0]]
+
+    assert run(timed, 2) == [["all_gather", "reduce_scatter", True]] * 2
+
+
+def test_a_bias_is_added_once():
+    def output(world):
+        serial = nn.Linear(6, 2)
+        nn.init.zeros_(serial.weight)
+        nn.init.ones_(serial.bias)
+        row = RowParallelLinear.from_serial(serial, world)
+        return row(torch.ones(1, 6 // world.size)).tolist()
+
+    assert run(output, 3) == [[[1.0, 1.0]]] * 3
+
+
+def test_dtypes_and_meta():
+    def works(world):
+        half = ColumnParallelLinear.from_serial(nn.Linear(4, 4).bfloat16(), world)
+        with torch.device("meta"):
+            nowhere = RowParallelLinear(8, 4, world)
+        alone = ColumnParallelLinear(4, 6, world, rows=Fused(0, (4, 2), (1, 1)))
+        return half(torch.ones(1, 4).bfloat16()).dtype, nowhere.weight.is_meta, list(alone.weight.shape), repr(half)
+
+    dtype, is_meta, shape, text = run(works, 2)[0]
+    assert dtype == torch.bfloat16 and is_meta and shape == [3, 4]
+    assert text == "ColumnParallelLinear(in_features=4, out_features=4, world, part [2, 4])"
+
+
+WRONG = {
+    "out_features": (
+        lambda g: ColumnParallelLinear(4, 10, g),
+        "out_features=10 cannot be split over world=4; use a multiple of 4",
+    ),
+    "in_features": (lambda g: RowParallelLinear(10, 4, g), "in_features=10 cannot be split over world=4"),
+    "a part for a whole": (
+        lambda g: ColumnParallelLinear(8, 4, g)(torch.ones(1, 2)),
+        "x has 2 features, a shard of 8 on 4 ranks, but this layer needs all",
+    ),
+    "a whole for a part": (
+        lambda g: RowParallelLinear(8, 4, g)(torch.ones(1, 8)),
+        "x has all 8 features, but this rank works on 2 of them",
+    ),
+    "something else": (lambda g: ColumnParallelLinear(8, 4, g)(torch.ones(1, 5)), "this layer takes 8 features"),
+    "something else for a part": (lambda g: RowParallelLinear(8, 4, g)(torch.ones(1, 5)), "takes 2 of 8 features"),
+    "not alike": (
+        lambda g: column_products(
+            torch.ones(1, 8), ColumnParallelLinear(8, 4, g), ColumnParallelLinear(8, 4, g, sequence_dim=1)
+        ),
+        "sequence_dim=None, regather=True, and one on ranks (0, 1, 2, 3) with sequence_dim=1, regather=True",
+    ),
+    "tokens": (
+        lambda g: RowParallelLinear(8, 4, g, sequence_dim=1)(torch.ones(1, 6, 2)),
+        "sequence=6 cannot be split over world=4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_use_is_named(case):
+    call, message = WRONG[case]
+
+    assert message in run(lambda world: said(lambda: call(world), ValueError), 4)[0]
+
+
+def test_a_group_of_another_axis_is_named():
+    def wrong(world):
+        mesh = Mesh(MeshShape(dp=2), world)
+        for kind in (ColumnParallelLinear, RowParallelLinear):
+            with pytest.raises(ValueError, match=r"a group along 'dp': use mesh.group\(\"tp\"\)"):
+                kind(4, 4, mesh.group("dp"))
+        return True
+
+    assert run(wrong, 2) == [True, True]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_bytes_of_a_pair_are_what_cost_says(n):
+    def sent(world):
+        pair = nn.Sequential(ColumnParallelLinear(8, 16, world), nn.GELU(), RowParallelLinear(16, 8, world))
+        x = torch.ones(2, 4, 8).requires_grad_()
+        with trace.record(world.rank) as seen:
+            pair(x).sum().backward()
+        return seen.wire_bytes
+
+    assert run(sent, n)[0] == pytest.approx(2 * cost.wire_bytes("all_reduce", 4 * 2 * 4 * 8, n), rel=1e-12)
+
+
+# ---- the famous mistakes --------------------------------------------------------------------------------------------
+
+
+class Pairs(nn.Module):
+    """Column → GELU → row, twice."""
+
+    def __init__(self, up, down):
+        super().__init__()
+        self.up, self.down = nn.ModuleList(up), nn.ModuleList(down)
+
+    def forward(self, x):
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + self.pair(up, down, x)
+        return x
+
+    def pair(self, up, down, x):
+        return down(gelu(up(x)))
+
+
+class NothingSummedBackward(Pairs):
+    def pair(self, up, down, x):
+        return down(gelu(linear(x, up.weight, up.bias)))
+
+
+class SummedTwiceBackward(Pairs):
+    def pair(self, up, down, x):
+        term = linear(gelu(up(x)), down.weight)
+        return identity_all_reduce(all_reduce_identity(term, down.group), down.group) + down.bias
+
+
+class BiasInside(Pairs):
+    def pair(self, up, down, x):
+        return all_reduce_identity(linear(gelu(up(x)), down.weight, down.bias), down.group)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (Pairs, None),
+        (NothingSummedBackward, "gradient of "),
+        (SummedTwiceBackward, "gradient of "),
+        (BiasInside, " of its norm away"),
+    ],
+)
+def test_the_famous_mistakes_are_found(form, message):
+    def found(world):
+        torch.manual_seed(0)
+        serial = Pairs([nn.Linear(12, 24) for _ in range(2)], [nn.Linear(24, 12) for _ in range(2)]).double()
+        parallel = form(
+            [ColumnParallelLinear.from_serial(one, world) for one in serial.up],
+            [RowParallelLinear.from_serial(one, world) for one in serial.down],
+        )
+        try:
+            assert_matches_serial(serial, parallel, x_of(), world, 1e-13)
+        except AssertionError as error:
+            return str(error)
+
+    said = run(found, 2)
+    assert all(message in one for one in said) if message else said == [None, None]
