@@ -1,7 +1,7 @@
 """The page of all claims: what the chapters predicted and measured while this very book was built.
 
-Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/lab/claims.py). The chapters were executed before, two
-at a time, so the lines of two of them are mixed.
+Each claim of a chapter is a line in the file $BOOK_CLAIMS (see lib/lab/claims.py). The chapters were executed before,
+two at a time, so the lines of two of them are mixed.
 """
 
 import json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from live_page import ROOT, add_live_page
 
-USED = ["course/check/**/*.py"]
+USED = ["course/check/*.py", "course/exercises/**/*.py"]
 TRIED = "book/kill_table.json"  # written by tools/kills.py
 
 

@@ -1,4 +1,4 @@
-"""The pages of the library: every module of lib/, on the page of its room. Exercises are left out: they hold answers.
+"""The pages of the library: every module of a room, on its page. Exercises are left out: they hold answers.
 
 A page says `.. room:: lib.cost`, or `.. room:: lib` for the files of the root, and its modules are listed when it is
 read, from the files that are there: none can be forgotten. Docstrings are plain text with `code` in backticks and the
@@ -17,7 +17,7 @@ from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOM = re.compile(r"^\.\. room:: ([\w.]+)$", re.MULTILINE)
-ANSWERS = "course.exercises."
+ANSWERS = "course.exercises"
 MARKS = re.compile(
     r"(`[^`]*`)|([*|\\]|(?<=\w)_(?!\w))"
 )  # what reStructuredText would take for markup, outside of code

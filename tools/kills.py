@@ -3,8 +3,8 @@
     python tools/kills.py            # what `make kills` runs: exercises that changed since they were last tried
     python tools/kills.py --check    # runs nothing; fails naming the exercises that changed
 
-An exercise has changed if its file has changed, or a file of course/check that judges it. Two are tried at a time; beside
-a FAIL whose seconds are measured, nothing else runs.
+An exercise has changed if its file has changed, or a file of course/check that judges it. Two are tried at a time;
+beside a FAIL whose seconds are measured, nothing else runs.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from set_repository import ROOT
 from tqdm import tqdm
 
 KEPT = ROOT / "book" / "kill_table.json"
-EXERCISES = ROOT / "lib" / "check" / "exercises"
-JUDGE = ROOT / "lib" / "check" / "tried.py"
+EXERCISES = ROOT / "course" / "exercises"
+JUDGE = ROOT / "course" / "check" / "tried.py"
 AT_A_TIME = 2
-IMPORTED = re.compile(r"^from (lib\.check\.\S+) import", re.MULTILINE)
+IMPORTED = re.compile(r"^from (course\.\S+) import", re.MULTILINE)
 
 
 def sources() -> dict[str, str]:
     """Exercise id -> a digest of the files of course/check that decide what comes out."""
     found = {}
-    for path in sorted(EXERCISES.glob("e[0-9]*.py")):
+    for path in sorted(EXERCISES.glob("ch*/e*.py")):
         chapter, number = re.match(r"e(\d+)_(\d+)_", path.stem).groups()
         texts, left = {}, [path, JUDGE]
         while left:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from set_repository import ROOT
 
-NEEDED = ["lib", "chapters/*.ipynb", "exercises/*.ipynb", "solutions/*.ipynb", "LICENSE", "LICENSE-text", "README.md"]
+NEEDED = ["lib", "course", "book/__init__.py", "book/figures"]
+NEEDED += ["chapters/*.ipynb", "exercises/*.ipynb", "solutions/*.ipynb", "LICENSE", "LICENSE-text", "README.md"]
 CACHED = re.compile(r"(^|/)(\.|_build|__pycache__)|\.egg-info")
 
 

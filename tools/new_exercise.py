@@ -14,9 +14,9 @@ FILE = '''"""{id}: a sentence that says what the learner writes."""
 
 from torch import distributed as dist
 
-from lib import comm
 from course.check.edits import read_mistakes
 from course.check.exercise import Exercise, random
+from lib import comm
 
 
 def inputs(generator, n):
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     pages = [path.stem for path in (ROOT / "solutions").glob(f"{chapter}_*.md")]
     if not pages:
         sys.exit(f"there is no solutions/{chapter}_*.md for the exercise {args.id}")
-    folder = ROOT / "lib" / "check" / "exercises"
+    folder = ROOT / "course" / "exercises" / f"ch{chapter}"
     if there := [path.relative_to(ROOT) for path in folder.glob(f"e{chapter}_{number}_*.py")]:
         sys.exit(f"exercise {args.id} exists: {there[0]}")
     names = {
@@ -133,6 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         "cell": args.name.replace("_", "-"),
     }
     path = folder / f"e{chapter}_{number}_{args.name}.py"
+    folder.mkdir(exist_ok=True)
     path.write_text(FILE.format(**names), encoding="utf-8")
     print(f"{path.relative_to(ROOT)} is an exercise that runs: make it yours.")
     print(f"Its task, for solutions/{pages[0]}.md, in front of its last heading:\n")

@@ -20,6 +20,7 @@ KINDS = {
     "setup": "Imports",
     "listing": "Show this yourself",
 }
+PACKAGES = ("lib", "course", "book")
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
 MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3000, 150, 35, 25
 WORDS_A_MINUTE, LINE_S, FIGURE_S, EXPLORER_S, QUESTION_S = 180, 4, 30, 90, 20
@@ -125,9 +126,9 @@ def calls(cell, name: str) -> list[ast.Call]:
 
 
 def imports(notebook) -> dict[str, list[str]]:
-    """Name to its dotted path, for what the page imports from lib."""
+    """Name to its dotted path, for what the page imports from the book's packages."""
     nodes = [node for cell in code_cells(notebook) for node in ast.walk(ast.parse(cell.source))]
-    nodes = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module.startswith("lib")]
+    nodes = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module.partition(".")[0] in PACKAGES]
     return {a.asname or a.name: [*node.module.split("."), a.name] for node in nodes for a in node.names}
 
 

@@ -19,7 +19,7 @@ def unpack(path, folder):
         inits = [name for name in names if name.endswith("lib/__init__.py")]
         top = min(inits, key=len)[: -len("lib/__init__.py")] if inits else ""
         files = {name[len(top) :]: name for name in names if inits and name.startswith(top)}
-        library = [name for name in files if name.startswith("lib/")]
+        library = [name for name in files if name.startswith(("lib/", "course/", "book/"))]
         whole = has_book(folder) and all((folder / name).is_file() for name in library)
         old = not whole or path.stat().st_mtime > (folder / "lib" / "__init__.py").stat().st_mtime
         for name in sorted(files, key="lib/__init__.py".__eq__):  # that one last: until then it is no book
@@ -30,8 +30,12 @@ def unpack(path, folder):
 
 
 def find_book():
-    if "lib" in sys.modules and getattr(sys.modules["lib"], "BOOK", None) != "parallel-by-hand":
-        raise ImportError("Another package called lib is imported already: restart, then run this cell first.")
+    for name in ("lib", "course", "book"):
+        origin = getattr(sys.modules.get(name), "__file__", None)
+        if name in sys.modules and not (origin and has_book(Path(origin).parents[1])):
+            raise ImportError(
+                f"Another package called {name} is imported already: restart, then run this cell first."
+            )
     here, spec = Path.cwd(), importlib.util.find_spec("lib")
     installed = [Path(spec.origin).parents[1]] if spec and spec.origin else []
     beside = here / "parallel-by-hand"

@@ -3,3 +3,7 @@
 May import the modules whose data it draws: `lib.trace`, `lib.cost`, `lib.memory`, `lib.pipeline`.
 Must never know a chapter: captions and alternative texts are given to it.
 """
+
+from book.figures.explorer import Explorer
+
+__all__ = ["Explorer"]

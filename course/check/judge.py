@@ -28,7 +28,11 @@ USES_COMM = (
 )
 UNFINISHED = "a handle without a wait"
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_LIBRARY = ('  File "lib/', '  File "torch/')  # the start of a traceback's frames that are not the learner's
+_LIBRARY = (
+    '  File "lib/',
+    '  File "course/',
+    '  File "torch/',
+)  # frames that are not the learner's
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     A rank: 0 | 2
         rank {} waits for a gradient. Look for a rank that could continue.
 
-The list is that of `course.check.edits`, with rows, columns and their wrong entries above a hint. In the hint, `{}` is the
-entry; the words of the row come before it.
+The list is that of `course.check.edits`, with rows, columns and their wrong entries above a hint. In the hint, `{}` is
+the entry; the words of the row come before it.
 """
 
 from __future__ import annotations

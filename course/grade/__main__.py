@@ -120,7 +120,9 @@ def _fingerprint(assignment: Assignment, cases: str | None) -> str:
     """A hash of all that points depend on, except the submission: if it changes, all students are graded again."""
     of = ("id", "points", "varied", "by_hand", "due", "late", "dealt")
     settings = repr([getattr(assignment, x) for x in of]).encode()
-    judges = sorted(Path(course.check.__file__).parent.rglob("*.py"))
+    judges = sorted(
+        p for room in ("check", "exercises") for p in Path(course.__file__).parent.glob(f"{room}/**/*.py")
+    )
     files = b"".join(Path(path).read_bytes() for path in (*judges, cases) if path)
     return hashlib.sha256(settings + files).hexdigest()
 

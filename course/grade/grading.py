@@ -103,15 +103,14 @@ def _other_rows(assignment: Assignment, notebooks: list[Notebook]) -> list[str]:
 # Code that no answer needs. It costs no points: a person looks at it. The imports in the book's cells are exceptions,
 # word for word. Each pattern must be fast: a line may have millions of letters.
 _SUSPICIOUS = {
-    "course.check": r"(?m)^(?!from lib\.check import check(?:, progress)?$|from lib\.check\.bill import bill$"
-    r"|from lib\.check\.refusals import broken_layouts$)[^\n]*\blib\s*\.\s*(?:check|grade|release)\b"
-    r"|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\b(?:check|grade|release)\b"
-    r"|from\s+lib\s+import\s*\([^)]{0,80}\b(?:check|grade|release)\b"
-    r"|lib\s*/\s*check|[\"']check[\"']|getattr\(\s*lib\b",
+    "course": r"(?m)^(?!from course\.check import check(?:, progress)?$|from course\.check\.bill import bill$"
+    r"|from course\.check\.refusals import broken_layouts$)[^\n]*\bcourse\s*\.\s*(?:check|exercises|grade|release)\b"
+    r"|from\s+course\s+import|\bimport\s[^\n]{0,80}\bcourse\s*(?:[,;#]|as\b|$)"
+    r"|\bcourse\s*/|[\"'](?:course|check)[\"']|getattr\(\s*course\b",
     "lib.runtime": r"\blib\s*[./]\s*runtime\b|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\bruntime\b"
     r"|from\s+lib\s+import\s*\([^)]{0,80}\bruntime\b",
-    "modules": r"(?m)sys\.modules(?! and getattr\(sys\.modules\[\"lib\"\], \"BOOK\", None\) != "
-    r"|\[\"lib\"\], \"BOOK\", None\) != )|from\s+sys\s+import|\bsys\s+as\b|\bpkgutil\b|\brunpy\b"
+    "modules": r"(?m)sys\.modules(?!\.get\(name\), \"__file__\", None\)$| and not \(origin and has_book\()"
+    r"|from\s+sys\s+import|\bsys\s+as\b|\bpkgutil\b|\brunpy\b"
     r"|\bimportlib\b(?!\.util, os, subprocess, sys, zipfile$|\.util\.find_spec\(\"lib\"\) if spec|"
     r"\.util\.find_spec\(\"lib\"\)$)",
     "what functions are made of": r"__(?:globals|builtins|subclasses|code|closure|getattribute|mro|bases)__"

@@ -27,9 +27,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def needed() -> list[Path]:
     """The folders that Python reads from, without their subfolders."""
     book = Path(lib.__file__).resolve().parents[1]
-    places = sys.prefix, sys.base_prefix, book / "lib", *sys.path
+    places = sys.prefix, sys.base_prefix, book / "lib", book / "course", *sys.path
     found = {Path(p).resolve() for p in places if p and Path(p).is_dir()}
-    found -= {book}  # Python reads only its library, which is in the list
+    found -= {book}  # Python reads only its packages, which are in the list
     return sorted(one for one in found if not any(other in one.parents for other in found))
 
 
@@ -47,7 +47,7 @@ def open_closed_folders() -> None:
 def own_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int) -> None:
     """For this process and its children, nothing can be written but these folders: empty, in memory, of limited size.
 
-    Of the book they see the library, without the exercises, whose files have right programs.
+    Of the book they see `lib`, and of `course` what judges, but not the exercises, whose files have right programs.
 
     Args:
         open_to_all: folders where every user may write.
@@ -60,7 +60,8 @@ def own_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int)
     book = Path(lib.__file__).resolve().parents[1]
     kept = {above for path in needed() for above in (path, *path.parents)}
     beside = [] if book in needed() or {*book.parents} & {*needed()} else [p for p in book.iterdir() if p.is_dir()]
-    for closed in (*(p for p in beside if p not in kept), book / "lib" / "check" / "exercises"):
+    answers = (book / "course" / name for name in ("exercises", "assignments", "release"))
+    for closed in (*(p for p in beside if p not in kept), *(p for p in answers if p.is_dir())):
         if not closed.is_symlink():
             _cover(closed, "mode=755,size=1m")
     read_only = struct.pack("4Q", 1, 0, 0, 0)

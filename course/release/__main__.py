@@ -38,11 +38,12 @@ from course.release.platforms import CASES, NBGRADER, for_actions, for_classroom
 from course.release.words import readme, rubric
 
 BOOK = Path(lib.__file__).resolve().parents[1]
+LIBRARY = ("lib", "course", "book/__init__.py", "book/figures")  # what a notebook imports
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
-NOT_FOR_STUDENTS = ("grade", "release")
+NOT_FOR_STUDENTS = ("course/grade/", "course/release/")
 CHECKERS = "course/exercises"
-_IMPORTED = re.compile(r"from lib\.check\.exercises\.(\w+) import")
+_IMPORTED = re.compile(r"from course\.exercises\.ch\d+\.(\w+) import")
 Files = dict[str, bytes]  # by their path in a zip
 
 
@@ -138,8 +139,8 @@ def handout(assignment: Assignment) -> Files:
     texts["rubric.md"] = rubric(assignment)
     texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
     chapters = {f"chapters/{path.name}": path.read_bytes() for path in sorted(BOOK.glob("chapters/*.ipynb"))}
-    without, checkers = tuple(f"lib/{name}/" for name in NOT_FOR_STUDENTS), _checkers(assignment)
-    given = {k: v for k, v in library().items() if not k.startswith(without)}
+    checkers = _checkers(assignment)
+    given = {k: v for k, v in library().items() if not k.startswith(NOT_FOR_STUDENTS)}
     given = {k: v for k, v in given.items() if not k.startswith(f"{CHECKERS}/") or Path(k).stem in checkers}
     return {name: text.encode() for name, text in texts.items()} | chapters | given
 
@@ -147,15 +148,17 @@ def handout(assignment: Assignment) -> Files:
 def _checkers(assignment: Assignment) -> set[str]:
     """The checkers of a homework's exercises, and what these import: they have right programs, as the others have."""
     own = tuple(f"e{e.id.replace('.', '_')}_" for e in assignment.exercises)
-    files = [path for path in (BOOK / CHECKERS).glob("*.py") if path.stem.startswith(own)]
+    files = [path for path in (BOOK / CHECKERS).rglob("*.py") if path.stem.startswith(own)]
     imported = [name for path in files for name in _IMPORTED.findall(path.read_text(encoding="utf-8"))]
     return {"__init__", *(path.stem for path in files), *imported}
 
 
 def library() -> Files:
-    """The library's files; no caches."""
-    files = [path for path in sorted((BOOK / "lib").rglob("*")) if path.is_file() and path.suffix != ".pyc"]
-    return {path.relative_to(BOOK).as_posix(): path.read_bytes() for path in files}
+    """The files that notebooks import; no caches, and no homework, which has model answers."""
+    found = (path for place in LIBRARY for path in (BOOK / place, *(BOOK / place).rglob("*")))
+    files = [path for path in sorted(found) if path.is_file() and path.suffix != ".pyc"]
+    named = {path.relative_to(BOOK).as_posix(): path for path in files}
+    return {name: path.read_bytes() for name, path in named.items() if not name.startswith("course/assignments/")}
 
 
 def packages(names: Iterable[str]) -> list[str]:

@@ -72,7 +72,7 @@ jobs:
 # The script writes result.json, whose points must be whole numbers, and release-body.md, which the student sees. The
 # exit code is 0 for any number of points; with a different exit code there is no score.
 # GitHub's machines allow sudo: as root, the grader runs students' code as a user without rights. `-P`: Python must not
-# import a folder lib/ that a student pushed.
+# import a folder lib/ or course/ that a student pushed.
 CLASSROOM50 = """#!/usr/bin/env python3
 import datetime, fractions, importlib.util, json, math, os, pathlib, shutil, subprocess, sys, tempfile
 
@@ -93,7 +93,8 @@ if os.geteuid():
     else:
         trust = ["--trust"]
         print("There is no root here: students' code runs as the grader, and could write its own points.")
-command = [*root, sys.executable, "-P", "-m", "course.grade", str(here / "{id}.json"), str(given), "--out", grades, *trust]
+grade = [sys.executable, "-P", "-m", "course.grade", str(here / "{id}.json"), str(given), "--out", grades]
+command = [*root, *grade, *trust]
 ended = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 print(ended.stdout)
 if ended.returncode:

@@ -11,7 +11,9 @@ import os
 import sys
 import sysconfig
 
-_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")  # the folder lib
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FLOORS = [os.path.join(ROOT, name, "") for name in ("lib", "course", "book")]  # this library, and what stands on it
+_HERE = FLOORS[0]
 _MACHINE = tuple(os.path.join(_HERE, name) for name in (os.path.join("runtime", ""), "comm.py", "mesh.py"))
 _PATHS = {os.path.join(sysconfig.get_paths()[name], "") for name in ("purelib", "platlib", "stdlib")}
 _LIBRARIES = sorted(_PATHS, key=len, reverse=True)  # one may be inside another
@@ -43,10 +45,10 @@ _places: dict[tuple, str] = {}  # (code, line) -> text
 
 
 class _Library(dict):
-    """File → whether it belongs to Python, a package, or this library; cached: a call looks up twenty files."""
+    """File → whether it belongs to Python, a package, or this book; cached: a call looks up twenty files."""
 
     def __missing__(self, file: str) -> bool:
-        known = self[file] = file.startswith((_HERE, "<frozen", "<string>", *_LIBRARIES))
+        known = self[file] = file.startswith((*FLOORS, "<frozen", "<string>", *_LIBRARIES))
         return known
 
 
@@ -54,7 +56,7 @@ _library = _Library()
 
 
 def is_library(file: str) -> bool:
-    """Whether a file belongs to Python, a package or this library, and not to the reader."""
+    """Whether a file belongs to Python, a package or this book, and not to the reader."""
     return _library[file]
 
 
@@ -62,7 +64,7 @@ def short(file: str) -> str:
     """A file as a reader knows it: `Cell In[5]`, `lib/comm.py`, `train.py`."""
     if file in cells:
         return cells[file]
-    for root in (*_LIBRARIES, os.path.join(os.path.dirname(_HERE[:-1]), "")):
+    for root in (*_LIBRARIES, os.path.join(ROOT, "")):
         if file.startswith(root):
             return os.path.relpath(file, root)
     return os.path.basename(file)

@@ -19,13 +19,13 @@ import threading
 from multiprocessing import resource_tracker
 
 from lib.runtime.fork_server import ForkServer
+from lib.runtime.places import FLOORS, ROOT
 
 PRELOADED = ["lib.runtime.server", "lib.runtime.warm"]
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
 _one_at_a_time = threading.RLock()
 _server: ForkServer | _Here | None = None
-_files: dict[str, tuple] = {}  # of lib, as the server read them: path -> (time, size)
+_files: dict[str, tuple] = {}  # of lib and course, as the server read them: path -> (time, size)
 _users: set[threading.Thread] = set()  # threads with a run in progress
 
 
@@ -87,7 +87,7 @@ def _others() -> set[threading.Thread]:
 
 def _look() -> dict[str, tuple]:
     files = {}
-    for path in glob.glob(os.path.join(_HERE, "**", "*.py"), recursive=True):
+    for path in (path for floor in FLOORS[:2] for path in glob.glob(f"{floor}**/*.py", recursive=True)):
         with contextlib.suppress(OSError):  # an editor may be replacing the file
             seen = os.stat(path)
             files[path] = seen.st_mtime_ns, seen.st_size
@@ -113,7 +113,7 @@ def _start(files: dict[str, tuple]) -> None:
 
 def _paths() -> list[str]:
     """The server's `sys.path`: this `lib` first, because the working folder may hold a different folder named lib."""
-    return [os.path.dirname(_HERE), *(path for path in sys.path if isinstance(path, str))]
+    return [ROOT, *(path for path in sys.path if isinstance(path, str))]
 
 
 def _must_be_python(paths) -> None:
@@ -123,7 +123,7 @@ def _must_be_python(paths) -> None:
         try:
             compile(source, path, "exec")
         except (SyntaxError, ValueError) as error:
-            name = os.path.relpath(path, os.path.dirname(_HERE))
+            name = os.path.relpath(path, ROOT)
             line = f", line {error.lineno}," if getattr(error, "lineno", None) else ""
             raise RunError(
                 f"{name}{line} is not valid Python since it was edited: {getattr(error, 'msg', error)}. Fix it, or "

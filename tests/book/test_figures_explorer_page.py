@@ -175,7 +175,7 @@ def gallery() -> list[object]:
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_everybody_can_read_it(opened, mode):
     page = opened(page_of(*gallery(), mode=mode))
-    page.add_script_tag(content=(ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8"))
+    page.add_script_tag(content=(ROOT / "tests" / "book" / "vendor" / "axe.min.js").read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
     assert found == []
 

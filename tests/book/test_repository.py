@@ -115,7 +115,7 @@ def test_code_fits_the_page(path):
     for cell in cells:
         lines += cell.source.splitlines() if "remove-cell" not in cell.metadata.get("tags", []) else []
         for node in ast.parse(cell.source).body:
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("lib"):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith(("lib", "course", "book")):
                 exec(ast.unparse(node), names)
         source = cell.source.partition("\n")[2] if cell.source.startswith("#@title") else cell.source
         if source.startswith("show("):
@@ -248,7 +248,7 @@ def test_requirements_name_the_six_packages_as_ranges():
 
 
 def test_what_is_imported_is_required():
-    folders = ("lib", "tools", "tests", "book", "benchmarks")
+    folders = ("lib", "course", "tools", "tests", "book", "benchmarks")
     files = [path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py")]
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -357,4 +357,4 @@ def test_a_copy_without_git_is_zipped_too(tmp_path, monkeypatch):
 
 def test_book_is_importable_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert Path(find_spec("lib").origin).is_relative_to(ROOT)
+    assert all(Path(find_spec(name).origin).is_relative_to(ROOT) for name in ("lib", "course", "book"))

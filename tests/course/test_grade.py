@@ -84,7 +84,7 @@ HOSTILE = {
         first("from course.exercises import e03_1_average_gradients as e\ne.average_gradients(params, group)"), 0, 2,
     ),
     "patches the judge": (
-        first("import course.check.judge as j, course.check as c\nj._agree = j.same = c.verdict = lambda *a: True"), 0, 2,
+        first("import course.check as c, course.check.judge as j\nj.same = c.verdict = lambda *a: True"), 0, 2,
     ),
     "def check": ([SETUP, "def check(*a, **k): pass", *first("pass")[1:]], 0, 2),
     "environment": (["import os\nos.environ['CHECK_STRICT'] = '0'", *first("os.environ['CHECK_STRICT'] = '0'")], 0, 2),
@@ -294,9 +294,9 @@ def test_what_went_wrong_is_told_apart(graded):
     assert "does not parse" in graded["a cell that does not parse"]["notes"][0]
     assert "endless loop" in said["loops"]["hint"] and "did not call it" in said["calls on one rank"]["hint"]
     assert "reaches" not in str(graded["right"]["notes"]) and graded["right"]["notes"] == []
-    assert "REVIEW: course.check in 03.ipynb" in graded["patches the judge"]["notes"]
+    assert "REVIEW: course in 03.ipynb" in graded["patches the judge"]["notes"]
     assert "REVIEW: ctypes in 03.ipynb" in graded["segfault"]["notes"]
-    assert "REVIEW: course.check in 03.ipynb" in graded["calls the reference"]["notes"]
+    assert "REVIEW: course in 03.ipynb" in graded["calls the reference"]["notes"]
     assert any(word in said["fills memory"]["hint"] for word in ("MemoryError", "did not return within"))
     assert "letters of code" in graded["much code"]["notes"][0]
     assert "No space left" in said["fills the disk"]["hint"]
@@ -742,7 +742,7 @@ def test_a_repaired_exercise_is_graded_again(course, monkeypatch):
     asked = read_assignment(str(course / "hw.json"))
     before = grade_main._fingerprint(asked, None)
     assert grade_main._fingerprint(asked, None) == before
-    exercise = ROOT / "lib" / "check" / "exercises" / "e03_1_average_gradients.py"
+    exercise = ROOT / "course" / "exercises" / "ch03" / "e03_1_average_gradients.py"
     true = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: true(path) + b" " * (path == exercise))
     assert grade_main._fingerprint(asked, None) != before

@@ -125,12 +125,12 @@ LOOKS = """import gc, importlib
 from pathlib import Path
 book, seen = Path(comm.__file__).parents[1], []
 for name in ("e03_1_average_gradients", "e04_1_shard", "e04_2_zero1_step"):
-    try: seen.append(vars(importlib.import_module("course.exercises." + name)))
+    try: seen.append(vars(importlib.import_module(f"course.exercises.ch{name[1:3]}.{name}")))
     except ImportError: pass
 seen += [name for name in sys.modules if name.startswith(("course.exercises.", "course.check.catalogue"))]
 seen += [x.__qualname__ for x in gc.get_objects() if type(x).__name__ == "function"
          and "course/exercises" in x.__code__.co_filename and x.__name__ != "body"]
-for folder in ("course/exercises", "solutions", "assignments", "chapters", "exercises", "book", ".git"):
+for folder in ("course/exercises", "course/assignments", "solutions", "chapters", "exercises", "book", ".git"):
     if (book / folder).is_dir(): seen += os.listdir(book / folder)
 raise ValueError(seen)"""
 

@@ -12,7 +12,7 @@ from course.release.notebooks import homework
 
 ROOT = Path(__file__).parents[2]
 SETUP = (ROOT / "tools" / "setup_cell.py").read_text()
-IMPORTS = "import torch\n\nfrom lib import comm\nfrom course.check import check, progress\nfrom lib.launch import run"
+IMPORTS = "import torch\n\nfrom course.check import check, progress\nfrom lib import comm\nfrom lib.launch import run"
 
 
 def notes(*cells):
@@ -22,20 +22,21 @@ def notes(*cells):
 @pytest.mark.parametrize(
     ("code", "note"),
     [
-        ("from course.check import check, find\nplan = find('08.5').right[0]", "course.check"),
-        ("from course.check import find", "course.check"),
-        ("from course.check import check, progress, find", "course.check"),
-        ("from course.check import check as c", "course.check"),
-        ("    from course.check.catalogue import EXERCISES", "course.check"),
-        ("from lib import check as c", "course.check"),
-        ("from lib import comm, check", "course.check"),
-        ("from lib import (\n    comm,\n    check,\n)", "course.check"),
-        ("from lib import \\\n    check", "course.check"),
-        ("import course.check as c", "course.check"),
-        ("getattr(lib, 'che' + 'ck')", "course.check"),
-        ("open('course/exercises/ch03/e03_1_average_gradients.py')", "course.check"),
-        ("Path('lib', 'check')", "course.check"),
-        ("import course.grade", "course.check"),
+        ("from course.check import check, find\nplan = find('08.5').right[0]", "course"),
+        ("from course.check import find", "course"),
+        ("from course.check import check, progress, find", "course"),
+        ("from course.check import check as c", "course"),
+        ("    from course.check.catalogue import EXERCISES", "course"),
+        ("from course import check as c", "course"),
+        ("from course import (\n    check,\n)", "course"),
+        ("from course import \\\n    check", "course"),
+        ("import os, course", "course"),
+        ("import course.exercises.ch03", "course"),
+        ("import course.check as c", "course"),
+        ("getattr(course, 'che' + 'ck')", "course"),
+        ("open('course/exercises/ch03/e03_1_average_gradients.py')", "course"),
+        ("Path('course', 'check')", "course"),
+        ("import course.grade", "course"),
         ("from lib.runtime import calls\ncalls.listeners.clear()", "lib.runtime"),
         ("from lib import runtime", "lib.runtime"),
         ("check.__globals__['find']", "what functions are made of"),
@@ -45,7 +46,7 @@ def notes(*cells):
         ("from sys import modules", "modules"),
         ("import sys as s", "modules"),
         ("import importlib", "modules"),
-        ("importlib.import_module('lib.' + 'check')", "modules"),
+        ("importlib.import_module('course.' + 'check')", "modules"),
         ("importlib.util.find_spec('course.check')", "modules"),
         ("import inspect\ninspect.stack()", "frames"),
         ("import os, inspect", "frames"),
@@ -93,6 +94,9 @@ LONG = (
     "lib.",
     "from lib import ",
     "from lib import (",
+    "course ",
+    "course.",
+    "from course import (",
     "sys.",
     "inspect ",
     "importlib ",

@@ -16,12 +16,12 @@ def kills(tmp_path, monkeypatch):
     """The tool, on a repository with two exercises that were tried."""
     module = tool("kills")
     files = {
-        "exercises/e01_1_a": "",
-        "exercises/e12_3_b": EXERCISE,
-        "tried": "from course.check.judge import judge\n",
+        "exercises/ch01/e01_1_a": "",
+        "exercises/ch12/e12_3_b": EXERCISE,
+        "check/tried": "from course.check.judge import judge\n",
     }
-    for name, text in {**files, "judge": "", "bill": "", "record": ""}.items():
-        path = tmp_path / "lib" / "check" / f"{name}.py"
+    for name, text in {**files, "check/judge": "", "check/bill": "", "check/record": ""}.items():
+        path = tmp_path / "course" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for name in ("EXERCISES", "JUDGE", "KEPT", "ROOT"):
@@ -34,17 +34,17 @@ def kills(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
-        ("exercises/e12_3_b", "12.3"),
-        ("bill", "12.3"),
-        ("judge", "01.1, 12.3"),
-        ("tried", "01.1, 12.3"),
-        ("exercises/e02_4_new", "02.4"),
-        ("record", None),
+        ("exercises/ch12/e12_3_b", "12.3"),
+        ("check/bill", "12.3"),
+        ("check/judge", "01.1, 12.3"),
+        ("check/tried", "01.1, 12.3"),
+        ("exercises/ch02/e02_4_new", "02.4"),
+        ("check/record", None),
     ],
 )
 def test_what_has_changed_since_it_was_tried_is_named(kills, file, stale, capsys):
     assert kills.main(["--check"]) == 0
-    with (kills.ROOT / "lib" / "check" / f"{file}.py").open("a") as source:
+    with (kills.ROOT / "course" / f"{file}.py").open("a") as source:
         source.write("# another line\n")
     assert kills.main(["--check"]) == bool(stale)
     said = f"book/kill_table.json is not of today's exercises {stale}: make kills\n" if stale else ""

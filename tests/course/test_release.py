@@ -44,7 +44,10 @@ STUB = "raise NotImplementedError"
 def released(tmp_path_factory):
     """Folders of all homeworks, the zips beside what is in them."""
     out = tmp_path_factory.mktemp("release")
-    assert main([*(str(ROOT / "assignments" / f"{name}.json") for name in ASSIGNMENTS), "--out", str(out)]) == 0
+    assert (
+        main([*(str(ROOT / "course" / "assignments" / f"{name}.json") for name in ASSIGNMENTS), "--out", str(out)])
+        == 0
+    )
     for path in out.glob("*/*.zip"):
         with zipfile.ZipFile(path) as archive:
             archive.extractall(path.with_suffix(""))
@@ -84,19 +87,23 @@ def test_a_handout_has_the_tasks_and_no_answer(released, name):
     teacher = (released / name / "teacher" / "rubric.md").read_text()
     assert all(" ".join(hint.split()) in teacher for hint in hints)
     assert all(answer in teacher for asked in asked.by_hand.values() for answer in asked.answers.values())
-    library = {path.relative_to(folder).as_posix() for path in (folder / "lib").rglob("*.py")}
+    floors = ("lib", "course", "book")
+    library = {path.relative_to(folder).as_posix() for floor in floors for path in (folder / floor).rglob("*.py")}
+    assert not (folder / "course" / "assignments").exists()
+    of_books = {path for place in floors for path in (ROOT / place).rglob("*.py")}
+    of_books -= {path for path in (ROOT / "book").glob("*.py") if path.stem != "__init__"}  # they build the pages
     assert library == {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "lib").rglob("*.py")
+        for path in of_books
         if path.relative_to(ROOT).parts[1] not in ("grade", "release")
-        and (path.parent.name != "exercises" or path.stem in needed_by(asked))
+        and ("exercises" not in path.relative_to(ROOT).parts or path.stem in needed_by(asked))
     }
 
 
 def needed_by(asked):
     """The checkers of its exercises, and of no other; one of them imports from another."""
     stems = {
-        path.stem for e in asked.exercises for path in ROOT.glob(f"course/exercises/e{e.id.replace('.', '_')}_*")
+        path.stem for e in asked.exercises for path in ROOT.glob(f"course/exercises/ch*/e{e.id.replace('.', '_')}_*")
     }
     more = {"e03_7_train_replicas": "e03_4_accumulate"}
     return {"__init__", *stems, *(more[stem] for stem in stems & {*more})}
@@ -127,7 +134,7 @@ def test_a_teachers_copy_gets_all_points_and_a_handout_none(released, tmp_path):
     asked = ASSIGNMENTS["hw2"]
     shutil.copytree(released / "hw2" / "nbgrader" / "source" / "hw2", tmp_path / "given" / "model")
     shutil.copytree(released / "hw2" / "hw2-handout" / "hw2" / "exercises", tmp_path / "given" / "untouched")
-    path = str(ROOT / "assignments" / "hw2.json")
+    path = str(ROOT / "course" / "assignments" / "hw2.json")
     assert grade([path, str(tmp_path / "given"), "--out", str(tmp_path / "grades"), "--trust"]) == 0
     model, untouched = (
         json.loads((tmp_path / "grades" / "students" / f"{name}.json").read_text()) for name in ("model", "untouched")
@@ -150,7 +157,7 @@ def test_a_teachers_copy_has_every_answer_and_marks_that_nbgrader_reads(released
 
 
 def test_the_same_homework_gives_the_same_bytes(released, tmp_path):
-    assert main([str(ROOT / "assignments" / "hw6.json"), "--out", str(tmp_path)]) == 0
+    assert main([str(ROOT / "course" / "assignments" / "hw6.json"), "--out", str(tmp_path)]) == 0
     one, other = ({p.relative_to(d): p.read_bytes() for p in d.rglob("*") if p.is_file()} for d in (
         tmp_path / "hw6", released / "hw6"
     ))  # fmt: skip
@@ -158,7 +165,7 @@ def test_the_same_homework_gives_the_same_bytes(released, tmp_path):
 
 
 def test_what_cannot_be_released(tmp_path, capsys):
-    asked = json.loads((ROOT / "assignments" / "hw2.json").read_text())
+    asked = json.loads((ROOT / "course" / "assignments" / "hw2.json").read_text())
     (tmp_path / "hw.json").write_text(json.dumps(asked | {"exercises": {"03.9": 1}}))
     assert main([str(tmp_path / "hw.json"), "--out", str(tmp_path / "out")]) == 2
     assert "no exercise '03.9'" in capsys.readouterr().err and not (tmp_path / "out").exists()
@@ -235,7 +242,7 @@ READS = """def average_gradients(params, group):
 
 def with_a_hidden_case(folder):
     """A homework of 03.1 with a case and a model answer that nobody may read, released into `hw`."""
-    asked = json.loads((ROOT / "assignments" / "hw2.json").read_text())
+    asked = json.loads((ROOT / "course" / "assignments" / "hw2.json").read_text())
     words = {"why": {"points": 1, "question": "?", "answer": "MODEL ANSWER"}}
     (folder / "hw.json").write_text(json.dumps(asked | {"id": "hw", "exercises": {"03.1": 3}, "by_hand": words}))
     (folder / "cases.py").write_text(
@@ -304,7 +311,7 @@ def test_gradescope_finds_what_it_wants(released):
     """The zip where Gradescope puts it, under another root; and its script, run as it runs it."""
     root = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
-        assert {"setup.sh", "run_autograder", "hw2.json", "lib"} <= {
+        assert {"setup.sh", "run_autograder", "hw2.json", "lib", "course"} <= {
             p.name for p in (released / "hw2" / "gradescope").iterdir()
         }
         with zipfile.ZipFile(released / "hw2" / "gradescope.zip") as archive:
@@ -423,9 +430,9 @@ def test_classroom_50_grades_as_root_what_is_hostile(tmp_path):
     source, repository, log = with_a_hidden_case(tmp_path) / "classroom50", tmp_path / "repository", tmp_path / "log"
     a_notebook(repository / "exercises" / "03_data_parallelism.ipynb", READS.replace("SOURCE", str(source)))
     (repository / "result.json").write_text('{"score": 99}')
-    (repository / "lib" / "grade").mkdir(parents=True)
-    (repository / "lib" / "__init__.py").write_text("")
-    (repository / "lib" / "grade" / "__main__.py").write_text(MASKS)
+    (repository / "course" / "grade").mkdir(parents=True)
+    (repository / "course" / "__init__.py").write_text("")
+    (repository / "course" / "grade" / "__main__.py").write_text(MASKS)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sudo").write_text(SUDO)
     (tmp_path / "bin" / "sudo").chmod(0o755)
@@ -464,7 +471,7 @@ DUE = {"hw1": 3, "hw2": 4, "hw3": 6, "hw4": 8, "hw5": 9, "hw6": 10, "capstone": 
 
 def test_one_homework_with_a_fault_does_not_keep_the_rest_from_being_written(tmp_path, capsys):
     (tmp_path / "bad.json").write_text('{"id": "bad"}')
-    hw6 = str(ROOT / "assignments" / "hw6.json")
+    hw6 = str(ROOT / "course" / "assignments" / "hw6.json")
     assert main([str(tmp_path / "bad.json"), hw6, "--out", str(tmp_path)]) == 2
     assert (tmp_path / "hw6" / "hw6-handout.zip").exists() and "bad.json" in capsys.readouterr().err
 
@@ -636,7 +643,7 @@ def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
     students = [f"student {i}" for i in range(9)]
     (tmp_path / "roster.txt").write_text("\n".join(students))
     roster = ["--roster", str(tmp_path / "roster.txt")]
-    assert main([str(ROOT / "assignments" / "hw3.json"), "--out", str(tmp_path), *roster]) == 0
+    assert main([str(ROOT / "course" / "assignments" / "hw3.json"), "--out", str(tmp_path), *roster]) == 0
     rows = dict(line.split(",") for line in (tmp_path / "hw3/teacher/rows.csv").read_text().splitlines()[1:])
     assert [*rows] == students and {*rows.values()} == {*"ABC"}
     handouts = {path.name: path for path in (tmp_path / "hw3" / "handouts").iterdir()}
@@ -646,7 +653,7 @@ def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
     gpus = dict(A=8, B=16, C=32)[rows["student 7"]]
     assert f"on {gpus} GPUs" in own and "your row" not in own
     assert not (tmp_path / "hw3" / "hw3-handout.zip").exists(), "it would tell no student the row"
-    assert main([str(ROOT / "assignments" / "hw3.json"), "--out", str(tmp_path / "all")]) == 0
+    assert main([str(ROOT / "course" / "assignments" / "hw3.json"), "--out", str(tmp_path / "all")]) == 0
     with zipfile.ZipFile(tmp_path / "all/hw3/hw3-handout.zip") as archive:
         said = archive.read("hw3/rubric.md").decode()
     assert (
@@ -664,7 +671,7 @@ def test_each_student_has_one_row_and_the_grader_knows_it(tmp_path):
 
 
 def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_path, capsys):
-    told = json.loads((ROOT / "assignments" / "hw1.json").read_text()) | {"varied": ["02.4"]}
+    told = json.loads((ROOT / "course" / "assignments" / "hw1.json").read_text()) | {"varied": ["02.4"]}
     (tmp_path / "hw.json").write_text(json.dumps(told))
     args = [str(tmp_path / "hw.json"), "--out", str(tmp_path)]
     assert main(args) == 2 and "02.4 has a row per student. Name the students in a file" in capsys.readouterr().err
@@ -694,7 +701,7 @@ def test_a_varied_exercise_is_in_each_students_row_and_needs_their_names(tmp_pat
 
 
 def test_a_variant_without_a_value_is_refused(tmp_path, capsys):
-    told = json.loads((ROOT / "assignments" / "hw3.json").read_text())
+    told = json.loads((ROOT / "course" / "assignments" / "hw3.json").read_text())
     del told["by_hand"]["which-stage"]["variants"][1]["N"]
     (tmp_path / "hw.json").write_text(json.dumps(told))
     assert main([str(tmp_path / "hw.json"), "--out", str(tmp_path)]) == 2
