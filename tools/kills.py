@@ -55,7 +55,7 @@ def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
     """The numbers of an exercise, and a line for each program whose verdict is not the one that it must get."""
     from course.check import find, new_seed  # `--check` needs no torch
     from course.check.judge import judge
-    from course.check.tried import try_right, try_wrong
+    from course.check.tried import try_right, try_slips, try_wrong
 
     exercise, seed = find(exercise_id), new_seed()
     turns.begin(exercise_id, alone=False)
@@ -64,6 +64,7 @@ def try_one(exercise_id: str, turns: Turns) -> tuple[dict, list[str]]:
         tried = {
             "right": [program for one in rows for program in try_right(one, seed)],
             "wrong": [program for one in rows for program in try_wrong(one, seed)],
+            "slips": try_slips(exercise, seed),
         }
     finally:
         turns.end(exercise_id, alone=False)

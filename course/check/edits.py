@@ -7,9 +7,10 @@ The idea: a list, in which the hint stands indented below what is wrong.
     op="mean" => op="sum"
         Your gradients are n times too large. Divide by the number of ranks.
 
-- `old => new` replaces a piece that is in the program once, `old =>` removes it. Each is one line; the next line edits
-  what the line before has left.
-- Without an arrow, the line is the wrong program itself: an expression, among the names of the file.
+- `old => new` replaces a piece that is in the program once, `old =>` removes it, and `=> new` replaces the piece of the
+  edit above. Each is one line; the next line edits what the line before has left.
+- `returns result / 2`: the program returns that, of its `result` and its arguments.
+- Another line is the wrong program itself: an expression, among the names of the file.
 - `hangs`: this program does not return.
 - `or` begins another wrong program with the same hint.
 - `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree, and
@@ -22,6 +23,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from course.check.exercise import ALL, Mistake
 
@@ -33,12 +35,21 @@ class Edited:
     module: str
     text: str
     expression: str
+    returns: str = "result"
 
     def load(self) -> Callable:
         """The program."""
         names = dict(vars(importlib.import_module(self.module)))
         exec(self.text, names)
-        return eval(self.expression, names)
+        program = eval(self.expression, names)
+        if self.returns == "result":
+            return program
+
+        def returning(*args: Any) -> Any:
+            given = inspect.signature(program).bind(*args).arguments
+            return eval(self.returns, names | given | {"result": program(*args)})
+
+        return returning
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
@@ -51,30 +62,36 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     Raises:
         ValueError: a hint without a program, a program without a hint, or a piece that is not there once.
     """
-    found, about = [], ALL
+    found, about, old = [], ALL, ""
     for alternatives, hint in entries(listed):
         if (head := alternatives[0][0]).startswith("in ") and head.endswith(":"):
             words = alternatives[0].pop(0)[3:-1]
             about = ALL if words == "all" else tuple(words.split(", "))
         for lines in alternatives:
-            wrong = _program([line for line in lines if line != "hangs"], programs)
+            edits = []
+            for line in (line for line in lines if "=>" in line):
+                piece, _, new = (part.strip() for part in line.partition("=>"))
+                old = piece or old
+                edits.append((old, new))
+            wrong = _program(edits, [line for line in lines if "=>" not in line and line != "hangs"], programs)
             found.append(Mistake(hint, wrong, about, hangs="hangs" in lines))
     return tuple(found)
 
 
-def _program(lines: list[str], programs: tuple[Callable, ...]) -> Edited:
-    """The wrong program of these lines: one expression, or edits."""
+def _program(edits: list[tuple[str, str]], others: list[str], programs: tuple[Callable, ...]) -> Edited:
+    """The wrong program of these edits and other lines."""
     module, text = programs[0].__module__, "".join(map(inspect.getsource, programs))
-    if len(lines) == 1 and "=>" not in lines[0]:
-        return Edited(module, "", lines[0])
-    if not (lines and all("=>" in line for line in lines)):
-        raise ValueError(f"a hint needs edits, or one expression, above it, and not {lines}")
-    for line in lines:
-        old, _, new = (part.strip() for part in line.partition("=>"))
-        if (times := text.count(old)) != 1:
-            raise ValueError(f"{line}: the piece is {times} times in the program; write one that is there once")
+    returns = [line.removeprefix("returns ") for line in others if line.startswith("returns ")]
+    if len(others) == 1 and not edits and not returns:
+        return Edited(module, "", others[0])
+    if len(others) > len(returns) or len(returns) > 1 or not (edits or returns):
+        raise ValueError(f"a hint needs edits, or one expression, above it, and not {others}")
+    for old, new in edits:
+        if not old or (times := text.count(old)) != 1:
+            there = f"{times} times in the program" if old else "not given, nor in an edit above"
+            raise ValueError(f"{old} => {new}: the piece is {there}; write one that is there once")
         text = text.replace(old, new)
-    return Edited(module, text, programs[0].__name__)
+    return Edited(module, text, programs[0].__name__, *returns)
 
 
 def entries(listed: str) -> Iterator[tuple[list[list[str]], str]]:

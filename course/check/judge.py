@@ -18,6 +18,7 @@ import torch
 from course.check.edits import Edited
 from course.check.exercise import SEEN, Data, Exercise, Mistake, is_dense, plain, same
 from course.check.listen import THROUGH_COMM, is_handle, must_be_in_step
+from course.check.slips import named_slip
 from course.check.source import Answer
 from lib.launch import HangError, MismatchError, RankError, RunError, RunTimeout, run
 from lib.mesh import Group
@@ -159,7 +160,10 @@ def _case(
         if (k, part) not in known or known[k, part]:
             known[k, part] = wrong.first_that_fits(got, part, known.get((k, part)))
         mistake = known[k, part]
-        return FAIL, (_filled(mistake.hint) if mistake else _difference(got, of_part)) + _seen(got, part)
+        if mistake:
+            return FAIL, _filled(mistake.hint) + _seen(got, part)
+        slip = named_slip(got, of_part)
+        return FAIL, _filled(slip) + "\n" * bool(slip) + _difference(got, of_part) + _seen(got, part)
 
     return [{part: outcome(k, got, part) for part in exercise.parts} for k, got in enumerate(outcomes)]
 

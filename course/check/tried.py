@@ -1,9 +1,16 @@
-"""The programs that an exercise lists, judged as a learner's answer is: right ones must pass, wrong ones be named."""
+"""The programs that an exercise lists, judged as a learner's answer is: right ones must pass, wrong ones be named.
+
+So must the engine's own mistakes, the slips in results, for which no exercise needs a list.
+"""
 
 from __future__ import annotations
 
-from course.check.exercise import Exercise
-from course.check.judge import FAIL, PASS, CaseVerdict, judge
+import contextlib
+from collections.abc import Callable
+
+from course.check.exercise import SEEN, Data, Exercise, same
+from course.check.judge import FAIL, PASS, CaseVerdict, in_ranks, judge
+from course.check.slips import slips
 
 Tried = list[tuple[bool, list[CaseVerdict]]]  # of each program, whether it came out as it must, and its cases
 
@@ -19,6 +26,46 @@ def try_wrong(exercise: Exercise, seed: int) -> Tried:
     """Each wrong program must fail, and be named by its own hint."""
     found = judge(exercise, [mistake.wrong for mistake in exercise.mistakes], seed)
     return [(_is_named(exercise, m.hint, cases), cases) for m, cases in zip(exercise.mistakes, found, strict=True)]
+
+
+def try_slips(exercise: Exercise, seed: int) -> Tried:
+    """The results of the first right program, with a slip in them, must fail by a sentence in each part that changed."""
+    in_part: dict[int, list[set[str]]] = {}  # of each slip, the parts that it changes
+
+    def slipped(exercise: Exercise, answers: list, inputs: list[Data]) -> list[list[Data]]:
+        (right,) = in_ranks(exercise, exercise.right[:1], inputs)
+        all_slips = [changed for _, changed in slips(len(inputs))]
+        made = [[_slip(one, changed) for one in right] for changed in all_slips[: len(answers)]]
+        in_part[len(inputs)] = [
+            {
+                p
+                for p in exercise.parts
+                for m, r in zip(one, right, strict=True)
+                for k in r
+                if p in k and not same(m, {k: r[k]})
+            }
+            for one in made
+        ]
+        return made
+
+    count = min(len(list(slips(ranks))) for ranks in exercise.ranks)
+    found = judge(exercise, [len] * count, seed, slipped)
+    tried = []
+    for k, cases in enumerate(found):
+        wrong = [part in parts[k] for parts in in_part.values() for part in exercise.parts]
+        if any(wrong):
+            fails = [case.status == FAIL and bool(case.hint) for case in cases]
+            tried.append((fails == wrong, cases))
+    return tried
+
+
+def _slip(right: Data, changed: Callable) -> Data:
+    made = dict(right)
+    for name, value in right.items():
+        if not name.endswith(SEEN):
+            with contextlib.suppress(TypeError):
+                made[name] = changed(value)
+    return made
 
 
 def _is_named(exercise: Exercise, hint: str, cases: list[CaseVerdict]) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(ROOT.glob("chapters/*.ipynb"))
 GIVEN = ["torch", "numpy", "matplotlib", "ipywidgets", "ipykernel", "pip"]
 INSTALLED = ["cloudpickle", "tqdm"]  # by the setup cell

@@ -8,7 +8,7 @@ import pytest
 
 from tests.book.test_repository import tool
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 form = tool("page_form")
 
 PAGE = """

@@ -7,7 +7,7 @@ import pytest
 
 from lib.cost import hardware, sizes
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def read(path: str | Path) -> str:

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(p for folder in ("chapters", "exercises", "solutions") for p in ROOT.glob(f"{folder}/*.ipynb"))
 CHAPTERS = sorted(ROOT.glob("chapters/*.ipynb"))
 

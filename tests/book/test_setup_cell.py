@@ -13,7 +13,7 @@ import pytest
 
 import lib
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CELL = (ROOT / "tools" / "setup_cell.py").read_text(encoding="utf-8")
 PLACEHOLDER = "https://example.invalid/parallel-by-hand"
 # Whatever the address is today: these tests must never clone from it.

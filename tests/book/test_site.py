@@ -27,7 +27,7 @@ from fontTools.ttLib import TTFont
 
 from tools.browser import chromium, open_browser, serve
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(os.environ.get("SITE", ROOT / "_build" / "html"))
 CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
 BASE_URL = CONFIG["html"]["baseurl"]

@@ -26,7 +26,7 @@ from lib import comm
 from lib.launch import RankError, RunError, run
 from tests.course.bytes_sent import BYTES, right_bytes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -41,13 +41,16 @@ or
 hangs
     It says goodbye.
 in all:
-{called(name)} => {name[0]}
+=> {name[0]}
     It is short.
+=> {name[1]}
+returns result + name
+    It says both.
 """
 
 
 def test_a_list_is_read():
-    kept, shouted, first, second, last = read_mistakes(
+    kept, shouted, first, second, last, both = read_mistakes(
         LISTED.replace("Hello => Bye", "['hello'] => .get('bye', 'Bye')"), greeting, called
     )
     assert [m.wrong.load()("ada") for m in (kept, shouted, first, second)] == [
@@ -59,6 +62,7 @@ def test_a_list_is_read():
     assert shouted.hint == "It shouts, without end, in two lines."
     assert [m.about for m in (kept, shouted, first, second)] == [("",), ("",), ("end", "start"), ("end", "start")]
     assert last.about == ("",) and last.wrong.load()("ada") == "Hello, a!"
+    assert both.wrong.load()("ada") == "Hello, d!ada"
     assert [m.hangs for m in (first, second)] == [False, True] and first.hint == second.hint
     assert pickle.loads(pickle.dumps(kept.wrong)).load()("ada") == "Hello, ada!", "it travels as its words"
     assert greeting("ada") == "Hello, Ada!"
@@ -69,7 +73,9 @@ def test_a_list_is_read():
     [
         ("name.tilte() => name\n    A hint.", "name.tilte.. => name: the piece is 0 times in the program"),
         ("name => nom\n    A hint.", "name => nom: the piece is 4 times"),
-        ("=> nom\n    A hint.", "=> nom: the piece is"),
+        ("=> nom\n    A hint.", "=> nom: the piece is not given, nor in an edit above"),
+        ("returns result\nreturns name\n    A hint.", "a hint needs edits, or one expression"),
+        ("returns result\nshouts\n    A hint.", "a hint needs edits, or one expression"),
         ("called(name) => name\nA hint.", "has no hint below it"),
         ("called(name) => name\n  A hint.", "4 spaces begin a hint"),
         ("    A hint.", "above the hint 'A hint.' a program is missing"),
@@ -112,16 +118,33 @@ def test_a_table_names_each_wrong_entry():
     assert "2 results" in found[6].hint and "2 results" in found[7].hint and "Run B" in found[8].hint
 
 
-@pytest.mark.parametrize("listed", ["A rank: 1\n    A hint.", "A size: 2\n    A hint."])
-def test_a_right_entry_is_no_mistake(listed):
-    with pytest.raises(ValueError, match="is no mistake"):
+def test_a_table_of_one_column_is_a_list_of_entries():
+    exercise = findings("77.1", "find", "Run", (), {"A": "f0", "B": 2}, 'A: "b0" | "b1"\n    not {}.')
+    assert [m.hint for m in exercise.mistakes] == ["Run A: not b0.", "Run A: not b1."]
+    answers = [*exercise.right, lambda: [["F0"], [2]], *(m.wrong for m in exercise.mistakes), lambda: ["f0", 3]]
+    found = [cases[0] for cases in judge(exercise, answers, 1)]
+    assert [case.status for case in found] == ["PASS"] * 3 + ["FAIL"] * 3
+    assert [case.hint for case in found[3:5]] == [m.hint for m in exercise.mistakes] and "Run B" in found[5].hint
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ("A rank: 1\n    A hint.", "is no mistake"),
+        ("A size: 2\n    A hint.", "is no mistake"),
+        ("A: 2\n    A hint.", "is no mistake"),
+        ("A rank: 2\nA rank: 3\n    A hint.", "write `or` above it"),
+    ],
+)
+def test_a_table_says_what_is_no_mistake(listed, words):
+    with pytest.raises(ValueError, match=words):
         findings("77.1", "find", "Run", ("rank",), {"A": (1,)}, listed)
 
 
 # ---- the exercises --------------------------------------------------------------------------------------------------
 
 
-TEXTS = [e for e in EXERCISES.values() if any(isinstance(m.wrong, Edited) for m in e.mistakes)]
+TEXTS = [e for e in EXERCISES.values() if any(isinstance(m.wrong, Edited) and m.wrong.text for m in e.mistakes)]
 
 
 @pytest.mark.parametrize("exercise", TEXTS, ids=lambda e: e.id)
@@ -143,7 +166,7 @@ def without_words(definition):
 def test_the_first_right_program_is_the_solution(exercise):
     (path,) = ROOT.glob(f"solutions/{exercise.chapter}_*.ipynb")
     code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    first = next(m.wrong for m in exercise.mistakes if isinstance(m.wrong, Edited))
+    first = next(m.wrong for m in exercise.mistakes if isinstance(m.wrong, Edited) and m.wrong.text)
     module = ast.parse((ROOT / f"{first.module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     shown, judged = (
         [without_words(d) for d in tree.body if getattr(d, "name", "") == exercise.title]

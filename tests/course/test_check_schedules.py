@@ -33,7 +33,7 @@ from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from tests.course.test_check_edges import edited
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from course.exercises.ch04.e04_6_find_changes import RIGHT
 from lib import comm
 from lib.launch import run
 
-PAGE = (Path(__file__).parent.parent / "solutions" / "04_zero.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "solutions" / "04_zero.md").read_text(encoding="utf-8")
 (PROGRAM,) = re.findall(r"```python\n(def train\(.*?)```", PAGE, re.DOTALL)
 (TABLE,) = re.findall(r"```text\n(.*?)\n```", PAGE, re.DOTALL)
 SIZES = {"up.weight": 24, "up.bias": 6, "down.weight": 18, "down.bias": 3}

@@ -13,7 +13,7 @@ import pytest
 from lib.train import main
 from tests.lib.two_hosts import cannot
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 FLAGS = "--context 16 --d-model 24 --num-layers 1 --num-heads 2 --global-batch 4 --steps 2 --dtype float64"
 
 
