@@ -29,7 +29,7 @@ def try_wrong(exercise: Exercise, seed: int) -> Tried:
 
 
 def try_slips(exercise: Exercise, seed: int) -> Tried:
-    """The results of the first right program, with a slip in them, must fail by a sentence in each part that changed."""
+    """The results of the first right program, with a slip in them, must fail by a sentence where they changed."""
     in_part: dict[int, list[set[str]]] = {}  # of each slip, the parts that it changes
 
     def slipped(exercise: Exercise, answers: list, inputs: list[Data]) -> list[list[Data]]:
