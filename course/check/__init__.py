@@ -1,12 +1,11 @@
 """Check your answer to an exercise: `check("03.1", average_gradients)`.
 
 The answer runs in real ranks on new random inputs, and the judge compares the results in this process. The verdict is
-PASS, TODO, or FAIL with a hint. The engine is in this folder; `exercises/` has a file for each exercise.
+PASS, TODO, or FAIL with a hint. The engine is in this folder; `course/exercises/` has a file for each exercise.
 
-May import the subjects of its exercises: `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`, `lib.trace`, `lib.cost`,
-`lib.model`, `lib.memory`, `lib.placement`, `lib.facts`, `lib.conjugate`, `lib.deferred`, `lib.verify`, `lib.layout`,
-`lib.data_parallel`, `lib.pipeline`, `lib.planner`.
-Must never be known by any of them.
+May import `lib.launch`, `lib.runtime`, `lib.comm`, `lib.mesh`; for its bill and its refusals `lib.cost`, `lib.layout`,
+`lib.pipeline`, `lib.planner`; and in its catalogue `course.exercises`.
+Must never know what an exercise asks.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from course.release.platforms import CASES, NBGRADER, for_actions, for_classroom
 from course.release.words import readme, rubric
 
 BOOK = Path(lib.__file__).resolve().parents[1]
-LIBRARY = ("lib", "course", "book/__init__.py", "book/figures")  # what a notebook imports
+LIBRARY = ("lib", "course", "book/__init__.py", "book/figures", "book/published")  # what a notebook imports
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("course/grade/", "course/release/")

@@ -1,7 +1,7 @@
 """Predictions of published runs: the test of a planner is a run that it was not fitted to.
 
-A row is a dict as in `published/runs.json`: sizes of a model, a layout, a batch, the measured seconds of a step, and
-its source.
+A row is a dict as in `book/published/runs.json`: sizes of a model, a layout, a batch, the measured seconds of a step,
+and its source.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from lib.planner.presets import GPUS, known, stack_for
 from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import Cluster, Layout4D, Training
 
-PUBLISHED = Path(__file__).parent / "published"
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
 PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
@@ -54,7 +53,7 @@ def read_rows(path: str | Path) -> list[dict]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} must be a list of runs, each an object as in {PUBLISHED / 'runs.json'}")
+        raise ValueError(f"{path} must be a list of runs, each an object as in book/published/runs.json")
     for number, row in enumerate(rows):
         if missing := [name for name in NEEDED if name not in row]:
             raise ValueError(f"run {row.get('id', number)} of {path} lacks {', '.join(missing)}")

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from book.published import RUNS
 from course.check.bill import bill
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
@@ -41,7 +42,7 @@ from lib.pipeline.simulate import Costs, simulate
 from lib.pipeline.stage import stages_of
 from lib.planner import memory_bytes, step_s
 from lib.planner.presets import stack_for
-from lib.planner.rows import PUBLISHED, predict, read_rows
+from lib.planner.rows import predict, read_rows
 from lib.tensor_parallel.gpt import tensor_parallel
 from tests.book.test_repository import read
 from tests.course.test_check_edges import edited
@@ -233,7 +234,7 @@ def test_costs_of_repairs_are_those_of_the_page():
 def test_the_runs_of_the_wrong_formulas_are_met_as_the_page_says():
     off = [abs(error) for error in e144.errors(e144.published(), "nothing")]
     assert len(off) == 45 and median(off) < 0.02 and max(off) > 0.2
-    rows = {row["id"]: row for row in read_rows(PUBLISHED / "runs.json")}
+    rows = {row["id"]: row for row in read_rows(RUNS)}
     for row in e144.published():
         assert sum(row["seconds"].values()) == pytest.approx(predict(rows[row["id"]]).seconds.total)
 

@@ -44,6 +44,7 @@ def kills(tmp_path, monkeypatch):
 )
 def test_what_has_changed_since_it_was_tried_is_named(kills, file, stale, capsys):
     assert kills.main(["--check"]) == 0
+    (kills.ROOT / "course" / file).parent.mkdir(exist_ok=True)
     with (kills.ROOT / "course" / f"{file}.py").open("a") as source:
         source.write("# another line\n")
     assert kills.main(["--check"]) == bool(stale)
@@ -52,7 +53,7 @@ def test_what_has_changed_since_it_was_tried_is_named(kills, file, stale, capsys
 
 
 def test_an_exercise_that_is_gone_is_named(kills, capsys):
-    (kills.EXERCISES / "e01_1_a.py").unlink()
+    (kills.EXERCISES / "ch01" / "e01_1_a.py").unlink()
     assert kills.main(["--check"]) == 1 and "exercises 01.1: make kills" in capsys.readouterr().err
 
 
@@ -64,7 +65,7 @@ def test_only_what_has_changed_is_tried_and_only_what_came_out_right_is_kept(kil
         return {"right": 2}, ["03.1, wrong program 1: it passes"] * (exercise_id == "03.1")
 
     monkeypatch.setattr(kills, "try_one", try_one)
-    (kills.EXERCISES / "e01_1_a.py").unlink()
+    (kills.EXERCISES / "ch01" / "e01_1_a.py").unlink()
     for name in ("e03_1_c", "e02_4_d"):
         (kills.EXERCISES / f"{name}.py").write_text("")
     assert kills.main([]) == 1 and sorted(tried) == ["02.4", "03.1"]

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from book.published import RUNS
+from book.published.layouts import choice_among, read_tables, regret, right_about_memory
 from lib import cost
 from lib.cost.sizes import MODELS, ModelShape, Recipe
 from lib.layout import Layout
@@ -18,7 +20,6 @@ from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memo
 from lib.planner.__main__ import main
 from lib.planner.presets import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
 from lib.planner.rows import (
-    PUBLISHED,
     calibrated,
     constant_share,
     constant_utilisation,
@@ -31,9 +32,8 @@ from lib.planner.rows import (
 )
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import Seconds, stage_layers
-from lib.planner.tables import choice_among, read_tables, regret, right_about_memory
 
-ROWS = {row["id"]: row for row in read_rows(PUBLISHED / "runs.json")}
+ROWS = {row["id"]: row for row in read_rows(RUNS)}
 TABLES = read_tables()
 
 

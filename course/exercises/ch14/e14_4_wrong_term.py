@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import lru_cache, partial
+from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
 import torch
 
+import lib
 from course.check.exercise import Data, Exercise, Mistake, whole, word
 from lib.mesh import Group
-from lib.planner.rows import PUBLISHED, predict, read_rows
+from lib.planner.rows import predict, read_rows
 
 FACTORS: dict[str, Callable[[dict], float]] = {  # kind of time → the factor of its wrong formula, in a row
     "tp": lambda row: row["tp"] / 2,
@@ -25,12 +27,13 @@ FACTORS: dict[str, Callable[[dict], float]] = {  # kind of time → the factor o
 }
 SHOWN = ("id", "gpu", "gpus", "tp", "pp", "dp", "interleave", "microbatches", "recompute", "flash", "seq", "step_s")
 ROWS, CLEAR = 36, 1.05
+PUBLISHED = Path(lib.__file__).parents[1] / "book" / "published" / "runs.json"
 LEFT_OUT = {"aa", "zb"}  # not calibrated, on a shared network; and without tp or dp
 
 
 @lru_cache(maxsize=1)
 def published() -> tuple[dict, ...]:
-    rows = (row for row in read_rows(PUBLISHED / "runs.json") if row["stack"] not in LEFT_OUT)
+    rows = (row for row in read_rows(PUBLISHED) if row["stack"] not in LEFT_OUT)
     return tuple({name: row[name] for name in SHOWN} | {"seconds": predict(row).seconds._asdict()} for row in rows)
 
 

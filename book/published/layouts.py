@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from book.published import LAYOUTS
 from lib.cost.sizes import ModelShape
 from lib.planner.memory import fits
 from lib.planner.presets import GPUS, stack_for
 from lib.planner.seconds import step_s
 from lib.planner.training import Cluster, Layout4D, Training
 
-PUBLISHED = Path(__file__).parent / "published" / "layouts_a100.json"
 _SIZES = {  # Touvron et al. 2023 (Llama), table 2; the vocabulary as inferred by the collectors of the tables
     "13B": ModelShape(5120, 40, 40, 128_000, 2048, d_mlp=13_824, llama=True, tied=False),
     "30B": ModelShape(6656, 60, 52, 128_000, 2048, d_mlp=17_920, llama=True, tied=False),
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
         return fits(self.training, self.layout)
 
 
-def read_tables(path: str | Path = PUBLISHED) -> dict[str, list[Cell]]:
+def read_tables(path: str | Path = LAYOUTS) -> dict[str, list[Cell]]:
     """Name of a table → its cells, without kernels that were not available."""
     found = json.loads(Path(path).read_text(encoding="utf-8"))
     tables = {}
