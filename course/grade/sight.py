@@ -27,9 +27,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def needed() -> list[Path]:
     """The folders that Python reads from, without their subfolders."""
     book = Path(lib.__file__).resolve().parents[1]
-    places = sys.prefix, sys.base_prefix, book / "lib", book / "course", *sys.path
-    found = {Path(p).resolve() for p in places if p and Path(p).is_dir()}
-    found -= {book}  # Python reads only its packages, which are in the list
+    places = {Path(one).resolve() for one in (sys.prefix, sys.base_prefix, book / "lib", book / "course")}
+    found = {Path(one).resolve() for one in sys.path if one and Path(one).is_dir()}
+    # Of the book Python reads only these packages, whatever a program has added to its path.
+    found = places | {one for one in found if book not in (one, *one.parents) or places & {*one.parents}}
     return sorted(one for one in found if not any(other in one.parents for other in found))
 
 

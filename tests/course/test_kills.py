@@ -67,7 +67,8 @@ def test_only_what_has_changed_is_tried_and_only_what_came_out_right_is_kept(kil
     monkeypatch.setattr(kills, "try_one", try_one)
     (kills.EXERCISES / "ch01" / "e01_1_a.py").unlink()
     for name in ("e03_1_c", "e02_4_d"):
-        (kills.EXERCISES / f"{name}.py").write_text("")
+        (kills.EXERCISES / f"ch{name[1:3]}").mkdir(exist_ok=True)
+        (kills.EXERCISES / f"ch{name[1:3]}" / f"{name}.py").write_text("")
     assert kills.main([]) == 1 and sorted(tried) == ["02.4", "03.1"]
     assert [*json.loads(kills.KEPT.read_text())] == ["02.4", "12.3"]
     assert "03.1, wrong program 1: it passes" in capsys.readouterr().out
