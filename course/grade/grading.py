@@ -106,7 +106,7 @@ _SUSPICIOUS = {
     "course": r"(?m)^(?!from course\.check import check(?:, progress)?$|from course\.check\.bill import bill$"
     r"|from course\.check\.refusals import broken_layouts$)[^\n]*\bcourse\s*\.\s*(?:check|exercises|grade|release)\b"
     r"|from\s+course\s+import|\bimport\s[^\n]{0,80}\bcourse\s*(?:[,;#]|as\b|$)"
-    r"|\bcourse\s*/|[\"'](?:course|check)[\"']|getattr\(\s*course\b",
+    r"|\bcourse\s*/\s*\w|[\"']check[\"']|[\"']course[\"'](?!, \"book\"\):$)|getattr\(\s*course\b",
     "lib.runtime": r"\blib\s*[./]\s*runtime\b|from\s+lib\s+import(?:\\\n|[^\n]){0,80}\bruntime\b"
     r"|from\s+lib\s+import\s*\([^)]{0,80}\bruntime\b",
     "modules": r"(?m)sys\.modules(?!\.get\(name\), \"__file__\", None\)$| and not \(origin and has_book\()"

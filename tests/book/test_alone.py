@@ -113,7 +113,7 @@ def test_the_page_that_is_built_from_a_notebook_has_its_links(tmp_path, monkeypa
     }
     for page, one in (("01_x", cell), ("02_y", nbformat.v4.new_markdown_cell("# Two"))):
         files[f"chapters/{page}.ipynb"] = json.dumps(nbformat.v4.new_notebook(cells=[one]))
-    monkeypatch.setattr("tests.book_project.load", lambda name: None)
+    monkeypatch.setattr("tests.book.book_project.load", lambda name: None)
     out = build(tmp_path, files, ["myst_nb", "only_links"], nb_execution_mode="off", myst_heading_anchors=3)
     page = (out / "chapters" / "01_x.html").read_text(encoding="utf-8")
     assert 'href="02_y.html#two"' in page and 'href="#one"' in page

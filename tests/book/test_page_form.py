@@ -226,7 +226,7 @@ def test_what_show_cannot_find_is_said():
 def test_a_cell_that_only_shows_source_is_a_listing():
     page = read(cell("show(number)\nshow(claim)\n") + cell("x = 1\nshow(number)\n") + cell("x = show\n"))
     assert [form.kind(one) for one in form.code_cells(page)] == ["listing", "idea", "idea"]
-    both = form.shown_lines(form.ast.parse("number").body[0].value, {"number": ["lib", "claims", "number"]})
+    both = form.shown_lines(form.ast.parse("number").body[0].value, {"number": ["lib", "lab", "claims", "number"]})
     with_one = read(PAGE.replace("two = 1 + 1", "from lib.lab.claims import number").replace("four = two + two", ""))
     before = form.measure(with_one).lines
     shown = PAGE.replace("two = 1 + 1", "from lib.lab.claims import number").replace("four = two + two", "")

@@ -38,7 +38,7 @@ SOURCES = [name for name in HTML if name.startswith("_modules/")]  # the library
 LISTED = [name for name in HTML if name not in {"index.html", "404.html", "lost.html", "search.html", *SOURCES}]
 PAGES = [*LISTED, *(name for name in HTML if name == "search.html")]
 CHAPTERS = [name for name in PAGES if re.match(r"chapters/(?!00)\d\d_", name)]
-AXE = (ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
+AXE = (ROOT / "tests" / "book" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 # Both are the theme's own: the label of its search and "show code" buttons, and its logo outside of any landmark.
 THEME_RULES = {"label-content-name-mismatch", "region"}
 

@@ -269,7 +269,7 @@ def test_all_own_scripts_are_light(say):
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 STYLE = (BOOK / "static" / "book.css").read_text(encoding="utf-8")
-AXE = (BOOK.parent / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
+AXE = (BOOK.parent / "tests" / "book" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 # What is copied is kept where a test can read it.
 CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => {
     if (window.refuses) throw new Error("no");

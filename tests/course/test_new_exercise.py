@@ -24,7 +24,7 @@ def begin(tmp_path, monkeypatch):
 
 def test_it_runs_as_it_is(begin, tmp_path, capsys, monkeypatch):
     begin("03.8", "scaled_sum")
-    monkeypatch.syspath_prepend(tmp_path / "course/exercises")
+    monkeypatch.syspath_prepend(tmp_path / "course/exercises/ch03")
     exercise = importlib.import_module("e03_8_scaled_sum").EXERCISE
     assert (exercise.id, exercise.title) == ("03.8", "scaled_sum")
     answers = [*exercise.right, *(mistake.wrong for mistake in exercise.mistakes)]
