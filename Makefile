@@ -130,6 +130,7 @@ lint: $(READY) ## check style, and that what is generated agrees with its source
 	@$(PY) tools/notebooks.py --check
 	@if test -f tools/make_exercises.py; then $(PY) tools/make_exercises.py --check; fi
 	@$(PY) tools/kills.py --check
+	@$(PY) tools/prose.py --check
 
 bench: $(READY) ## compare with PyTorch's own, on this machine
 	@$(PY) -m benchmarks

@@ -3,7 +3,7 @@
 python tools/prose.py chapters/03_data_parallelism.md lib/comm.py ...
 
 Each is a pattern, and some of its hits are good English. A page with few hits was read sentence by sentence, and no
-more is asked (tests/book/test_prose.py). Captions are prose, so code cells count; the generated set-up cell does not.
+more is asked (`make lint`). Captions are prose, so code cells count; the generated set-up cell does not.
 Notation is one table for the whole book (book/formulas.md): no hit of a letter that it does not have is good.
 """
 
@@ -72,6 +72,9 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 SETUP = re.compile(r"^```\{code-cell\} ipython3\n:tags: \[setup, remove-cell\].*?^```$", re.DOTALL | re.MULTILINE)
 
 
+MOST_HITS = 12  # of a file; most of these are good English
+
+
 class Hit(NamedTuple):
     line: int
     words: str
@@ -113,14 +116,28 @@ def _blank(found: re.Match) -> str:
     return "\n" * found[0].count("\n")
 
 
-def main(paths: list[str]) -> None:
-    for path in paths:
-        text = Path(path).read_text(encoding="utf-8")
-        hits = habits(words_of(text)) if path.endswith(".py") else habits(text) + wrong_letters(text)
-        for hit in sorted(hits):
-            print(f"{path}:{hit.line}: …{hit.words}…  → {hit.better}")
-        print(f"{path}: {len(hits)}")
+def all_files() -> list[Path]:
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("book/library/*.*"))
+    folders = (ROOT.glob(f"{folder}/*.md") for folder in ("chapters", "solutions", "book"))
+    code = (ROOT.glob(f"{folder}/**/*.py") for folder in ("lib", "course", "book/figures"))
+    return sorted({*pages, *(path for found in (*folders, *code) for path in found)})
+
+
+def main(arguments: list[str]) -> int:
+    """Print the hits of these files; with `--check`, of those that have too many, of all."""
+    check = arguments == ["--check"]
+    failed = 0
+    for path in all_files() if check else map(Path, arguments):
+        text = path.read_text(encoding="utf-8")
+        found, letters = (habits(words_of(text)), []) if path.suffix == ".py" else (habits(text), wrong_letters(text))
+        wrong = len(found) > MOST_HITS or bool(letters)
+        failed += wrong
+        if wrong or not check:
+            for hit in sorted(found + letters):
+                print(f"{path}:{hit.line}: …{hit.words}…  → {hit.better}")
+            print(f"{path}: {len(found)} habits (at most {MOST_HITS}), {len(letters)} wrong letters (none)")
+    return check and bool(failed)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

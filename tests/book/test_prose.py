@@ -1,35 +1,8 @@
-"""Texts say it plainly, and write one notation."""
+"""The habits that `make lint` counts in each page and module are seen where they are, and nowhere else."""
 
-import pytest
-
-from tests.book.test_repository import ROOT, tool
+from tests.book.test_repository import tool
 
 prose = tool("prose")
-
-MOST_HITS = 12  # of a page; most of these are good English
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(path for folder in ("chapters", "solutions", "book") for path in sorted((ROOT / folder).glob("*.md"))),
-    *sorted((ROOT / "book" / "library").iterdir()),
-]
-CODE = sorted((ROOT / "lib").rglob("*.py"))
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_page_has_few_habits_and_one_notation(path):
-    text = path.read_text(encoding="utf-8")
-    assert prose.wrong_letters(text) == []
-    few_habits(text)
-
-
-@pytest.mark.parametrize("path", CODE, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_words_of_a_module_have_few_habits(path):
-    few_habits(prose.words_of(path.read_text(encoding="utf-8")))
-
-
-def few_habits(text):
-    hits = prose.habits(text)
-    assert len(hits) <= MOST_HITS, "\n".join(f"{hit.line}: {hit.words} → {hit.better}" for hit in hits)
 
 
 def test_words_of_a_module_are_its_docstrings_comments_and_sentences():
@@ -50,3 +23,15 @@ def test_each_habit_and_each_wrong_letter_is_seen():
     letters = "$n$ ranks\n\n$2\\frac{N-1}{N}S$, $t_F$ and $12h^2/tp$\n"
     assert [hit.line for hit in prose.wrong_letters(code + letters)] == [6, 6, 6]
     assert prose.wrong_letters(code + "$p$, $\\Psi$, $T_F$, $\\text{start at N}$, $Q K^T$?\n") == []
+
+
+def test_a_page_with_too_many_habits_fails(tmp_path, monkeypatch, capsys):
+    (tmp_path / "book" / "library").mkdir(parents=True)
+    for name in ("README.md", "CONTRIBUTING.md", "book/page.md"):
+        (tmp_path / name).write_text("A rank holds the full gradient.\n")
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    assert prose.main(["--check"]) == 0 and capsys.readouterr().out == ""
+    (tmp_path / "book" / "page.md").write_text("What it wants is there. So nobody knows.\n" * prose.MOST_HITS)
+    assert prose.main(["--check"]) == 1 and "page.md:12: " in capsys.readouterr().out
+    (tmp_path / "book" / "page.md").write_text("$t_F$\n")
+    assert prose.main(["--check"]) == 1 and "0 habits (at most 12), 1 wrong letters" in capsys.readouterr().out
