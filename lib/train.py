@@ -17,6 +17,7 @@ from lib import data
 from lib.checkpoint.settings import CheckpointError, Checkpoints
 from lib.checkpoint.stop import pass_on
 from lib.cost.sizes import RECOMPUTE, ZERO_STAGES
+from lib.lab.certificate import certify_run
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import SCHEDULES, Layout, nearest
 from lib.model import GPTConfig
@@ -48,6 +49,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace (slower)")
     plan = "print the messages and the memory of the run, and start nothing"
     parser.add_argument("--plan", action="store_true", help=plan)
+    same = (
+        "compare this layout with one process for three steps in float64, and train nothing; exit code 1: they differ"
+    )
+    parser.add_argument("--certify", action="store_true", help=same)
     per_node = os.environ.get("LOCAL_WORLD_SIZE") or 8
     parser.add_argument("--ranks-per-node", type=int, metavar="N", default=per_node, help="for --plan")
     args = parser.parse_args(argv)
@@ -73,14 +78,14 @@ def main(argv: list[str] | None = None) -> None:
         if rank == 0:
             print(plan_text(planned(config), args.ranks_per_node))
         return
+    work, more = (certify_run, ()) if args.certify else (train, (False, checkpoints, bool(args.profile)))
     try:
         if size or ranks == 1:
             world = init(settings=_equal_on_all(config, checkpoints, args), problem=problem)
-            reports = close(world, train(world, config, False, checkpoints, bool(args.profile)))
+            reports = close(world, work(world, config, *more))
         else:
             with pass_on(checkpoints.checkpoint) if checkpoints else nullcontext():
-                more = (False, checkpoints, bool(args.profile))
-                reports = list(run(train, ranks, config, *more, timeout_s=30 * 24 * 3600))
+                reports = list(run(work, ranks, config, *more, timeout_s=30 * 24 * 3600))
     except StartError as error:
         parser.exit(2, f"{parser.prog}: {in_options(str(error), SETTINGS)}\n" if speak else None)
     except CheckpointError as error:
@@ -89,6 +94,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"\n{parser.prog}: interrupted\n" if speak else None)
+    if args.certify:
+        if rank == 0:
+            print("the farthest from one process: loss {:.1g}, gradient {:.1g}, weight {:.1g}".format(*reports[0]))
+        parser.exit(not reports[0].holds())
     if stopped_by := reports[0].get("stopped_by"):
         done, name = len(reports[0]["losses"]), signal.Signals(stopped_by).name
         said = reports[0]["unsaved"] or "it is saved, and --resume auto continues from there"

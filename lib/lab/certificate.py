@@ -17,13 +17,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lib import comm
+from lib import comm, data
+from lib.launch import device
 from lib.layout import Layout
 from lib.masks import drop_by_rows, row_seed
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT, mean_loss
 from lib.parallel import ParallelGPT, parallelize
 from lib.placement import shard
+from lib.training.config import TrainConfig
 
 Batch = tuple[Tensor, Tensor]
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
@@ -71,6 +73,18 @@ def certify(
     ]
 
 
+def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
+    """How far a run is from one process in its first steps: its layout, model, data and clipping, in float64."""
+    sizes = {"global_batch": config.global_batch, "context": config.model.context, "seed": config.seed}
+    batches = [data.batch(data.load().train, step, **sizes) for step in range(steps)]
+    torch.manual_seed(config.seed)
+    model = GPT(config.model).to(device(), torch.float64)
+    (apart,) = certify(
+        world, [config.layout], model, [(x.to(device()), y.to(device())) for x, y in batches], config.max_norm
+    )
+    return apart
+
+
 def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterator[_Step]:
     optimizer = ADAMW(twin.named_parameters())
     if twin.config.dropout:
@@ -90,7 +104,7 @@ def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterato
 def _certified(
     mesh: Mesh, layout: Layout, model: GPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]
 ) -> Apart:
-    ours, worst = parallelize(model, mesh, layout, ADAMW), torch.zeros(3, dtype=torch.float64)
+    ours, worst = parallelize(model, mesh, layout, ADAMW), torch.zeros(3, dtype=torch.float64, device=device())
     gradients: list[Tensor] = []  # their distances, measured as the optimizer steps: shards have gradients then
     ours.optimizer.register_step_pre_hook(
         lambda *_: gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
@@ -105,7 +119,7 @@ def _certified(
 
 def _farthest(ours: ParallelGPT, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:
     """The largest distance of a shard here from the same shard of the twin, as a fraction of the full tensor's norm."""
-    distances = [torch.zeros((), dtype=torch.float64)]
+    distances = [torch.zeros((), dtype=torch.float64, device=device())]
     for fact, held, span in ours.pieces():
         whole = wanted[fact.name]
         right = shard(whole, fact.placement, fact.cut_over).flatten()[span]

@@ -17,6 +17,7 @@ import torch
 from lib import cost, data, run
 from lib import train as train_module
 from lib.data_parallel.buckets import fill_buckets
+from lib.lab.certificate import Apart
 from lib.launch import RankError
 from lib.layout import Layout
 from lib.mesh import Group
@@ -388,6 +389,18 @@ def test_a_llama_from_the_terminal(tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-12) and abs(losses[0][0] - losses[2][0]) > 1e-3
     model = written["ranks"][0]["config"]["model"]
     assert (model["llama"], model["tied"], model["d_mlp"]) == (False, True, 40)
+
+
+def test_a_layout_certifies_itself_from_the_terminal(capsys, monkeypatch):
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), "--dp", "2", "--zero", "1", "--certify"])
+    assert left.value.code == 0
+    apart = re.findall(r"\de[-+]\d+", capsys.readouterr().out)
+    assert len(apart) == 3 and all(float(number) < 1e-8 for number in apart)
+    monkeypatch.setattr(train_module, "certify_run", lambda world, config: Apart(1e-16, 1e-9, 1e-16))
+    with pytest.raises(SystemExit) as left:
+        main([*FLAGS.split(), "--certify"])
+    assert left.value.code == 1 and "gradient 1e-09" in capsys.readouterr().out
 
 
 def test_a_report_of_one_process_without_validation(tmp_path, capsys):
