@@ -18,17 +18,17 @@ from course.check.bill import bill
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
 from course.check.refusals import KEPT, MODEL_STATES, NOTHING_BINDS, ROUNDS, binds, broken_layouts
-from course.exercises import e13_1_mesh_groups as e131
-from course.exercises import e13_2_ranks_to_sum as e132
-from course.exercises import e13_3_clip_over_axes as e133
-from course.exercises import e13_4_step_on_eight as e134
-from course.exercises import e13_6_choose_layout as e136
-from course.exercises import e14_1_uneven_step as e141
-from course.exercises import e14_2_fullest_ranks as e142
-from course.exercises import e14_3_repairs as e143
-from course.exercises import e14_4_wrong_term as e144
-from course.exercises import e14_5_calibrate as e145
-from course.exercises import e14_6_least_regret as e146
+from course.exercises.ch13 import e13_1_mesh_groups as e131
+from course.exercises.ch13 import e13_2_ranks_to_sum as e132
+from course.exercises.ch13 import e13_3_clip_over_axes as e133
+from course.exercises.ch13 import e13_4_step_on_eight as e134
+from course.exercises.ch13 import e13_6_choose_layout as e136
+from course.exercises.ch14 import e14_1_uneven_step as e141
+from course.exercises.ch14 import e14_2_fullest_ranks as e142
+from course.exercises.ch14 import e14_3_repairs as e143
+from course.exercises.ch14 import e14_4_wrong_term as e144
+from course.exercises.ch14 import e14_5_calibrate as e145
+from course.exercises.ch14 import e14_6_least_regret as e146
 from lib import comm, run
 from lib.cost.sizes import Recipe
 from lib.launch import HangError
@@ -82,8 +82,8 @@ def test_the_ranks_to_sum_are_those_of_the_library(sizes, sequence_parallel):
     seen = set()
     for rank, kinds in enumerate(run(sums_of_facts, MeshShape(**sizes).size, sizes, sequence_parallel)):
         for kind, groups in kinds.items():
-            wanted = e132.from_groups(sizes, rank, kind, sequence_parallel)
-            assert groups == {tuple(sorted(wanted.tolist()))}, (sizes, rank, kind)
+            wanted = e132.ranks_to_sum(sizes, rank, kind, sequence_parallel)
+            assert groups == {tuple(sorted(wanted))}, (sizes, rank, kind)
             seen.add(kind)
     assert seen == {*e132.CUT, *e132.REPLICATED, e132.TIED}
 
@@ -283,7 +283,7 @@ def as_(right, change):
     return lambda *given: change(right(*given))
 
 
-groups, ranks, norm = (partial(as_, f) for f in (e131.by_coordinates, e132.along(), e133.clip))
+groups, ranks, norm = (partial(as_, f) for f in (e131.by_coordinates, e132.ranks_to_sum, e133.clip))
 stepped = partial(as_, e134.step_on_eight)
 seconds, table, pairs = (partial(as_, f) for f in (e141.step, e142.on_paper, e143.repairs))
 term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.least_squares, e146.answer()))
@@ -458,9 +458,9 @@ NEARLY = {  # with a word of the verdict
         (ranks(lambda found: [*found, found[0]]), "is not right"),
         (ranks(lambda found: found[1:]), "is not right"),
         (ranks(str), "is not right"),
-        (lambda sizes, rank, *rest: {*e132.along()(sizes, rank, *rest)} - {rank}, "is not right"),
-        (lambda *case: e132.along()(*case[:-1], True), "t times too large"),
-        (lambda *case: e132.along()(*case[:-1], False), "partial gradient"),
+        (lambda sizes, rank, *rest: {*e132.ranks_to_sum(sizes, rank, *rest)} - {rank}, "is not right"),
+        (lambda *case: e132.ranks_to_sum(*case[:-1], True), "t times too large"),
+        (lambda *case: e132.ranks_to_sum(*case[:-1], False), "partial gradient"),
     ],
     "13.3": [
         (through_comm, "for torch.distributed alone"),
