@@ -29,7 +29,7 @@ from course.exercises.ch06.e06_2_gathered_layer import function, gathered, mine,
 from course.exercises.ch06.e06_2_gathered_layer import layer as gathered_layer
 from course.exercises.ch06.e06_4_loss_and_gradients import loss_and_gradients
 from course.exercises.ch06.e06_5_frugal_block import block as frugal
-from course.exercises.ch07.e07_3_norm_gradients import norm
+from course.exercises.ch07.e07_3_norm_gradients import norm_gradients
 from course.exercises.ch07.e07_4_dropout_masks import mask, masks
 from course.exercises.ch08.e08_1_cut import by_a_limit, by_count, ends_of_stages
 from course.exercises.ch08.e08_2_step import all_receives_first, step
@@ -408,7 +408,12 @@ holds_a_lock.__module__ = "a notebook"
         ("06.4", lambda *given: loss_and_gradients(*given)[0], "FAIL", ["expected '3 results' got 'Tensor'"]),
         ("06.5", lambda x, w, group: frugal(x, w, group).sum(0), "FAIL", ["Rank 0: y is not right"]),
         ("06.6", lambda x, w, group: None, "FAIL", ["is a `return` missing?"]),
-        ("07.3", lambda *given: norm()(*given)[:2], "FAIL", ["what was returned is not right", "got '2 results'"]),
+        (
+            "07.3",
+            lambda *given: norm_gradients(*given)[:2],
+            "FAIL",
+            ["what was returned is not right", "got '2 results'"],
+        ),
         ("07.4", never_moves_the_generator, "FAIL", ["Two calls in a row"]),
         ("07.4", shares_one_seed, "FAIL", ["is a part of the first"]),
         ("07.4", the_same_shifted, "FAIL", ["or a shifted copy"]),
