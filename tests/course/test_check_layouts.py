@@ -283,7 +283,7 @@ def as_(right, change):
     return lambda *given: change(right(*given))
 
 
-groups, ranks, norm = (partial(as_, f) for f in (e131.by_coordinates, e132.ranks_to_sum, e133.clip))
+groups, ranks, norm = (partial(as_, f) for f in (e131.by_coordinates, e132.ranks_to_sum, e133.clip_over_axes))
 stepped = partial(as_, e134.step_on_eight)
 seconds, table, pairs = (partial(as_, f) for f in (e141.step, e142.on_paper, e143.repairs))
 term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.least_squares, e146.answer()))
@@ -311,7 +311,7 @@ def through_comm(gradients, copies, max_norm, groups):
 
 def into_data(gradients, *rest):
     before = [x.clone() for x in gradients]
-    norm = e133.clip(before, *rest)
+    norm = e133.clip_over_axes(before, *rest)
     for x, clipped in zip(gradients, before, strict=True):
         x.data = clipped
     return norm
@@ -363,9 +363,9 @@ STRANGE = {
     ],
     "13.3": [
         *(row_by_row, into_data),
-        *map(norm, (np.float64, torch.tensor, lambda x: torch.tensor([x], requires_grad=True))),
-        lambda gradients, *rest: e133.clip(tuple(gradients), *rest),
-        lambda gradients, copies, *rest: e133.clip(gradients, torch.tensor(copies), *rest),
+        *map(norm, (np.float64, float, lambda x: torch.tensor([x], requires_grad=True))),
+        lambda gradients, *rest: e133.clip_over_axes(tuple(gradients), *rest),
+        lambda gradients, copies, *rest: e133.clip_over_axes(gradients, torch.tensor(copies), *rest),
     ],
     "13.4": [
         serially,
@@ -427,7 +427,7 @@ def test_strange_right_answers_pass(exercise_id):
 
 def scales_all_but_the_last(gradients, *rest):
     kept = gradients[-1].clone()
-    norm = e133.clip(gradients, *rest)
+    norm = e133.clip_over_axes(gradients, *rest)
     gradients[-1].copy_(kept)
     return norm
 
@@ -435,6 +435,10 @@ def scales_all_but_the_last(gradients, *rest):
 def does_not_step(world, model, *batch):
     loss, _ = serially(world, copy.deepcopy(model), *batch)
     return loss, cut(world, model)
+
+
+def clip_but(edit):
+    return edited(edit, e133.clip_over_axes)
 
 
 def step_but(edit):
@@ -467,12 +471,12 @@ NEARLY = {  # with a word of the verdict
         (norm(lambda x: None), "is a `return` missing?"),
         (norm(lambda x: x * (1 + 1e-4)), "the norm is not right"),
         (scales_all_but_the_last, "the gradients"),
-        (partial(e133.clip, factor=lambda norm, max_norm: min(1, max_norm / norm) * 0.999), "the gradients"),
-        (partial(e133.clip, factor=lambda norm, max_norm: max_norm / (norm + max_norm)), "the gradients"),
-        (partial(e133.clip, square=lambda x, c: x.abs().sum() / c), "the norm is not right"),
-        (lambda gradients, *rest: e133.clip(gradients[::-1], *rest), "the norm is not right"),
-        (partial(e133.clip, total=lambda mine, _: dist.all_reduce(mine, op=dist.ReduceOp.MAX)), "is not right"),
-        (as_(partial(e133.clip, square=e133.every_copy), torch.tensor), "counts every copy"),
+        (clip_but("(max_norm / norm).clamp(max=1) => 0.999 * (max_norm / norm).clamp(max=1)"), "the gradients"),
+        (clip_but("(max_norm / norm).clamp(max=1) => max_norm / (norm + max_norm)"), "the gradients"),
+        (clip_but("x.square().sum() / count => x.abs().sum() / count"), "the norm is not right"),
+        (lambda gradients, *rest: e133.clip_over_axes(gradients[::-1], *rest), "the norm is not right"),
+        (clip_but("all_reduce(square) => all_reduce(square, op=dist.ReduceOp.MAX)"), "is not right"),
+        (as_(clip_but("/ count =>"), float), "counts every copy"),
     ],
     "13.4": [
         (stepped(lambda found: (found[0], [])), "what was returned"),
