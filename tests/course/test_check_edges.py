@@ -30,7 +30,7 @@ from course.exercises.ch06.e06_2_gathered_layer import layer as gathered_layer
 from course.exercises.ch06.e06_4_loss_and_gradients import loss_and_gradients
 from course.exercises.ch06.e06_5_frugal_block import block as frugal
 from course.exercises.ch07.e07_3_norm_gradients import norm_gradients
-from course.exercises.ch07.e07_4_dropout_masks import mask, masks
+from course.exercises.ch07.e07_4_dropout_masks import dropout_masks, mask
 from course.exercises.ch08.e08_1_cut import by_a_limit, by_count, ends_of_stages
 from course.exercises.ch08.e08_2_step import all_receives_first, step
 from course.exercises.ch08.e08_4_accumulate import from_the_total
@@ -216,7 +216,7 @@ def edited(edit, *programs):
 
 def never_moves_the_generator(p, shape, group):
     with torch.random.fork_rng():
-        return masks()(p, shape, group)
+        return dropout_masks(p, shape, group)
 
 
 def shares_one_seed(p, shape, group):
@@ -240,7 +240,7 @@ def the_same_shifted(p, shape, group):
 
 
 def one_waits_alone(p, shape, group):
-    both = masks()(p, shape, group)
+    both = dropout_masks(p, shape, group)
     if group.rank == 0:
         comm.barrier(group)
     return both
@@ -419,8 +419,8 @@ holds_a_lock.__module__ = "a notebook"
         ("07.4", the_same_shifted, "FAIL", ["or a shifted copy"]),
         ("07.4", one_waits_alone, "FAIL", ["after your function returned"]),
         ("07.4", lambda p, shape, group: mask(shape, p), "FAIL", ["expected '2 results' got 'Tensor'"]),
-        ("07.4", lambda *given: [m * (1 - given[0]) / given[0] for m in masks()(*given)], "FAIL", ["where p = 0."]),
-        ("07.4", lambda *given: [m.bfloat16() for m in masks()(*given)], "PASS", []),
+        ("07.4", edited("returns [m * (1 - p) / p for m in result]", dropout_masks), "FAIL", ["where p = 0."]),
+        ("07.4", edited("returns [m.bfloat16() for m in result]", dropout_masks), "PASS", []),
         ("08.1", lambda costs, head, stages: [2, 2], "FAIL", ["got '2 stages with 4 layers'", "gave [2, 2]"]),
         ("08.1", lambda costs, head, stages: None, "FAIL", ["expected '4 stages with 11 layers'", "got 'NoneType'"]),
         ("08.1", lambda costs, head, stages: [float("inf")] * stages, "FAIL", ["got 'counts that are not whole'"]),
