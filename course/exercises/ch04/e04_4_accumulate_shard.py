@@ -141,7 +141,7 @@ return shard => return comm.reduce_scatter(shard, group)
 comm.reduce_scatter(gradient_of_sum, group) => comm.all_reduce(gradient_of_sum, group).chunk(group.size)[group.rank]
     The shard is right, but you send twice the bytes needed: an all-reduce gives every rank the sum of all shards. A
     reduce-scatter gives each its own.
-for gradient_of_sum, count in microbatches: => for (gradient_of_sum, count), _ in pairwise(chain(microbatches, [None])):
+in microbatches => in (pair for pair, _ in pairwise(chain(microbatches, [None])))
     The shard is right, but each gradient is still held when the next one is made. Start its reduce-scatter before you
     take more from the iterator.
 """
