@@ -27,7 +27,7 @@ from course.exercises.ch05.e05_7_choose_stage import answer as choose_stage
 from course.exercises.ch05.e05_7_choose_stage import by_search
 from course.exercises.ch06.e06_2_gathered_layer import Gather, gathered_layer, total
 from course.exercises.ch06.e06_4_loss_and_gradients import loss_and_gradients
-from course.exercises.ch06.e06_5_frugal_block import block as frugal
+from course.exercises.ch06.e06_5_frugal_block import frugal_block
 from course.exercises.ch07.e07_3_norm_gradients import norm_gradients
 from course.exercises.ch07.e07_4_dropout_masks import dropout_masks, mask
 from course.exercises.ch08.e08_1_cut import by_count, cut
@@ -394,7 +394,7 @@ holds_a_lock.__module__ = "a notebook"
             ["loss, logits of about 1 is not right"],
         ),
         ("06.4", lambda *given: loss_and_gradients(*given)[0], "FAIL", ["expected '3 results' got 'Tensor'"]),
-        ("06.5", lambda x, w, group: frugal(x, w, group).sum(0), "FAIL", ["Rank 0: y is not right"]),
+        ("06.5", lambda *given: frugal_block(*given).sum(0), "FAIL", ["Rank 0: y is not right"]),
         ("06.6", lambda x, w, group: None, "FAIL", ["is a `return` missing?"]),
         (
             "07.3",
