@@ -199,7 +199,7 @@ def test_no_two_numbers_that_are_known_are_near_each_other(exercise):
 
 
 def test_each_layout_is_refused_for_a_different_reason():
-    assert [binds(*pair)[0] for pair in broken_layouts()] == e143.WORDS
+    assert [binds(*pair)[0] for pair in broken_layouts()] == [word for word, _ in e143.repairs()]
     training, layout = broken_layouts()[0]
     assert binds(training, layout._replace(tp=4, dp=8))[0] == NOTHING_BINDS
     assert binds(training, layout._replace(tp=4, pp=4, dp=4, stages_per_rank=3, rows=4))[0] == NOTHING_BINDS
@@ -289,11 +289,15 @@ def as_(right, change):
     return lambda *given: change(right(*given))
 
 
-groups, ranks, norm = (partial(as_, f) for f in (e131.by_coordinates, e132.ranks_to_sum, e133.clip_over_axes))
+groups, ranks, norm = (partial(as_, f) for f in (e131.mesh_groups, e132.ranks_to_sum, e133.clip_over_axes))
 stepped = partial(as_, e134.step_on_eight)
 seconds, table, pairs = (partial(as_, f) for f in (e141.uneven_step, e142.fullest_ranks, e143.repairs))
 term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.least_squares, e146.answer()))
 layout = partial(as_, e136.choose_layout)
+
+
+def repairs_but(edit):
+    return edited(edit, e143.repairs)
 
 
 def row_by_row(gradients, copies, max_norm, groups):
@@ -408,8 +412,8 @@ STRANGE = {
         pairs(tuple),
         pairs(lambda found: [[word, list(layout)] for word, layout in found]),
         pairs(lambda found: [(word, tuple(map(np.int64, layout[:6])) + layout[6:]) for word, layout in found]),
-        lambda: e143.repairs(changes={4: {"pp": 8}}),
-        lambda: e143.repairs(changes={1: {"pp": 1, "dp": 16}}),
+        repairs_but('{"zero": 1} => {"pp": 8}'),
+        repairs_but('{"pp": 2} => {"pp": 1, "dp": 16}'),
     ],
     "14.4": [term(str), term(np.str_), lambda rows: e144.wrong_term([*reversed(rows)])],
     "14.5": [
@@ -531,10 +535,10 @@ NEARLY = {  # with a word of the verdict
         (pairs(lambda found: None), "Return six pairs"),
         (pairs(lambda found: found[:5]), "Return six pairs"),
         (pairs(lambda found: [None, *found[1:]]), "Layout 1"),
-        (lambda: e143.repairs(changes={0: {"tp": 4}}), "a different single change costs less"),
-        (lambda: e143.repairs(changes={3: {"tp": 0}}), "is a Layout4D"),
-        (lambda: e143.repairs(changes={2: {"rows": 3}}), "Layout 3"),
-        (lambda: e143.repairs(changes={5: {"pp": 32}}), "still cannot"),
+        (repairs_but('{"tp": 2} => {"tp": 4}'), "a different single change costs less"),
+        (repairs_but('{"tp": 4} => {"tp": 0}'), "is a Layout4D"),
+        (repairs_but('"batch", {"rows": 1} => "batch", {"rows": 3}'), "Layout 3"),
+        (repairs_but('"activations", {"rows": 1} => "activations", {"pp": 32}'), "still cannot"),
     ],
     "14.4": [
         (term(lambda found: None), "is a `return` missing?"),
