@@ -69,9 +69,9 @@ def memory_bytes(
     return sum(held.values()) + rows * case.sequence_bytes
 
 
-def sent_bytes(case, way, m, per_parameter=2):
+def sent_bytes(case, way, m):
     how = {"microbatches": m, "reduce_each": way not in ONCE, "reshard": way != THREE_KEPT}
-    return zero_wire_bytes(STAGES[way], per_parameter * case.parameters, case.n, **how)
+    return zero_wire_bytes(STAGES[way], 2 * case.parameters, case.n, **how)
 
 
 def fits(case, way, m):
@@ -130,10 +130,9 @@ def figures(case, mine, proposed):
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def against(case, proposed, memory, sent, mine):
-    """What rules the proposed choice out: by how many bytes it does not fit, or sends more."""
-    over = memory(case, *proposed) - case.room_bytes
-    return ("memory", over) if over > 0 else ("sent", sent(case, *proposed) - sent(case, *mine))
+def against(proposed, mine, room):
+    """What rules the proposed choice out: by how much it exceeds the memory, or sends more. Both are (memory, sent)."""
+    return ("memory", proposed[0] - room) if proposed[0] > room else ("sent", proposed[1] - mine[1])
 
 
 def answer(sent=sent_bytes, best=None, among=lambda case, way, m: True, defend=against, **counted):
@@ -144,7 +143,8 @@ def answer(sent=sent_bytes, best=None, among=lambda case, way, m: True, defend=a
         able = [one for one in choices(case) if among(case, *one)]
         that_fit = [one for one in able if memory(case, *one) <= case.room_bytes] or able
         mine = min(that_fit, key=lambda one: (best or sent)(case, *one))
-        return *mine, sent(case, *mine), *defend(case, proposed, memory, sent, mine)
+        costs = [(memory(case, *one), sent(case, *one)) for one in (proposed, mine)]
+        return *mine, sent(case, *mine), *defend(*costs, case.room_bytes)
 
     return program
 
@@ -190,18 +190,12 @@ def in_units(units):
     return answer(sent)
 
 
-def larger_than_mine(case, proposed, memory, sent, mine):
-    why, by = against(case, proposed, memory, sent, mine)
-    return why, memory(case, *proposed) - memory(case, *mine) if why == "memory" else by
+def larger_than_mine(proposed, mine, room):
+    return ("memory", proposed[0] - mine[0]) if proposed[0] > room else ("sent", proposed[1] - mine[1])
 
 
-def in_full(case, proposed, memory, sent, mine):
-    why, _ = against(case, proposed, memory, sent, mine)
-    return why, (memory if why == "memory" else sent)(case, *proposed)
-
-
-def sent_alone(case, proposed, memory, sent, mine):
-    return "sent", sent(case, *proposed) - sent(case, *mine)
+def in_full(proposed, mine, room):
+    return ("memory", proposed[0]) if proposed[0] > room else ("sent", proposed[1])
 
 
 def in_gigabytes(case, proposed):
@@ -265,9 +259,9 @@ in_units({THREE: lambda m: 2 * m + 1, THREE_KEPT: lambda m: m + 1})
 in_units({THREE_KEPT: lambda m: 3 * m})
     You count both all-gathers where units are kept until backward. Backward finds them there: one all-gather and one
     reduce-scatter for each microbatch.
-answer(sent=lambda case, way, m: sent_bytes(case, way, m) * case.n / (case.n - 1))
+answer(sent=lambda case, *one: sent_bytes(case, *one) * case.n / (case.n - 1))
     A ring sends (n-1)/n of the array in each all-gather or reduce-scatter: one shard is there already.
-answer(sent=partial(sent_bytes, per_parameter=4))
+answer(sent=lambda *one: 2 * sent_bytes(*one))
     You send 4 bytes per element. Parameters and gradients travel in bfloat16, 2 bytes.
 in_gigabytes
     You return gigabytes. Return bytes.
@@ -277,7 +271,7 @@ answer(defend=in_full)
 answer(defend=larger_than_mine)
     You compare the memory of the proposed choice with yours. That it needs more does not rule it out: return by how
     much it exceeds `room_bytes`.
-answer(defend=sent_alone)
+answer(defend=lambda proposed, mine, room: ("sent", proposed[1] - mine[1]))
     You compare the bytes sent, even where the proposed choice does not fit. There it sends less than yours, and memory
     rules it out.
 """
