@@ -292,7 +292,7 @@ def as_(right, change):
 groups, ranks, norm = (partial(as_, f) for f in (e131.mesh_groups, e132.ranks_to_sum, e133.clip_over_axes))
 stepped = partial(as_, e134.step_on_eight)
 seconds, table, pairs = (partial(as_, f) for f in (e141.uneven_step, e142.fullest_ranks, e143.repairs))
-term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.least_squares, e146.answer()))
+term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.calibrate, e146.answer()))
 layout = partial(as_, e136.choose_layout)
 
 
@@ -418,7 +418,7 @@ STRANGE = {
     "14.4": [term(str), term(np.str_), lambda rows: e144.wrong_term([*reversed(rows)])],
     "14.5": [
         *map(constants, (list, torch.tensor, lambda pair: tuple(round(x, 3) for x in pair))),
-        lambda rows: e145.least_squares(rows[2:]),
+        lambda rows: e145.calibrate(rows[2:]),
     ],
     "14.6": [
         choice(list),
