@@ -17,19 +17,20 @@ import torch.distributed as dist
 from book.published import RUNS
 from course.check.bill import bill
 from course.check.catalogue import EXERCISES
+from course.check.edits import Edited
 from course.check.judge import judge
 from course.check.refusals import KEPT, MODEL_STATES, NOTHING_BINDS, ROUNDS, binds, broken_layouts
-from course.exercises import e13_1_mesh_groups as e131
-from course.exercises import e13_2_ranks_to_sum as e132
-from course.exercises import e13_3_clip_over_axes as e133
-from course.exercises import e13_4_step_on_eight as e134
-from course.exercises import e13_6_choose_layout as e136
-from course.exercises import e14_1_uneven_step as e141
-from course.exercises import e14_2_fullest_ranks as e142
-from course.exercises import e14_3_repairs as e143
-from course.exercises import e14_4_wrong_term as e144
-from course.exercises import e14_5_calibrate as e145
-from course.exercises import e14_6_least_regret as e146
+from course.exercises.ch13 import e13_1_mesh_groups as e131
+from course.exercises.ch13 import e13_2_ranks_to_sum as e132
+from course.exercises.ch13 import e13_3_clip_over_axes as e133
+from course.exercises.ch13 import e13_4_step_on_eight as e134
+from course.exercises.ch13 import e13_6_choose_layout as e136
+from course.exercises.ch14 import e14_1_uneven_step as e141
+from course.exercises.ch14 import e14_2_fullest_ranks as e142
+from course.exercises.ch14 import e14_3_repairs as e143
+from course.exercises.ch14 import e14_4_wrong_term as e144
+from course.exercises.ch14 import e14_5_calibrate as e145
+from course.exercises.ch14 import e14_6_least_regret as e146
 from lib import comm, run
 from lib.cost.sizes import Recipe
 from lib.launch import HangError
@@ -83,8 +84,8 @@ def test_the_ranks_to_sum_are_those_of_the_library(sizes, sequence_parallel):
     seen = set()
     for rank, kinds in enumerate(run(sums_of_facts, MeshShape(**sizes).size, sizes, sequence_parallel)):
         for kind, groups in kinds.items():
-            wanted = e132.from_groups(sizes, rank, kind, sequence_parallel)
-            assert groups == {tuple(sorted(wanted.tolist()))}, (sizes, rank, kind)
+            wanted = e132.ranks_to_sum(sizes, rank, kind, sequence_parallel)
+            assert groups == {tuple(sorted(wanted))}, (sizes, rank, kind)
             seen.add(kind)
     assert seen == {*e132.CUT, *e132.REPLICATED, e132.TIED}
 
@@ -155,7 +156,7 @@ def test_an_uneven_step_is_the_simulators():
         stages[-1] += head_s
         third = [s / 3 for s in stages]
         found = simulate(one_f_one_b(p, m), Costs(F=third, I=third, W=third)).makespan
-        assert e141.step(blocks, block_s, head_s, message_s, m, 0, 0) == pytest.approx(found)
+        assert e141.uneven_step(blocks, block_s, head_s, message_s, m, 0, 0) == pytest.approx(found)
 
 
 def table_of(page, heading):
@@ -178,14 +179,19 @@ def test_the_tables_of_the_pages_are_what_is_judged():
 def test_the_bytes_that_the_page_states_are_the_stacks():
     stack = stack_for("megatron", "h100")
     assert stack.recipe == Recipe(2, 4, 4, 8) and stack.logits_bytes == 14 and stack.spare_activations == 1
-    assert f"{e142.MORE_ON_THE_FIRST:.1f} GB for three more" in PAGE_14
-    assert f"the logits dominate: {e142.LOGITS_OF_C:.1f} GB" in PAGE_14
+    more = 3 * 16 * 2 * 4096 * 2 * 8192 / 4 / 1e9
+    assert f"{more:.1f} GB for three more" in PAGE_14 and f"that is {more:.1f} GB more" in e142.MISTAKES
+    assert f"the logits dominate: {e142.fullest_ranks()[2][3]:.1f} GB" in PAGE_14
+
+
+def loaded(program):
+    return program.load() if isinstance(program, Edited) else program
 
 
 @pytest.mark.parametrize("exercise", [e136.EXERCISE, e142.EXERCISE], ids=lambda e: e.id)
 def test_no_two_numbers_that_are_known_are_near_each_other(exercise):
     """What is recognised although it is rounded."""
-    wrong = [exercise.right[exercise is e142.EXERCISE](), *(m.wrong() for m in exercise.mistakes)]
+    wrong = [exercise.right[0](), *(loaded(m.wrong)() for m in exercise.mistakes)]
     tables = [[row] if exercise is e136.EXERCISE else row for row in wrong if isinstance(row, (list, tuple))]
     for i, row in enumerate(tables[0]):
         for j in range(1, len(row)):
@@ -194,7 +200,7 @@ def test_no_two_numbers_that_are_known_are_near_each_other(exercise):
 
 
 def test_each_layout_is_refused_for_a_different_reason():
-    assert [binds(*pair)[0] for pair in broken_layouts()] == e143.WORDS
+    assert [binds(*pair)[0] for pair in broken_layouts()] == [word for word, _ in e143.repairs()]
     training, layout = broken_layouts()[0]
     assert binds(training, layout._replace(tp=4, dp=8))[0] == NOTHING_BINDS
     assert binds(training, layout._replace(tp=4, pp=4, dp=4, stages_per_rank=3, rows=4))[0] == NOTHING_BINDS
@@ -284,11 +290,15 @@ def as_(right, change):
     return lambda *given: change(right(*given))
 
 
-groups, ranks, norm = (partial(as_, f) for f in (e131.by_coordinates, e132.along(), e133.clip))
+groups, ranks, norm = (partial(as_, f) for f in (e131.mesh_groups, e132.ranks_to_sum, e133.clip_over_axes))
 stepped = partial(as_, e134.step_on_eight)
-seconds, table, pairs = (partial(as_, f) for f in (e141.step, e142.on_paper, e143.repairs))
-term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.least_squares, e146.answer()))
-layout = partial(as_, e136.choose())
+seconds, table, pairs = (partial(as_, f) for f in (e141.uneven_step, e142.fullest_ranks, e143.repairs))
+term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.calibrate, e146.answer()))
+layout = partial(as_, e136.choose_layout)
+
+
+def repairs_but(edit):
+    return edited(edit, e143.repairs)
 
 
 def row_by_row(gradients, copies, max_norm, groups):
@@ -312,7 +322,7 @@ def through_comm(gradients, copies, max_norm, groups):
 
 def into_data(gradients, *rest):
     before = [x.clone() for x in gradients]
-    norm = e133.clip(before, *rest)
+    norm = e133.clip_over_axes(before, *rest)
     for x, clipped in zip(gradients, before, strict=True):
         x.data = clipped
     return norm
@@ -364,9 +374,9 @@ STRANGE = {
     ],
     "13.3": [
         *(row_by_row, into_data),
-        *map(norm, (np.float64, torch.tensor, lambda x: torch.tensor([x], requires_grad=True))),
-        lambda gradients, *rest: e133.clip(tuple(gradients), *rest),
-        lambda gradients, copies, *rest: e133.clip(gradients, torch.tensor(copies), *rest),
+        *map(norm, (np.float64, float, lambda x: torch.tensor([x], requires_grad=True))),
+        lambda gradients, *rest: e133.clip_over_axes(tuple(gradients), *rest),
+        lambda gradients, copies, *rest: e133.clip_over_axes(gradients, torch.tensor(copies), *rest),
     ],
     "13.4": [
         serially,
@@ -386,11 +396,11 @@ STRANGE = {
     "13.6": [
         *map(layout, (list, lambda found: (found[0], *map(np.float32, found[1:])))),
         layout(lambda found: (found[0], *map(torch.tensor, found[1:]))),
-        e136.choose(a=87, b=0.18, c=13.0),
-        e136.choose(Layout(pp=8, tp=8, microbatches=64, recompute="selective")),
-        e136.choose(Layout(2, 4, 8, microbatches=32, **SLIM)),
-        e136.choose(Layout(2, 4, 8, "pp,dp,tp", microbatches=32, zero=1, **SLIM)),
-        e136.choose(Layout(1, 16, 4, microbatches=64, schedule="interleaved", stages_per_rank=5, **SLIM)),
+        layout(lambda found: (found[0], 87, 0.18, 13.0)),
+        e136.but(Layout(pp=8, tp=8, microbatches=64, recompute="selective")),
+        e136.but(Layout(2, 4, 8, microbatches=32, **SLIM)),
+        e136.but(Layout(2, 4, 8, "pp,dp,tp", microbatches=32, zero=1, **SLIM)),
+        e136.but(Layout(1, 16, 4, microbatches=64, schedule="interleaved", stages_per_rank=5, **SLIM)),
     ],
     "14.1": [*map(seconds, (np.float64, torch.tensor, lambda x: np.array([x])[0], lambda x: x + 1e-9))],
     "14.2": [
@@ -403,13 +413,13 @@ STRANGE = {
         pairs(tuple),
         pairs(lambda found: [[word, list(layout)] for word, layout in found]),
         pairs(lambda found: [(word, tuple(map(np.int64, layout[:6])) + layout[6:]) for word, layout in found]),
-        lambda: e143.repairs(changes={4: {"pp": 8}}),
-        lambda: e143.repairs(changes={1: {"pp": 1, "dp": 16}}),
+        repairs_but('{"zero": 1} => {"pp": 8}'),
+        repairs_but('{"pp": 2} => {"pp": 1, "dp": 16}'),
     ],
     "14.4": [term(str), term(np.str_), lambda rows: e144.wrong_term([*reversed(rows)])],
     "14.5": [
         *map(constants, (list, torch.tensor, lambda pair: tuple(round(x, 3) for x in pair))),
-        lambda rows: e145.least_squares(rows[2:]),
+        lambda rows: e145.calibrate(rows[2:]),
     ],
     "14.6": [
         choice(list),
@@ -428,7 +438,7 @@ def test_strange_right_answers_pass(exercise_id):
 
 def scales_all_but_the_last(gradients, *rest):
     kept = gradients[-1].clone()
-    norm = e133.clip(gradients, *rest)
+    norm = e133.clip_over_axes(gradients, *rest)
     gradients[-1].copy_(kept)
     return norm
 
@@ -436,6 +446,10 @@ def scales_all_but_the_last(gradients, *rest):
 def does_not_step(world, model, *batch):
     loss, _ = serially(world, copy.deepcopy(model), *batch)
     return loss, cut(world, model)
+
+
+def clip_but(edit):
+    return edited(edit, e133.clip_over_axes)
 
 
 def step_but(edit):
@@ -459,21 +473,21 @@ NEARLY = {  # with a word of the verdict
         (ranks(lambda found: [*found, found[0]]), "is not right"),
         (ranks(lambda found: found[1:]), "is not right"),
         (ranks(str), "is not right"),
-        (lambda sizes, rank, *rest: {*e132.along()(sizes, rank, *rest)} - {rank}, "is not right"),
-        (lambda *case: e132.along()(*case[:-1], True), "t times too large"),
-        (lambda *case: e132.along()(*case[:-1], False), "partial gradient"),
+        (lambda sizes, rank, *rest: {*e132.ranks_to_sum(sizes, rank, *rest)} - {rank}, "is not right"),
+        (lambda *case: e132.ranks_to_sum(*case[:-1], True), "t times too large"),
+        (lambda *case: e132.ranks_to_sum(*case[:-1], False), "partial gradient"),
     ],
     "13.3": [
         (through_comm, "for torch.distributed alone"),
         (norm(lambda x: None), "is a `return` missing?"),
         (norm(lambda x: x * (1 + 1e-4)), "the norm is not right"),
         (scales_all_but_the_last, "the gradients"),
-        (partial(e133.clip, factor=lambda norm, max_norm: min(1, max_norm / norm) * 0.999), "the gradients"),
-        (partial(e133.clip, factor=lambda norm, max_norm: max_norm / (norm + max_norm)), "the gradients"),
-        (partial(e133.clip, square=lambda x, c: x.abs().sum() / c), "the norm is not right"),
-        (lambda gradients, *rest: e133.clip(gradients[::-1], *rest), "the norm is not right"),
-        (partial(e133.clip, total=lambda mine, _: dist.all_reduce(mine, op=dist.ReduceOp.MAX)), "is not right"),
-        (as_(partial(e133.clip, square=e133.every_copy), torch.tensor), "counts every copy"),
+        (clip_but("(max_norm / norm).clamp(max=1) => 0.999 * (max_norm / norm).clamp(max=1)"), "the gradients"),
+        (clip_but("(max_norm / norm).clamp(max=1) => max_norm / (norm + max_norm)"), "the gradients"),
+        (clip_but("x.square().sum() / count => x.abs().sum() / count"), "the norm is not right"),
+        (lambda gradients, *rest: e133.clip_over_axes(gradients[::-1], *rest), "the norm is not right"),
+        (clip_but("all_reduce(square) => all_reduce(square, op=dist.ReduceOp.MAX)"), "is not right"),
+        (as_(clip_but("/ count =>"), float), "counts every copy"),
     ],
     "13.4": [
         (stepped(lambda found: (found[0], [])), "what was returned"),
@@ -494,38 +508,38 @@ NEARLY = {  # with a word of the verdict
         (layout(lambda found: (Layout, *found[1:])), "did not return a Layout"),
         (layout(lambda found: found[:3]), "Return four things"),
         (lambda: Layout(dp=2, pp=4, tp=8, zero=3), "zero=3 and pp=4"),
-        (e136.choose(Layout(2, 4, 8, microbatches=48, zero=1, **SLIM)), "64 sequences cannot"),
-        (e136.choose(Layout(1, 8, 8, microbatches=4, schedule="interleaved", stages_per_rank=2, **SLIM)), "m"),
-        (e136.choose(Layout(2, 4, 8, "tp,pp,dp", microbatches=32, zero=1, **SLIM)), "✗ a tp group"),
-        (e136.choose(Layout(dp=64, zero=3, recompute="full")), "gradients are sent between nodes"),
-        (e136.choose(a=86.7 / 1.024**3), "GB on the GPU with the highest peak is not right"),
-        (e136.choose(a="86.7"), "GB on the GPU with the highest peak is not right"),
-        (e136.choose(b=None), "one number for each"),
-        (e136.choose(c=12.5), "to other nodes is not right"),
+        (e136.but(Layout(2, 4, 8, microbatches=48, zero=1, **SLIM)), "64 sequences cannot"),
+        (e136.but(Layout(1, 8, 8, microbatches=4, schedule="interleaved", stages_per_rank=2, **SLIM)), "m"),
+        (e136.but(Layout(2, 4, 8, "tp,pp,dp", microbatches=32, zero=1, **SLIM)), "✗ a tp group"),
+        (e136.but(Layout(dp=64, zero=3, recompute="full")), "gradients are sent between nodes"),
+        (layout(lambda found: (found[0], 86.7 / 1.024**3, *found[2:])), "with the highest peak is not right"),
+        (layout(lambda found: (found[0], "86.7", *found[2:])), "with the highest peak is not right"),
+        (layout(lambda found: (*found[:2], None, found[3])), "one number for each"),
+        (layout(lambda found: (*found[:3], 12.5)), "to other nodes is not right"),
     ],
     "14.1": [
         (seconds(lambda x: None), "is a `return` missing?"),
         (seconds(str), "is not right"),
         (seconds(lambda x: 1.0001 * x), "is not right"),
-        (partial(e141.step, fill=lambda stages, m: sum(stages[1:])), "is not right"),
+        (edited("sum(stages[:-1]) => sum(stages[1:])", e141.uneven_step), "is not right"),
     ],
     "14.2": [
         (lambda: None, "what was returned"),
         (table(lambda rows: rows[:2]), "what was returned"),
         (table(lambda rows: [[end, *(1.02 * x for x in numbers)] for end, *numbers in rows]), "is not right"),
         (table(lambda rows: [[end, *(1e9 * x for x in numbers)] for end, *numbers in rows]), "is not right"),
-        (lambda: e142.on_paper(C=(0, 3)), "layout C: the rank"),
-        (lambda: e142.on_paper(C=(3, "3.76 GB")), "layout C: logits"),
-        (lambda: e142.on_paper(A=(3, 0.1)), "layout A: logits"),
+        (edited('"last", states_c => 3, states_c', e142.fullest_ranks), "layout C: the rank"),
+        (edited('acts_c, logits_c => acts_c, "3.76 GB"', e142.fullest_ranks), "layout C: logits"),
+        (edited("acts_a, 0 => acts_a, 0.1", e142.fullest_ranks), "layout A: logits"),
     ],
     "14.3": [
         (pairs(lambda found: None), "Return six pairs"),
         (pairs(lambda found: found[:5]), "Return six pairs"),
         (pairs(lambda found: [None, *found[1:]]), "Layout 1"),
-        (lambda: e143.repairs(changes={0: {"tp": 4}}), "a different single change costs less"),
-        (lambda: e143.repairs(changes={3: {"tp": 0}}), "is a Layout4D"),
-        (lambda: e143.repairs(changes={2: {"rows": 3}}), "Layout 3"),
-        (lambda: e143.repairs(changes={5: {"pp": 32}}), "still cannot"),
+        (repairs_but('{"tp": 2} => {"tp": 4}'), "a different single change costs less"),
+        (repairs_but('{"tp": 4} => {"tp": 0}'), "is a Layout4D"),
+        (repairs_but('"batch", {"rows": 1} => "batch", {"rows": 3}'), "Layout 3"),
+        (repairs_but('"activations", {"rows": 1} => "activations", {"pp": 32}'), "still cannot"),
     ],
     "14.4": [
         (term(lambda found: None), "is a `return` missing?"),

@@ -20,11 +20,11 @@ from course.check.judge import judge
 from course.exercises.ch08.e08_3_at_fault import RIGHT as AT_FAULT
 from course.exercises.ch09.e09_1_in_memory import in_memory
 from course.exercises.ch09.e09_2_kept import kept
-from course.exercises.ch10.e10_1_repaired_step import step
+from course.exercises.ch10.e10_1_repaired_step import repaired_step
 from course.exercises.ch10.e10_2_sum_and_clip import sum_and_clip
 from course.exercises.ch10.e10_3_missing_calls import RIGHT
 from course.exercises.ch10.e10_4_evaluated import evaluated
-from course.exercises.ch11.e11_2_choose_stages import choose
+from course.exercises.ch11.e11_2_choose_stages import choose_stages
 from lib import comm
 from lib.launch import HangError, run
 from lib.pipeline.lower import lower, other_end
@@ -78,7 +78,7 @@ def waits(report: str) -> list[str]:
 
 
 def waits_twice_for_nothing(forward, backward, like, m):
-    step(forward, backward, like, m)
+    repaired_step(forward, backward, like, m)
     if dist.get_rank() == 0:
         dist.recv(torch.empty_like(like), src=1)
 
@@ -111,7 +111,12 @@ def blocks_at_both_ends(gradients, holders, max_norm, group):
             "FAIL",
             ["its size is not right", "got '2 ranks, 4 microbatches'"],
         ),
-        ("09.2", lambda *given: kept(*given, gpipe=lambda rank, n, M: max(M, n)), "FAIL", ["kept('GPipe', "]),
+        (
+            "09.2",
+            edited("= num_microbatches => = max(num_microbatches, num_ranks)", kept),
+            "FAIL",
+            ["kept('GPipe', "],
+        ),
         ("09.2", lambda *given: kept(*given)[0], "FAIL", ["expected '2 results' got 'int'"]),
         ("09.2", lambda *given: torch.tensor(kept(*given)).tolist(), "PASS", []),
         ("10.1", waits_twice_for_nothing, "FAIL", ["rank 0 waits in recv from 1"]),
@@ -122,8 +127,8 @@ def blocks_at_both_ends(gradients, holders, max_norm, group):
         ("10.4", edited(RECEIVES_AHEAD.format(2), evaluated), "FAIL", ["receive one in advance at most"]),
         ("10.4", edited(KEEPS_TWO, evaluated), "FAIL", ["has arrived: wait for the send before"]),
         ("11.1", wrong_order, "FAIL", ["the result of the program in the task"]),
-        ("11.2", lambda *given: np.array(choose(*given)), "PASS", []),
-        ("11.2", lambda *given: choose(*given)[:2], "FAIL", ["expected '3 results' got '2 results'"]),
+        ("11.2", lambda *given: np.array(choose_stages(*given)), "PASS", []),
+        ("11.2", lambda *given: choose_stages(*given)[:2], "FAIL", ["expected '3 results' got '2 results'"]),
         ("10.3", lambda: RIGHT[0], "FAIL", ["Report 1", "expected '1SEND_F3' got 'NONE'"]),
         ("10.3", lambda: (RIGHT[0], "1SEND_F3"), "FAIL", ["1/2 points", "Report 2"]),
     ],

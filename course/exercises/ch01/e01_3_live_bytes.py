@@ -1,94 +1,91 @@
 """01.3: bytes that parameters, gradients and optimizer state occupy, with shared memory counted once."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from course.check.exercise import Data, Exercise, Mistake, whole
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, whole
 from lib.memory import MemoryTracker
-from lib.mesh import Group
 
 KINDS = ("parameter", "gradient", "optimizer")
 
 
-class Tied(nn.Module):
-    """An embedding whose weight is also the weight of the head, a layer between, and a frozen bias."""
-
-    def __init__(self, vocab_size: int, width: int) -> None:
-        super().__init__()
-        self.token = nn.Embedding(vocab_size, width)
-        self.layer = nn.Linear(width, width)
-        self.head = nn.Linear(width, vocab_size, bias=False)
-        self.head.weight = self.token.weight
-        self.layer.bias.requires_grad_(False)
-
-
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     return [{"sizes": [(whole(generator, 20, 60), whole(generator, 3, 9), whole(generator, 1, 50)) for _ in "12"]}]
 
 
-def trained(vocab_size: int, width: int, padding: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model in bfloat16 after a step. Its gradients are views of one bucket, and the bucket is longer."""
-    model = Tied(vocab_size, width).bfloat16()
+def trained(vocab_size, width, padding):
+    """A model in bfloat16 after a step: a frozen bias, and an embedding whose weight is also that of the head.
+
+    Its gradients are views of one bucket, and the bucket is longer.
+    """
+    token, layer, head = nn.Embedding(vocab_size, width), nn.Linear(width, width), nn.Linear(width, vocab_size, False)
+    head.weight = token.weight
+    layer.bias.requires_grad_(False)
+    model = nn.Sequential(token, layer, head).bfloat16()
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params)
-    bucket = torch.zeros(sum(p.numel() for p in params) + padding, dtype=torch.bfloat16)
-    start = 0
-    for p in params:
-        p.grad = bucket[start : start + p.numel()].view_as(p)
-        start += p.numel()
-        moments = {name: torch.zeros_like(p, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[p] = {"step": torch.tensor(3.0), **moments, "name": "not a tensor"}
+    sizes = [p.numel() for p in params]
+    *pieces, _ = torch.zeros(sum(sizes) + padding, dtype=torch.bfloat16).split([*sizes, padding])
+    for p, piece in zip(params, pieces, strict=True):
+        p.grad = piece.view_as(p)
+        optimizer.state[p] = {name: torch.zeros_like(p, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[p] |= {"step": torch.tensor(3.0), "name": "not a tensor"}
     return model, optimizer
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     results = [answer(*trained(*sizes)) for sizes in given["sizes"]]
-    return {f"model {i}: {kind}": of_kind(result, kind) for i, result in enumerate(results) for kind in KINDS}
-
-
-def of_kind(result: Any, kind: str) -> Any:
-    return result.get(kind) if isinstance(result, dict) else None
+    return {
+        f"model {i}: {kind}": result.get(kind) if isinstance(result, dict) else None
+        for i, result in enumerate(results)
+        for kind in KINDS
+    }
 
 
 # ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def live_bytes(model, optimizer):
+    def occupied(tensors):
+        sizes = {}
+        for t in tensors:
+            storage = t.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return sum(sizes.values())
+
+    params = list(model.parameters())
+    state = [v for s in optimizer.state.values() for v in s.values()]
+    return {
+        "parameter": occupied(params),
+        "gradient": occupied(p.grad for p in params if p.grad is not None),
+        "optimizer": occupied(v for v in state if torch.is_tensor(v)),
+    }
 
 
 def by_the_tracker(model, optimizer):
     return MemoryTracker(model, optimizer).live
 
 
-def of_storages(tensors: Iterable[Tensor]) -> int:
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+# ---- what people write ----------------------------------------------------------------------------------------------
 
-
-def live(**counts: Callable) -> Callable:
-    """The bytes of the storages of each kind, unless another way to count the tensors of a kind is given."""
-
-    def program(model, optimizer):
-        states = [v for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        params = [p for _, p in model.named_parameters(remove_duplicate=False)]
-        tensors = zip(KINDS, (params, grads, states), strict=True)
-        return {kind: counts.get(kind, of_storages)(held) for kind, held in tensors}
-
-    return program
-
-
-# ---- wrong ways to count --------------------------------------------------------------------------------------------
-
-
-def of_elements(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def four_each(tensors: Iterable[Tensor]) -> int:
-    return 4 * sum(t.numel() for t in set(tensors))
-
+MISTAKES = """
+sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = 4 * t.numel()
+    You take every element for 4 bytes. This model is in bfloat16, and its moments are not: use element_size() of each
+    tensor, or nbytes() of its storage.
+occupied(params) => sum(p.nbytes for _, p in model.named_parameters(remove_duplicate=False))
+    The tied weight is counted twice. The embedding and the head share one storage: count storages, not names.
+sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = t.nbytes
+    The gradients are views of a bucket, and the bucket is longer than they are. All of it stays in memory: count its
+    storage.
+sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = storage.nbytes()
+    You counted the bucket once for each gradient in it. Remember the storages that you counted: two views have the
+    same untyped_storage().data_ptr().
+torch.is_tensor(v) => torch.is_tensor(v) and v.dim()
+    Adam's step count is also a tensor, 4 bytes for each parameter that is trained.
+occupied(params) => occupied(p for p in params if p.requires_grad)
+    The frozen parameter is missing. It has no gradient and no optimizer state, but it takes memory.
+"""
 
 EXERCISE = Exercise(
     id="01.3",
@@ -96,36 +93,7 @@ EXERCISE = Exercise(
     points=3,
     body=body,
     inputs=inputs,
-    right=(by_the_tracker, live()),
+    right=(live_bytes, by_the_tracker),
     ranks=(1,),
-    mistakes=(
-        Mistake(
-            "You take every element for 4 bytes. This model is in bfloat16, and its moments are not: use "
-            "element_size() of each tensor, or nbytes() of its storage.",
-            live(parameter=four_each, gradient=four_each),
-        ),
-        Mistake(
-            "The tied weight is counted twice. The embedding and the head share one storage: count storages, not "
-            "names.",
-            live(parameter=of_elements),
-        ),
-        Mistake(
-            "The gradients are views of a bucket, and the bucket is longer than they are. All of it stays in memory: "
-            "count its storage.",
-            live(gradient=of_elements),
-        ),
-        Mistake(
-            "You counted the bucket once for each gradient in it. Remember the storages that you counted: two views "
-            "have the same untyped_storage().data_ptr().",
-            live(gradient=lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors)),
-        ),
-        Mistake(
-            "Adam's step count is also a tensor, 4 bytes for each parameter that is trained.",
-            live(optimizer=lambda tensors: of_elements(t for t in tensors if t.dim())),
-        ),
-        Mistake(
-            "The frozen parameter is missing. It has no gradient and no optimizer state, but it takes memory.",
-            live(parameter=lambda tensors: of_elements({t for t in tensors if t.requires_grad})),
-        ),
-    ),
+    mistakes=read_mistakes(MISTAKES, live_bytes),
 )

@@ -1,36 +1,30 @@
 """01.6: repair a checkpointed loop over blocks whose log keeps every recomputed activation."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from course.check.exercise import DTYPE, Data, Exercise, Mistake, random
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, random
 from lib.memory import MemoryTracker
-from lib.mesh import Group
 
 BLOCKS, WIDTH = 6, 16
 
 
 class Block(nn.Module):
-    def __init__(self, up: Tensor, down: Tensor) -> None:
+    def __init__(self, up, down):
         super().__init__()
-        self.up, self.act, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        self.to(DTYPE)
+        self.up, self.act, self.down = nn.Linear(*up.T.shape, False), nn.GELU(), nn.Linear(*down.T.shape, False)
         self.up.weight.data, self.down.weight.data = up.clone(), down.clone()
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    pairs = [
-        (random(generator, 4 * WIDTH, WIDTH) / 4, random(generator, WIDTH, 4 * WIDTH) / 4) for _ in range(BLOCKS)
-    ]
+def inputs(generator, n):
+    shapes = (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)
+    pairs = [[random(generator, *shape) / 4 for shape in shapes] for _ in range(BLOCKS)]
     return [{"x": random(generator, 8, WIDTH), "weights": pairs, "gradient": random(generator, 8, WIDTH)}]
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     blocks = nn.ModuleList(Block(*pair) for pair in given["weights"])
     x, log = given["x"].clone().requires_grad_(), []
     with MemoryTracker(blocks) as memory:
@@ -42,78 +36,101 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
         after_backward = memory.live["activation"]
     # In tensors of the size of x, a block keeps 9: its input, and two of four times the width. With a checkpoint for
     # each, 9 are alive after forward and 30 to 35 at the peak; all blocks together keep 73, and their peak is 86.
-    size = x.numel() * x.element_size()
     return {
         "output": y.detach(),
         "graph of the output": "there",
         "gradients of the weights": [block.up.weight.grad for block in blocks],
         "gradient of x": x.grad,
-        "activations after forward": few(after_forward < (BLOCKS + 8) * size),
-        "activations at the peak": few(memory.peak_by_kind["activation"] < 5 * BLOCKS * size),
-        "activations after backward": few(after_backward < BLOCKS * size),
+        "activations after forward": few(after_forward < (BLOCKS + 8) * x.nbytes),
+        "activations at the peak": few(memory.peak_by_kind["activation"] < 5 * BLOCKS * x.nbytes),
+        "activations after backward": few(after_backward < BLOCKS * x.nbytes),
         "values in the log": [v.item() if torch.is_tensor(v) and v.numel() == 1 else v for v in log],
     }
 
 
-def few(does_fit: bool) -> str:
+def few(does_fit):
     return "as few as with one checkpoint per block" if does_fit else "those of several blocks"
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------
+# ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def parts(block, x):
-    hidden = block.act(block.up(x))
-    return x + block.down(hidden), hidden.abs().mean()
+def run_blocks(blocks, x, log):
+    def run(block, x):
+        hidden = block.act(block.up(x))
+        return x + block.down(hidden), hidden.abs().mean()
+
+    for block in blocks:
+        x, mean = checkpoint(run, block, x, use_reentrant=False)
+        log.append(mean.item())
+    return x
 
 
-def checkpointed(block, x):
-    return checkpoint(parts, block, x, use_reentrant=False)
+def logs_in_forward(blocks, x, log):
+    """Inside of the function that runs again, up to one value per block."""
+
+    def run(block, x):
+        hidden = block.act(block.up(x))
+        if len(log) < len(blocks):
+            log.append(hidden.detach().abs().mean())
+        return x + block.down(hidden)
+
+    for block in blocks:
+        x = checkpoint(run, block, x, use_reentrant=False)
+    return x
 
 
-def each(run: Callable = checkpointed, note: Callable = Tensor.item) -> Callable:
-    """A program that logs outside of the function that runs again."""
-
-    def program(blocks, x, log):
-        for block in blocks:
-            x, value = run(block, x)
-            log.append(note(value))
-        return x
-
-    return program
-
-
-def logs_inside(note: Callable, until: Callable = lambda blocks: float("inf")) -> Callable:
-    """A program whose log is written by the function that runs again, up to so many values."""
-
-    def program(blocks, x, log):
-        def run(block, x):
-            hidden = block.act(block.up(x))
-            if len(log) < until(blocks):
-                log.append(note(hidden).abs().mean())
-            return x + block.down(hidden)
-
-        for block in blocks:
-            x = checkpoint(run, block, x, use_reentrant=False)
-        return x
-
-    return program
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def in_one_checkpoint(blocks, x, log):
     def run(x):
-        values = []
-        return each(parts, Tensor.detach)(blocks, x, values), values
+        for block in blocks:
+            x = x + block.down(block.act(block.up(x)))
+        return x
 
-    x, values = checkpoint(run, x, use_reentrant=False)
-    log += values
-    return x
+    return checkpoint(run, x, use_reentrant=False)
 
 
-def without_graph(blocks, x, log):
-    with torch.no_grad():
-        return each()(blocks, x, log)
+MISTAKES = """
+log.append(mean.item()) =>
+hidden = block.act(block.up(x)) => hidden = block.act(block.up(x)); log.append(hidden.abs().mean())
+    The log keeps everything. Checkpoint runs your function again in backward, so it logs each block twice, and each
+    value is a tensor whose graph holds the recomputed activations of its block. Log after the checkpoint, and only a
+    number.
+log.append(mean.item()) =>
+hidden = block.act(block.up(x)) => hidden = block.act(block.up(x)); log.append(hidden.detach().abs().mean())
+    The memory is right. But the log has each value twice: checkpoint runs your function again in backward. Let the
+    function return the value, and append it outside.
 
+in log, activations:
+mean.item() => mean
+    The log is right, but its values are tensors with a graph, and the graph holds the hidden activations after their
+    recomputation. Log a number: .item(), or .detach().
+
+in activations:
+in_one_checkpoint
+    You made one checkpoint of all blocks. Few activations are kept after forward, but backward then recomputes all
+    blocks together, and the peak is as high as without a checkpoint. Give each block a checkpoint.
+
+in after forward:
+checkpoint(run, block, x, use_reentrant=False) => run(block, x)
+    After forward the activations of all blocks are still alive: `up`, `act` and `down` must all run inside the
+    checkpoint.
+
+in all:
+=> torch.no_grad()(run)(block, x)
+    The output has no graph, so backward cannot begin. no_grad() saves memory by giving up gradients; checkpoint gives
+    up only activations.
+
+in gradient:
+=> checkpoint(run, block, x.detach(), use_reentrant=False)
+    Only the last block has gradients: you cut the graph between the blocks. Hand x on as it is, without detach().
+
+in log:
+log.append(mean.item()) =>
+    The log misses values: it needs one per block, in the order of the blocks.
+"""
 
 EXERCISE = Exercise(
     id="01.6",
@@ -121,55 +138,8 @@ EXERCISE = Exercise(
     points=3,
     body=body,
     inputs=inputs,
-    right=(each(), logs_inside(Tensor.detach, until=len)),
+    right=(run_blocks, logs_in_forward),
     ranks=(1,),
     timeout_s=20,
-    mistakes=(
-        Mistake(
-            "The log keeps everything. Checkpoint runs your function again in backward, so it logs each block twice, "
-            "and each value is a tensor whose graph holds the recomputed activations of its block. Log after the "
-            "checkpoint, and only a number.",
-            logs_inside(lambda hidden: hidden),
-        ),
-        Mistake(
-            "The memory is right. But the log has each value twice: checkpoint runs your function again in backward. "
-            "Let the function return the value, and append it outside.",
-            logs_inside(Tensor.detach),
-        ),
-        Mistake(
-            "The log is right, but its values are tensors with a graph, and the graph holds the hidden activations "
-            "after their recomputation. Log a number: .item(), or .detach().",
-            each(note=lambda value: value),
-            about=("log", "activations"),
-        ),
-        Mistake(
-            "You made one checkpoint of all blocks. Few activations are kept after forward, but backward then "
-            "recomputes all blocks together, and the peak is as high as without a checkpoint. Give each block a "
-            "checkpoint.",
-            in_one_checkpoint,
-            about=("activations",),
-        ),
-        Mistake(
-            "After forward the activations of all blocks are still alive: `up`, `act` and `down` must all run inside "
-            "the checkpoint.",
-            each(parts),
-            about=("after forward",),
-        ),
-        Mistake(
-            "The output has no graph, so backward cannot begin. no_grad() saves memory by giving up gradients; "
-            "checkpoint gives up only activations.",
-            without_graph,
-        ),
-        Mistake(
-            "Only the last block has gradients: you cut the graph between the blocks. Hand x on as it is, without "
-            "detach().",
-            each(lambda block, x: checkpointed(block, x.detach())),
-            about=("gradient",),
-        ),
-        Mistake(
-            "The log misses values: it needs one per block, in the order of the blocks.",
-            lambda blocks, x, log: each()(blocks, x, []),
-            about=("log",),
-        ),
-    ),
+    mistakes=read_mistakes(MISTAKES, run_blocks),
 )

@@ -1,76 +1,58 @@
 """04.1: even shards of a tensor, and the tensor from its shards."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import pad
 
-from course.check.exercise import Data, Exercise, Mistake, is_dense, random, several, with_variants
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, is_dense, random, several, with_variants
 from lib import comm
-from lib.mesh import Group
 
 ZEROS, NOT_ZEROS, MISSING = "zeros", "not zeros", "missing"
 SORTED = "what unshard returns, in ascending order"  # not judged: it tells a wrong order from wrong elements
-Owner = Callable[[Tensor, int, int], Tensor]  # (positions, their number, number of ranks) -> the rank of each
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     # n divides the first; the second needs padding; of the third, the last rank gets padding.
     shapes = ((2 * n, 3), (5, 7), (n + 1,))
     return [{"tensors": [random(generator, *shape) for shape in shapes]} for _ in range(n)]
 
 
-def name(x: Tensor, what: str = "the part") -> str:
+def name(x, what="the part"):
     return f"x of shape {list(x.shape)}: {what}"
 
 
-# ---- the rank of each element ---------------------------------------------------------------------------------------
+# ---- the elements of each rank, and their results -------------------------------------------------------------------
+
+contiguous = torch.tensor_split
 
 
-def contiguous(i: Tensor, size: int, n: int) -> Tensor:
-    return i * n // size
+def in_turn(x, n):  # as striped attention deals tokens (Brandon et al. 2023, arXiv:2311.09431)
+    return [x[r::n] for r in range(n)]
 
 
-def in_turn(i: Tensor, size: int, n: int) -> Tensor:
-    """As striped attention deals tokens (Brandon et al. 2023, arXiv:2311.09431)."""
-    return i % n
+def in_turn_from_the_last(x, n):
+    return in_turn(x, n)[::-1]
 
 
-def in_turn_from_the_last(i: Tensor, size: int, n: int) -> Tensor:
-    return n - 1 - i % n
+def to_and_fro(x, n):  # as Llama 3 deals pieces of a long sequence (Llama Team 2024, arXiv:2407.21783)
+    i = torch.arange(len(x)) % (2 * n)
+    return [x[torch.minimum(i, 2 * n - 1 - i) == r] for r in range(n)]
 
 
-def to_and_fro(i: Tensor, size: int, n: int) -> Tensor:
-    """As Llama 3 deals pieces of a long sequence (Llama Team 2024, arXiv:2407.21783)."""
-    return torch.minimum(i % (2 * n), 2 * n - 1 - i % (2 * n))
+def places(size, n, deal):
+    """The positions of each rank, padding included."""
+    return deal(torch.arange(size + -size % n), n)
 
 
-RULES = {
-    contiguous: "contiguous",
-    in_turn: "dealt in turn, beginning with rank 0",
-    to_and_fro: "dealt to and fro",
-    in_turn_from_the_last: "dealt in turn, beginning with the last rank",
-}
-
-
-def owners(owner: Owner, size: int, n: int) -> Tensor:
-    return owner(torch.arange(size), size, n)
-
-
-# ---- in a rank, and in one process ----------------------------------------------------------------------------------
-
-
-def body(owner: Owner, answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
+def body(answer, group, given, deal=contiguous):
+    found = {}
     for x in given["tensors"]:
         part, unshard = several(answer(x.clone(), group), 2)
-        size = x.numel() + -x.numel() % group.size
-        is_element = torch.arange(size)[owners(owner, size, group.size) == group.rank] < x.numel()
+        is_element = places(x.numel(), group.size, deal)[group.rank] < x.numel()
         fits = torch.is_tensor(part) and part.shape == is_element.shape
         found[name(x)] = part[is_element] if fits else part
         found[name(x, "its padding")] = (NOT_ZEROS if part[~is_element].any() else ZEROS) if fits else MISSING
@@ -82,176 +64,181 @@ def body(owner: Owner, answer: Callable, group: Group, given: Data) -> Data:
     return found
 
 
-def reference(owner: Owner, given: list[Data]) -> list[Data]:
+def reference(given, deal=contiguous):
     """The full tensor has elements of each rank's own x, so a wrong order changes it."""
-    n, found = len(given), [{} for _ in given]
+    found = [{} for _ in given]
     for tensors in zip(*(g["tensors"] for g in given), strict=True):
-        size = tensors[0].numel()
-        rank_of = owners(owner, size + -size % n, n)[:size]
-        own = torch.stack(tensors).flatten(1).gather(0, rank_of[None]).view_as(tensors[0])
-        for r, x in enumerate(tensors):
-            found[r] |= {name(x): x.flatten()[rank_of == r], name(x, "its padding"): ZEROS}
-            found[r][name(x, "what unshard returns")] = 1 - 2 * own
+        full = torch.empty_like(tensors[0])
+        for of_rank, x, at in zip(found, tensors, places(full.numel(), len(given), deal), strict=True):
+            at = at[at < full.numel()]
+            full.view(-1)[at] = 1 - 2 * x.flatten()[at]
+            of_rank |= {
+                name(x): x.flatten()[at],
+                name(x, "its padding"): ZEROS,
+                name(x, "what unshard returns"): full,
+            }
     return found
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------
+# ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def shard(x, group, owner=contiguous, pads=lambda size, n: -size % n, front=False, fill=0.0, back="x", put=None):
-    """With a place for each mistake."""
+def shard(x, group):
     n, flat = group.size, x.flatten()
-    flat = pad(flat, (pads(len(flat), n), 0) if front else (0, pads(len(flat), n)), value=fill)
-    rank_of = owners(owner, len(flat), n)
+    padded = pad(flat, (0, -len(flat) % n))
+    part = padded.chunk(n)[group.rank]
 
     def unshard(part):
-        joined = comm.all_gather(part, group)
-        full = torch.empty_like(joined)
-        full[owners(put or owner, len(flat), n).argsort(stable=True)] = joined
-        cut = {"x": full, "flat": full, "joined": joined}.get(back, x.flatten())[: x.numel()]
-        return {"padded": full, "flat": cut}.get(back, cut.view_as(x))
+        whole = comm.all_gather(part, group)
+        return whole[: x.numel()].view(x.shape)
 
-    return flat[rank_of == group.rank], unshard
+    return part, unshard
 
 
-def shard_by_torch_distributed(x, group, owner=contiguous):
-    n, r = dist.get_world_size(), dist.get_rank()
+def dealt(x, group, deal):
+    n, flat = group.size, x.flatten()
+    padded = pad(flat, (0, -len(flat) % n))
+    part = deal(padded, n)[group.rank]
+
+    def unshard(part):
+        whole, at = torch.empty_like(padded), torch.cat(places(x.numel(), n, deal))
+        whole[at] = comm.all_gather(part, group)
+        return whole[: x.numel()].view(x.shape)
+
+    return part, unshard
+
+
+def by_torch_distributed(x, group, deal=contiguous):
+    n = dist.get_world_size()
     padded = torch.cat([x.reshape(-1), x.new_zeros(-x.numel() % n)])
-    rank_of = owners(owner, len(padded), n)
 
     def unshard(part):
         parts = [torch.empty_like(part) for _ in range(n)]
         dist.all_gather(parts, part)
-        for rank, received in enumerate(parts):
-            padded[rank_of == rank] = received
+        for at, received in zip(places(x.numel(), n, deal), parts, strict=True):
+            padded[at] = received
         return padded[: x.numel()].reshape(x.shape)
 
-    return [padded[rank_of == r], unshard]
+    return [deal(padded, n)[dist.get_rank()], unshard]
 
 
-def gathered_before(x, group, owner):
-    """`unshard` forgets what it is called with."""
-    part, unshard = shard(x, group, owner)
-    return part, lambda changed: unshard(part)
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
-def truncated(x, group, owner):
-    return shard(x.flatten()[: x.numel() // group.size * group.size], group, owner)
+def of_different_sizes(x, group, deal=contiguous):
+    return deal(x.flatten(), group.size)[group.rank], None
 
 
-EVERY_NTH = Mistake(
-    "Rank r has every n-th element, beginning with element r. A shard is contiguous: rank r has the elements from "
-    "r·k/n on, so that the shards side by side give the tensor.",
-    partial(shard, owner=in_turn),
-    about=("the part",),
+def in_another_order(x, group, deal=contiguous):
+    other = to_and_fro if deal is in_turn_from_the_last else in_turn_from_the_last
+    return dealt(x, group, deal)[0], dealt(x, group, other)[1]
+
+
+CONTIGUOUS = """
+in the part:
+padded.chunk(n)[group.rank] => padded[group.rank :: n]
+    Rank r has every n-th element, beginning with element r. A shard is contiguous: rank r has the elements from r·k/n
+    on, so that the shards side by side give the tensor.
+"""
+
+MISTAKES = """
+in the part, its padding:
+return part, unshard => return part
+    Return two things: part, and the function unshard.
+in the part:
+pad(flat, (0, -len(flat) % n)) => flat[: len(flat) // n * n]
+    The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add zeros until n
+    divides the size, then cut.
+in the part, its padding:
+of_different_sizes
+    Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros at the end
+    until n divides the size; each shard then has ceil(k/n) elements.
+in the part:
+(0, -len(flat) % n) => (-len(flat) % n, 0)
+    The zeros come first. Put them at the end: then all elements keep their positions.
+-len(flat) % n => n - len(flat) % n
+    You add n zeros where n divides the size already. The padding is -k % n, here 0; n - k % n is n.
+in all:
+pad(flat, (0, -len(flat) % n)) => pad(flat, (0, -len(flat) % n), value=7)
+    The shards are right, but the padding is not zero. It counts in every norm of the shard: use zeros.
+whole[: x.numel()].view(x.shape) => whole
+    The shards are right, and unshard returns the padding with the tensor. Only the first k elements belong to the
+    tensor: cut the rest off, then restore the shape.
+whole[: x.numel()].view(x.shape) => whole[: x.numel()]
+    The shards are right, and unshard returns the right elements, flat. Restore the shape of x.
+whole[: x.numel()].view(x.shape) => x
+or
+def unshard(part): => def unshard(_):
+    The shards are right, but unshard returns the old x. It must all-gather the shards that it is called with: the
+    optimizer changed them.
+in the part, its padding, in ascending order:
+whole[: x.numel()] => whole[: x.numel()].flip(0)
+or
+in_another_order
+    The shards are right, and unshard returns all elements of x in a wrong order. Put each element back at the place
+    where it was in x.
+"""
+
+EXERCISE = Exercise(
+    id="04.1",
+    title="shard",
+    points=2,
+    body=body,
+    inputs=inputs,
+    reference=reference,
+    right=(shard, by_torch_distributed),
+    mistakes=read_mistakes(CONTIGUOUS + MISTAKES, shard),
 )
 
+# ---- other rules which rank has an element --------------------------------------------------------------------------
 
-def exercise(owner: Owner = contiguous, task: str = "") -> Exercise:
-    """The exercise with another rule which rank has an element."""
-    wrong = partial(partial, shard, owner=owner)
-    joined = Mistake(
-        "The shards are right, and unshard joins them one after the other. Put each element back into its place in x.",
-        wrong(back="joined"),
-    )
-    others = {other: rule for other, rule in RULES.items() if other is not owner}
-    of_other_rows = (
-        Mistake(
-            f"Your shards are {rule}. In your row they are {RULES[owner]}.",
-            partial(shard, owner=other, put=owner),
-            about=("the part",),
-        )
-        for other, rule in others.items()
-    )
-    return Exercise(
-        id="04.1",
-        title="shard",
-        points=2,
-        body=partial(body, owner),
-        inputs=inputs,
-        reference=partial(reference, owner),
-        task=task,
-        right=(wrong(), partial(shard_by_torch_distributed, owner=owner)),
-        mistakes=(
-            Mistake(
-                "Return two things: part, and the function unshard.",
-                lambda x, group: shard(x, group, owner)[0],
-                about=("the part", "its padding"),
-            ),
-            *((joined, *of_other_rows) if task else (EVERY_NTH,)),
-            Mistake(
-                "The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add "
-                "zeros until n divides the size, then cut.",
-                partial(truncated, owner=owner),
-                about=("the part",),
-            ),
-            Mistake(
-                "Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros "
-                "at the end until n divides the size; each shard then has ceil(k/n) elements.",
-                wrong(pads=lambda size, n: 0),
-                about=("the part", "its padding"),
-            ),
-            Mistake(
-                "The zeros come first. Put them at the end: then all elements keep their positions.",
-                wrong(front=True),
-                about=("the part",),
-            ),
-            Mistake(
-                "You add n zeros where n divides the size already. The padding is -k % n, here 0; n - k % n is n.",
-                wrong(pads=lambda size, n: n - size % n),
-                about=("the part",),
-            ),
-            Mistake(
-                "The shards are right, but the padding is not zero. It counts in every norm of the shard: use zeros.",
-                wrong(fill=7.0),
-            ),
-            Mistake(
-                "The shards are right, and unshard returns the padding with the tensor. Only the first k elements "
-                "belong to the tensor: cut the rest off, then restore the shape.",
-                wrong(back="padded"),
-            ),
-            Mistake(
-                "The shards are right, and unshard returns the right elements, flat. Restore the shape of x.",
-                wrong(back="flat"),
-            ),
-            *(
-                Mistake(
-                    "The shards are right, but unshard returns the old x. It must all-gather the shards that it is "
-                    "called with: the optimizer changed them.",
-                    old,
-                )
-                for old in (wrong(back="old"), partial(gathered_before, owner=owner))
-            ),
-            Mistake(
-                "The shards are right, and unshard returns all elements of x in a wrong order. Put each element back "
-                "at the place where it was in x.",
-                wrong(put=[*others][-1]),
-                about=("the part", "its padding", SORTED),
-            ),
+RULES = {
+    "contiguous": "contiguous",
+    "in_turn": "dealt in turn, beginning with rank 0",
+    "to_and_fro": "dealt to and fro",
+    "in_turn_from_the_last": "dealt in turn, beginning with the last rank",
+}
+
+
+def row(deal, task):
+    listed = """
+whole[at] => whole[:]
+    The shards are right, and unshard joins them one after the other. Put each element back into its place in x.
+in the part:
+"""
+    for other in (name for name in RULES if name != deal.__name__):
+        listed += f"deal(padded, n) => {other}(padded, n)\n"
+        listed += f"    Your shards are {RULES[other]}. In your row they are {RULES[deal.__name__]}.\n"
+
+    def of_row(mistake):
+        expression = f"partial({mistake.wrong.expression}, deal={deal.__name__})"
+        return replace(mistake, wrong=replace(mistake.wrong, expression=expression))
+
+    return replace(
+        EXERCISE,
+        task=(
+            "Flatten and pad x as above. But the shards are not contiguous: deal the elements to the ranks "
+            f"{task} `part` has the elements of this rank in the order in which they were dealt, and `unshard` puts "
+            "each element back into its place in x."
         ),
+        body=partial(body, deal=deal),
+        reference=partial(reference, deal=deal),
+        right=(partial(dealt, deal=deal), partial(by_torch_distributed, deal=deal)),
+        mistakes=tuple(map(of_row, read_mistakes(listed + MISTAKES, dealt))),
     )
 
-
-AS_ABOVE = "Flatten and pad x as above. But the shards are not contiguous: deal the elements to the ranks"
-PART = (
-    "`part` has the elements of this rank in the order in which they were dealt, and `unshard` puts each element back "
-    "into its place in x."
-)
 
 EXERCISE = with_variants(
-    exercise(),
-    exercise(
-        in_turn,
-        f"{AS_ABOVE} in turn: element 0 to rank 0, element 1 to rank 1, and after rank n - 1 to rank 0 again. {PART}",
-    ),
-    exercise(
+    EXERCISE,
+    row(in_turn, "in turn: element 0 to rank 0, element 1 to rank 1, and after rank n - 1 to rank 0 again."),
+    row(
         to_and_fro,
-        f"{AS_ABOVE} to and fro: elements 0 to n - 1 to ranks 0 to n - 1, the next n elements to ranks n - 1 to 0, the "
-        f"next n to ranks 0 to n - 1 again. {PART}",
+        "to and fro: elements 0 to n - 1 to ranks 0 to n - 1, the next n elements to ranks n - 1 to 0, the next n to "
+        "ranks 0 to n - 1 again.",
     ),
-    exercise(
+    row(
         in_turn_from_the_last,
-        f"{AS_ABOVE} in turn, beginning with the last rank: element 0 to rank n - 1, element 1 to rank n - 2, and "
-        f"after rank 0 to rank n - 1 again. {PART}",
+        "in turn, beginning with the last rank: element 0 to rank n - 1, element 1 to rank n - 2, and after rank 0 to "
+        "rank n - 1 again.",
     ),
 )

@@ -1,21 +1,17 @@
 """05.7: the way of sharding, and the number of microbatches, that fit and send least; and a number against another."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from course.check.exercise import SEEN, Data, Exercise, Mistake, known_number, same, several, whole, word
+from course.check.edits import read_mistakes
+from course.check.exercise import SEEN, Exercise, known_number, same, several, whole, word
 from lib.cost import state_bytes, zero_wire_bytes
 from lib.cost.sizes import RECIPES
-from lib.mesh import Group
 
-RECIPE = RECIPES["mixed Adam"]
 PARTS = CHOICE, SENT, DEFENCE = ("the choice", "the bytes", "the defence")
 HOLDS = "right"
 PLAIN, ONE, TWO, TWO_ONCE = "plain", "zero-1", "zero-2", "zero-2, once"
@@ -36,7 +32,7 @@ class Case(NamedTuple):
     room_bytes: int
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     rng, cases = random.Random(whole(generator, 0, 2**40)), []
     for billions, ranks, sequences in product(range(3, 37, 3), (16, 128), (16, 64)):
         layers = rng.randrange(40, 81)
@@ -51,16 +47,17 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"cases": cases, "right": [(by_search(*one)[2:], best_choices(one[0])) for one in cases]}]
 
 
-def choices(case: Case) -> list[tuple[str, int]]:
+def choices(case):
     """Each way with each number of microbatches of equal size."""
     return [(way, m) for way in STAGES for m in range(1, case.sequences + 1) if case.sequences % m == 0]
 
 
 def memory_bytes(
-    case: Case, way: str, m: int, recipe=RECIPE, shards=lambda stage: stage, units=2, root=1, buffers=1, rows=None
-) -> float:
+    case, way, m, recipe="mixed Adam", shards=lambda stage: stage, units=2, root=1, buffers=1, rows=None, taken_for=()
+):
     """The peak of a rank: model states, what is unsharded at work, activations of a microbatch."""
-    held = state_bytes(case.parameters, recipe, zero=shards(STAGES[way]), dp=case.n)
+    way = dict(taken_for).get(way, way)
+    held = state_bytes(case.parameters, RECIPES[recipe], zero=shards(STAGES[way]), dp=case.n)
     at_work, every = 2 * (root * case.root + units * case.unit), 2 * case.parameters
     if STAGES[way] == 3:
         held["parameter"] += every if way == THREE_KEPT else at_work
@@ -68,35 +65,40 @@ def memory_bytes(
         held["gradient"] = every
     elif STAGES[way] >= 2:
         held["gradient"] += buffers * at_work
-    return sum(held.values()) + (rows or case.sequences / m) * case.sequence_bytes
+    rows = rows(case, m) if rows else case.sequences / m  # of a microbatch
+    return sum(held.values()) + rows * case.sequence_bytes
 
 
-def sent_bytes(case: Case, way: str, m: int, per_parameter: int = 2) -> float:
-    """Bytes that a rank sends in a step."""
+def sent_bytes(case, way, m):
     how = {"microbatches": m, "reduce_each": way not in ONCE, "reshard": way != THREE_KEPT}
-    return zero_wire_bytes(STAGES[way], per_parameter * case.parameters, case.n, **how)
+    return zero_wire_bytes(STAGES[way], 2 * case.parameters, case.n, **how)
 
 
-def fits(case: Case, way: str, m: int) -> bool:
+def fits(case, way, m):
     return memory_bytes(case, way, m) <= case.room_bytes
 
 
-def least_bytes(case: Case) -> float:
+def least_bytes(case):
     return min(sent_bytes(case, *one) for one in choices(case) if fits(case, *one))
 
 
-def ruled_out(case: Case, way: str, m: int) -> bool:
+def ruled_out(case, way, m):
     """By its memory or by its bytes, and not by both."""
     sent, least = sent_bytes(case, way, m), least_bytes(case)
     return sent > 1.001 * least if fits(case, way, m) else sent < 0.999 * least
 
 
-def title(way: Any, m: Any) -> str:
+def best_choices(case):
+    least = least_bytes(case)
+    return [title(*one) for one in choices(case) if fits(case, *one) and sent_bytes(case, *one) <= 1.001 * least]
+
+
+def title(way, m):
     return f"{way}, m = {m}"
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {part: [] for part in PARTS}
+def body(answer, group, given):
+    found = {part: [] for part in PARTS}
     for (case, proposed), ((least, reason, by), best) in zip(given["cases"], given["right"], strict=True):
         way, m, sent, why, number = several(answer(case, proposed), 5)
         mine = title(word(way), known_number(m, range(1, case.sequences + 1)))
@@ -112,41 +114,37 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     return found
 
 
-def best_choices(case: Case) -> list[str]:
-    least = least_bytes(case)
-    return [title(*one) for one in choices(case) if fits(case, *one) and sent_bytes(case, *one) <= 1.001 * least]
-
-
-def figures(case: Case, mine: str, proposed: tuple[str, int]) -> str:
+def figures(case, mine, proposed):
     """The case, and the costs of the answer's choice."""
-    lines = [
+    shown = [
         ", ".join(f"{name}={value:,}" for name, value in case._asdict().items()),
         f"proposed: {title(*proposed)}",
     ]
     for one in choices(case):
         if title(*one) == mine:
             needed, sent = (f(case, *one) / 1e9 for f in (memory_bytes, sent_bytes))
-            lines.append(f"Your choice, {mine}, needs {needed:.1f} GB and sends {sent:.1f} GB.")
-    return "\n".join(lines)
+            shown.append(f"Your choice, {mine}, needs {needed:.1f} GB and sends {sent:.1f} GB.")
+    return "\n".join(shown)
 
 
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def against(case, proposed, memory, sent, mine):
-    """What rules the proposed choice out: by how many bytes it does not fit, or sends more."""
-    over = memory(case, *proposed) - case.room_bytes
-    return ("memory", over) if over > 0 else ("sent", sent(case, *proposed) - sent(case, *mine))
+def against(proposed, mine, room):
+    """What rules the proposed choice out: by how much it exceeds the memory, or sends more. Both are (memory, sent)."""
+    return ("memory", proposed[0] - room) if proposed[0] > room else ("sent", proposed[1] - mine[1])
 
 
-def answer(memory=memory_bytes, sent=sent_bytes, best=None, among=tuple(STAGES), ms=None, defend=against):
-    """The answer, with a place for each mistake; `best` is a score that the choice minimises, instead of its bytes."""
+def answer(sent=sent_bytes, best=None, among=lambda case, way, m: True, defend=against, **counted):
+    """The answer, with a place for each mistake: `counted` in memory, and `best` is minimised instead of the bytes."""
+    memory = partial(memory_bytes, **counted)
 
     def program(case, proposed):
-        able = [(way, m) for way, m in choices(case) if way in among and m in (ms(case) if ms else [m])]
+        able = [one for one in choices(case) if among(case, *one)]
         that_fit = [one for one in able if memory(case, *one) <= case.room_bytes] or able
         mine = min(that_fit, key=lambda one: (best or sent)(case, *one))
-        return *mine, sent(case, *mine), *defend(case, proposed, memory, sent, mine)
+        costs = [(memory(case, *one), sent(case, *one)) for one in (proposed, mine)]
+        return *mine, sent(case, *mine), *defend(*costs, case.room_bytes)
 
     return program
 
@@ -179,12 +177,7 @@ def on_paper(case, proposed):
     return [way.upper(), torch.tensor(m), round(1e9 * least), why[0], 1.002e9 * why[1]]
 
 
-# ---- wrong programs -------------------------------------------------------------------------------------------------
-
-
-def taken_for(ways):
-    """Memory of some ways as of another one."""
-    return answer(lambda case, way, m: memory_bytes(case, ways.get(way, way), m))
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def in_units(units):
@@ -194,27 +187,94 @@ def in_units(units):
         one = 2 * case.parameters * (case.n - 1) / case.n
         return units[way](m) * one if way in units else sent_bytes(case, way, m)
 
-    return answer(sent=sent)
+    return answer(sent)
 
 
-def larger_than_mine(case, proposed, memory, sent, mine):
-    why, by = against(case, proposed, memory, sent, mine)
-    return why, memory(case, *proposed) - memory(case, *mine) if why == "memory" else by
+def larger_than_mine(proposed, mine, room):
+    return ("memory", proposed[0] - mine[0]) if proposed[0] > room else ("sent", proposed[1] - mine[1])
 
 
-def in_full(case, proposed, memory, sent, mine):
-    why, _ = against(case, proposed, memory, sent, mine)
-    return why, (memory if why == "memory" else sent)(case, *proposed)
-
-
-def sent_alone(case, proposed, memory, sent, mine):
-    return "sent", sent(case, *proposed) - sent(case, *mine)
+def in_full(proposed, mine, room):
+    return ("memory", proposed[0]) if proposed[0] > room else ("sent", proposed[1])
 
 
 def in_gigabytes(case, proposed):
     way, m, sent, why, by = by_search(case, proposed)
     return way, m, sent / 1e9, why, by / 1e9
 
+
+MISTAKES = """
+lambda case, proposed: None
+    Return five things: a way, m, the bytes sent, a word, a number of bytes.
+answer(among=lambda case, way, m: way == THREE)
+    You always take ZeRO-3. It needs the least memory and sends the most: 3 model sizes per microbatch. Where
+    parameters fit on every rank, they need not travel so often.
+answer(best=memory_bytes)
+    You take the choice that needs the least memory. Memory that is left over buys nothing: of all choices that fit,
+    take the one that sends least.
+answer(best=lambda case, way, m: ([*STAGES].index(way), sent_bytes(case, way, m)))
+    You take the first way in the list that fits. ZeRO-2 may fit with many small microbatches, each with a
+    reduce-scatter, and ZeRO-3 in a few large ones: compare m + 1 with 3m, each with its own m.
+answer(among=lambda case, way, m: m == case.sequences)
+    You take one sequence per microbatch. That needs the least memory for activations, but ZeRO-2 and ZeRO-3 send
+    something for each microbatch: take as few as fit.
+answer(best=lambda case, way, m: (m, sent_bytes(case, way, m)))
+    You take the fewest microbatches that fit, whatever the way. Plain data parallelism and ZeRO-1 send 2 model sizes
+    per step with any number of microbatches.
+answer(shards=lambda stage: 3 if stage else 0)
+    You count 16Ψ/n for each stage of ZeRO. Stage 1 shards the 12 bytes of optimizer state alone, stage 2 the gradients
+    as well, stage 3 also the parameters.
+answer(shards=lambda stage: 0)
+    You count 16Ψ for every way, as if nothing was sharded.
+answer(recipe="bf16 Adam, no master")
+    You count 12 bytes per parameter. The master weights are missing, 4 bytes, sharded with the moments.
+answer(taken_for={TWO_ONCE: TWO, THREE_ONCE: THREE})
+    You shard gradients that are reduced once. They add up over microbatches before they leave: until the last
+    microbatch each rank holds all of them, 2Ψ.
+answer(units=0, root=0)
+    You leave out the root and two units, which are unsharded at work, and their gradients.
+answer(units=1)
+    You count one unit at work. While it computes, the next one arrives: root + 2 units.
+answer(root=0)
+    You leave out the root. It is unsharded as long as a pass runs: root + 2 units.
+answer(buffers=0)
+    You leave out the gradients at work. A unit's gradients are full until they are reduced, 2 bytes for each parameter
+    of the root and two units, under ZeRO-2 as well.
+answer(taken_for={THREE_KEPT: THREE})
+    Units that are kept until backward are all unsharded at the end of forward: 2Ψ next to the shards, and not the root
+    and two units.
+answer(rows=lambda case, m: case.sequences)
+    You count the activations of all sequences of a step. A microbatch frees its activations in backward, so a rank
+    holds those of one microbatch.
+answer(rows=lambda case, m: 1)
+    You count the activations of one sequence. A microbatch has sequences / m of them.
+in_units({TWO: lambda m: 2})
+    You let ZeRO-2 send 2 model sizes whatever m is. It has no full gradients to add to, so each microbatch sends a
+    reduce-scatter: m + 1 model sizes.
+in_units({THREE: lambda m: m + 2, THREE_ONCE: lambda m: 3, THREE_KEPT: lambda m: m + 1})
+    You gather the parameters once per step under ZeRO-3. It frees them after each use, so each microbatch gathers them
+    again: for forward and for backward, or once if they are kept in between.
+in_units({THREE: lambda m: 2 * m + 1, THREE_KEPT: lambda m: m + 1})
+    You let ZeRO-3 reduce once in each way. Without full gradients it reduces those of each microbatch.
+in_units({THREE_KEPT: lambda m: 3 * m})
+    You count both all-gathers where units are kept until backward. Backward finds them there: one all-gather and one
+    reduce-scatter for each microbatch.
+answer(sent=lambda case, *one: sent_bytes(case, *one) * case.n / (case.n - 1))
+    A ring sends (n-1)/n of the array in each all-gather or reduce-scatter: one shard is there already.
+answer(sent=lambda *one: 2 * sent_bytes(*one))
+    You send 4 bytes per element. Parameters and gradients travel in bfloat16, 2 bytes.
+in_gigabytes
+    You return gigabytes. Return bytes.
+answer(defend=in_full)
+    You return all bytes of the proposed choice. A difference rules it out: by how much it exceeds the memory, or the
+    bytes that your choice sends.
+answer(defend=larger_than_mine)
+    You compare the memory of the proposed choice with yours. That it needs more does not rule it out: return by how
+    much it exceeds `room_bytes`.
+answer(defend=lambda proposed, mine, room: ("sent", proposed[1] - mine[1]))
+    You compare the bytes sent, even where the proposed choice does not fit. There it sends less than yours, and memory
+    rules it out.
+"""
 
 EXERCISE = Exercise(
     id="05.7",
@@ -225,126 +285,5 @@ EXERCISE = Exercise(
     ranks=(1,),
     parts=PARTS,
     right=(by_search, on_paper),
-    mistakes=(
-        Mistake(
-            "Return five things: a way, m, the bytes sent, a word, a number of bytes.", lambda case, proposed: None
-        ),
-        Mistake(
-            "You always take ZeRO-3. It needs the least memory and sends the most: 3 model sizes per microbatch. "
-            "Where parameters fit on every rank, they need not travel so often.",
-            answer(among=(THREE,)),
-        ),
-        Mistake(
-            "You take the choice that needs the least memory. Memory that is left over buys nothing: of all choices "
-            "that fit, take the one that sends least.",
-            answer(best=memory_bytes),
-        ),
-        Mistake(
-            "You take the first way in the list that fits. ZeRO-2 may fit with many small microbatches, each with a "
-            "reduce-scatter, and ZeRO-3 in a few large ones: compare m + 1 with 3m, each with its own m.",
-            answer(best=lambda case, way, m: ([*STAGES].index(way), sent_bytes(case, way, m))),
-        ),
-        Mistake(
-            "You take one sequence per microbatch. That needs the least memory for activations, but ZeRO-2 and "
-            "ZeRO-3 send something for each microbatch: take as few as fit.",
-            answer(ms=lambda case: [case.sequences]),
-        ),
-        Mistake(
-            "You take the fewest microbatches that fit, whatever the way. Plain data parallelism and ZeRO-1 "
-            "send 2 model sizes per step with any number of microbatches.",
-            answer(best=lambda case, way, m: (m, sent_bytes(case, way, m))),
-        ),
-        Mistake(
-            "You count 16Ψ/n for each stage of ZeRO. Stage 1 shards the 12 bytes of optimizer state alone, stage 2 "
-            "the gradients as well, stage 3 also the parameters.",
-            answer(partial(memory_bytes, shards=lambda stage: 3 if stage else 0)),
-        ),
-        Mistake(
-            "You count 16Ψ for every way, as if nothing was sharded.",
-            answer(partial(memory_bytes, shards=lambda stage: 0)),
-        ),
-        Mistake(
-            "You count 12 bytes per parameter. The master weights are missing, 4 bytes, sharded with the moments.",
-            answer(partial(memory_bytes, recipe=RECIPES["bf16 Adam, no master"])),
-        ),
-        Mistake(
-            "You shard gradients that are reduced once. They add up over microbatches before they leave: until the "
-            "last microbatch each rank holds all of them, 2Ψ.",
-            taken_for({TWO_ONCE: TWO, THREE_ONCE: THREE}),
-        ),
-        Mistake(
-            "You leave out the root and two units, which are unsharded at work, and their gradients.",
-            answer(partial(memory_bytes, units=0, root=0)),
-        ),
-        Mistake(
-            "You count one unit at work. While it computes, the next one arrives: root + 2 units.",
-            answer(partial(memory_bytes, units=1)),
-        ),
-        Mistake(
-            "You leave out the root. It is unsharded as long as a pass runs: root + 2 units.",
-            answer(partial(memory_bytes, root=0)),
-        ),
-        Mistake(
-            "You leave out the gradients at work. A unit's gradients are full until they are reduced, 2 bytes for "
-            "each parameter of the root and two units, under ZeRO-2 as well.",
-            answer(partial(memory_bytes, buffers=0)),
-        ),
-        Mistake(
-            "Units that are kept until backward are all unsharded at the end of forward: 2Ψ next to the shards, and "
-            "not the root and two units.",
-            taken_for({THREE_KEPT: THREE}),
-        ),
-        Mistake(
-            "You count the activations of all sequences of a step. A microbatch frees its activations in backward, "
-            "so a rank holds those of one microbatch.",
-            answer(lambda case, way, m: memory_bytes(case, way, m, rows=case.sequences)),
-        ),
-        Mistake(
-            "You count the activations of one sequence. A microbatch has sequences / m of them.",
-            answer(partial(memory_bytes, rows=1)),
-        ),
-        Mistake(
-            "You let ZeRO-2 send 2 model sizes whatever m is. It has no full gradients to add to, so each microbatch "
-            "sends a reduce-scatter: m + 1 model sizes.",
-            in_units({TWO: lambda m: 2}),
-        ),
-        Mistake(
-            "You gather the parameters once per step under ZeRO-3. It frees them after each use, so each microbatch "
-            "gathers them again: for forward and for backward, or once if they are kept in between.",
-            in_units({THREE: lambda m: m + 2, THREE_ONCE: lambda m: 3, THREE_KEPT: lambda m: m + 1}),
-        ),
-        Mistake(
-            "You let ZeRO-3 reduce once in each way. Without full gradients it reduces those of each microbatch.",
-            in_units({THREE: lambda m: 2 * m + 1, THREE_KEPT: lambda m: m + 1}),
-        ),
-        Mistake(
-            "You count both all-gathers where units are kept until backward. Backward finds them there: one "
-            "all-gather and one reduce-scatter for each microbatch.",
-            in_units({THREE_KEPT: lambda m: 3 * m}),
-        ),
-        Mistake(
-            "A ring sends (n-1)/n of the array in each all-gather or reduce-scatter: one shard is there already.",
-            answer(sent=lambda case, way, m: sent_bytes(case, way, m) * case.n / (case.n - 1)),
-        ),
-        Mistake(
-            "You send 4 bytes per element. Parameters and gradients travel in bfloat16, 2 bytes.",
-            answer(sent=partial(sent_bytes, per_parameter=4)),
-        ),
-        Mistake("You return gigabytes. Return bytes.", in_gigabytes),
-        Mistake(
-            "You return all bytes of the proposed choice. A difference rules it out: by how much it exceeds the "
-            "memory, or the bytes that your choice sends.",
-            answer(defend=in_full),
-        ),
-        Mistake(
-            "You compare the memory of the proposed choice with yours. That it needs more does not rule it out: return "
-            "by how much it exceeds `room_bytes`.",
-            answer(defend=larger_than_mine),
-        ),
-        Mistake(
-            "You compare the bytes sent, even where the proposed choice does not fit. There it sends less than yours, "
-            "and memory rules it out.",
-            answer(defend=sent_alone),
-        ),
-    ),
+    mistakes=read_mistakes(MISTAKES, answer),
 )

@@ -3,23 +3,19 @@
 A mask may be drawn in many ways, so there is no right one to compare with. Properties are reported.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from itertools import permutations
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import conv1d
 
-from course.check.exercise import Data, Exercise, Mistake, everywhere, kind, several, whole
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, everywhere, kind, several, whole
 from lib import comm
-from lib.mesh import Group
 
 FIRST, SECOND = "the first mask", "the second mask"
-AMONG = {name: f"{name}, compared among ranks" for name in (FIRST, SECOND)}
+AMONG = {name: f"{name} compared among ranks" for name in (FIRST, SECOND)}
 ORIGIN, AFTERWARDS = "where the second comes from", "the generator afterwards"
 AGAIN, NEXT = "from the same state", "at the next call"
 RETURNED, SHARE, VALUES = "what was returned", "share of zeros", "values"
@@ -31,25 +27,25 @@ ANEW, A_PART = "drawn for itself", "a part of the first"
 RUN = 200  # if so many consecutive elements of two masks are equal, both were drawn from the same seed
 
 
-def shapes_of(n: int) -> dict[str, tuple[int, int, int]]:
+def shapes_of(n):
     """So many elements that a frequency tells p from 1 - p."""
     return {FIRST: (4, 32 * n, 32), SECOND: (4, 32, 32)}
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     return [{"p": whole(generator, 15, 35) / 100, "seed": whole(generator, 0, 2**40)}] * n
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     p, shapes = given["p"], shapes_of(group.size)
 
-    def draw() -> tuple:
+    def draw():
         return several(answer(p, shapes[FIRST], group), 2)
 
     torch.manual_seed(given["seed"])
     returned = answer(p, shapes[FIRST], group)
     masks = several(returned, 2)
-    found: Data = {RETURNED: kind(returned)}
+    found = {RETURNED: kind(returned)}
     found |= {f"shape of {name}": shape(mask) for name, mask in zip(shapes, masks, strict=True)}
     fits = found == right_shapes(group.size)
     if fits:
@@ -75,26 +71,26 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     }
 
 
-def shape(mask: object) -> str:
+def shape(mask):
     return str(list(mask.shape)) if torch.is_tensor(mask) else f"none: {kind(mask)}"
 
 
-def right_shapes(n: int) -> Data:
+def right_shapes(n):
     return {RETURNED: "2 results"} | {f"shape of {name}": str(list(shape)) for name, shape in shapes_of(n).items()}
 
 
-def overlap(a: Tensor, b: Tensor) -> bool:
+def overlap(a, b):
     """Whether a run of elements from the middle of b also occurs in a."""
     a, b = (2 * x.flatten().float() - 1 for x in (a, b))
     run = b[len(b) // 2 :][:RUN]
     return bool(conv1d(a[None, None], run[None, None]).max() > RUN - 0.5)
 
 
-def is_a_part(first: Tensor, second: Tensor, group: Group) -> bool:
+def is_a_part(first, second, group):
     return overlap(first, second) or torch.equal(first[:, group.rank :: group.size], second)
 
 
-def frequency(masks: tuple, p: float) -> str:
+def frequency(masks, p):
     zeros = [(mask == 0).double().mean().item() for mask in masks]
     for said, wanted in ((DROPPED, p), (KEPT, 1 - p)):
         if all(abs(found - wanted) < 0.05 for found in zeros):
@@ -102,7 +98,7 @@ def frequency(masks: tuple, p: float) -> str:
     return f"p = {p}, and {' and '.join(f'{found:.2f}' for found in zeros)} of them are zeros"
 
 
-def values(masks: tuple, p: float) -> str:
+def values(masks, p):
     values = torch.cat([mask.double().unique() for mask in masks])
     values = values[values != 0]
     rounding = max(torch.finfo(mask.dtype).eps if mask.is_floating_point() else 0 for mask in masks)
@@ -112,45 +108,31 @@ def values(masks: tuple, p: float) -> str:
     return f"0 and {', '.join(f'{value:.4g}' for value in values[:3].tolist())}, where p = {p}"
 
 
-def reference(given: list[Data]) -> list[Data]:
+def reference(given):
     right = right_shapes(len(given)) | {SHARE: DROPPED, VALUES: SCALED, AMONG[FIRST]: EQUAL, AMONG[SECOND]: DIFFERENT}
     return everywhere(right | {ORIGIN: ANEW, AFTERWARDS: EQUAL, AGAIN: THE_SAME, NEXT: NEW}, given)
 
 
-# ---- masks, right and wrong -----------------------------------------------------------------------------------------
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def dropout_masks(p, shape, group):
+    batch, tokens, features = shape
+    shared = (torch.rand(shape) >= p) / (1 - p)
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + group.rank)
+        drawn = torch.rand(batch, tokens // group.size, features)
+    return shared, (drawn >= p) / (1 - p)
 
 
 def mask(shape, p, generator=None):
     return (torch.rand(shape, generator=generator) >= p) / (1 - p)
 
 
-def drawn_seed(group):
-    return int(torch.randint(2**40, ())) + group.rank
-
-
-def masks(seed=drawn_seed, restores=True, both_inside=False, cut=True, mask=mask) -> Callable:
-    """The answer, with a place for each mistake."""
-
-    def program(p, shape, group):
-        first, number = None if both_inside else mask(shape, p), seed(group)
-        state = torch.get_rng_state()
-        torch.manual_seed(number)
-        first = mask(shape, p) if both_inside else first
-        second = mask((shape[0], shape[1] // group.size if cut else shape[1], shape[2]), p)
-        if restores:
-            torch.set_rng_state(state)
-        return first, second
-
-    return program
-
-
-def mine(x, group):
-    return x.chunk(group.size, 1)[group.rank]
-
-
 def shard_of_a_second(p, shape, group):
     """Draws n times too many elements, and those that a serial run would."""
-    return mask(shape, p), mine(mask(shape, p), group)
+    return mask(shape, p), mask(shape, p).chunk(group.size, 1)[group.rank]
 
 
 def by_a_generator(p, shape, group):
@@ -159,10 +141,52 @@ def by_a_generator(p, shape, group):
     return [mask(shape, p), mask(part, p, own).double()]
 
 
-def shard_of_the_first(p, shape, group):
-    first = mask(shape, p)
-    return first, mine(first, group)
+# ---- what people write ----------------------------------------------------------------------------------------------
 
+MISTAKES = """
+in shape of the second mask:
+tokens // group.size => tokens
+    The second mask is as large as the first. It is for this rank's shard: [B, T/n, D].
+
+in the second mask compared among ranks:
+seed + group.rank => seed
+    Both masks come from the seed that all ranks share, so the shards get the same mask, or a shifted copy. Add the rank
+    to the seed before you draw the second.
+
+in the first mask compared among ranks:
+torch.rand(shape) => torch.rand(shape, generator=torch.Generator().manual_seed(group.rank))
+    The first mask differs from rank to rank, and replicated activations would no longer be equal. Draw it from the
+    state that all ranks share.
+
+in where the second comes from:
+(drawn >= p) / (1 - p) => shared.chunk(group.size, 1)[group.rank]
+    The second mask, on some rank, is a part of the first: the two dropouts drop the same elements. Draw it anew, from a
+    different seed.
+
+in the generator afterwards:
+with torch.random.fork_rng(): => if True:
+    The masks are right, but afterwards the ranks' generators differ, and so will the next mask that must agree. Restore
+    the state: draw the second mask inside torch.random.fork_rng().
+
+in from the same state:
+int(torch.randint(2**62, ())) => int.from_bytes(os.urandom(5), "big")
+    The same state of the generator gives different masks, so a recomputation would not repeat the masks of forward.
+    They must depend on that state alone: draw the seed with torch.randint.
+
+in at the next call:
+int(torch.randint(2**62, ())) => 1000
+    Two calls in a row give the same mask, or share one, so layers and steps drop the same elements. Let the seed come
+    from the generator, drawn anew at each call, and let the generator move on.
+
+in share of zeros:
+torch.rand(shape) >= p => torch.rand(shape) < p
+drawn >= p => drawn < p
+    You keep with probability p. p is the fraction that is dropped: keep where torch.rand is at least p.
+
+in values:
+returns [mask > 0 for mask in result]
+    The scale is missing: the elements that are kept are multiplied by 1/(1-p), so that the mean stays.
+"""
 
 EXERCISE = Exercise(
     id="07.4",
@@ -171,58 +195,6 @@ EXERCISE = Exercise(
     body=body,
     inputs=inputs,
     reference=reference,
-    right=(shard_of_a_second, masks(), by_a_generator),
-    mistakes=(
-        Mistake(
-            "The second mask is as large as the first. It is for this rank's shard: [B, T/n, D].",
-            masks(cut=False),
-            about=(f"shape of {SECOND}",),
-        ),
-        Mistake(
-            "Both masks come from the seed that all ranks share, so the shards get the same mask, or a shifted copy. "
-            "Add the rank to the seed before you draw the second.",
-            masks(seed=lambda group: int(torch.randint(2**40, ()))),
-            about=(AMONG[SECOND],),
-        ),
-        Mistake(
-            "The first mask differs from rank to rank, and replicated activations would no longer be equal. Draw it "
-            "from the state that all ranks share.",
-            masks(both_inside=True),
-            about=(AMONG[FIRST],),
-        ),
-        Mistake(
-            "The second mask, on some rank, is a part of the first: the two dropouts drop the same elements. Draw it "
-            "anew, from a different seed.",
-            shard_of_the_first,
-            about=(ORIGIN,),
-        ),
-        Mistake(
-            "The masks are right, but afterwards the ranks' generators differ, and so will the next mask that must "
-            "agree. Restore the state: draw the second mask inside torch.random.fork_rng().",
-            masks(restores=False),
-            about=(AFTERWARDS,),
-        ),
-        Mistake(
-            "The same state of the generator gives different masks, so a recomputation would not repeat the masks of "
-            "forward. They must depend on that state alone: draw the seed with torch.randint.",
-            masks(seed=lambda group: int.from_bytes(os.urandom(5), "big")),
-            about=(AGAIN,),
-        ),
-        Mistake(
-            "Two calls in a row give the same mask, or share one, so layers and steps drop the same elements. Let the "
-            "seed come from the generator, drawn anew at each call, and let the generator move on.",
-            masks(seed=lambda group: 1000 + group.rank),
-            about=(NEXT,),
-        ),
-        Mistake(
-            "You keep with probability p. p is the fraction that is dropped: keep where torch.rand is at least p.",
-            masks(mask=lambda shape, p: (torch.rand(shape) < p) / (1 - p)),
-            about=(SHARE,),
-        ),
-        Mistake(
-            "The scale is missing: the elements that are kept are multiplied by 1/(1-p), so that the mean stays.",
-            masks(mask=lambda shape, p: torch.rand(shape) >= p),
-            about=(VALUES,),
-        ),
-    ),
+    right=(dropout_masks, shard_of_a_second, by_a_generator),
+    mistakes=read_mistakes(MISTAKES, dropout_masks),
 )

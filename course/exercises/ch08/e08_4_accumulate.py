@@ -1,19 +1,15 @@
 """08.4: the gradient of a batch out of microbatches of unequal size, one at a time."""
 
-from __future__ import annotations
-
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from course.check.exercise import DTYPE, Data, Exercise, Mistake, random, whole
-from lib.mesh import Group
+from course.check.edits import read_mistakes
+from course.check.exercise import DTYPE, Exercise, random, whole
 from lib.model import mean_loss
 
 TOKENS, D, VOCABULARY, IGNORED = 6, 4, 7, -100
@@ -22,11 +18,9 @@ ONE, SEVERAL = "one at a time", "several at the same time"
 AGAIN = """Each backward frees its graph. A sum of losses has all their graphs: run backward
 with each microbatch's own loss, and add up numbers."""
 
-Piece = tuple[Tensor, Tensor]  # x[b, T, D] and targets[b, T] of a microbatch
 
-
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    def piece() -> Piece:
+def inputs(generator, n):
+    def piece():
         rows = whole(generator, 3, 8)  # two microbatches are clearly more than the largest
         targets = torch.randint(VOCABULARY, (rows * TOKENS,), generator=generator)
         counted = whole(generator, 1, len(targets))
@@ -39,24 +33,23 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"weight": weight, "bias": bias, "batches": [[piece() for _ in range(count)] for count in (3, 5)]}]
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
+def body(answer, group, given):
+    found = {}
     for pieces in given["batches"]:
-        loss, gradients, most = run(answer, given, pieces)
+        loss, (weight, bias), most = run(answer, given, pieces)
         alone = max(run(answer, given, [piece])[-1] for piece in pieces)
-        facts = {f"{GRADIENT} {name}": g for name, g in zip(("weight", "bias"), gradients, strict=True)}
-        facts |= {LOSS: loss.item() if torch.is_tensor(loss) else loss}
+        facts = {f"{GRADIENT} weight": weight, f"{GRADIENT} bias": bias, LOSS: loss}
         facts |= {KEPT: SEVERAL if most > 1.2 * alone else ONE}
         found |= {f"{len(pieces)} microbatches: {what}": fact for what, fact in facts.items()}
     return found
 
 
-def run(answer: Callable, given: Data, pieces: Sequence[Piece]) -> tuple[Any, list[Tensor | None], int]:
+def run(answer, given, pieces):
     """The loss, the gradients, and the most bytes that were saved for backward at any time."""
     model, saved = nn.Linear(D, VOCABULARY, dtype=DTYPE), Saved()
     model.load_state_dict({name: given[name] for name in ("weight", "bias")})
     try:
-        with saved_tensors_hooks(saved.pack, saved.unpack):
+        with saved_tensors_hooks(saved.pack, lambda held: held.tensor):
             loss = answer(model, [(x.clone(), targets.clone()) for x, targets in pieces])
     except RuntimeError as error:
         if "second time" in str(error):
@@ -68,69 +61,39 @@ def run(answer: Callable, given: Data, pieces: Sequence[Piece]) -> tuple[Any, li
 class Held:
     """A tensor that a graph holds, for as long as it does."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor):
         self.tensor = tensor.detach()  # not its history, which holds this
 
 
 class Saved:
     """The bytes that graphs hold for backward now, and the most so far."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = self.most = 0
 
-    def pack(self, tensor: Tensor) -> Held:
+    def pack(self, tensor):
         held = Held(tensor)
         if not isinstance(tensor, nn.Parameter):
             self.add(tensor.nbytes)
             weakref.finalize(held, self.add, -tensor.nbytes)
         return held
 
-    def unpack(self, held: Held) -> Tensor:
-        return held.tensor
-
-    def add(self, n_bytes: int) -> None:
+    def add(self, n_bytes):
         self.now += n_bytes
         self.most = max(self.most, self.now)
 
 
-# ---- accumulation, right and wrong ----------------------------------------------------------------------------------
+# ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def by_tokens(tokens: list[int], rows: list[int]) -> list[float]:
-    return [count / sum(tokens) for count in tokens]
-
-
-def as_they_come(tokens: list[int], rows: list[int]) -> list[float]:
-    return [1] * len(tokens)
-
-
-def alike(tokens: list[int], rows: list[int]) -> list[float]:
-    return [1 / len(tokens)] * len(tokens)
-
-
-def accumulate(
-    weigh: Callable = by_tokens,
-    empty: bool = False,
-    loss_of: Callable | None = None,
-    counts: Callable = lambda targets: targets != IGNORED,
-) -> Callable:
-    """The answer, with a place for each mistake: weights by each one's tokens that count, and rows."""
-
-    def program(model, microbatches):
-        tokens = [int(counts(targets).sum()) for _, targets in microbatches]
-        weights = weigh(tokens, [len(x) for x, _ in microbatches])
-        losses = []
-        for (x, targets), weight in zip(microbatches, weights, strict=True):
-            if empty:
-                model.zero_grad()
-            loss = mean_loss(model(x), targets)
-            (loss * weight).backward()
-            losses.append(loss.item())
-        return (
-            loss_of(losses) if loss_of else sum(loss * weight for loss, weight in zip(losses, weights, strict=True))
-        )
-
-    return program
+def accumulate(model, microbatches):
+    counts = [(targets != -100).sum().item() for _, targets in microbatches]
+    total = 0.0
+    for (x, targets), count in zip(microbatches, counts):  # noqa: B905
+        loss = mean_loss(model(x), targets) * count / sum(counts)
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def sums_divided_at_the_end(model, microbatches):
@@ -159,7 +122,7 @@ def with_a_look_before(model, microbatches):
     """All run forward once without a graph, and the loss is computed again at the end."""
     with torch.no_grad():
         assert {model(x).shape[-1] for x, _ in microbatches} == {model.out_features}
-    accumulate()(model, microbatches)
+    accumulate(model, microbatches)
     with torch.no_grad():
         x, targets = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
         return mean_loss(model(x), targets)
@@ -175,26 +138,63 @@ def by_checkpoint(model, microbatches):
     return sum(losses)
 
 
-def from_the_total(model, microbatches, retain=True):
-    count = sum((t != IGNORED).sum() for _, t in microbatches)
-    total = 0
-    for x, t in microbatches:
-        total = total + mean_loss(model(x), t) * (t != IGNORED).sum() / count
-        total.backward(retain_graph=retain)
-    return total
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def all_in_one(model, microbatches):
     x, targets = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
-    loss = mean_loss(model(x), targets)
-    loss.backward()
-    return loss
+    return accumulate(model, [(x, targets)])
 
 
-EMPTIED = (
-    "Only the last microbatch is in the gradient: it is emptied between them. Backward adds to .grad, and here that is "
-    "needed; the optimizer empties it after the step."
-)
+MISTAKES = """
+in gradient of the:
+* count / sum(counts) =>
+    You add the gradients up as they come: the sum of m means, about m times too large. Each microbatch counts with its
+    share.
+=> / len(counts)
+    You divide by m. The result is the mean of the means, right only if all microbatches have equally many tokens that
+    count. Here a token of a small one weighs more.
+(targets != -100).sum().item() => len(targets)
+    You weigh by sequences. The mean is over tokens that count, and a sequence may have few of them: count the targets
+    that are not -100.
+targets != -100 => targets > 0
+    You count the targets above 0. Token 0 is an ordinary token: only -100 does not count.
+/ sum(counts) => / sum(t.numel() for _, t in microbatches)
+    You divide the sum of the losses by all tokens. Those whose target is -100 add nothing to it: leave them out of the
+    count as well.
+loss = mean_loss(model(x), targets) => total = total + mean_loss(model(x), targets)
+loss.backward() => total.backward(retain_graph=True)
+total += loss.item() =>
+    You run backward from the running total, so the gradient of the first microbatch comes in each time again. Run
+    backward with each one's own loss, and add up numbers.
+/ sum(counts) => / sum(counts) / len(counts)
+    You divide twice. The shares add up to 1 already: leave out 1/m.
+/ sum(counts) =>
+    That is the gradient of the sum over all tokens, not of their mean. Divide by how many count in the full batch.
+loss.backward() => model.zero_grad(); loss.backward()
+or
+loss.backward() => model.zero_grad(); loss.backward()
+* count / sum(counts) =>
+or
+loss.backward() => model.zero_grad(); loss.backward()
+* count / sum(counts) => / len(counts)
+    Only the last microbatch is in the gradient: it is emptied between them. Backward adds to .grad, and here that is
+    needed; the optimizer empties it after the step.
+
+in gradient of the, the loss:
+total += loss.item() => total = loss.item()
+or
+total += loss.item() => total = loss.item() * sum(counts) / count
+    The gradient is right, and the loss covers only the last microbatch. Add the losses up with the same shares.
+total += loss.item() => total += loss.item() * sum(counts) / count / len(counts)
+    The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same shares as the
+    gradients.
+
+in all:
+all_in_one
+    All numbers are right, but the graphs of several microbatches are kept at the same time. Run each backward before
+    the next runs forward, and retain no graph: then memory holds one microbatch.
+"""
 
 EXERCISE = Exercise(
     id="08.4",
@@ -203,77 +203,6 @@ EXERCISE = Exercise(
     body=body,
     inputs=inputs,
     ranks=(1,),
-    right=(
-        accumulate(),
-        sums_divided_at_the_end,
-        by_autograd_grad,
-        with_a_look_before,
-        by_checkpoint,
-    ),
-    mistakes=(
-        Mistake(
-            "You add the gradients up as they come: the sum of m means, about m times too large. Each microbatch "
-            "counts with its share.",
-            accumulate(as_they_come),
-            about=(GRADIENT,),
-        ),
-        Mistake(
-            "You divide by m. The result is the mean of the means, right only if all microbatches have equally many "
-            "tokens that count. Here a token of a small one weighs more.",
-            accumulate(alike),
-            about=(GRADIENT,),
-        ),
-        Mistake(
-            "You weigh by sequences. The mean is over tokens that count, and a sequence may have few of them: count "
-            "the targets that are not -100.",
-            accumulate(lambda tokens, rows: [count / sum(rows) for count in rows]),
-            about=(GRADIENT,),
-        ),
-        Mistake(
-            "You count the targets above 0. Token 0 is an ordinary token: only -100 does not count.",
-            accumulate(counts=lambda targets: targets > 0),
-            about=(GRADIENT,),
-        ),
-        Mistake(
-            "You divide the sum of the losses by all tokens. Those whose target is -100 add nothing to it: leave them "
-            "out of the count as well.",
-            accumulate(lambda tokens, rows: [count / sum(rows) / TOKENS for count in tokens]),
-            about=(GRADIENT,),
-        ),
-        Mistake(
-            "You run backward from the running total, so the gradient of the first microbatch comes in each time "
-            "again. Run backward with each one's own loss, and add up numbers.",
-            from_the_total,
-            about=(GRADIENT,),
-        ),
-        Mistake(
-            "You divide twice. The shares add up to 1 already: leave out 1/m.",
-            accumulate(lambda tokens, rows: [share / len(rows) for share in by_tokens(tokens, rows)]),
-            about=(GRADIENT,),
-        ),
-        Mistake(
-            "That is the gradient of the sum over all tokens, not of their mean. Divide by how many count in the full "
-            "batch.",
-            accumulate(lambda tokens, rows: tokens),
-            about=(GRADIENT,),
-        ),
-        *(Mistake(EMPTIED, accumulate(weigh, empty=True), (GRADIENT,)) for weigh in (by_tokens, as_they_come, alike)),
-        Mistake(
-            "The gradient is right, and the loss covers only the last microbatch. Add the losses up with the same "
-            "shares.",
-            accumulate(loss_of=lambda losses: losses[-1]),
-            about=(GRADIENT, LOSS),
-        ),
-        Mistake(
-            "The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same "
-            "shares as the gradients.",
-            accumulate(loss_of=lambda losses: sum(losses) / len(losses)),
-            about=(GRADIENT, LOSS),
-        ),
-        Mistake(
-            "All numbers are right, but the graphs of several microbatches are kept at the same time. Run each "
-            "backward before the next runs forward, and retain no graph: then memory holds one microbatch.",
-            all_in_one,
-        ),
-    ),
+    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before, by_checkpoint),
+    mistakes=read_mistakes(MISTAKES, accumulate),
 )

@@ -1,186 +1,175 @@
 """10.1: a step of 1F1B in raw torch.distributed, repaired from the report of its hang."""
 
-from __future__ import annotations
-
+import math
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import distributed as dist
 
-from course.check.exercise import Data, Exercise, Mistake, random, whole
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, random, whole
 from course.check.listen import raw
-from lib.mesh import Group
-from lib.runtime import calls
-from lib.runtime.calls import Listener
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lib.runtime.calls import Listener, listeners
 
 GRADIENT, ORDER, NUMBER = "gradient of this stage's weight", "order of work", "messages sent"
 UNFINISHED = "{}s that were not waited for"
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     m = whole(generator, n + 1, n + 4)
     batch = [random(generator, 4, 3) for _ in range(m)]
     return [{"weight": random(generator, 4, 3), "batch": batch} for _ in range(n)]
 
 
 @raw
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     rank, last = group.rank, group.size - 1
     weight, batch, kept, order, counts = given["weight"], given["batch"], {}, [], Counter()
     gradient = torch.zeros_like(weight)
 
-    def forward(k: int, x: torch.Tensor) -> torch.Tensor | None:
+    def forward(k, x):
         order.append(f"F{k}")
         kept[k] = batch[k] if rank == 0 else x
         return None if rank == last else weight * kept[k]
 
-    def backward(k: int, g: torch.Tensor) -> torch.Tensor | None:
+    def backward(k, g):
         order.append(f"B{k}")
         x = kept.pop(k)
         g = weight * x if rank == last else g  # the loss is half the sum of squares
         gradient.add_(g * x)
         return None if rank == 0 else g * weight
 
-    # Other answers share this list of listeners: these are in it only while this answer runs.
-    heard = Listener(lambda call: counts.update([call.kind]), lambda call: counts.subtract([call.kind]))
-    sent = Listener(lambda call: counts.update(["all"] * (call.kind == "send")), lambda call: None)
-    calls.listeners.extend([heard, sent])
-    try:
-        answer(forward, backward, torch.empty_like(weight), len(batch))
-    finally:
-        calls.listeners.remove(heard)
-        calls.listeners.remove(sent)
+    listeners.append(
+        Listener(lambda c: counts.update([c.kind, "all " + c.kind]), lambda c: counts.subtract([c.kind]))
+    )
+    answer(forward, backward, torch.empty_like(weight), len(batch))
     unfinished = {UNFINISHED.format(kind): counts[kind] for kind in ("send", "recv")}
-    return {ORDER: " ".join(order), GRADIENT: gradient, NUMBER: counts["all"], **unfinished}
+    return {ORDER: " ".join(order), GRADIENT: gradient, NUMBER: counts["all send"], **unfinished}
 
 
-def reference(given: list[Data]) -> list[Data]:
+def reference(given):
     n, batch = len(given), given[0]["batch"]
     weights = [g["weight"].clone().requires_grad_() for g in given]
     for x in batch:
-        for weight in weights:
-            x = weight * x
-        (x.square().sum() / 2).backward()
-    found = []
-    for rank, weight in enumerate(weights):
-        ahead = n - 1 - rank
-        work = [f"F{k}" for k in range(ahead)]
-        for k in range(ahead, len(batch) + ahead):
-            work += [f"F{k}"] * (k < len(batch)) + [f"B{k - ahead}"]
-        sent = len(batch) * ((rank > 0) + (rank < n - 1))
-        waited = {UNFINISHED.format(kind): 0 for kind in ("send", "recv")}
-        found.append({ORDER: " ".join(work), GRADIENT: weight.grad, NUMBER: sent, **waited})
-    return found
+        (math.prod([x, *weights]).square().sum() / 2).backward()
+    return [
+        {
+            ORDER: " ".join(f"{action.op.value}{action.microbatch}" for action in row),
+            GRADIENT: weight.grad,
+            NUMBER: len(batch) * ((rank > 0) + (rank < n - 1)),
+            **{UNFINISHED.format(kind): 0 for kind in ("send", "recv")},
+        }
+        for rank, (weight, row) in enumerate(zip(weights, one_f_one_b(n, len(batch)).actions, strict=True))
+    ]
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------
+# ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def step(
-    forward,
-    backward,
-    like,
-    m,
-    ahead=lambda left, m: min(left, m),
-    finish=True,
-    receive=dist.recv,
-    one_buffer=False,
-    passes_on=False,
-    cooldown=lambda ks: ks,
-):
-    """Sends that are started, and waited for at the end; with a place for each mistake."""
-    rank, last, sends = dist.get_rank(), dist.get_world_size() - 1, []
-    warmup, buffer = ahead(last - rank, m), torch.zeros_like(like)
+def repaired_step(forward, backward, like, m):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    warmup, sends = min(last - rank, m), []
 
-    def come(src):
-        x = buffer if one_buffer else torch.zeros_like(like)
-        if 0 <= src <= last:
-            receive(x, src=src)
-        return x
-
-    def go(x, dst):
-        if 0 <= dst <= last:
-            sends.append((dist.isend(x, dst=dst), x))
+    def run_forward(k):
+        x = torch.empty_like(like)
+        if rank > 0:
+            dist.recv(x, src=rank - 1)
+        y = forward(k, x)
+        if rank < last:
+            sends.append((dist.isend(y, dst=rank + 1), y))
 
     def run_backward(k):
-        g = come(rank + 1)
-        of_x = backward(k, g)
-        go(g if passes_on else of_x, rank - 1)
+        g = torch.empty_like(like)
+        if rank < last:
+            dist.recv(g, src=rank + 1)
+        g = backward(k, g)
+        if rank > 0:
+            sends.append((dist.isend(g, dst=rank - 1), g))
 
-    for k in range(m):
-        go(forward(k, come(rank - 1)), rank + 1)
-        if k >= warmup:
-            run_backward(k - warmup)
-    for k in cooldown(range(m - warmup, m)):
+    for k in range(warmup):
+        run_forward(k)
+    for k in range(warmup, m):
+        run_forward(k)
+        run_backward(k - warmup)
+    for k in range(m - warmup, m):
         run_backward(k)
-    for send, _ in sends if finish else ():
+    for send, _ in sends:
         send.wait()
 
 
-def step_in_pairs(forward, backward, like, m):
-    """As Megatron-LM: between the same two ranks, a send and a receive in one call."""
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    warmup, came = min(last - rank, m), {}
-
-    def swap(peer, x, receives=True):
-        if not 0 <= peer <= last:
-            return
-        calls = [] if x is None else [dist.P2POp(dist.isend, x, peer)]
-        if receives:
-            came[peer] = torch.empty_like(like)
-            calls.append(dist.P2POp(dist.irecv, came[peer], peer))
-        for work in dist.batch_isend_irecv(calls) if calls else ():
-            work.wait()
-
-    swap(rank - 1, None, receives=m > 0)
-    for k in range(m + warmup):
-        if k < m:
-            y = forward(k, came.get(rank - 1))
-            swap(rank + 1, y, receives=k >= warmup)
-        else:
-            swap(rank + 1, None)
-        more = k + 1 < m
-        if k < warmup:
-            swap(rank - 1, None, receives=more)
-        else:
-            of_x = backward(k - warmup, came.get(rank + 1))
-            swap(rank - 1, of_x, receives=more)
-
-
-def step_by_turns(forward, backward, like, m):
-    """Blocking calls alone: of two neighbours with something to send, the even one sends first."""
+def by_swaps(swap, forward, backward, like, m):
+    """Between the same two ranks, what is sent and what is received next belong together."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     warmup = min(last - rank, m)
 
-    def swap(peer, x, receives):
-        def send():
-            if x is not None:
-                dist.send(x, dst=peer)
+    def swapped(peer, x, receives):
+        y = torch.empty_like(like) if receives else None
+        if 0 <= peer <= last:
+            swap(peer, x, y)
+        return y
 
-        def come():
-            y = torch.empty_like(like)
-            if receives:
-                dist.recv(y, src=peer)
-            return y
-
-        if not 0 <= peer <= last:
-            return None
-        if rank % 2:
-            y = come()
-            send()
-            return y
-        send()
-        return come()
-
-    x = swap(rank - 1, None, m > 0)
+    x = swapped(rank - 1, None, m > 0)
     for k in range(m + warmup):
         y = forward(k, x) if k < m else None
-        g = swap(rank + 1, y, k >= warmup)
+        g = swapped(rank + 1, y, k >= warmup)
         of_x = backward(k - warmup, g) if k >= warmup else None
-        x = swap(rank - 1, of_x, k + 1 < m)
+        x = swapped(rank - 1, of_x, k + 1 < m)
 
+
+def in_one_call(peer, x, y):
+    """As Megatron-LM."""
+    both = [dist.P2POp(start, z, peer) for start, z in ((dist.isend, x), (dist.irecv, y)) if z is not None]
+    for work in dist.batch_isend_irecv(both) if both else ():
+        work.wait()
+
+
+def by_turns(peer, x, y):
+    """Blocking calls alone: of two neighbours with something to send, the even one sends first."""
+    both = [(dist.send, x), (dist.recv, y)]
+    for transfer, z in reversed(both) if dist.get_rank() % 2 else both:
+        if z is not None:
+            transfer(z, peer)
+
+
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+MISTAKES = """
+min(last - rank, m) => m
+    It no longer hangs, because all forwards now come before the first backward: that is GPipe, and each rank keeps all
+    microbatches. Keep the order of 1F1B and change how messages are sent.
+=> 0
+    It no longer hangs, because one microbatch is in flight at a time. Keep the order of 1F1B and change how messages
+    are sent.
+=> min(last - rank + 1, m)
+    The warmup has one forward too many. The order of the program was right; its messages were not.
+
+in sends that were not waited for:
+send.wait() => pass
+    Not every send is waited for. isend returns a handle: keep it together with the tensor, and wait before the
+    function returns.
+
+in recvs that were not waited for:
+dist.recv(x, src=rank - 1) => dist.irecv(x, src=rank - 1)
+dist.recv(g, src=rank + 1) => dist.irecv(g, src=rank + 1)
+    Not every receive is waited for. irecv returns immediately, and the tensor has its content only after wait(): here
+    the next line computes with it.
+
+in all:
+x = torch.empty_like(like) => x = like
+or
+x = torch.empty_like(like) => x = like
+g = torch.empty_like(like) => g = like
+    All activations are received into one tensor. The stage keeps each input until its backward, so the next receive
+    overwrites an input that is still needed: allocate a tensor per message.
+g = torch.empty_like(like) => g = torch.zeros_like(like)
+g = backward(k, g) => backward(k, g)
+    You pass on the gradient that you received. The previous rank needs the result of backward.
+range(m - warmup, m) => reversed(range(m - warmup, m))
+    In the cooldown the microbatches run backward in reverse order. Messages carry no number: the next rank sends the
+    gradients of the earlier microbatches first.
+"""
 
 EXERCISE = Exercise(
     id="10.1",
@@ -189,47 +178,6 @@ EXERCISE = Exercise(
     body=body,
     inputs=inputs,
     reference=reference,
-    right=(step, step_in_pairs, step_by_turns),
-    mistakes=(
-        Mistake(
-            "It no longer hangs, because all forwards now come before the first backward: that is GPipe, and each rank "
-            "keeps all microbatches. Keep the order of 1F1B and change how messages are sent.",
-            partial(step, ahead=lambda left, m: m),
-        ),
-        Mistake(
-            "It no longer hangs, because one microbatch is in flight at a time. Keep the order of 1F1B and change how "
-            "messages are sent.",
-            partial(step, ahead=lambda left, m: 0),
-        ),
-        Mistake(
-            "The warmup has one forward too many. The order of the program was right; its messages were not.",
-            partial(step, ahead=lambda left, m: min(left + 1, m)),
-        ),
-        Mistake(
-            "Not every send is waited for. isend returns a handle: keep it together with the tensor, and wait before "
-            "the function returns.",
-            partial(step, finish=False),
-            about=(UNFINISHED.format("send"),),
-        ),
-        Mistake(
-            "Not every receive is waited for. irecv returns immediately, and the tensor has its content only after "
-            "wait(): here the next line computes with it.",
-            partial(step, receive=dist.irecv),
-            about=(UNFINISHED.format("recv"),),
-        ),
-        Mistake(
-            "All activations are received into one tensor. The stage keeps each input until its backward, so the next "
-            "receive overwrites an input that is still needed: allocate a tensor per message.",
-            partial(step, one_buffer=True),
-        ),
-        Mistake(
-            "You pass on the gradient that you received. The previous rank needs the result of backward.",
-            partial(step, passes_on=True),
-        ),
-        Mistake(
-            "In the cooldown the microbatches run backward in reverse order. Messages carry no number: the next rank "
-            "sends the gradients of the earlier microbatches first.",
-            partial(step, cooldown=reversed),
-        ),
-    ),
+    right=(repaired_step, partial(by_swaps, in_one_call), partial(by_swaps, by_turns)),
+    mistakes=read_mistakes(MISTAKES, repaired_step),
 )

@@ -1,22 +1,16 @@
 """11.2: how many stages on each rank, for given times, messages and memory."""
 
-from __future__ import annotations
-
-from functools import partial
-
 import torch
 
-from course.check.exercise import Data, Exercise, Mistake, each_result, whole
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, each_result, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import Costs, simulate
 
-NAME = "choose_stages"
-WHATS = STAGES, STEP, KEPT = "stages on each rank", "time of a step", "bytes that rank 0 keeps"
 
-
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """Ranks, microbatches, layers of a rank, times of a layer and of a message, bytes of a layer, bytes for all."""
     found = []
     for ranks, m, layers, T_F, T_B, T_message, room in (
@@ -33,35 +27,25 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"cases": found}]
 
 
-def choose(
-    ranks,
-    m,
-    layers,
-    T_F,
-    T_B,
-    T_message,
-    saved,
-    room,
-    candidates=lambda layers: [v for v in range(1, layers + 1) if layers % v == 0],
-    step=None,
-    short=lambda layers, v: layers / v,
-    count=None,
-    kept_in=lambda layers, v: layers / v,
-    fits=lambda kept, room: kept <= room,
-):
-    """The answer, with a place for each mistake."""
+# ---- right programs -------------------------------------------------------------------------------------------------
+
+
+def choose_stages(ranks, microbatches, layers, T_F, T_B, T_message, saved, room):
     found = []
-    for v in candidates(layers):
-        schedule = interleaved(ranks, m, v) if v > 1 else one_f_one_b(ranks, m)
-        part = short(layers, v)
-        seen = simulate(schedule, Costs(part * T_F, part * T_B / 2, part * T_B / 2, latency=T_message))
-        time = step(ranks, m, v, layers * T_F, layers * T_B, T_message) if step else seen.makespan
-        n = count(ranks, m, v) if count else seen.peak(0)
-        kept = n * kept_in(layers, v) * saved
-        if fits(kept, room):
-            found.append((time, v, kept))
-    time, v, kept = min(found, default=(0, 0, 0))
-    return v, time, kept
+    for v in range(1, layers + 1):
+        if layers % v:
+            continue
+        schedule = one_f_one_b(ranks, microbatches)
+        if v > 1:
+            schedule = interleaved(ranks, microbatches, v)
+        n = layers / v  # in a stage
+        costs = Costs(n * T_F, n * T_B / 2, n * T_B / 2, latency=T_message)
+        seen = simulate(schedule, costs)
+        kept = seen.peak(0) * n * saved
+        if kept <= room:
+            found.append((seen.makespan, v, kept))
+    step, v, kept = min(found)
+    return v, step, kept
 
 
 def by_hand(ranks, m, layers, T_F, T_B, T_message, saved, room):
@@ -90,81 +74,59 @@ def by_hand(ranks, m, layers, T_F, T_B, T_message, saved, room):
     return [v, torch.tensor(time), float(kept)]
 
 
+# ---- what people write ----------------------------------------------------------------------------------------------
+
+
 def by_formula(ranks, m, v, T_F, T_B, T_message):
     if v == 1:
         return (m + ranks - 1) * (T_F + T_B) + (2 * (ranks - 2) + 2 * m * (ranks - 1) / ranks) * T_message
     return (m + (ranks - 1) / v) * (T_F + T_B) + 2 * (ranks * v - 1) * T_message
 
 
-def mistake(hint, about="", **wrong):
-    return Mistake(hint, partial(choose, **wrong), about=(about,))
+MISTAKES = """
+in time of a step:
+Costs(n * T_F, n * T_B / 2, n * T_B / 2, latency=T_message) => Costs(T_F, T_B / 2, T_B / 2, latency=T_message)
+    You took the times of a layer for the times of a stage. A stage has several layers.
 
+in stages on each rank:
+n * T_F, n * T_B / 2, n * T_B / 2 => layers * T_F, layers * T_B / 2, layers * T_B / 2
+    You chose v = 1 everywhere. A stage has 1/v of the layers of its rank: did you divide times and bytes?
+
+in bytes that rank 0 keeps:
+seen.peak(0) => ranks * v
+    You count the microbatches that 1F1B keeps, p in all layers. The longer warmup of the interleaved order keeps more.
+=> (ranks - 1 if v == 1 else 2 * (ranks - 1) + (v - 1) * ranks)
+    You count the forwards of the warmup. The first forward of the steady state is one more.
+seen.peak(0) * n * saved => seen.peak(0) * saved
+    You count short stages, and not their layers: each keeps `saved` bytes for each of its layers.
+
+in all:
+seen.makespan => by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message)
+    Your times are from the formula with 2(pv - 1) latencies. It holds while a message is shorter than the forward of a
+    stage: with short stages and longer messages a rank waits again and again. Simulate.
+
+in stages on each rank:
+=> by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message=0)
+    You chose the largest v that fits, as if messages took no time. Each further stage adds a message to the path of a
+    microbatch: compare the times with messages.
+range(1, layers + 1) => range(2, layers + 1)
+min(found) => min(found, default=(0, 0, 0))
+    You left out v = 1. 1F1B keeps less than any interleaved schedule, and waits less for long messages.
+if layers % v: => if False:
+    v must divide the number of layers of a rank: a stage has whole layers, and all stages equally many.
+if kept <= room: => if True:
+    The choice ignores memory: the fastest v does not always fit.
+=> if kept < room:
+    A schedule that needs exactly the available bytes also fits.
+"""
 
 EXERCISE = Exercise(
     id="11.2",
-    title=NAME,
+    title="choose_stages",
     points=2,
-    body=each_result(NAME, *WHATS),
+    body=each_result("choose_stages", "stages on each rank", "time of a step", "bytes that rank 0 keeps"),
     inputs=inputs,
     ranks=(1,),
-    right=(choose, by_hand),
-    mistakes=(
-        mistake(
-            "You took the times of a layer for the times of a stage. A stage has several layers.",
-            about=STEP,
-            short=lambda layers, v: 1,
-        ),
-        mistake(
-            "You chose v = 1 everywhere. A stage has 1/v of the layers of its rank: did you divide times and bytes?",
-            about=STAGES,
-            short=lambda layers, v: layers,
-        ),
-        mistake(
-            "You count the microbatches that 1F1B keeps, p in all layers. The longer warmup of the interleaved order "
-            "keeps more.",
-            about=KEPT,
-            count=lambda ranks, m, v: ranks * v,
-        ),
-        mistake(
-            "You count the forwards of the warmup. The first forward of the steady state is one more.",
-            about=KEPT,
-            count=lambda ranks, m, v: ranks - 1 if v == 1 else 2 * (ranks - 1) + (v - 1) * ranks,
-        ),
-        mistake(
-            "You count short stages, and not their layers: each keeps `saved` bytes for each of its layers.",
-            about=KEPT,
-            kept_in=lambda layers, v: 1,
-        ),
-        mistake(
-            "Your times are from the formula with 2(pv - 1) latencies. It holds while a message is shorter than the "
-            "forward of a stage: with short stages and longer messages a rank waits again and again. Simulate.",
-            step=by_formula,
-        ),
-        mistake(
-            "You chose the largest v that fits, as if messages took no time. Each further stage adds a message to the "
-            "path of a microbatch: compare the times with messages.",
-            about=STAGES,
-            step=lambda *sizes: by_formula(*sizes[:-1], 0),
-        ),
-        mistake(
-            "You left out v = 1. 1F1B keeps less than any interleaved schedule, and waits less for long messages.",
-            about=STAGES,
-            candidates=lambda layers: [v for v in range(2, layers + 1) if layers % v == 0],
-        ),
-        mistake(
-            "v must divide the number of layers of a rank: a stage has whole layers, and all stages equally many.",
-            about=STAGES,
-            candidates=lambda layers: range(1, layers + 1),
-        ),
-        mistake(
-            "The choice ignores memory: the fastest v does not always fit.",
-            about=STAGES,
-            fits=lambda kept, room: True,
-        ),
-        mistake(
-            "A schedule that needs exactly the available bytes also fits.",
-            about=STAGES,
-            fits=lambda kept, room: kept < room,
-        ),
-    ),
+    right=(choose_stages, by_hand),
+    mistakes=read_mistakes(MISTAKES, choose_stages),
 )

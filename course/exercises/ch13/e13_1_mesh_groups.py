@@ -1,31 +1,27 @@
 """13.1: all groups of a mesh along one axis, or along several."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import product
 from math import prod
 
 import torch
 
-from course.check.exercise import Data, Exercise, Mistake, call, ranks_in, whole
-from lib.mesh import Group
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, call, ranks_in, whole
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """The eight ranks of the chapter first: a FAIL shows the first wrong groups."""
     eight, x, y = {"dp": 2, "pp": 2, "tp": 2}, whole(generator, 2, 4), whole(generator, 2, 5)
-    cases: list[tuple] = [(eight, (axis,)) for axis in eight]
+    cases = [(eight, (axis,)) for axis in eight]
     cases += [({"pp": 3, "dp": x, "tp": 2}, ("dp",)), ({"dp": 2, "pp": 3, "tp": y}, ("pp",))]
     cases += [({"dp": 2, "pp": 3, "tp": y}, ("dp", "tp")), ({"tp": 2, "dp": 3, "pp": x}, ("pp", "dp"))]
     cases += [({"dp": 2, "cp": 3, "pp": 1, "tp": 2}, ("cp", "dp")), ({"dp": 3, "pp": 2}, ("dp", "pp"))]
     return [{"cases": cases}]
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     """Groups in one form, in any order; and whether the ranks of each ascend."""
-    found: Data = {}
-    ascend = True
+    found, ascend = {}, True
     for sizes, axes in given["cases"]:
         written = answer(dict(sizes), axes)
         try:
@@ -41,11 +37,13 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def by_coordinates(sizes, axes):
+def mesh_groups(sizes, axes):
     groups = {}
-    for rank, place in enumerate(product(*map(range, sizes.values()))):  # the last axis counts fastest
-        fixed = tuple(i for axis, i in zip(sizes, place, strict=True) if axis not in axes)
-        groups.setdefault(fixed, []).append(rank)
+    places = product(*(range(n) for n in sizes.values()))
+    for rank, place in enumerate(places):
+        here = zip(sizes, place)
+        others = tuple(i for axis, i in here if axis not in axes)
+        groups.setdefault(others, []).append(rank)
     return list(groups.values())
 
 
@@ -53,7 +51,7 @@ def by_reshape(sizes, axes):
     """As torch's DeviceMesh does it; a tensor."""
     box = torch.arange(prod(sizes.values())).reshape(*sizes.values())
     dims = sorted(range(box.dim()), key=lambda i: list(sizes)[i] in axes)
-    return box.permute(dims).reshape(-1, members(sizes, axes))
+    return box.permute(dims).reshape(-1, prod(sizes[axis] for axis in axes))
 
 
 def by_strides(sizes, axes):
@@ -70,25 +68,40 @@ def by_strides(sizes, axes):
     return [{first + step for step in sums(axes)} for first in reversed(firsts)]
 
 
-def members(sizes, axes):
-    return prod(sizes[axis] for axis in axes)
+# ---- what people write ----------------------------------------------------------------------------------------------
 
-
-# ---- wrong programs -------------------------------------------------------------------------------------------------
-
-
-def consecutive(sizes, axes):
-    return torch.arange(prod(sizes.values())).reshape(-1, members(sizes, axes))
-
-
-def as_if_outermost(sizes, axes):
-    return torch.arange(prod(sizes.values())).reshape(members(sizes, axes), -1).T
-
-
-ONE_OF_SEVERAL = (
-    "Of several axes you take only one. A joint group is a plane: it holds every combination of coordinates on the "
-    "axes asked for, n₁ · n₂ ranks."
-)
+MISTAKES = """
+sizes.values() => reversed(sizes.values())
+zip(sizes, place) => zip(reversed(sizes), place)
+    You count along the first axis first. Here the last axis is the innermost: rank + 1 is the next place on it, so tp,
+    named last, has consecutive ranks and stays on one node.
+tuple(i for axis, i in here if axis not in axes) => rank // prod(sizes[axis] for axis in axes)
+    Every group of yours has consecutive ranks. That holds only for the innermost axis. On any outer axis, neighbours
+    are as far apart as all axes to the right of it have ranks together.
+=> rank % prod(sizes[axis] for axis in sizes if axis not in axes)
+    You treat every axis as the outermost: the members of each group are world/n ranks apart. Between two neighbours on
+    an axis are only the ranks of the axes to the right of it.
+returns result[:1]
+    You return the group of rank 0 alone. Making a process group is a call that all ranks share, for all groups: each
+    rank needs the list of all of them.
+returns [ranks for ranks in result for _ in ranks]
+    Each group appears as often as it has members: you made one for every rank. Ranks that differ only along the axes
+    asked for share one group.
+axis not in axes => axis in axes
+    You made the groups of everything but the axes asked for. Along an axis, the coordinate on that axis differs, and
+    all others agree.
+=> axis != axes[0]
+or
+=> axis != axes[-1]
+    Of several axes you take only one. A joint group is a plane: it holds every combination of coordinates on the axes
+    asked for, n₁ · n₂ ranks.
+returns [ranks for axis in axes for ranks in mesh_groups(sizes, [axis])]
+    For several axes your groups overlap: you return the lines along each axis. A gradient that is summed over dp×tp
+    needs one group with all n₁ · n₂ ranks, and each rank is in exactly one.
+returns [ranks[::-1] for ranks in result]
+    The groups are right, but within a joint group the ranks do not ascend. The place in that list is the rank within
+    the group: if it depends on the order in which the axes are named, dp×tp and tp×dp cut a tensor differently.
+"""
 
 EXERCISE = Exercise(
     id="13.1",
@@ -97,50 +110,6 @@ EXERCISE = Exercise(
     body=body,
     inputs=inputs,
     ranks=(1,),
-    right=(by_coordinates, by_reshape, by_strides),
-    mistakes=(
-        Mistake(
-            "You count along the first axis first. Here the last axis is the innermost: rank + 1 is the next place on "
-            "it, so tp, named last, has consecutive ranks and stays on one node.",
-            lambda sizes, axes: by_coordinates(dict(reversed(sizes.items())), axes),
-        ),
-        Mistake(
-            "Every group of yours has consecutive ranks. That holds only for the innermost axis. On any outer axis, "
-            "neighbours are as far apart as all axes to the right of it have ranks together.",
-            consecutive,
-        ),
-        Mistake(
-            "You treat every axis as the outermost: the members of each group are world/n ranks apart. Between two "
-            "neighbours on an axis are only the ranks of the axes to the right of it.",
-            as_if_outermost,
-        ),
-        Mistake(
-            "You return the group of rank 0 alone. Making a process group is a call that all ranks share, for all "
-            "groups: each rank needs the list of all of them.",
-            lambda sizes, axes: by_coordinates(sizes, axes)[:1],
-        ),
-        Mistake(
-            "Each group appears as often as it has members: you made one for every rank. Ranks that differ only along "
-            "the axes asked for share one group.",
-            lambda sizes, axes: [ranks for ranks in by_coordinates(sizes, axes) for _ in ranks],
-        ),
-        Mistake(
-            "You made the groups of everything but the axes asked for. Along an axis, the coordinate on that axis "
-            "differs, and all others agree.",
-            lambda sizes, axes: by_coordinates(sizes, [axis for axis in sizes if axis not in axes]),
-        ),
-        Mistake(ONE_OF_SEVERAL, lambda sizes, axes: by_coordinates(sizes, axes[:1])),
-        Mistake(ONE_OF_SEVERAL, lambda sizes, axes: by_coordinates(sizes, axes[-1:])),
-        Mistake(
-            "For several axes your groups overlap: you return the lines along each axis. A gradient that is summed "
-            "over dp×tp needs one group with all n₁ · n₂ ranks, and each rank is in exactly one.",
-            lambda sizes, axes: [ranks for axis in axes for ranks in by_coordinates(sizes, [axis])],
-        ),
-        Mistake(
-            "The groups are right, but within a joint group the ranks do not ascend. The place in that list is the "
-            "rank within the group: if it depends on the order in which the axes are named, dp×tp and tp×dp cut a "
-            "tensor differently.",
-            lambda sizes, axes: [ranks[::-1] for ranks in by_coordinates(sizes, axes)],
-        ),
-    ),
+    right=(mesh_groups, by_reshape, by_strides),
+    mistakes=read_mistakes(MISTAKES, mesh_groups),
 )

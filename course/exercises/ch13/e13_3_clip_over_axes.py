@@ -1,17 +1,14 @@
 """13.3: clip by one norm for a model on three axes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 
-from course.check.exercise import Data, Exercise, Mistake, random
-from course.check.listen import Heard, listen, raw
-from lib.mesh import Group, Mesh, MeshShape
+from course.check.edits import read_mistakes
+from course.check.exercise import Exercise, random
+from course.check.listen import listen, raw
+from lib.mesh import Mesh, MeshShape
 
 MAX_NORM = 1.5
 SHAPE = MeshShape(dp=2, pp=2, tp=2)
@@ -20,15 +17,15 @@ SENT = "what was sent"
 ONE, SEVERAL, MORE = "one number, once", "more than one message", "more than one number of each rank"
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """Summed already: equal wherever ranks hold the same. Stage 1 has one more; far above MAX_NORM, then below it."""
 
     @cache
-    def shared(name: str, size: float, *coordinates: int) -> Tensor:
+    def shared(name, size, *coordinates):
         """One tensor for all ranks that hold the same."""
         return size * random(generator, 4, 3)
 
-    def held(dp: int, pp: int, tp: int) -> list[tuple[Tensor, int]]:
+    def held(dp, pp, tp):
         cut = [(shared(name, 1 + tp, pp, tp), 2) for name in ("out", "up")[: 1 + pp]]
         return [*cut, (shared("norm", 2, pp), 4), (shared("embedding", 1.5, tp), 4)]
 
@@ -40,7 +37,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
 
 
 @raw
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     mesh, found = Mesh(SHAPE, group), {}
     groups = {axis: mesh.group(axis).pg for axis in SHAPE.axes}
     heard = listen()
@@ -49,21 +46,17 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
         # Separate lists: the tensors are to be changed, not the list of them.
         norm = answer([*gradients], [*given["copies"]], MAX_NORM, dict(groups))
         found |= named(case, norm, gradients)
-    return found | {SENT: what_was_sent(heard, group.size)}
+    if heard.sent or any(n_bytes > 8 * group.size for _, n_bytes in heard.calls):
+        return found | {SENT: MORE}
+    return found | {SENT: SEVERAL if heard.collectives > len(CASES) else ONE}
 
 
-def what_was_sent(heard: Heard, n: int) -> str:
-    if heard.sent or any(n_bytes > 8 * n for _, n_bytes in heard.calls):
-        return MORE
-    return SEVERAL if heard.collectives > len(CASES) else ONE
-
-
-def named(case: str, norm: object, gradients: list[Tensor]) -> Data:
+def named(case, norm, gradients):
     return {f"{case}: the norm": norm, f"{case}: the gradients": gradients}
 
 
-def reference(given: list[Data]) -> list[Data]:
-    found: list[Data] = [{SENT: ONE} for _ in given]
+def reference(given):
+    found = [{SENT: ONE} for _ in given]
     for case in CASES:
         squares = [x.square().sum() / c for g in given for x, c in zip(g[case], g["copies"], strict=True)]
         norm = sum(squares).sqrt().item()
@@ -75,28 +68,18 @@ def reference(given: list[Data]) -> list[Data]:
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def clip(
-    gradients,
-    copies,
-    max_norm,
-    groups,
-    square=lambda x, c: x.square().sum() / c,
-    total=lambda mine, groups: dist.all_reduce(mine),
-    before=lambda mine: mine,
-    after=torch.sqrt,
-    factor=lambda norm, max_norm: min(1, max_norm / norm),
-):
-    """With a place for each mistake."""
-    mine = before(sum(square(x, c) for x, c in zip(gradients, copies, strict=True)))
-    total(mine, groups)
-    norm = after(mine).item()
+def clip_over_axes(gradients, copies, max_norm, groups):
+    pairs = zip(gradients, copies)
+    square = sum(x.square().sum() / count for x, count in pairs)
+    dist.all_reduce(square)
+    norm = square.sqrt()
     for x in gradients:
-        x.mul_(factor(norm, max_norm))
+        x.mul_((max_norm / norm).clamp(max=1))
     return norm
 
 
 def as_torch_does(gradients, copies, max_norm, groups):
-    """With the small number of clip_grad_norm_, by copy_; the norm as a tensor."""
+    """With the small number of clip_grad_norm_, by copy_."""
     parts = torch.stack([torch.linalg.vector_norm(x) / c**0.5 for x, c in zip(gradients, copies, strict=True)])
     square = parts.square().sum()[None]
     dist.all_reduce(square, op=dist.ReduceOp.SUM)
@@ -106,48 +89,63 @@ def as_torch_does(gradients, copies, max_norm, groups):
 
 
 def by_gathering(gradients, copies, max_norm, groups):
-    """One number of each rank, and every rank adds them up."""
+    """One number of each rank, and every rank adds them up; a float."""
     mine = sum(x.pow(2).sum().div(c) for x, c in zip(gradients, copies, strict=True)).reshape(1)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
-    norm = torch.cat(everyones).sum().sqrt()
+    norm = torch.cat(everyones).sum().sqrt().item()
     if norm > max_norm:
-        torch._foreach_mul_(gradients, max_norm / norm.item())
+        torch._foreach_mul_(gradients, max_norm / norm)
     return norm
 
 
-# ---- wrong programs -------------------------------------------------------------------------------------------------
+# ---- what people write ----------------------------------------------------------------------------------------------
 
-
-def over(*axes):
-    def total(mine, groups):
-        for axis in axes:
-            dist.all_reduce(mine, group=groups[axis])
-
-    return total
-
-
-def every_copy(x, count):
-    return x.square().sum()
-
-
-def nowhere(mine, groups):
-    pass
-
-
-def sends_gradients(gradients, *rest):
-    dist.all_gather([torch.empty_like(gradients[0]) for _ in range(dist.get_world_size())], gradients[0])
-    return clip(gradients, *rest)
-
-
-ALONE = (
-    "Each rank has its own norm, of the tensors it holds. Each then scales by a different factor, and the copies of "
-    "one weight drift apart. Add the squares up over all ranks first."
-)
-ONE_AXIS = (
-    "Your sum goes over only one axis. The ranks along it do not hold the whole model, so each group has a different "
-    "norm and factor, and copies of one weight are scaled apart. Sum over all ranks: the default group."
-)
+MISTAKES = """
+x.square().sum() / count => x.square().sum()
+    Your norm counts every copy: a matrix d times, the weight of a norm d·t times. Then the gradient seems longer than
+    it is, and the step gets shorter the more replicas there are. Divide each square by its copies.
+=> x.square().sum() / 2
+    You divided the whole sum by d. Cut matrices have d copies, but a norm has copies along tp as well, and a tied
+    embedding on two stages. Each gradient has its own number of copies.
+=> (x / count).square().sum()
+    You divided the gradient by its copies before you squared it, so its square is divided by copies². It is the square
+    that adds up once for each copy.
+=> x.square().sum()
+dist.all_reduce(square) =>
+or
+dist.all_reduce(square) =>
+    Each rank has its own norm, of the tensors it holds. Each then scales by a different factor, and the copies of one
+    weight drift apart. Add the squares up over all ranks first.
+for x, count in pairs) => for x, count in pairs).sqrt()
+norm = square.sqrt() => norm = square
+    You added the ranks' norms. Lengths of pieces do not add up, their squares do: all-reduce the sum of the squares,
+    then take the root.
+norm = square.sqrt() => norm = square
+    You returned the square of the norm. Take the root, after the sum.
+dist.all_reduce(square) => dist.all_reduce(square, group=groups["dp"])
+or
+=> dist.all_reduce(square, group=groups["pp"])
+or
+=> dist.all_reduce(square, group=groups["tp"])
+    Your sum goes over only one axis. The ranks along it do not hold the whole model, so each group has a different
+    norm and factor, and copies of one weight are scaled apart. Sum over all ranks: the default group.
+=> for axis in ("pp", "tp"): dist.all_reduce(square, group=groups[axis])
+    You sum over pp and tp, one replica of the model. But `copies` counts the ranks of all replicas, so each square is
+    divided d times too often. Sum over all ranks, as you divide by all copies.
+(max_norm / norm).clamp(max=1) => max_norm / norm
+    You scale small gradients up. Clipping shortens gradients longer than max_norm and does not change the rest: the
+    factor is at most 1.
+x.mul_((max_norm / norm).clamp(max=1)) => x = x * (max_norm / norm).clamp(max=1)
+    The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * factor makes
+    a new tensor and leaves the old.
+dist.all_reduce(square) => for x in (gradients[0].square(), square): dist.all_reduce(x)
+    The norm is right, but gradients are sent. Each rank can square the gradients it holds: the other ranks need only
+    one number.
+=> for axis in groups: dist.all_reduce(square, group=groups[axis])
+    The norm is right, in more than one message. Every message costs its latency, on the slowest link of the mesh: add
+    up this rank's squares first, then all-reduce one number.
+"""
 
 EXERCISE = Exercise(
     id="13.3",
@@ -157,60 +155,6 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     ranks=(8,),
-    right=(clip, as_torch_does, by_gathering),
-    mistakes=(
-        Mistake(
-            "Your norm counts every copy: a matrix d times, the weight of a norm d·t times. Then the gradient seems "
-            "longer than it is, and the step gets shorter the more replicas there are. Divide each square by its "
-            "copies.",
-            partial(clip, square=every_copy),
-        ),
-        Mistake(
-            "You divided the whole sum by d. Cut matrices have d copies, but a norm has copies along tp as well, and a "
-            "tied embedding on two stages. Each gradient has its own number of copies.",
-            partial(clip, square=lambda x, c: x.square().sum() / 2),
-        ),
-        Mistake(
-            "You divided the gradient by its copies before you squared it, so its square is divided by copies². It is "
-            "the square that adds up once for each copy.",
-            partial(clip, square=lambda x, c: (x / c).square().sum()),
-        ),
-        Mistake(ALONE, partial(clip, square=every_copy, total=nowhere)),
-        Mistake(ALONE, partial(clip, total=nowhere)),
-        Mistake(
-            "You added the ranks' norms. Lengths of pieces do not add up, their squares do: all-reduce the sum of the "
-            "squares, then take the root.",
-            partial(clip, before=torch.sqrt, after=lambda norm: norm),
-        ),
-        Mistake(
-            "You returned the square of the norm. Take the root, after the sum.",
-            partial(clip, after=lambda square: square),
-        ),
-        *(Mistake(ONE_AXIS, partial(clip, total=over(axis))) for axis in SHAPE.axes),
-        Mistake(
-            "You sum over pp and tp, one replica of the model. But `copies` counts the ranks of all replicas, so each "
-            "square is divided d times too often. Sum over all ranks, as you divide by all copies.",
-            partial(clip, total=over("pp", "tp")),
-        ),
-        Mistake(
-            "You scale small gradients up. Clipping shortens gradients longer than max_norm and does not change the "
-            "rest: the factor is at most 1.",
-            partial(clip, factor=lambda norm, max_norm: max_norm / norm),
-        ),
-        Mistake(
-            "The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * "
-            "factor makes a new tensor and leaves the old.",
-            lambda gradients, *rest: clip([x.clone() for x in gradients], *rest),
-        ),
-        Mistake(
-            "The norm is right, but gradients are sent. Each rank can square the gradients it holds: the other ranks "
-            "need only one number.",
-            sends_gradients,
-        ),
-        Mistake(
-            "The norm is right, in more than one message. Every message costs its latency, on the slowest link of the "
-            "mesh: add up this rank's squares first, then all-reduce one number.",
-            partial(clip, total=over("dp", "pp", "tp")),
-        ),
-    ),
+    right=(clip_over_axes, as_torch_does, by_gathering),
+    mistakes=read_mistakes(MISTAKES, clip_over_axes),
 )

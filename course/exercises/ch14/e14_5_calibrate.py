@@ -1,32 +1,22 @@
 """14.5: two constants of an unknown stack, from six of its runs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections import namedtuple
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from statistics import fmean
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from course.check.exercise import SEEN, Data, Exercise, Mistake, several, whole
-from lib.mesh import Group
+from course.check.edits import read_mistakes
+from course.check.exercise import SEEN, Exercise, several, whole
 from lib.planner import Cluster, Layout4D, Stack, Training, step_s
 from lib.planner.presets import GPUS, PRESET_MODELS, SHARES
 
 NEAR, NOISE, STACKS = 0.02, 0.01, 3
 FOUND, HOLDS, NO_PAIR = "what the other runs say", "all are met", "no pair"
 
-
-class Run(NamedTuple):
-    model: str
-    context: int
-    global_batch: int
-    layout: Layout4D
-
-
+Run = namedtuple("Run", "model context global_batch layout")
 SHOWN = (
     Run("llama-7b", 4096, 32, Layout4D(1, 1, 1, 8)),
     Run("llama-13b", 4096, 256, Layout4D(1, 1, 4, 8)),
@@ -45,7 +35,7 @@ KEPT_BACK = (
 
 
 @cache
-def parts_of(run: Run) -> dict[str, float]:
+def parts_of(run):
     """Seconds of a run's step: its matmuls at the peak, its tp sums if nothing hides them, and the rest.
 
     All three with their part of the bubble. The step is matmuls ÷ share + exposed · tp + rest.
@@ -53,7 +43,7 @@ def parts_of(run: Run) -> dict[str, float]:
     shape = replace(PRESET_MODELS[run.model], context=run.context)
     cluster = Cluster(GPUS["a100"], run.layout.gpus)
 
-    def seconds(share: float, exposed: float) -> float:
+    def seconds(share, exposed):
         stack = Stack(share, SHARES["a100"][1], exposed_tp=exposed)
         return step_s(Training(shape, cluster, stack, run.global_batch), run.layout).total
 
@@ -61,33 +51,30 @@ def parts_of(run: Run) -> dict[str, float]:
     return {"matmuls": matmuls, "tp": seconds(1, 1) - seconds(1, 0), "rest": seconds(1, 0) - matmuls}
 
 
-def predicted(row: dict[str, float], share: float, exposed: float) -> float:
+def predicted(row, share, exposed):
     return row["matmuls"] / share + exposed * row["tp"] + row["rest"]
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
-    stacks = []
+def inputs(generator, n):
+    stacks, in_seconds = [], EXERCISE.mistakes[2].wrong.load()  # least squares that are not relative
     while len(stacks) < STACKS:
         share, exposed = whole(generator, 450, 850) / 1000, whole(generator, 300, 900) / 1000
         noise = 1 + NOISE * (2 * torch.rand(len(SHOWN), generator=generator, dtype=torch.float64) - 1)
-        rows = [
-            parts_of(run) | {"measured": predicted(parts_of(run), share, exposed) * x}
-            for run, x in zip(SHOWN, noise.tolist(), strict=True)
-        ]
-        stack = {"rows": rows, "share": share, "exposed": exposed}
-        stack["in seconds"] = least_squares(rows, lambda row: 1)
+        parts = map(parts_of, SHOWN)
+        rows = [p | {"measured": predicted(p, share, exposed) * x} for p, x in zip(parts, noise.tolist())]
+        stack = {"rows": rows, "share": share, "exposed": exposed, "in seconds": in_seconds(rows)}
         stacks += [stack] * tells_apart(stack)
     return [{"stacks": stacks}]
 
 
-def tells_apart(stack: Data) -> bool:
+def tells_apart(stack):
     """Whether all wrong pairs miss the runs that are kept back, each in its own way."""
     _, *mistakes = EXERCISE.mistakes  # the first returns no pair
-    found = [judged(stack, *mistake.wrong(stack["rows"])) for mistake in mistakes]
+    found = [judged(stack, *mistake.wrong.load()(stack["rows"])) for mistake in mistakes]
     return HOLDS not in found and len({*found}) == len(found)
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     for number, stack in enumerate(given["stacks"], 1):
         result = answer([dict(row) for row in stack["rows"]])
         try:
@@ -102,7 +89,7 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     return {FOUND: HOLDS}
 
 
-def judged(stack: Data, share: float, exposed: float) -> str:
+def judged(stack, share, exposed):
     """By the first that holds."""
     in_seconds = zip((share, exposed), stack["in seconds"], strict=True)
     alone = [run for run in KEPT_BACK if run.layout.tp == 1]
@@ -120,32 +107,31 @@ def judged(stack: Data, share: float, exposed: float) -> str:
     return next((why for why, holds in whys.items() if holds), "the sums")
 
 
-def errors(stack: Data, runs: Sequence[Run], share: float, exposed: float) -> list[float]:
+def errors(stack, runs, share, exposed):
     """Relative, on runs that the answer has not seen."""
     rows = [parts_of(run) for run in runs]
     return [predicted(r, share, exposed) / predicted(r, stack["share"], stack["exposed"]) - 1 for r in rows]
 
 
-def worst(*given: Any) -> float:
+def worst(*given):
     return max(map(abs, errors(*given)))
 
 
-def figures(number: int, stack: Data, share: float, exposed: float) -> str:
+def figures(number, stack, share, exposed):
     lines = [f"Stack {number}, share {share:.3f}, exposed {exposed:.3f}; errors on runs that were kept back:"]
     for (model, _, _, layout), error in zip(KEPT_BACK, errors(stack, KEPT_BACK, share, exposed), strict=True):
         lines.append(f"  {model:<11} tp {layout.tp} · pp {layout.pp} · dp {layout.dp:<3}{error:>+7.1%}")
     return "\n".join(lines)
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------
+# ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def least_squares(rows, weight=lambda row: 1 / row["measured"]):
-    """A step is linear in 1/share and the exposed fraction."""
-    w = np.array([weight(row) for row in rows])
-    parts = np.array([(row["matmuls"], row["tp"]) for row in rows]) * w[:, None]
-    measured = np.array([row["measured"] - row["rest"] for row in rows]) * w
-    slowdown, exposed = np.linalg.lstsq(parts, measured, rcond=None)[0]
+def calibrate(rows):
+    measured = np.array([row["measured"] for row in rows])
+    known = np.array([row["rest"] for row in rows])
+    parts = np.array([(row["matmuls"], row["tp"]) for row in rows])
+    slowdown, exposed = np.linalg.lstsq(parts / measured[:, None], (measured - known) / measured)[0]
     return 1 / slowdown, exposed
 
 
@@ -160,11 +146,13 @@ def one_after_the_other(rows):
 
 def by_trying(rows):
     """A grid, by the largest relative error."""
+    pairs = ((i / 200, j / 50) for i in range(80, 181) for j in range(51))
+    return np.array(
+        min(pairs, key=lambda pair: max(abs(predicted(row, *pair) / row["measured"] - 1) for row in rows))
+    )
 
-    def worst_of(pair):
-        return max(abs(predicted(row, *pair) / row["measured"] - 1) for row in rows)
 
-    return np.array(min(((i / 200, j / 50) for i in range(80, 181) for j in range(51)), key=worst_of))
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def share_alone(rows, exposed):
@@ -172,9 +160,34 @@ def share_alone(rows, exposed):
     return 1 / fmean(left), exposed
 
 
-def but(change):
-    return lambda rows: change(*least_squares(rows))
-
+MISTAKES = """
+returns None
+    Return two numbers: the share of the peak, above 0, and the exposed fraction of the sums.
+1 / slowdown, exposed => exposed, 1 / slowdown
+    The right numbers in the wrong order: first the share of the peak, then the fraction.
+parts / measured[:, None], (measured - known) / measured => parts, measured - known
+    You minimise seconds. Runs of 200 s then outweigh runs of 3 s, and the long runs hardly have any tp sums. Minimise
+    errors relative to the measured seconds.
+1 / slowdown, exposed => slowdown, exposed
+    A share above 1 is faster than the GPU's peak. Matmuls take their seconds at the peak divided by the share, so the
+    share is below 1.
+=> 1 / slowdown, 100 * exposed
+    The exposed fraction is between 0, all sums are hidden, and 1, none is.
+=> SHARES["a100"][0], 0.0
+    That is the share of the book, for a different stack on this GPU. A stack has its own kernels: calibrate it on its
+    own runs.
+lambda rows: share_alone(rows, 0)
+    You assume that all tp sums are hidden, and the share makes up for them. It then depends on how much tp the
+    calibrated runs have, and runs with more tp are predicted too fast.
+lambda rows: share_alone(rows, 1)
+    You assume that no tp sum is hidden, and the share makes up for it. Runs with more tp are then predicted too slow.
+1 / slowdown, exposed => 0.9 / slowdown, exposed
+    Even runs without tensor parallelism are off, so the share is wrong. There the sums are 0 s: those runs determine
+    the share alone. Use more than one run: each is off by up to 1%.
+=> 1 / slowdown, 0.3 * exposed
+    Runs without tensor parallelism are predicted well, the others are not: the exposed fraction is wrong. Runs with
+    much tp determine it best; in the long ones 1% of noise is more than all of their sums.
+"""
 
 EXERCISE = Exercise(
     id="14.5",
@@ -184,54 +197,6 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=lambda given: [{FOUND: HOLDS}],
     ranks=(1,),
-    right=(least_squares, one_after_the_other, by_trying),
-    mistakes=(
-        Mistake(
-            "Return two numbers: the share of the peak, above 0, and the exposed fraction of the sums.",
-            lambda rows: None,
-        ),
-        Mistake(
-            "The right numbers in the wrong order: first the share of the peak, then the fraction.",
-            but(lambda share, exposed: (exposed, share)),
-        ),
-        Mistake(
-            "You minimise seconds. Runs of 200 s then outweigh runs of 3 s, and the long runs hardly have any tp sums. "
-            "Minimise errors relative to the measured seconds.",
-            partial(least_squares, weight=lambda row: 1),
-        ),
-        Mistake(
-            "A share above 1 is faster than the GPU's peak. Matmuls take their seconds at the peak divided by the "
-            "share, so the share is below 1.",
-            but(lambda share, exposed: (1 / share, exposed)),
-        ),
-        Mistake(
-            "The exposed fraction is between 0, all sums are hidden, and 1, none is.",
-            but(lambda share, exposed: (share, 9)),
-        ),
-        Mistake(
-            "That is the share of the book, for a different stack on this GPU. A stack has its own kernels: calibrate "
-            "it on its own runs.",
-            lambda rows: (SHARES["a100"][0], 0.0),
-        ),
-        Mistake(
-            "You assume that all tp sums are hidden, and the share makes up for them. It then depends on how much tp "
-            "the calibrated runs have, and runs with more tp are predicted too fast.",
-            partial(share_alone, exposed=0),
-        ),
-        Mistake(
-            "You assume that no tp sum is hidden, and the share makes up for it. Runs with more tp are then predicted "
-            "too slow.",
-            partial(share_alone, exposed=1),
-        ),
-        Mistake(
-            "Even runs without tensor parallelism are off, so the share is wrong. There the sums are 0 s: those runs "
-            "determine the share alone. Use more than one run: each is off by up to 1%.",
-            but(lambda share, exposed: (0.9 * share, exposed)),
-        ),
-        Mistake(
-            "Runs without tensor parallelism are predicted well, the others are not: the exposed fraction is wrong. "
-            "Runs with much tp determine it best; in the long ones 1% of noise is more than all of their sums.",
-            but(lambda share, exposed: (share, 0.3 * exposed)),
-        ),
-    ),
+    right=(calibrate, one_after_the_other, by_trying),
+    mistakes=read_mistakes(MISTAKES, calibrate),
 )
