@@ -9,8 +9,12 @@ PY    := $(BIN)/python
 READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 SITE  := _build/html
-SHARED := tests --ignore tests/book/test_site.py -m "not alone and not timed and not chapters" -n 2 --dist worksteal
-ALONE  := tests --ignore tests/book/test_site.py -m "alone or timed"
+# `make test`: all of tests/lib, and of the other floors what takes seconds.
+SOON   := tests/lib SOON_OF_COURSE SOON_OF_BOOK
+COURSE := $(filter-out $(SOON),$(wildcard tests/course/test_*.py))
+PAGES  := $(filter-out $(SOON) tests/book/test_site.py,$(wildcard tests/book/test_*.py))
+SHARED := -m "not alone and not timed and not chapters" -n 2 --dist worksteal
+ALONE  := -m "alone or timed"
 
 # A kernel called python3 in the user's home must not stand in for the one in .venv.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -19,13 +23,13 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
 	@echo
 	@echo "PYTHON=python3.12       which Python makes .venv (3.11 or newer)"
 	@echo "VENV=.venv-312          another environment, for another Python"
@@ -87,16 +91,24 @@ lab: $(READY) ## open the notebooks in JupyterLab, which the first time installs
 train: $(READY) ## train the GPT from the command line: make train ARGS="--dp 2 --zero 1"
 	@$(PY) -m lib.train $(ARGS)
 
-test: quick measured solutions ## run the tests, then every solution notebook against its stored outputs
+test: quick measured solutions ## the tests of lib, what takes seconds of course and book, and the solutions against their outputs
 	@$(PY) tools/browser.py
 
 quick: $(READY)
 	@echo "== Tests that may share the machine, two at a time"
-	@$(PY) -m pytest $(SHARED) --part quick $(PYTEST_ARGS)
+	@$(PY) -m pytest $(SOON) $(SHARED) --part quick $(PYTEST_ARGS)
 
 measured: $(READY)
 	@echo "== Tests that measure time or memory, or press Ctrl-C: one at a time"
-	@$(PY) -m pytest $(ALONE) --part quick $(PYTEST_ARGS)
+	@$(PY) -m pytest $(SOON) $(ALONE) --part quick $(PYTEST_ARGS)
+
+test-course: $(READY) ## the other tests of course/: checks, grades, homeworks (minutes)
+	@$(PY) -m pytest $(COURSE) $(SHARED) --part quick $(PYTEST_ARGS)
+	@$(PY) -m pytest $(COURSE) $(ALONE) --part quick $(PYTEST_ARGS)
+
+test-book: $(READY) ## the other tests of book/: figures, pages, the first cell (minutes)
+	@$(PY) -m pytest $(PAGES) $(SHARED) --part quick $(PYTEST_ARGS)
+	@$(PY) -m pytest $(PAGES) $(ALONE) --part quick $(PYTEST_ARGS)
 
 solutions: $(READY)
 	@echo "== Running the solutions again, two at a time: their outputs must come out the same"
@@ -104,8 +116,8 @@ solutions: $(READY)
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg solutions
 
 thorough: $(READY) ## the tests that make test leaves out: more ranks, layouts and platforms (ten to fifteen minutes)
-	@$(PY) -m pytest $(SHARED) --part thorough --longest-s 60 $(PYTEST_ARGS)
-	@$(PY) -m pytest $(ALONE) --part thorough --longest-s 60 $(PYTEST_ARGS)
+	@$(PY) -m pytest tests --ignore tests/book/test_site.py $(SHARED) --part thorough --longest-s 60 $(PYTEST_ARGS)
+	@$(PY) -m pytest tests --ignore tests/book/test_site.py $(ALONE) --part thorough --longest-s 60 $(PYTEST_ARGS)
 
 notebooks: $(READY) ## write every .ipynb from its .md, run the solutions, generate the exercises
 	@$(PY) tools/notebooks.py

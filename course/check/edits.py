@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course.check.exercise import ALL, Mistake
+from course.check.exercise import ALL, Exercise, Mistake
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,23 @@ class Edited:
             return eval(self.returns, names | given | {"result": program(*args)})
 
         return returning
+
+
+def exercise(
+    names: Mapping[str, Any], *, points: float, right: Sequence[Callable], edited: Sequence[Callable] = (), **more: Any
+) -> Exercise:
+    """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
+
+    Args:
+        names: `globals()`; the docstring of the file begins with the id.
+        right: right programs, first the solution, which is called as its function.
+        edited: the programs whose text is edited, first the answer; by default the solution.
+        more: other fields of an `Exercise`.
+    """
+    given = {name: names[name] for name in ("inputs", "body", "reference") if name in names}
+    mistakes = read_mistakes(names["MISTAKES"], *(edited or right[:1]))
+    named = {"id": names["__doc__"].partition(":")[0], "title": right[0].__name__}
+    return Exercise(**named | given | more, points=points, right=tuple(right), mistakes=mistakes)
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:

@@ -275,12 +275,14 @@ def test_workflows_try_what_is_promised():
     jobs = {name: job for workflow in workflows for name, job in workflow["jobs"].items()}
     runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     made = {run.removeprefix("make ") for run in runs if run.startswith("make ")}
-    assert (
-        {"book", "site", "test", "thorough"} <= made <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    )
+    asked = {"book", "site", "lint", "test", "test-course", "test-book", "thorough", "busy", "newest"}
+    assert asked <= made <= set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    assert ".ci/long" in runs
     matrix = jobs["versions"]["strategy"]["matrix"]["include"]
-    (oldest_torch,) = {entry["torch"] for entry in matrix if "torch" in entry}
-    assert oldest_torch == requirements("requirements.txt")["torch"].removeprefix(">=") + ".0"
+    oldest, newest = sorted((e["torch"] for e in matrix if "torch" in e), key=lambda v: [*map(int, v.split("."))])
+    pinned = requirements("constraints.txt")["torch"].removeprefix("==")
+    assert [*map(int, newest.split("."))] > [*map(int, pinned.split("."))], "a torch that is newer than the pin"
+    assert oldest == requirements("requirements.txt")["torch"].removeprefix(">=") + ".0"
     oldest_python = re.search(r'requires-python = ">=([\d.]+)"', read("pyproject.toml"))[1]
     assert sorted({entry["python"] for entry in matrix}) == [oldest_python, "3.12", "3.13"]
 

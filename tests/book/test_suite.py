@@ -93,8 +93,9 @@ def test_each_test_is_quick_or_thorough(tmp_path):
 
 
 def test_ci_runs_both_parts():
-    commands = (TESTS.parent / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert {"make test", "make certificate"} <= {*commands}
+    run, commands = ((TESTS.parent / ".ci" / name).read_text(encoding="utf-8").splitlines() for name in ("run", "long"))
+    assert {"make test", "make test-course", "make test-book", "make lint", "make book", "make site"} <= {*run}
+    assert {"make certificate", "make perturbed", "make soak"} <= {*commands}
     (thorough,) = (command for command in commands if command.endswith(" make thorough"))
     left_out = re.findall(r"--ignore (\S+\.py)", thorough)
     certificate = f"CERTIFICATE=all $(PY) -m pytest {' '.join(left_out)} -q"
