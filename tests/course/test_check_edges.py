@@ -20,6 +20,7 @@ from course.check.catalogue import EXERCISES
 from course.check.edits import read_mistakes
 from course.check.source import read_notebook
 from course.exercises.ch03.e03_3_overlapped import overlapped
+from course.exercises.ch03.e03_5_average_buckets import average_buckets
 from course.exercises.ch05.e05_1_forward import forward_with_the_next_layer_coming
 from course.exercises.ch05.e05_5_dropped_units import only_its_own
 from course.exercises.ch05.e05_6_peak_bytes import measured, peak_bytes
@@ -349,6 +350,12 @@ holds_a_lock.__module__ = "a notebook"
         ("03.2", lambda g, count, group: torch.full_like(g, torch.inf), "FAIL", ["inf"]),
         ("03.3", lambda g, b, group: overlapped(g, b * 5 // 6, group), "FAIL", ["6 messages where 5 do"]),
         ("03.4", sends_one_flat_message_each_time, "FAIL", ["you communicate after every microbatch"]),
+        (
+            "03.5",
+            edited("dist.all_reduce(flat, async_op=True) => dist.all_reduce(flat)\nwork.wait() =>", average_buckets),
+            "FAIL",
+            ["a bucket starts when the bucket before it is finished"],
+        ),
         ("04.1", no_unshard, "FAIL", ["the part is not right", "got None"]),
         ("04.4", reduces_now_and_then, "FAIL", ["got 'gradients leave after 3, 5 of 5 microbatches'"]),
         ("05.1", partial(forward_with_the_next_layer_coming, ahead=4), "FAIL", ["four layers or more are in memory"]),
