@@ -20,8 +20,9 @@ from course.check.catalogue import EXERCISES
 from course.check.edits import read_mistakes
 from course.check.source import read_notebook
 from course.exercises.ch03.e03_3_overlapped import overlapped
+from course.exercises.ch03.e03_5_average_buckets import average_buckets
 from course.exercises.ch05.e05_1_forward import forward_with_the_next_layer_coming
-from course.exercises.ch05.e05_5_dropped_units import only_its_own
+from course.exercises.ch05.e05_5_dropped_units import forward_with_drops
 from course.exercises.ch05.e05_6_peak_bytes import measured, peak_bytes
 from course.exercises.ch05.e05_7_choose_stage import answer as choose_stage
 from course.exercises.ch05.e05_7_choose_stage import by_search
@@ -148,10 +149,6 @@ class OnlyForward(torch.autograd.Function):
         raise NotImplementedError
 
 
-def hangs_where_ranks_skip(x, units, kept, group):
-    return only_its_own(x, units, [group.rank == 0, *kept[1:]], group)
-
-
 def reduces_now_and_then(microbatches, group):
     waiting, shard, tokens = [], 0, 0
     for i, (gradient, count) in enumerate(microbatches, 1):
@@ -212,6 +209,13 @@ def edited(edit, *programs):
     """A program that is not on the exercise's list."""
     (wrong,) = read_mistakes(f"{edit}\n    A hint.", *programs)
     return lambda *given: wrong.wrong.load()(*given)
+
+
+only_its_own = edited("if ranks: => if mine:", forward_with_drops)
+
+
+def hangs_where_ranks_skip(x, units, kept, group):
+    return only_its_own(x, units, [group.rank == 0, *kept[1:]], group)
 
 
 def never_moves_the_generator(p, shape, group):
@@ -349,6 +353,12 @@ holds_a_lock.__module__ = "a notebook"
         ("03.2", lambda g, count, group: torch.full_like(g, torch.inf), "FAIL", ["inf"]),
         ("03.3", lambda g, b, group: overlapped(g, b * 5 // 6, group), "FAIL", ["6 messages where 5 do"]),
         ("03.4", sends_one_flat_message_each_time, "FAIL", ["you communicate after every microbatch"]),
+        (
+            "03.5",
+            edited("dist.all_reduce(flat, async_op=True) => dist.all_reduce(flat)\nwork.wait() =>", average_buckets),
+            "FAIL",
+            ["a bucket starts when the bucket before it is finished"],
+        ),
         ("04.1", no_unshard, "FAIL", ["the part is not right", "got None"]),
         ("04.4", reduces_now_and_then, "FAIL", ["got 'gradients leave after 3, 5 of 5 microbatches'"]),
         ("05.1", partial(forward_with_the_next_layer_coming, ahead=4), "FAIL", ["four layers or more are in memory"]),

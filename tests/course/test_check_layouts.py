@@ -293,7 +293,7 @@ def as_(right, change):
 groups, ranks, norm = (partial(as_, f) for f in (e131.mesh_groups, e132.ranks_to_sum, e133.clip_over_axes))
 stepped = partial(as_, e134.step_on_eight)
 seconds, table, pairs = (partial(as_, f) for f in (e141.uneven_step, e142.fullest_ranks, e143.repairs))
-term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.calibrate, e146.answer()))
+term, constants, choice = (partial(as_, f) for f in (e144.wrong_term, e145.calibrate, e146.least_regret))
 layout = partial(as_, e136.choose_layout)
 
 
@@ -557,12 +557,12 @@ NEARLY = {  # with a word of the verdict
     ],
     "14.6": [
         (choice(lambda found: found[:2]), "Return three things"),
-        (e146.answer(e146.chosen(cp=2)), "is no Layout4D"),
-        (e146.answer(e146.chosen(rows=3)), "refuses"),
-        (e146.answer(e146.chosen(recompute="full")), "larger regret"),
-        (e146.answer(reason=lambda trainings: ["dp"]), "name of a kind of time"),
-        (e146.answer(loss=lambda trainings: 0.5), "the number, at [0], is not right"),
-        (e146.answer(loss=lambda trainings: "0.5"), "the number, at [0], is not right"),
+        (choice(lambda found: (found[0]._replace(cp=2), *found[1:])), "is no Layout4D"),
+        (choice(lambda found: (found[0]._replace(rows=3), *found[1:])), "refuses"),
+        (choice(lambda found: (found[0]._replace(recompute="full"), *found[1:])), "larger regret"),
+        (choice(lambda found: (*found[:2], ["dp"])), "name of a kind of time"),
+        (choice(lambda found: (found[0], 0.5, found[2])), "the number, at [0], is not right"),
+        (choice(lambda found: (found[0], "0.5", found[2])), "the number, at [0], is not right"),
     ],
 }
 

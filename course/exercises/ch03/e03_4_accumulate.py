@@ -86,6 +86,7 @@ op="mean" => op="sum"
 / len(microbatches) =>
 op="mean" => op="sum"
     Too large by ranks times microbatches: nothing was divided.
+
 in all:
 after_each_microbatch
     The gradients are right, and you send them several times: you communicate after every microbatch. The weights do

@@ -1,21 +1,16 @@
 """05.4: a rank's shard, out of the shards that a different number of ranks saved."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from math import ceil
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
-from course.check.exercise import ANYTHING, Data, Exercise, Mistake, random, shards_of
-from lib.mesh import Group
+from course.check.edits import read_mistakes
+from course.check.exercise import ANYTHING, Exercise, random, shards_of
 
 NO_MORE, MORE = "no more than it keeps", "more than it keeps"
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """Different numbers of ranks; the padding is not zero, so that an answer which keeps it fails."""
     sizes = ((7 - n, 10 * n), (7 - n, 10 * n - 1), (2 * n + 1, 11 * n + 2))
     cases = [
@@ -25,16 +20,16 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"cases": cases}] * n
 
 
-def entry(case: Data, what: str) -> str:
+def entry(case, what):
     return f"{case['size']} elements from {case['old_n']} ranks: {what}"
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
-    found: Data = {}
+def body(answer, group, given):
+    found = {}
     for case in given["cases"]:
-        taken: list[int] = []
+        taken = []
 
-        def read(rank: int, start: int, stop: int, case: Data = case, taken: list[int] = taken) -> Tensor:
+        def read(rank, start, stop, case=case, taken=taken):
             if not 0 <= rank < case["old_n"]:
                 raise ValueError(f"read({rank}, {start}, {stop}): there were {case['old_n']} ranks, counted from 0")
             length = len(case["saved"][rank])
@@ -48,8 +43,8 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     return found
 
 
-def reference(given: list[Data]) -> list[Data]:
-    found: list[Data] = [{} for _ in given]
+def reference(given):
+    found = [{} for _ in given]
     for case in given[0]["cases"]:
         shards = shards_of(torch.cat(case["saved"])[: case["size"]], len(given))
         for mine, shard in zip(found, shards, strict=True):
@@ -60,16 +55,19 @@ def reference(given: list[Data]) -> list[Data]:
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def reshard(read, size, old_n, group, padded=True):
-    new, old = ceil(size / group.size), ceil(size / old_n)
-    begin, end = group.rank * new, min((group.rank + 1) * new, size)
-    pieces = [torch.empty(0, dtype=torch.float64)]
+def reshard(read, size, old_n, group):
+    old_size = -(-size // old_n)
+    new_size = -(-size // group.size)
+    first = group.rank * new_size
+    stop = min(first + new_size, size)
+    shard = torch.zeros(new_size, dtype=torch.float64)
     for rank in range(old_n):
-        low, high = max(begin, rank * old), min(end, (rank + 1) * old)
+        start = rank * old_size  # of this old rank's shard
+        low, high = max(first, start), min(stop, start + old_size)
         if low < high:
-            pieces.append(read(rank, low - rank * old, high - rank * old))
-    shard = torch.cat(pieces)
-    return pad(shard, (0, new - len(shard))) if padded else shard
+            piece = read(rank, low - start, high - start)
+            shard[low - first : high - first] = piece
+    return shard
 
 
 def element_by_element(read, size, old_n, group):
@@ -82,23 +80,34 @@ def element_by_element(read, size, old_n, group):
     return shard
 
 
-# ---- wrong programs -------------------------------------------------------------------------------------------------
+# ---- what people write ----------------------------------------------------------------------------------------------
 
 
-def reads_all(of: Callable) -> Callable:
-    """of(all old shards, size, n, r)."""
-
-    def program(read, size, old_n, group):
-        return of([read(rank, 0, ceil(size / old_n)) for rank in range(old_n)], size, group.size, group.rank)
-
-    return program
+def all_saved(read, size, old_n):
+    return [read(rank, 0, ceil(size / old_n)) for rank in range(old_n)]
 
 
-def with_old_padding(saved, size, n, r):
-    new = ceil(size / n)
-    part = torch.cat(saved)[r * new :][:new]
-    return pad(part, (0, new - len(part)))
-
+MISTAKES = """
+in shard:
+old_size = -(-size // old_n) => old_size = -(-size // old_n); size = old_n * old_size
+    You cut the tensor of the old ranks with its padding. Elements after the first `size` are no parameters, and they
+    move every cut: the new shards have ceil(size/n) elements.
+min(first + new_size, size) => first + new_size
+    The cuts are right, but the last shard ends in the padding of the old ranks. Stop at `size`, and fill up with
+    zeros.
+returns all_saved(read, size, old_n)[group.rank] if group.rank < old_n else ANYTHING
+    You took over the shard of the old rank with the same number. It was cut for a different number of ranks: rank r
+    now begins at r · ceil(size/n).
+returns torch.cat([old.tensor_split(group.size)[group.rank] for old in all_saved(read, size, old_n)])
+    You cut each old shard into n pieces and took one of each. That changes the order of the elements: a new shard is
+    one contiguous piece of the flat tensor.
+return shard => return shard[: stop - first]
+    The last shard is too short. Each shard has ceil(size/n) elements: fill up with zeros.
+in all:
+returns shards_of(torch.cat(all_saved(read, size, old_n))[:size], group.size)[group.rank]
+    The shard is right, but you read more than you keep. The full tensor may not fit on one rank: read from each old
+    rank only the part that overlaps with your shard.
+"""
 
 EXERCISE = Exercise(
     id="05.4",
@@ -108,40 +117,5 @@ EXERCISE = Exercise(
     inputs=inputs,
     reference=reference,
     right=(reshard, element_by_element),
-    mistakes=(
-        Mistake(
-            "You cut the tensor of the old ranks with its padding. Elements after the first `size` are no parameters, "
-            "and they move every cut: the new shards have ceil(size/n) elements.",
-            reads_all(lambda saved, size, n, r: shards_of(torch.cat(saved), n)[r]),
-            about=("shard",),
-        ),
-        Mistake(
-            "The cuts are right, but the last shard ends in the padding of the old ranks. Stop at `size`, and fill up "
-            "with zeros.",
-            reads_all(with_old_padding),
-            about=("shard",),
-        ),
-        Mistake(
-            "You took over the shard of the old rank with the same number. It was cut for a different number of "
-            "ranks: rank r now begins at r · ceil(size/n).",
-            reads_all(lambda saved, size, n, r: saved[r] if r < len(saved) else ANYTHING),
-            about=("shard",),
-        ),
-        Mistake(
-            "You cut each old shard into n pieces and took one of each. That changes the order of the elements: a new "
-            "shard is one contiguous piece of the flat tensor.",
-            reads_all(lambda saved, size, n, r: torch.cat([shard.tensor_split(n)[r] for shard in saved])),
-            about=("shard",),
-        ),
-        Mistake(
-            "The last shard is too short. Each shard has ceil(size/n) elements: fill up with zeros.",
-            lambda *given: reshard(*given, padded=False),
-            about=("shard",),
-        ),
-        Mistake(
-            "The shard is right, but you read more than you keep. The full tensor may not fit on one rank: read from "
-            "each old rank only the part that overlaps with your shard.",
-            reads_all(lambda saved, size, n, r: shards_of(torch.cat(saved)[:size], n)[r]),
-        ),
-    ),
+    mistakes=read_mistakes(MISTAKES, reshard),
 )

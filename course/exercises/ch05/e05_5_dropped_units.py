@@ -1,16 +1,11 @@
 """05.5: units that a rank skips must be gathered all the same, if another rank computes them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
-from course.check.exercise import AS_NEEDED, MORE, Data, Exercise, Mistake, random, shards_of
+from course.check.edits import read_mistakes
+from course.check.exercise import AS_NEEDED, MORE, Exercise, random, shards_of
 from course.check.listen import listen
 from lib import comm
-from lib.mesh import Group
 
 UNITS, WIDTH = 6, 16
 FLAGS_BYTES = 8 * 8 * UNITS  # a few numbers per unit may be exchanged, in any way
@@ -19,15 +14,15 @@ FLAGS_BYTES = 8 * 8 * UNITS  # a few numbers per unit may be exchanged, in any w
 class GivenUnit:
     """What the learner is given: `shard`, a flat tensor, and `compute(full, x)`."""
 
-    def __init__(self, shard: Tensor) -> None:
+    def __init__(self, shard):
         self.shard = shard
 
-    def compute(self, full: Tensor, x: Tensor) -> Tensor:
+    def compute(self, full, x):
         """The output of the unit for the input x."""
         return x + torch.tanh(x @ full[: WIDTH * WIDTH].view(WIDTH, WIDTH))
 
 
-def inputs(generator: torch.Generator, n: int) -> list[Data]:
+def inputs(generator, n):
     """Each rank skips two units, and unit 1 is skipped by all. Calls are equally many, so a wrong program ends."""
     units = [shards_of(random(generator, WIDTH * WIDTH), n) for _ in range(UNITS)]
     skipped = [{1, 0}, {1, 2}, {1, 3}, {1, 5}][:n]
@@ -35,7 +30,7 @@ def inputs(generator: torch.Generator, n: int) -> list[Data]:
     return [{"x": random(generator, 2, WIDTH), "shards": [u[r] for u in units], "kept": kept[r]} for r in range(n)]
 
 
-def body(answer: Callable, group: Group, given: Data) -> Data:
+def body(answer, group, given):
     heard = listen()
     units = [GivenUnit(shard.clone()) for shard in given["shards"]]
     y = answer(given["x"].clone(), units, list(given["kept"]), group)
@@ -43,30 +38,29 @@ def body(answer: Callable, group: Group, given: Data) -> Data:
     return {"y": y, "what was sent": MORE if heard.sent_bytes(group.size) > most else AS_NEEDED}
 
 
-def reference(given: list[Data]) -> list[Data]:
+def reference(given):
     units = [GivenUnit(torch.cat(shards)) for shards in zip(*(g["shards"] for g in given), strict=True)]
-    found = []
-    for g in given:
-        y = g["x"]
-        for unit, mine in zip(units, g["kept"], strict=True):
-            y = unit.compute(unit.shard, y) if mine else y
-        found.append({"y": y, "what was sent": AS_NEEDED})
+    found = [{"y": g["x"], "what was sent": AS_NEEDED} for g in given]
+    for of_rank, g in zip(found, given, strict=True):
+        for unit in [unit for unit, mine in zip(units, g["kept"], strict=True) if mine]:
+            of_rank["y"] = unit.compute(unit.shard, of_rank["y"])
     return found
 
 
 # ---- right programs -------------------------------------------------------------------------------------------------
 
 
-def forward(x, units, kept, group, op="max", computes=lambda mine, any_rank: mine):
-    needed = comm.all_reduce(torch.tensor(kept, dtype=torch.int64), group, op=op)
-    for unit, mine, any_rank in zip(units, kept, needed.tolist(), strict=True):
-        if any_rank:
+def forward_with_drops(x, units, kept, group):
+    needed = comm.all_reduce(torch.tensor(kept).long(), group)
+    for unit, mine, ranks in zip(units, kept, needed.tolist()):
+        if ranks:  # so many compute it, and all gather it
             full = comm.all_gather(unit.shard, group)
-            x = unit.compute(full, x) if computes(mine, any_rank) else x
+            if mine:
+                x = unit.compute(full, x)
     return x
 
 
-def forward_with_a_flag_before_each(x, units, kept, group):
+def with_a_flag_before_each(x, units, kept, group):
     for unit, mine in zip(units, kept, strict=True):
         flags = comm.all_gather(torch.tensor([mine]), group)
         full = comm.all_gather(unit.shard, group) if flags.any() else None
@@ -74,27 +68,28 @@ def forward_with_a_flag_before_each(x, units, kept, group):
     return x
 
 
-# ---- wrong programs -------------------------------------------------------------------------------------------------
+# ---- what people write ----------------------------------------------------------------------------------------------
 
-
-def only_its_own(x, units, kept, group):
-    for unit, mine in zip(units, kept, strict=True):
-        if mine:
-            x = unit.compute(comm.all_gather(unit.shard, group), x)
-    return x
-
-
-def gathers_all(x, units, kept, group):
-    for unit, mine in zip(units, kept, strict=True):
-        full = comm.all_gather(unit.shard, group)
-        x = unit.compute(full, x) if mine else x
-    return x
-
-
-def as_rank_0(x, units, kept, group):
-    kept = comm.broadcast(torch.tensor(kept), group, src=0).tolist()
-    return only_its_own(x, units, kept, group)
-
+MISTAKES = """
+in y:
+if ranks: => if mine:
+    You gather only the units that this rank computes. In this run all ranks skip equally many, so nothing hangs, and
+    it is worse: all-gathers of different units meet, and the result mixes the units.
+in all:
+if ranks: => if True:
+    The output is right, but you gather units that no rank computes. Find out first which units are needed: one small
+    all-reduce of the flags.
+in y:
+if mine: => if True:
+    A rank computes every unit that any rank computes. It must take part in the all-gather, and still skip the units
+    that it drew itself.
+comm.all_reduce(torch.tensor(kept).long(), group) => comm.all_reduce(torch.tensor(kept).long(), group, op="min")
+    You keep a unit only if all ranks compute it. One rank that needs the unit is enough: the maximum of the flags, not
+    the minimum.
+=> comm.broadcast(torch.tensor(kept), group, src=0)
+if mine: => if ranks:
+    All ranks skip the units that rank 0 drew. That cannot hang, but each rank must skip the units of its own list.
+"""
 
 EXERCISE = Exercise(
     id="05.5",
@@ -103,36 +98,6 @@ EXERCISE = Exercise(
     body=body,
     inputs=inputs,
     reference=reference,
-    right=(forward, forward_with_a_flag_before_each),
-    mistakes=(
-        Mistake(
-            "You gather only the units that this rank computes. In this run all ranks skip equally many, so nothing "
-            "hangs, and it is worse: all-gathers of different units meet, and the result mixes the units.",
-            only_its_own,
-            about=("y",),
-        ),
-        Mistake(
-            "The output is right, but you gather units that no rank computes. Find out first which units are needed: "
-            "one small all-reduce of the flags.",
-            gathers_all,
-        ),
-        Mistake(
-            "A rank computes every unit that any rank computes. It must take part in the all-gather, and still skip "
-            "the units that it drew itself.",
-            lambda *given: forward(*given, computes=lambda mine, any_rank: True),
-            about=("y",),
-        ),
-        Mistake(
-            "You keep a unit only if all ranks compute it. One rank that needs the unit is enough: the maximum of the "
-            "flags, not the minimum.",
-            lambda *given: forward(*given, op="min"),
-            about=("y",),
-        ),
-        Mistake(
-            "All ranks skip the units that rank 0 drew. That cannot hang, but each rank must skip the units of its "
-            "own list.",
-            as_rank_0,
-            about=("y",),
-        ),
-    ),
+    right=(forward_with_drops, with_a_flag_before_each),
+    mistakes=read_mistakes(MISTAKES, forward_with_drops),
 )

@@ -17,25 +17,21 @@ ONE, SEVERAL, MORE = "one message, of two vectors", "more than one message", "mo
 
 def inputs(generator, n):
     alike = {"weight": random(generator, D), "bias": random(generator, D)}
-    return [  # x is far from normalised
-        alike | {"x": 1 + 2 * random(generator, B, T, D), "gradient": random(generator, B, T, D)} for _ in range(n)
-    ]
+    shape = (generator, B, T, D)
+    return [
+        alike | {"x": 1 + 2 * random(*shape), "gradient": random(*shape)} for _ in range(n)
+    ]  # x is not normalised
 
 
 def body(answer, group, given):
     heard = listen()
     result = answer(*(given[name] for name in GIVEN), group)
     found = {"what was returned": kind(result)} | dict(zip(NAMES, several(result, 3), strict=True))
-    return found | {"what was sent": describe(heard, group.size)}
-
-
-def describe(heard, n):
     two_bytes = 2 * D * 8
     most = {"all_reduce": two_bytes, "reduce": two_bytes}  # gathered vectors are n times that
     sent = heard.calls + [("message", n_bytes) for _, n_bytes in heard.sent]
-    if any(n_bytes > most.get(call, n * two_bytes) for call, n_bytes in sent):
-        return MORE
-    return SEVERAL if heard.collectives > 1 else ONE
+    more = any(n_bytes > most.get(call, group.size * two_bytes) for call, n_bytes in sent)
+    return found | {"what was sent": MORE if more else SEVERAL if heard.collectives > 1 else ONE}
 
 
 def backward(x, gradient, weight, bias):
