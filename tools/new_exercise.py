@@ -14,8 +14,8 @@ FILE = '''"""{id}: a sentence that says what the learner writes."""
 
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from lib import comm
 
 
@@ -35,9 +35,6 @@ def reference(given):
     return [{{"result": total}} for _ in given]
 
 
-# ---- right programs: the solution, and others ------------------------------------------------------------------------
-
-
 def {name}(x, group):
     return comm.all_reduce(x, group)
 
@@ -46,8 +43,6 @@ def by_torch_distributed(x, group):
     dist.all_reduce(x)
     return x
 
-
-# ---- what people write -----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 comm.all_reduce(x, group) => x
@@ -58,16 +53,7 @@ comm.all_reduce(x, group) => comm.all_reduce(comm.all_reduce(x, group), group)
     You sum twice, so each result is as many times too large as there are ranks.
 """
 
-EXERCISE = Exercise(
-    id="{id}",
-    title="{name}",
-    points=2,
-    inputs=inputs,
-    body=body,
-    reference=reference,
-    right=({name}, by_torch_distributed),
-    mistakes=read_mistakes(MISTAKES, {name}),
-)
+EXERCISE = exercise(globals(), points=2, right=({name}, by_torch_distributed))
 '''
 
 TASK = '''## {number}. A title that a search can find

@@ -53,7 +53,12 @@ class Edited:
 
 
 def exercise(
-    names: Mapping[str, Any], *, points: float, right: Sequence[Callable], edited: Sequence[Callable] = (), **more: Any
+    names: Mapping[str, Any],
+    *,
+    points: float,
+    right: Sequence[Callable],
+    edited: Sequence[Callable] = (),
+    **more: Any,
 ) -> Exercise:
     """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
 
@@ -79,6 +84,7 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     Raises:
         ValueError: a hint without a program, a program without a hint, or a piece that is not there once.
     """
+    module, text = programs[0].__module__, "".join(map(inspect.getsource, programs))
     found, about, old = [], ALL, ""
     for alternatives, hint in entries(listed):
         if (head := alternatives[0][0]).startswith("in ") and head.endswith(":"):
@@ -90,17 +96,17 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
                 piece, _, new = (part.strip() for part in line.partition("=>"))
                 old = piece or old
                 edits.append((old, new))
-            wrong = _program(edits, [line for line in lines if "=>" not in line and line != "hangs"], programs)
-            found.append(Mistake(hint, wrong, about, hangs="hangs" in lines))
+            others = [line for line in lines if "=>" not in line and line != "hangs"]
+            edited, expression, *returns = _program(text, programs[0].__name__, edits, others)
+            found.append(Mistake(hint, Edited(module, edited, expression, *returns), about, hangs="hangs" in lines))
     return tuple(found)
 
 
-def _program(edits: list[tuple[str, str]], others: list[str], programs: tuple[Callable, ...]) -> Edited:
-    """The wrong program of these edits and other lines."""
-    module, text = programs[0].__module__, "".join(map(inspect.getsource, programs))
+def _program(text: str, name: str, edits: list[tuple[str, str]], others: list[str]) -> tuple[str, ...]:
+    """The text of a wrong program, the expression that gives it, and what it returns, if a line says so."""
     returns = [line.removeprefix("returns ") for line in others if line.startswith("returns ")]
     if len(others) == 1 and not edits and not returns:
-        return Edited(module, "", others[0])
+        return "", others[0]
     if len(others) > len(returns) or len(returns) > 1 or not (edits or returns):
         raise ValueError(f"a hint needs edits, or one expression, above it, and not {others}")
     for old, new in edits:
@@ -108,7 +114,7 @@ def _program(edits: list[tuple[str, str]], others: list[str], programs: tuple[Ca
             there = f"{times} times in the program" if old else "not given, nor in an edit above"
             raise ValueError(f"{old} => {new}: the piece is {there}; write one that is there once")
         text = text.replace(old, new)
-    return Edited(module, text, programs[0].__name__, *returns)
+    return text, name, *returns
 
 
 def entries(listed: str) -> Iterator[tuple[list[list[str]], str]]:

@@ -291,7 +291,7 @@ def _of_the_learner(text: str) -> str:
         if not line.startswith("   "):  # the start of a frame, or a line outside frames
             keep = not line.startswith(_LIBRARY)
         if keep:
-            own.append(re.sub(r"  course/check/\S+, line .*", "  after your function returned", line))
+            own.append(re.sub(r"  course/(?:check|exercises)/\S+, line .*", "  after your function returned", line))
     return "\n".join(own)
 
 

@@ -93,7 +93,9 @@ def test_each_test_is_quick_or_thorough(tmp_path):
 
 
 def test_ci_runs_both_parts():
-    run, commands = ((TESTS.parent / ".ci" / name).read_text(encoding="utf-8").splitlines() for name in ("run", "long"))
+    run, commands = (
+        (TESTS.parent / ".ci" / name).read_text(encoding="utf-8").splitlines() for name in ("run", "long")
+    )
     assert {"make test", "make test-course", "make test-book", "make lint", "make book", "make site"} <= {*run}
     assert {"make certificate", "make perturbed", "make soak"} <= {*commands}
     (thorough,) = (command for command in commands if command.endswith(" make thorough"))

@@ -2,8 +2,8 @@
 
 from itertools import product
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, call, whole
+from course.check.edits import exercise
+from course.check.exercise import call, whole
 
 KINDS = ("parameter", "gradient", "optimizer")
 
@@ -20,9 +20,6 @@ def body(answer, group, given):
         result, title = answer(*case), call("state_bytes", case)
         found |= {f'{title}["{kind}"]': result.get(kind) if isinstance(result, dict) else None for kind in KINDS}
     return found
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def state_bytes(matrices, q, precision, optimizer):
@@ -52,8 +49,6 @@ def tensor_by_tensor(matrices, q, precision, optimizer):
             total[kind] += n_bytes * (rows * columns if q is None else rows * q + q * columns)
     return total
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 4 if precision == "mixed" else 0 => 0
@@ -97,15 +92,10 @@ number_bytes * (frozen + trained) => number_bytes * trained
     The adapters are parameters too: add their bytes to those of the frozen matrices.
 """
 
-EXERCISE = Exercise(
-    id="01.1",
-    title="state_bytes",
+EXERCISE = exercise(
+    globals(),
     points=2,
-    body=body,
-    inputs=inputs,
-    # Floats, so that float32 is right as well.
-    reference=lambda given: [{name: float(x) for name, x in body(state_bytes, None, given[0]).items()}],
     right=(state_bytes, tensor_by_tensor),
+    reference=lambda given: [{name: float(x) for name, x in body(state_bytes, None, given[0]).items()}],
     ranks=(1,),
-    mistakes=read_mistakes(MISTAKES, state_bytes),
 )

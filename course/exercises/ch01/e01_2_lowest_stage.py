@@ -1,7 +1,7 @@
 """01.2: the lowest stage of ZeRO whose model states fit into one rank."""
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, each_call, whole
+from course.check.edits import exercise
+from course.check.exercise import each_call, whole
 
 
 def inputs(generator, n):
@@ -10,9 +10,6 @@ def inputs(generator, n):
     plain, one, two, three = (16 * p - sharded * (p - p // ranks) for sharded in (0, 12, 14, 16))
     memory = [plain, int(0.9 * plain), int(1.05 * one), (one + two) // 2, two, (two + three) // 2, int(0.9 * three)]
     return [{"cases": [(p, ranks, memory_bytes) for memory_bytes in memory]}]
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def lowest_stage(num_parameters, ranks, memory_bytes):
@@ -32,8 +29,6 @@ def from_above(num_parameters, ranks, memory_bytes):
             best = stage
     return best
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 (ranks if stage >= 1 else 1) => ranks
@@ -57,13 +52,4 @@ or
     Your stage 3 does not shard the parameters: it is stage 2 again. Stage 3 shards all 16 bytes.
 """
 
-EXERCISE = Exercise(
-    id="01.2",
-    title="lowest_stage",
-    points=2,
-    body=each_call("lowest_stage"),
-    inputs=inputs,
-    right=(lowest_stage, from_above),
-    ranks=(1,),
-    mistakes=read_mistakes(MISTAKES, lowest_stage),
-)
+EXERCISE = exercise(globals(), points=2, right=(lowest_stage, from_above), body=each_call("lowest_stage"), ranks=(1,))

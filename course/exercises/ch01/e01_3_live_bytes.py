@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, whole
+from course.check.edits import exercise
+from course.check.exercise import whole
 from lib.memory import MemoryTracker
 
 KINDS = ("parameter", "gradient", "optimizer")
@@ -43,9 +43,6 @@ def body(answer, group, given):
     }
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def live_bytes(model, optimizer):
     def occupied(tensors):
         sizes = {}
@@ -67,8 +64,6 @@ def by_the_tracker(model, optimizer):
     return MemoryTracker(model, optimizer).live
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = 4 * t.numel()
     You take every element for 4 bytes. This model is in bfloat16, and its moments are not: use element_size() of each
@@ -87,13 +82,4 @@ occupied(params) => occupied(p for p in params if p.requires_grad)
     The frozen parameter is missing. It has no gradient and no optimizer state, but it takes memory.
 """
 
-EXERCISE = Exercise(
-    id="01.3",
-    title="live_bytes",
-    points=3,
-    body=body,
-    inputs=inputs,
-    right=(live_bytes, by_the_tracker),
-    ranks=(1,),
-    mistakes=read_mistakes(MISTAKES, live_bytes),
-)
+EXERCISE = exercise(globals(), points=3, right=(live_bytes, by_the_tracker), ranks=(1,))

@@ -1,7 +1,7 @@
 """01.4: the cheapest recomputation with which the activations of all layers fit."""
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, each_call, whole
+from course.check.edits import exercise
+from course.check.exercise import each_call, whole
 
 
 def inputs(generator, n):
@@ -12,9 +12,6 @@ def inputs(generator, n):
         kept = layers * s * b * {"none": 34 * h + 5 * a * s, "selective": 34 * h, "full": 2 * h}[how]
         cases.append((b, s, h, a, layers, int(fraction * kept)))
     return [{"cases": cases}]
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def recomputation(rows, tokens, width, heads, layers, memory_bytes):
@@ -39,8 +36,6 @@ def unrolled(rows, tokens, width, heads, layers, memory_bytes):
     return "full" if 2 * sbh <= a_layer_bytes else None
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 layers * a_layer_bytes => a_layer_bytes
     You count the activations of one layer. All layers keep theirs until backward reaches them: multiply by `layers`.
@@ -57,13 +52,4 @@ sbh * 2 => 0
     You take "full" for free. It still keeps the input of each layer, 2sbh bytes, which may not fit.
 """
 
-EXERCISE = Exercise(
-    id="01.4",
-    title="recomputation",
-    points=2,
-    body=each_call("recomputation"),
-    inputs=inputs,
-    right=(recomputation, unrolled),
-    ranks=(1,),
-    mistakes=read_mistakes(MISTAKES, recomputation),
-)
+EXERCISE = exercise(globals(), points=2, right=(recomputation, unrolled), body=each_call("recomputation"), ranks=(1,))

@@ -2,8 +2,8 @@
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, several, whole
+from course.check.edits import exercise
+from course.check.exercise import several, whole
 
 # MFU in percent, and the operations that its claim counts, over 6 per parameter and token: attention adds to 6. The
 # second run has the highest claim, the fifth (long sequences) the claim with the most percentage points above its MFU,
@@ -42,9 +42,6 @@ def percent(x):
         return x
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def find_hfu(runs):
     def mfu(run):
         needed = 6 * run["parameters"] * run["tokens"]
@@ -62,8 +59,6 @@ def nearest_to_eight(runs):
         if executed > 7.5:
             return [run["name"], torch.tensor(run["claimed"] * 6 / executed)]
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in name:
@@ -96,13 +91,4 @@ in all:
     That is the right run. But a day has 86 400 seconds, and you count hours.
 """
 
-EXERCISE = Exercise(
-    id="01.5",
-    title="find_hfu",
-    points=1,
-    body=body,
-    inputs=inputs,
-    right=(find_hfu, nearest_to_eight),
-    ranks=(1,),
-    mistakes=read_mistakes(MISTAKES, find_hfu),
-)
+EXERCISE = exercise(globals(), points=1, right=(find_hfu, nearest_to_eight), ranks=(1,))

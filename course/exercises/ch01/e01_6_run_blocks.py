@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from lib.memory import MemoryTracker
 
 BLOCKS, WIDTH = 6, 16
@@ -52,9 +52,6 @@ def few(does_fit):
     return "as few as with one checkpoint per block" if does_fit else "those of several blocks"
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def run_blocks(blocks, x, log):
     def run(block, x):
         hidden = block.act(block.up(x))
@@ -78,9 +75,6 @@ def logs_in_forward(blocks, x, log):
     for block in blocks:
         x = checkpoint(run, block, x, use_reentrant=False)
     return x
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def in_one_checkpoint(blocks, x, log):
@@ -132,14 +126,4 @@ log.append(mean.item()) =>
     The log misses values: it needs one per block, in the order of the blocks.
 """
 
-EXERCISE = Exercise(
-    id="01.6",
-    title="run_blocks",
-    points=3,
-    body=body,
-    inputs=inputs,
-    right=(run_blocks, logs_in_forward),
-    ranks=(1,),
-    timeout_s=20,
-    mistakes=read_mistakes(MISTAKES, run_blocks),
-)
+EXERCISE = exercise(globals(), points=3, right=(run_blocks, logs_in_forward), ranks=(1,), timeout_s=20)

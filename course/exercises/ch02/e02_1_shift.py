@@ -4,8 +4,8 @@ from math import gcd
 
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from course.check.listen import listen
 from lib import comm
 
@@ -32,9 +32,6 @@ def reference(given):
         right | {f"shift(x, {k}, group)": given[(rank - k) % n]["x"] for k in g["shifts"]}
         for rank, g in enumerate(given)
     ]
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def shift(x, k, group):
@@ -77,8 +74,6 @@ def these_first(count):
 
     return program
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 # The most common mistake first: a program that hangs takes seconds to run.
 MISTAKES = """
@@ -137,14 +132,9 @@ lambda x, k, group: shift(x, -1, group) if k % group.size else x
     r + k, and receive from rank r - k.
 """
 
-EXERCISE = Exercise(
-    id="02.1",
-    title="shift",
+EXERCISE = exercise(
+    globals(),
     points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(6,),
     right=(shift, one_after_the_other, these_first(gcd), these_first(lambda k, n: n // 2)),
-    mistakes=read_mistakes(MISTAKES, shift),
+    ranks=(6,),
 )

@@ -3,8 +3,8 @@
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from course.check.listen import listen
 from lib import comm
 
@@ -39,9 +39,6 @@ def reference(given):
     return [right | {RESULT: chunk} for chunk in total.chunk(n)]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def halving_reduce_scatter(x, group):
     distance = group.size // 2
     while distance:
@@ -68,9 +65,6 @@ def near_first(x, group):
         coming.wait()
         held = {j: held[j] + part for j, part in zip(mine, got.chunk(len(mine)), strict=True)}
     return held[r]
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def ring(x, group):
@@ -147,14 +141,4 @@ while distance: => while distance > 1:
     distance 1.
 """
 
-EXERCISE = Exercise(
-    id="02.2",
-    title="halving_reduce_scatter",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(4, 8),
-    right=(halving_reduce_scatter, near_first),
-    mistakes=read_mistakes(MISTAKES, halving_reduce_scatter),
-)
+EXERCISE = exercise(globals(), points=3, right=(halving_reduce_scatter, near_first), ranks=(4, 8))

@@ -3,8 +3,8 @@
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, random
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, everywhere, random
 from course.check.listen import listen
 from lib import comm
 
@@ -29,9 +29,6 @@ def reference(given):
     return everywhere({RESULT: torch.cat([g["part"] for g in given]), SENT: AS_NEEDED, UNFINISHED: 0}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def left_all_gather(part, group):
     n, r = group.size, group.rank
     right, left = (r + 1) % n, (r - 1) % n
@@ -53,8 +50,6 @@ def gather_in_place(part, group):
         sending.wait()
     return rows.flatten()
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 right, left = (r + 1) % n, (r - 1) % n => left, right = (r + 1) % n, (r - 1) % n
@@ -83,13 +78,4 @@ parts[(r + k) % n] => comm.send(parts[(r + k) % n], group, left)
     the tensor.
 """
 
-EXERCISE = Exercise(
-    id="02.3",
-    title="left_all_gather",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(left_all_gather, gather_in_place),
-    mistakes=read_mistakes(MISTAKES, left_all_gather),
-)
+EXERCISE = exercise(globals(), points=3, right=(left_all_gather, gather_in_place))

@@ -32,9 +32,6 @@ def body(answer, group, given):
     return {RESULT: result, SENT: needed, UNFINISHED: heard.unfinished}
 
 
-# ---- orders of the result -------------------------------------------------------------------------------------------
-
-
 def one_by_one(shards):
     return torch.cat(shards)
 
@@ -50,9 +47,6 @@ def in_turn(shards):
 
 def backwards(shards):
     return torch.cat([shard.flip(0) for shard in shards])
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def gather_shards(x):
@@ -103,8 +97,6 @@ def by_all_reduce(x):
     dist.all_reduce(full)
     return full
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in calls that were not waited for:

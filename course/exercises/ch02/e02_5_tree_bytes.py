@@ -1,7 +1,7 @@
 """02.5: bytes that one rank sends in the tree all-reduce, for any rank and any number of ranks."""
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, each_call, formula, whole
+from course.check.edits import exercise
+from course.check.exercise import each_call, formula, whole
 from lib.cost import steps
 
 
@@ -16,9 +16,6 @@ def inputs(generator, n):
 
 def from_the_moves(rank, payload_bytes, n):
     return steps.chunks_sent(steps.tree_steps(n), n)[rank] / n * payload_bytes
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def tree_bytes(rank, payload_bytes, n):
@@ -43,8 +40,6 @@ def by_running_the_program(rank, payload_bytes, n):
             sent += payload_bytes
     return sent
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 returns (n - 1).bit_length() * payload_bytes
@@ -77,14 +72,11 @@ messages * payload_bytes => messages
     You return the number of messages. Each carries the full array: multiply by S.
 """
 
-EXERCISE = Exercise(
-    id="02.5",
-    title="tree_bytes",
+EXERCISE = exercise(
+    globals(),
     points=2,
+    right=(tree_bytes, by_running_the_program),
     body=each_call("tree_bytes"),
-    inputs=inputs,
     reference=formula("tree_bytes", from_the_moves),
     ranks=(1,),
-    right=(tree_bytes, by_running_the_program),
-    mistakes=read_mistakes(MISTAKES, tree_bytes),
 )

@@ -2,8 +2,8 @@
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import DTYPE, Exercise, kind, known_number, several, whole
+from course.check.edits import exercise
+from course.check.exercise import DTYPE, kind, known_number, several, whole
 from lib.cost import steps
 
 ALPHA, BANDWIDTH, SETUP, RETURNED = "alpha_s", "bandwidth_Bps", "setup_s", "what was returned"
@@ -47,9 +47,6 @@ def reference(given):
     return [right]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def fit_ring(n, sizes_bytes, seconds):
     more_bytes = sizes_bytes[-1] - sizes_bytes[1]
     slope = (seconds[-1] - seconds[1]) / more_bytes
@@ -71,8 +68,6 @@ def line(sizes_bytes, seconds):
     slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
     return (y.mean() - slope * x.mean()).item(), slope.item()
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 # After the first call, the largest array takes longest.
 MISTAKES = """
@@ -136,14 +131,4 @@ seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0] - (alpha_s + sizes_
     all-reduce of 2(n-1) steps.
 """
 
-EXERCISE = Exercise(
-    id="02.6",
-    title="fit_ring",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(1,),
-    right=(fit_ring, by_least_squares),
-    mistakes=read_mistakes(MISTAKES, fit_ring),
-)
+EXERCISE = exercise(globals(), points=2, right=(fit_ring, by_least_squares), ranks=(1,))

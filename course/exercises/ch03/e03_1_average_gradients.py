@@ -4,8 +4,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from lib import comm
 
 SHAPES = ((3, 4), (2, 3), (2, 3), (2, 3), (4,))  # a layer, three experts, a bias
@@ -43,9 +43,6 @@ def reference(given):
     return [right | {"weights": g["weights"]} for g in given]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def average_gradients(params, group):
     here = torch.tensor([float(p.grad is not None) for p in params])
     num_ranks = comm.all_reduce(here, group)  # that used each parameter
@@ -73,8 +70,6 @@ def in_one_message(params, group):
     for p, piece, anywhere in zip(params, pieces, used, strict=True):
         p.grad = piece.view_as(p) if anywhere else None
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 if used: => if p.grad is not None:
@@ -120,13 +115,4 @@ if used: => if True:
     decay a weight that was never trained.
 """
 
-EXERCISE = Exercise(
-    id="03.1",
-    title="average_gradients",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(average_gradients, by_torch_distributed, in_one_message),
-    mistakes=read_mistakes(MISTAKES, average_gradients),
-)
+EXERCISE = exercise(globals(), points=2, right=(average_gradients, by_torch_distributed, in_one_message))

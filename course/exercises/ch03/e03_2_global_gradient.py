@@ -2,8 +2,8 @@
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import ANYTHING, Exercise, everywhere, random
+from course.check.edits import exercise
+from course.check.exercise import ANYTHING, everywhere, random
 from lib import comm
 
 
@@ -23,9 +23,6 @@ def reference(given):
     return everywhere({"gradient": total / count}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def global_gradient(gradient_of_sum, count, group):
     total = comm.all_reduce(torch.tensor(count), group)
     return comm.all_reduce(gradient_of_sum, group) / total
@@ -35,8 +32,6 @@ def by_weights(g, count, group):
     share = count / comm.all_gather(torch.tensor([float(count)], dtype=torch.float64), group).sum()
     return comm.all_reduce(g / max(count, 1) * share, group)
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 comm.all_reduce(gradient_of_sum, group) / total => comm.all_reduce(gradient_of_sum / max(count, 1), group, op="mean")
@@ -66,13 +61,4 @@ returns gradient_of_sum / count if count else ANYTHING
     That is the sum over all samples, not yet divided by their number.
 """
 
-EXERCISE = Exercise(
-    id="03.2",
-    title="global_gradient",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(global_gradient, by_weights),
-    mistakes=read_mistakes(MISTAKES, global_gradient),
-)
+EXERCISE = exercise(globals(), points=2, right=(global_gradient, by_weights))

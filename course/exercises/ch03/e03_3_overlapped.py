@@ -5,8 +5,8 @@ from itertools import chain, islice
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, everywhere, random
+from course.check.edits import exercise
+from course.check.exercise import everywhere, random
 from course.check.listen import listen
 from lib import comm
 
@@ -62,9 +62,6 @@ def reference(given):
     return everywhere({"averages": averages, "what was sent when": RIGHT}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def overlapped(gradients, bucket_bytes, group):
     under_way = []  # (gradients of the bucket, its all-reduce)
     bucket, held_bytes = [], 0
@@ -110,9 +107,6 @@ def by_torch_distributed(gradients, bucket_bytes, group):
     return averages
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
-
 def two_ahead(gradients):
     taken = list(islice(gradients, 2))
     while taken:
@@ -152,14 +146,4 @@ returns result[::-1]
     The averages are right, but not in the order in which the gradients came.
 """
 
-EXERCISE = Exercise(
-    id="03.3",
-    title="overlapped",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(3, 4, 5),
-    right=(overlapped, by_torch_distributed),
-    mistakes=read_mistakes(MISTAKES, overlapped),
-)
+EXERCISE = exercise(globals(), points=3, right=(overlapped, by_torch_distributed), ranks=(3, 4, 5))

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from course.check.edits import read_mistakes
-from course.check.exercise import DTYPE, Exercise, everywhere, random
+from course.check.edits import exercise
+from course.check.exercise import DTYPE, everywhere, random
 from course.check.listen import listen
 from lib import comm
 
@@ -45,9 +45,6 @@ def reference(given):
     return everywhere({"gradients": [p.grad for p in model.parameters()], "how often was sent": ONCE}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def accumulate(model, microbatches, loss_fn, group):
     for x, y in microbatches:
         (loss_fn(model(x), y) / len(microbatches)).backward()
@@ -62,9 +59,6 @@ def in_one_message(model, microbatches, loss_fn, group):
     pieces = comm.all_reduce(flat, group, op="mean").split([p.numel() for p in params])
     for p, piece in zip(params, pieces, strict=True):
         p.grad = piece.view_as(p)
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def after_each_microbatch(model, microbatches, loss_fn, group):
@@ -93,13 +87,4 @@ after_each_microbatch
     not change in between, so communicating after the last is enough.
 """
 
-EXERCISE = Exercise(
-    id="03.4",
-    title="accumulate",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(accumulate, in_one_message),
-    mistakes=read_mistakes(MISTAKES, accumulate),
-)
+EXERCISE = exercise(globals(), points=2, right=(accumulate, in_one_message))

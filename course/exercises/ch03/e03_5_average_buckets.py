@@ -8,8 +8,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from course.check.edits import read_mistakes
-from course.check.exercise import DTYPE, Exercise, everywhere, random
+from course.check.edits import exercise
+from course.check.exercise import DTYPE, everywhere, random
 from course.check.listen import listen, raw
 
 SHAPES = ((3, 4), (4,), (4, 3), (2, 3), (5,), (2,))
@@ -84,9 +84,6 @@ def reference(given):
     return everywhere({"gradients": means, "what was sent": SIZES, "all-reduces in flight": TOGETHER}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def average_buckets(buckets):
     started = []
     for bucket in buckets:
@@ -112,9 +109,6 @@ def by_copies(buckets):
         pieces = flat.div(dist.get_world_size()).split([p.numel() for p in params])
         for p, g, piece in zip(params, gradients, pieces):
             p.grad = g.copy_(piece.view_as(g))
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def users(p):
@@ -164,13 +158,4 @@ p.grad = piece.view_as(p) => pass
     gradients. Write the pieces back.
 """
 
-EXERCISE = Exercise(
-    id="03.5",
-    title="average_buckets",
-    points=1,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(average_buckets, by_copies),
-    mistakes=read_mistakes(MISTAKES, average_buckets),
-)
+EXERCISE = exercise(globals(), points=1, right=(average_buckets, by_copies))

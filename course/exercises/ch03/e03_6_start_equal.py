@@ -6,8 +6,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from course.check.edits import read_mistakes
-from course.check.exercise import DTYPE, Exercise, everywhere, random, whole
+from course.check.edits import exercise
+from course.check.exercise import DTYPE, everywhere, random, whole
 from course.check.listen import listen
 from lib import comm
 
@@ -68,9 +68,6 @@ def reference(given):
     return everywhere(given[0] | {"buffers": buffers, MESSAGES: ONE_EACH}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def start_equal(model, group):
     with torch.no_grad():
         by_dtype = {}  # keeps the order of its keys: the same on all ranks
@@ -95,8 +92,6 @@ def by_torch_distributed(model, group, by_a_sum=False):
             x.copy_(flat[begin : begin + x.numel()].view(x.shape))
             begin += x.numel()
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault(x, [])
@@ -127,13 +122,6 @@ src=0 => src=group.size - 1
     The frozen parameter was left out. It is not trained, but the model uses it: take all parameters.
 """
 
-EXERCISE = Exercise(
-    id="03.6",
-    title="start_equal",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(start_equal, by_torch_distributed, partial(by_torch_distributed, by_a_sum=True)),
-    mistakes=read_mistakes(MISTAKES, start_equal),
+EXERCISE = exercise(
+    globals(), points=2, right=(start_equal, by_torch_distributed, partial(by_torch_distributed, by_a_sum=True))
 )

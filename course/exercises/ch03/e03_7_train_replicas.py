@@ -3,8 +3,8 @@
 import torch
 from torch.nn.functional import mse_loss
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, everywhere, random
+from course.check.edits import exercise
+from course.check.exercise import everywhere, random
 from course.exercises.ch03.e03_4_accumulate import model_of
 from lib import comm
 
@@ -40,9 +40,6 @@ def reference(given):
     return everywhere(found, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def train_replicas(model, batches, group):
     params = list(model.parameters())
     optimizer = torch.optim.AdamW(params, lr=0.01)
@@ -65,9 +62,6 @@ def parameter_by_parameter(model, batches, group):
         for p in model.parameters():
             p.grad = comm.all_reduce(p.grad, group, op="mean")
         optimizer.step()
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def replace_weights(params, by):
@@ -97,13 +91,4 @@ bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => bucket = comm.all_red
     the bucket. Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
 """
 
-EXERCISE = Exercise(
-    id="03.7",
-    title="train_replicas",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(train_replicas, parameter_by_parameter),
-    mistakes=read_mistakes(MISTAKES, train_replicas),
-)
+EXERCISE = exercise(globals(), points=2, right=(train_replicas, parameter_by_parameter))

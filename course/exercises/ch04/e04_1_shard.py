@@ -25,8 +25,6 @@ def name(x, what="the part"):
     return f"x of shape {list(x.shape)}: {what}"
 
 
-# ---- the elements of each rank, and their results -------------------------------------------------------------------
-
 contiguous = torch.tensor_split
 
 
@@ -80,9 +78,6 @@ def reference(given, deal=contiguous):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def shard(x, group):
     n, flat = group.size, x.flatten()
     padded = pad(flat, (0, -len(flat) % n))
@@ -120,9 +115,6 @@ def by_torch_distributed(x, group, deal=contiguous):
         return padded[: x.numel()].reshape(x.shape)
 
     return [deal(padded, n)[dist.get_rank()], unshard]
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def of_different_sizes(x, group, deal=contiguous):
@@ -189,8 +181,6 @@ EXERCISE = Exercise(
     right=(shard, by_torch_distributed),
     mistakes=read_mistakes(CONTIGUOUS + MISTAKES, shard),
 )
-
-# ---- other rules which rank has an element --------------------------------------------------------------------------
 
 RULES = {
     "contiguous": "contiguous",

@@ -6,8 +6,8 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import pad
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, shards_of
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, everywhere, shards_of
 from course.check.kept import kept_bytes
 from course.check.listen import Heard, listen, raw
 
@@ -95,9 +95,6 @@ def reference(given):
     return everywhere(right, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def zero1_step(weights, gradient, kept, settings):
     n, rank, k = dist.get_world_size(), dist.get_rank(), len(weights)
 
@@ -153,8 +150,6 @@ def by_hand(keep):
 
     return step
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in dtype, weights:
@@ -262,13 +257,4 @@ total.float() / n => shards(sum(of_ranks).float() / n)[rank]
     The step is right, but you send more than a reduce-scatter and an all-gather, both in bfloat16.
 """
 
-EXERCISE = Exercise(
-    id="04.2",
-    title="zero1_step",
-    points=4,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(zero1_step, by_owners, by_hand(lambda *state: state)),
-    mistakes=read_mistakes(MISTAKES, zero1_step),
-)
+EXERCISE = exercise(globals(), points=4, right=(zero1_step, by_owners, by_hand(lambda *state: state)))

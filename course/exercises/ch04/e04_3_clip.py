@@ -3,8 +3,8 @@
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random
 from course.check.listen import listen
 from lib import comm
 
@@ -45,9 +45,6 @@ def reference(given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def clip(shards, replicated, max_norm, group):
     squares = sum((x * x).sum() for x in shards)
     squares = comm.all_reduce(squares, group)
@@ -70,8 +67,6 @@ def by_one_long_tensor(shards, replicated, max_norm, group):
         x *= min(1, max_norm / norm)
     return norm
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 comm.all_reduce(squares, group) => squares
@@ -119,13 +114,4 @@ comm.all_reduce(squares, group) => sum(comm.all_gather(x.flatten(), group).squar
     the sum of its squares.
 """
 
-EXERCISE = Exercise(
-    id="04.3",
-    title="clip",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(clip, by_one_long_tensor),
-    mistakes=read_mistakes(MISTAKES, clip),
-)
+EXERCISE = exercise(globals(), points=2, right=(clip, by_one_long_tensor))

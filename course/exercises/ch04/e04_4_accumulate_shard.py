@@ -5,8 +5,8 @@ from itertools import chain, pairwise
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random, whole
+from course.check.edits import exercise
+from course.check.exercise import random, whole
 from course.check.listen import listen
 from lib import comm
 
@@ -66,9 +66,6 @@ def reference(given):
     return [{"shard": shard, "what was sent": EACH} for shard in mean.chunk(len(given))]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def accumulate_shard(microbatches, group):
     shard, tokens = 0, 0
     for gradient_of_sum, count in microbatches:
@@ -104,8 +101,6 @@ def by_messages(microbatches, group):
         shard = shard + sum(comm.exchange(parts, parts, group).wait().values())
     return shard / comm.all_reduce(torch.tensor(tokens), group)
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in shard:
@@ -146,13 +141,6 @@ in microbatches => in (pair for pair, _ in pairwise(chain(microbatches, [None]))
     take more from the iterator.
 """
 
-EXERCISE = Exercise(
-    id="04.4",
-    title="accumulate_shard",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(accumulate_shard, in_the_background, by_messages, by_torch_distributed),
-    mistakes=read_mistakes(MISTAKES, accumulate_shard),
+EXERCISE = exercise(
+    globals(), points=3, right=(accumulate_shard, in_the_background, by_messages, by_torch_distributed)
 )

@@ -2,8 +2,8 @@
 
 import math
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, each_call, formula, whole
+from course.check.edits import exercise
+from course.check.exercise import each_call, formula, whole
 from lib.cost import state_bytes
 from lib.cost.sizes import RECIPES
 
@@ -28,9 +28,6 @@ def inputs(generator, n):
     return [{"cases": cases}]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def ranks_needed(num_parameters, stage, precision, memory_bytes):
     parameter, gradient = (2, 2) if precision == "mixed" else (4, 4)
     optimizer = 12 if precision == "mixed" else 8
@@ -49,8 +46,6 @@ def by_trying(num_parameters, stage, precision, memory_bytes):
     sizes = (held_bytes(num_parameters, stage, precision, n) for n in range(1, 1000))
     return next((n for n, size in enumerate(sizes, 1) if size <= memory_bytes), None)
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 optimizer = 12 if precision == "mixed" else 8 => optimizer = 8
@@ -72,14 +67,11 @@ return None => return 1
     Where the replicated bytes alone do not fit, you return a number. No number of ranks helps there: return None.
 """
 
-EXERCISE = Exercise(
-    id="04.5",
-    title="ranks_needed",
+EXERCISE = exercise(
+    globals(),
     points=2,
+    right=(ranks_needed, by_trying),
     body=each_call("ranks_needed"),
-    inputs=inputs,
     reference=formula("ranks_needed", by_trying),
     ranks=(1,),
-    right=(ranks_needed, by_trying),
-    mistakes=read_mistakes(MISTAKES, ranks_needed),
 )

@@ -6,8 +6,8 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import linear
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random, shards_of
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random, shards_of
 from course.check.listen import listen
 from lib import comm
 from lib.memory import MemoryTracker
@@ -53,9 +53,6 @@ def cut(whole, out, into):
     return whole[: out * into].view(out, into), whole[out * into :][:out]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def forward(x, shards, sizes, group):
     for i, (shard, (out_size, in_size)) in enumerate(zip(shards, sizes)):
         whole = comm.all_gather(shard, group)
@@ -85,8 +82,6 @@ def forward_with_the_next_layer_coming(x, shards, sizes, group, ahead=1):
     return x
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 in y, gathered:
 zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
@@ -115,14 +110,6 @@ weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
     together.
 """
 
-EXERCISE = Exercise(
-    id="05.1",
-    title="forward",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(forward, by_torch_distributed, forward_with_the_next_layer_coming),
-    timeout_s=20,
-    mistakes=read_mistakes(MISTAKES, forward),
+EXERCISE = exercise(
+    globals(), points=2, right=(forward, by_torch_distributed, forward_with_the_next_layer_coming), timeout_s=20
 )

@@ -6,8 +6,8 @@ from collections import Counter
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random, shards_of
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random, shards_of
 from course.check.listen import listen, raw
 from lib.memory import MemoryTracker
 
@@ -85,9 +85,6 @@ def reference(given):
     return [f | {"gradient of the shard": g} for f, g in zip(found, (full.grad / n).chunk(n), strict=True)]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 class ShardedUnit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shard, compute):
@@ -145,9 +142,6 @@ class UnitWithFlatCalls(torch.autograd.Function):
         return of_x, got.view(-1, len(shard)).mean(0), None
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
-
 def averaged(x):
     dist.all_reduce(x)
     return x / dist.get_world_size()
@@ -196,14 +190,6 @@ n, mine = dist.get_world_size(), torch.empty_like(shard) => n, mine = dist.get_w
     the tensor that it is given: allocate a new tensor for the output.
 """
 
-EXERCISE = Exercise(
-    id="05.2",
-    title="ShardedUnit",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(ShardedUnit, UnitWithFlatCalls),
-    timeout_s=20,
-    mistakes=read_mistakes(MISTAKES, ShardedUnit, gathered),
+EXERCISE = exercise(
+    globals(), points=3, right=(ShardedUnit, UnitWithFlatCalls), edited=(ShardedUnit, gathered), timeout_s=20
 )

@@ -5,8 +5,8 @@ from functools import partial
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import ANYTHING, Exercise, random, shards_of
+from course.check.edits import exercise
+from course.check.exercise import ANYTHING, random, shards_of
 from course.check.listen import listen
 from lib import comm
 
@@ -68,9 +68,6 @@ def reference(given):
     return [{"y": y, "when units were gathered": AHEAD} for y in ys]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def prefetched(x, units, group):
     coming = comm.all_gather_start(units[0].shard, group)
     for i, unit in enumerate(units):
@@ -91,9 +88,6 @@ def prefetched_into_two_buffers(x, units, group):
             works.append(dist.all_gather(places[1 - i % 2], units[i + 1].shard, async_op=True))
         x = unit.compute(buffers[i % 2], x)
     return x
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def several_ahead(x, units, group, ahead):
@@ -130,13 +124,4 @@ enumerate(units) => enumerate(units[:-1])
     still in flight when the loop ends.
 """
 
-EXERCISE = Exercise(
-    id="05.3",
-    title="prefetched",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(prefetched, prefetched_into_two_buffers),
-    mistakes=read_mistakes(MISTAKES, prefetched),
-)
+EXERCISE = exercise(globals(), points=2, right=(prefetched, prefetched_into_two_buffers))

@@ -4,8 +4,8 @@ from math import ceil
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import ANYTHING, Exercise, random, shards_of
+from course.check.edits import exercise
+from course.check.exercise import ANYTHING, random, shards_of
 
 NO_MORE, MORE = "no more than it keeps", "more than it keeps"
 
@@ -52,9 +52,6 @@ def reference(given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def reshard(read, size, old_n, group):
     old_size = -(-size // old_n)
     new_size = -(-size // group.size)
@@ -78,9 +75,6 @@ def element_by_element(read, size, old_n, group):
         if place < size:
             shard[i] = read(place // old, place % old, place % old + 1)[0]
     return shard
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def all_saved(read, size, old_n):
@@ -109,13 +103,4 @@ returns shards_of(torch.cat(all_saved(read, size, old_n))[:size], group.size)[gr
     rank only the part that overlaps with your shard.
 """
 
-EXERCISE = Exercise(
-    id="05.4",
-    title="reshard",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(reshard, element_by_element),
-    mistakes=read_mistakes(MISTAKES, reshard),
-)
+EXERCISE = exercise(globals(), points=2, right=(reshard, element_by_element))

@@ -2,8 +2,8 @@
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random, shards_of
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random, shards_of
 from course.check.listen import listen
 from lib import comm
 
@@ -47,9 +47,6 @@ def reference(given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def forward_with_drops(x, units, kept, group):
     needed = comm.all_reduce(torch.tensor(kept).long(), group)
     for unit, mine, ranks in zip(units, kept, needed.tolist()):
@@ -67,8 +64,6 @@ def with_a_flag_before_each(x, units, kept, group):
         x = unit.compute(full, x) if mine else x
     return x
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in y:
@@ -91,13 +86,4 @@ if mine: => if ranks:
     All ranks skip the units that rank 0 drew. That cannot hang, but each rank must skip the units of its own list.
 """
 
-EXERCISE = Exercise(
-    id="05.5",
-    title="forward_with_drops",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(forward_with_drops, with_a_flag_before_each),
-    mistakes=read_mistakes(MISTAKES, forward_with_drops),
-)
+EXERCISE = exercise(globals(), points=2, right=(forward_with_drops, with_a_flag_before_each))

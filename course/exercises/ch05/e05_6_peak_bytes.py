@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, call, everywhere, same, whole
+from course.check.edits import exercise
+from course.check.exercise import SEEN, call, everywhere, same, whole
 from lib import comm
 from lib.data_parallel.fsdp import FSDP
 from lib.memory import MemoryTracker
@@ -67,9 +67,6 @@ def reference(given):
     return everywhere({call("peak_bytes", (sizes, len(given))): CLOSE for sizes in given[0]["cases"]}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def peak_bytes(units, n):
     peak, done = 0, 0  # done: elements of units whose gradients are sums
     in_flight = 0
@@ -98,8 +95,6 @@ def by_events(units, n):
         live -= 4 * size  # resharded
     return peak
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 returns 4 * (3 * sum(units) / n + (2 + 1 + 2 + 1 / 4) * max(units) + (3 + 1) * max(units) / n)
@@ -131,15 +126,4 @@ returns result / 4
     You return elements. In float32 each has 4 bytes.
 """
 
-EXERCISE = Exercise(
-    id="05.6",
-    title="peak_bytes",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(peak_bytes, by_events),
-    ranks=(3,),
-    timeout_s=20,
-    mistakes=read_mistakes(MISTAKES, peak_bytes),
-)
+EXERCISE = exercise(globals(), points=2, right=(peak_bytes, by_events), ranks=(3,), timeout_s=20)

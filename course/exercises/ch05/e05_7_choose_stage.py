@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, known_number, same, several, whole, word
+from course.check.edits import exercise
+from course.check.exercise import SEEN, known_number, same, several, whole, word
 from lib.cost import state_bytes, zero_wire_bytes
 from lib.cost.sizes import RECIPES
 
@@ -127,9 +127,6 @@ def figures(case, mine, proposed):
     return "\n".join(shown)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def against(proposed, mine, room):
     """What rules the proposed choice out: by how much it exceeds the memory, or sends more. Both are (memory, sent)."""
     return ("memory", proposed[0] - room) if proposed[0] > room else ("sent", proposed[1] - mine[1])
@@ -175,9 +172,6 @@ def on_paper(case, proposed):
     sent, gigabytes = costs(*proposed)
     why = ["memory", gigabytes - room] if gigabytes > room else ["sent", sent - least]
     return [way.upper(), torch.tensor(m), round(1e9 * least), why[0], 1.002e9 * why[1]]
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def in_units(units):
@@ -276,14 +270,6 @@ answer(defend=lambda proposed, mine, room: ("sent", proposed[1] - mine[1]))
     rules it out.
 """
 
-EXERCISE = Exercise(
-    id="05.7",
-    title="choose_stage",
-    points=3,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    parts=PARTS,
-    right=(by_search, on_paper),
-    mistakes=read_mistakes(MISTAKES, answer),
+EXERCISE = exercise(
+    globals(), points=3, right=(by_search, on_paper), edited=(answer,), title="choose_stage", ranks=(1,), parts=PARTS
 )

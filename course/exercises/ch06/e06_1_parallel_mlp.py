@@ -4,8 +4,8 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import linear, pad, rms_norm, silu
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, random
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, everywhere, random
 from course.check.listen import listen
 from lib import comm, cost
 
@@ -35,9 +35,6 @@ def reference(given):
     return everywhere({"y": x + rms_norm(y, scale.shape, scale), "what was sent": AS_NEEDED}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def parallel_mlp(x, gate_up, down, down_bias, scale, group):
     gate, up = (x @ gate_up.T).chunk(2, dim=-1)
     partial_sum = (silu(gate) * up) @ down.T
@@ -59,8 +56,6 @@ def in_two_halves(x, gate_up, down, down_bias, scale, group):
     full = comm.all_gather(comm.reduce_scatter(term, group), group)
     return x + rms_norm(full[: x.numel()].view(x.shape) + down_bias, scale.shape, scale)
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in y:
@@ -116,13 +111,4 @@ comm.all_reduce(partial_sum, group) => partial_sum
     weights.
 """
 
-EXERCISE = Exercise(
-    id="06.1",
-    title="parallel_mlp",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(parallel_mlp, by_torch_distributed, in_two_halves),
-    mistakes=read_mistakes(MISTAKES, parallel_mlp),
-)
+EXERCISE = exercise(globals(), points=2, right=(parallel_mlp, by_torch_distributed, in_two_halves))

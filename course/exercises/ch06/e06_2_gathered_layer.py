@@ -3,8 +3,8 @@
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random
 from course.check.listen import listen, raw
 from lib import cost
 
@@ -50,9 +50,6 @@ def reference(given):
     right = {"y": y.detach(), "gradient of x": x.grad, "what was sent": AS_NEEDED, "calls without wait": 0}
     pieces = zip(first.grad.split(EACH), second.grad.split(EACH), strict=True)
     return [right | {f"gradient of the {k} weight": g for k, g in zip(LAYERS, both, strict=True)} for both in pieces]
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 class Copy(torch.autograd.Function):
@@ -101,8 +98,6 @@ def puts_its_own_back(x, weight, group):
     return torch.cat(parts, 1)
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 in y, gradient:
 gradient.chunk(n, dim=1)[r] => total(gradient).chunk(n, dim=1)[r]
@@ -141,13 +136,6 @@ dist.all_gather(parts, y) => dist.all_gather(parts, y, async_op=True)
     them. Keep the returned work and call wait() first.
 """
 
-EXERCISE = Exercise(
-    id="06.2",
-    title="gathered_layer",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(gathered_layer, puts_its_own_back),
-    mistakes=read_mistakes(MISTAKES, gathered_layer, Copy, Gather),
+EXERCISE = exercise(
+    globals(), points=3, right=(gathered_layer, puts_its_own_back), edited=(gathered_layer, Copy, Gather)
 )

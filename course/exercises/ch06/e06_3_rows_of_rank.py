@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import ANYTHING, Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import ANYTHING, random
 
 HEAD = 6  # width: even where a learner cuts heads, on 4 ranks and on 6
 
@@ -28,9 +28,6 @@ def reference(given):
     return [body(rows_of_rank, SimpleNamespace(rank=r, size=n), given[r]) for r in range(n)]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def rows_of_rank(weight, heads, kv_heads, d_head, group):
     mine, begin = [], 0
     for size in (heads, kv_heads, kv_heads):
@@ -46,9 +43,6 @@ def by_repeating(weight, heads, kv_heads, d_head, group):
     q, k, v = (s.view(-1, d_head, weight.shape[1]) for s in weight.split([heads * d_head, *[kv_heads * d_head] * 2]))
     k, v = (s.repeat_interleave(max(1, n // kv_heads), 0) for s in (k, v))
     return torch.cat([s.tensor_split(n)[r].reshape(-1, weight.shape[1]) for s in (q, k, v)])
-
-
-# ---- what people write: some say nothing about some numbers of heads, where `ANYTHING` fits -------------------------
 
 
 def head_by_head(weight, heads, kv_heads, d_head, group):
@@ -92,14 +86,4 @@ returns result if 1 < kv_heads < group.size else ANYTHING
     ranks that share it have a copy each.
 """
 
-EXERCISE = Exercise(
-    id="06.3",
-    title="rows_of_rank",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(rows_of_rank, by_repeating),
-    ranks=(4, 6),  # two heads for n ranks: with 3, as with any prime, there is only one, and every rule gives it
-    mistakes=read_mistakes(MISTAKES, rows_of_rank),
-)
+EXERCISE = exercise(globals(), points=2, right=(rows_of_rank, by_repeating), ranks=(4, 6))

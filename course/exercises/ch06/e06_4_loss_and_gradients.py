@@ -4,8 +4,8 @@ import torch
 from torch import distributed as dist
 from torch.nn import functional
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, kind, random, several, whole
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, kind, random, several, whole
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import identity_all_reduce
@@ -63,9 +63,6 @@ def reference(given):
     return [of_rank | {SENT: AS_NEEDED} for of_rank in found]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def loss_and_gradients(x, head, targets, group):
     logits = x @ head.T
     logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max")
@@ -116,9 +113,6 @@ def by_a_loss_with_the_same_gradient(x, head, targets, group):
     softmax = (logits.detach() - sums[:, None]).exp()
     (logits * (softmax - is_target.double()))[counts].sum().div(counts.sum()).backward()
     return [(sums - picked)[counts].mean().item(), x.grad, head.grad]
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def gathers_the_head(x, head, targets, group):
@@ -229,13 +223,6 @@ of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
     are complete where they are, and must not be added.
 """
 
-EXERCISE = Exercise(
-    id="06.4",
-    title="loss_and_gradients",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(loss_and_gradients, by_torch_distributed, by_a_loss_with_the_same_gradient),
-    mistakes=read_mistakes(MISTAKES, loss_and_gradients),
+EXERCISE = exercise(
+    globals(), points=3, right=(loss_and_gradients, by_torch_distributed, by_a_loss_with_the_same_gradient)
 )

@@ -3,8 +3,8 @@
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import all_reduce_identity as g
@@ -58,9 +58,6 @@ def partial_sum(x, w):
     return scaled_dot_product_attention(q, k, v, is_causal=True) @ w["out"].T + (silu(gate) * up) @ w["down"].T
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def frugal_block(x, w, group):
     shared = f(x, group)
     q, k, v = (shared @ w[name].T for name in ("q", "k", "v"))
@@ -76,8 +73,6 @@ def with_a_hook(x, w, group):
     term = partial_sum(inside, w)
     return x + term + (comm.all_reduce(term, group) - term).detach()
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 shared @ w[name].T => f(x, group) @ w[name].T
@@ -120,13 +115,4 @@ g(term, group) => heads @ w["out"].T + g(hidden @ w["down"].T, group)
     The output of attention is added without g: each rank has only its partial sum of it.
 """
 
-EXERCISE = Exercise(
-    id="06.5",
-    title="frugal_block",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(frugal_block, with_a_hook),
-    mistakes=read_mistakes(MISTAKES, frugal_block),
-)
+EXERCISE = exercise(globals(), points=2, right=(frugal_block, with_a_hook))

@@ -3,8 +3,8 @@
 import torch
 from torch.nn.functional import gelu
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import all_reduce_identity as g
@@ -53,9 +53,6 @@ def partial_sum(x, w):
     return hidden @ w["down"].T + hidden @ w["down A"].T @ w["down B"].T
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def adapted_mlp(x, w, group):
     up_a, down_b = f(w["up A"], group), f(w["down B"], group)
     x = f(x, group)
@@ -75,9 +72,6 @@ def with_hooks(x, w, group):
     for name in REPLICATED:
         w[name].register_hook(lambda gradient: comm.all_reduce(gradient, group))
     return g(partial_sum(f(x, group), w), group)
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def averaged(x, group):
@@ -116,13 +110,4 @@ x = f(x, group) =>
     The adapters are right, and now the gradient of x is not: the path through the first matrix itself needs f as well.
 """
 
-EXERCISE = Exercise(
-    id="06.6",
-    title="adapted_mlp",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(adapted_mlp, with_small_sums, with_hooks),
-    mistakes=read_mistakes(MISTAKES, adapted_mlp),
-)
+EXERCISE = exercise(globals(), points=3, right=(adapted_mlp, with_small_sums, with_hooks))

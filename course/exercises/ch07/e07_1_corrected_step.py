@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn.functional import rms_norm
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, reduce_scatter_all_gather
 
@@ -57,9 +57,6 @@ def attention(qkv):
     return attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def corrected_step(x, goal, W, group):
     normed = rms_norm(x, W["norm"].shape, W["norm"])
     tokens = all_gather_reduce_scatter(normed, group, dim=1)
@@ -85,8 +82,6 @@ def in_one_message(x, goal, W, group):
         W[name].grad.copy_(summed)
     return loss.item()
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 (normed, group, dim=1) => (normed, group, dim=0)
@@ -142,13 +137,4 @@ comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op=
     all tokens: no other rank has a part of its gradient.
 """
 
-EXERCISE = Exercise(
-    id="07.1",
-    title="corrected_step",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(corrected_step, in_one_message),
-    mistakes=read_mistakes(MISTAKES, corrected_step),
-)
+EXERCISE = exercise(globals(), points=2, right=(corrected_step, in_one_message))

@@ -7,8 +7,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from course.check.listen import listen, raw
 
 FORWARD, BACKWARD, KEPT, WAITED = "sent in forward", "sent in backward", "kept for backward", "waited for"
@@ -106,9 +106,6 @@ def reference(given):
     ]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 class GatheredLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, W, b):
@@ -158,9 +155,6 @@ class ByAllToAll(torch.autograd.Function):
         of_w = torch.einsum("btf,btd->fd", dy, torch.cat(shards, 1))
         scattering.wait()
         return got.sum(0), of_w, dy.sum((0, 1))
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def all_reduced(x):
@@ -242,13 +236,4 @@ return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum(
     tokens: those gradients are complete.
 """
 
-EXERCISE = Exercise(
-    id="07.2",
-    title="GatheredLinear",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(GatheredLinear, ByAllToAll),
-    mistakes=read_mistakes(MISTAKES, GatheredLinear),
-)
+EXERCISE = exercise(globals(), points=2, right=(GatheredLinear, ByAllToAll))

@@ -4,8 +4,8 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import layer_norm
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, kind, random, several
+from course.check.edits import exercise
+from course.check.exercise import kind, random, several
 from course.check.listen import listen
 from lib import comm
 
@@ -47,9 +47,6 @@ def reference(given):
     return [right | dict(zip(NAMES, (mine, *two), strict=True)) for mine in of_x.chunk(len(given), 1)]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def norm_gradients(x, gradient, weight, bias, group):
     inputs = [each.requires_grad_() for each in (x, weight, bias)]
     y = layer_norm(x, weight.shape, weight, bias)
@@ -71,9 +68,6 @@ def by_hand(x, gradient, weight, bias, group):
 def gathers_two_vectors(x, gradient, weight, bias, group):
     of_x, *two = backward(x, gradient, weight, bias)
     return of_x, *comm.all_gather(torch.stack(two)[None], group).sum(0)
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def gathers_all_tokens(x, gradient, weight, bias, group):
@@ -112,13 +106,4 @@ comm.all_reduce(torch.stack(both), group) => [comm.all_reduce(one, group) for on
     one tensor and sum that.
 """
 
-EXERCISE = Exercise(
-    id="07.3",
-    title="norm_gradients",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(norm_gradients, by_hand, gathers_two_vectors),
-    mistakes=read_mistakes(MISTAKES, norm_gradients),
-)
+EXERCISE = exercise(globals(), points=2, right=(norm_gradients, by_hand, gathers_two_vectors))

@@ -10,8 +10,8 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import conv1d
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, everywhere, kind, several, whole
+from course.check.edits import exercise
+from course.check.exercise import everywhere, kind, several, whole
 from lib import comm
 
 FIRST, SECOND = "the first mask", "the second mask"
@@ -113,9 +113,6 @@ def reference(given):
     return everywhere(right | {ORIGIN: ANEW, AFTERWARDS: EQUAL, AGAIN: THE_SAME, NEXT: NEW}, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def dropout_masks(p, shape, group):
     batch, tokens, features = shape
     shared = (torch.rand(shape) >= p) / (1 - p)
@@ -140,8 +137,6 @@ def by_a_generator(p, shape, group):
     part = (shape[0], shape[1] // dist.get_world_size(), shape[2])
     return [mask(shape, p), mask(part, p, own).double()]
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in shape of the second mask:
@@ -188,13 +183,4 @@ returns [mask > 0 for mask in result]
     The scale is missing: the elements that are kept are multiplied by 1/(1-p), so that the mean stays.
 """
 
-EXERCISE = Exercise(
-    id="07.4",
-    title="dropout_masks",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(dropout_masks, shard_of_a_second, by_a_generator),
-    mistakes=read_mistakes(MISTAKES, dropout_masks),
-)
+EXERCISE = exercise(globals(), points=3, right=(dropout_masks, shard_of_a_second, by_a_generator))

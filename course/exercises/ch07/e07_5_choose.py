@@ -1,7 +1,7 @@
 """07.5: how to fit the activations of a stage of Llama 3 405B into three limits, with the numbers that defend it."""
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, kind, several
+from course.check.edits import exercise
+from course.check.exercise import kind, several
 
 
 def body(answer, group, given):
@@ -19,9 +19,6 @@ def tenth(number):
         return round(float(number), 1)
     except (TypeError, ValueError):
         return number
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def choose():
@@ -48,8 +45,6 @@ def choose():
 def by_hand():
     return [(4, "sp", False, 11.7, 6), (8, "sp", False, 8.02, 7), (8, "sp", True, 19.8, 9.63)]
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 (layers * per_layer, inputs + per_layer) => (layers * 2 * per_layer, inputs + 2 * per_layer)
@@ -113,13 +108,4 @@ chosen.append((t, way, bool(again), GB, sent)) => chosen.append((t, way, bool(ag
     You return units. A unit is (t-1)/t of bsh elements: counted in elements, degrees can be compared.
 """
 
-EXERCISE = Exercise(
-    id="07.5",
-    title="choose",
-    points=2,
-    body=body,
-    inputs=lambda generator, n: [{}],
-    ranks=(1,),
-    right=(choose, by_hand),
-    mistakes=read_mistakes(MISTAKES, choose),
-)
+EXERCISE = exercise(globals(), points=2, right=(choose, by_hand), inputs=lambda generator, n: [{}], ranks=(1,))

@@ -5,8 +5,8 @@ from itertools import combinations, pairwise
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, call, kind, whole
+from course.check.edits import exercise
+from course.check.exercise import SEEN, call, kind, whole
 from lib.pipeline.balance import balanced
 
 FORM, WORK, COUNTS = "what was returned", "the most expensive stage", "counts of layers"
@@ -119,9 +119,6 @@ def reference(given):
     return [found]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def cut(costs, head, num_stages):
     def best(costs, stages):
         if stages == 1:
@@ -151,9 +148,6 @@ def by_a_limit(costs, head, num_stages):
             stages[0].append(cost)
         if max(map(sum, stages)) <= limit:
             return [len(stage) for stage in stages]
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def by_count(costs, head, num_stages):
@@ -226,14 +220,4 @@ returns result[::-1]
     the list.
 """
 
-EXERCISE = Exercise(
-    id="08.1",
-    title="cut",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(1,),
-    right=(cut, by_dynamic_programming, by_a_limit),
-    mistakes=read_mistakes(MISTAKES, cut),
-)
+EXERCISE = exercise(globals(), points=2, right=(cut, by_dynamic_programming, by_a_limit), ranks=(1,))

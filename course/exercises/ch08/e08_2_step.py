@@ -6,8 +6,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from course.check.edits import read_mistakes
-from course.check.exercise import DTYPE, Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import DTYPE, random
 from course.check.listen import listen, raw
 from lib.runtime import calls
 from lib.runtime.calls import Listener
@@ -80,9 +80,6 @@ def reference(given):
     return [*ranks[:-1], ranks[-1] | {LOSS: loss.item()}]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def step(stage, inputs, targets):
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     kept, sends, total = [], [], 0
@@ -138,9 +135,6 @@ def all_receives_first(stage, inputs, targets):
             sends.append(dist.isend(came[k].grad, rank - 1))
     [handle.wait() for handle in sends]
     return total if rank == last else None
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def hands_the_loss_round(stage, inputs, targets):
@@ -227,13 +221,4 @@ then(lambda stage: dist.broadcast(stage.weight.detach().clone(), 0))
     sends only to its neighbours.
 """
 
-EXERCISE = Exercise(
-    id="08.2",
-    title="step",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(step, all_receives_first),
-    mistakes=read_mistakes(MISTAKES, step),
-)
+EXERCISE = exercise(globals(), points=3, right=(step, all_receives_first))

@@ -8,8 +8,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from course.check.edits import read_mistakes
-from course.check.exercise import DTYPE, Exercise, random, whole
+from course.check.edits import exercise
+from course.check.exercise import DTYPE, random, whole
 from lib.model import mean_loss
 
 TOKENS, D, VOCABULARY, IGNORED = 6, 4, 7, -100
@@ -83,9 +83,6 @@ class Saved:
         self.most = max(self.most, self.now)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def accumulate(model, microbatches):
     counts = [(targets != -100).sum().item() for _, targets in microbatches]
     total = 0.0
@@ -136,9 +133,6 @@ def by_checkpoint(model, microbatches):
         losses.append(mean_loss(logits, t) * (t != IGNORED).sum() / count)
         losses[-1].backward()
     return sum(losses)
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def all_in_one(model, microbatches):
@@ -196,13 +190,9 @@ all_in_one
     the next runs forward, and retain no graph: then memory holds one microbatch.
 """
 
-EXERCISE = Exercise(
-    id="08.4",
-    title="accumulate",
+EXERCISE = exercise(
+    globals(),
     points=2,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
     right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before, by_checkpoint),
-    mistakes=read_mistakes(MISTAKES, accumulate),
+    ranks=(1,),
 )

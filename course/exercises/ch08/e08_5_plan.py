@@ -4,8 +4,8 @@ import math
 from fractions import Fraction
 from itertools import count
 
-from course.check.edits import read_mistakes
-from course.check.exercise import ANYTHING, Exercise, call, kind, several, whole
+from course.check.edits import exercise
+from course.check.exercise import ANYTHING, call, kind, several, whole
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.simulate import Costs, simulate
 
@@ -80,9 +80,6 @@ def least(T_F, T_B):
     return 1 - Fraction(sum(T_F) + sum(T_B), len(T_F) * (max(T_F) + max(T_B)))
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def plan(T_F, T_B, num_microbatches, part):
     p, m = len(T_F), num_microbatches
     first = sum(T_F) + sum(T_B)  # of one microbatch: also its work
@@ -107,9 +104,6 @@ def by_simulation(T_F, T_B, m, part):
         many += 1
     found = seen(m)
     return [float(found.makespan), found.bubble, many if len(T_F) == 1 or part > least(T_F, T_B) else None]
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def solved_in_floats(T_F, T_B, part):
@@ -196,13 +190,4 @@ busy = (1 - part) * p => busy = p / (1 + part)
     You have put wait against work below that fraction. The bubble is a fraction of the whole step.
 """
 
-EXERCISE = Exercise(
-    id="08.5",
-    title="plan",
-    points=1,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    right=(plan, by_simulation),
-    mistakes=read_mistakes(MISTAKES, plan),
-)
+EXERCISE = exercise(globals(), points=1, right=(plan, by_simulation), ranks=(1,))

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, kind, whole
+from course.check.edits import exercise
+from course.check.exercise import SEEN, kind, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -66,9 +66,6 @@ def facts_of(result):
         "starts": {a: int(start) for a, start in starts.items()} if isinstance(starts, dict) else kind(starts),
         "the chart": text.strip("\n") if isinstance(text, str) else kind(text),
     }
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def chart(rows, needs, units):
@@ -142,9 +139,6 @@ def drawn(starts, units):
     return "\n".join(map(" ".join, lines))
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
-
 def one_after_the_other(rows, needs, units):
     """No two ranks at the same time."""
     found = chart(rows, needs, units)
@@ -203,13 +197,4 @@ return None => return {}, ""
     round starts nothing and actions are left.
 """
 
-EXERCISE = Exercise(
-    id="08.6",
-    title="chart",
-    points=3,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    right=(chart, by_recursion, by_a_clock),
-    mistakes=read_mistakes(MISTAKES, chart),
-)
+EXERCISE = exercise(globals(), points=3, right=(chart, by_recursion, by_a_clock), ranks=(1,))

@@ -44,9 +44,6 @@ def right_facts(ranks, m, limit):
     return {WORKS: YES, SIZES: size(ranks, m), EXCESS: [0] * ranks, TIME: 3.0 * (ranks * (rounds + 1) + last)}
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def in_memory(num_ranks, num_microbatches, limit):
     rows, ends, now = [[] for _ in range(num_ranks)], {}, 0
     free, forwards, backwards = ([0] * num_ranks for _ in range(3))
@@ -85,9 +82,6 @@ def in_rounds(ranks, m, limit):
             when["B", k] = begin + ranks + 2 * (ranks - 1 - r)
         row += [Action(r, Op(op), k) for op, k in sorted(when, key=when.get)]
     return rows
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def turns(ahead=lambda rank, ranks, limit: min(limit, ranks - rank) - 1):

@@ -2,8 +2,8 @@
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, each_result, whole
+from course.check.edits import exercise
+from course.check.exercise import each_result, whole
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import simulate
@@ -108,13 +108,10 @@ count * layers * saved => count * saved
     That is one layer. A stage has several, and each saves something of each microbatch.
 """
 
-EXERCISE = Exercise(
-    id="09.2",
-    title="kept",
+EXERCISE = exercise(
+    globals(),
     points=2,
-    body=each_result("kept", "microbatches", "bytes"),
-    inputs=inputs,
-    ranks=(1,),
     right=(kept, kept_layer_by_layer),
-    mistakes=read_mistakes(MISTAKES, kept),
+    body=each_result("kept", "microbatches", "bytes"),
+    ranks=(1,),
 )

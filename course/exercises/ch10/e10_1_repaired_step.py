@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random, whole
+from course.check.edits import exercise
+from course.check.exercise import random, whole
 from course.check.listen import raw
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.runtime.calls import Listener, listeners
@@ -63,9 +63,6 @@ def reference(given):
         }
         for rank, (weight, row) in enumerate(zip(weights, one_f_one_b(n, len(batch)).actions, strict=True))
     ]
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def repaired_step(forward, backward, like, m):
@@ -133,8 +130,6 @@ def by_turns(peer, x, y):
             transfer(z, peer)
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 min(last - rank, m) => m
     It no longer hangs, because all forwards now come before the first backward: that is GPipe, and each rank keeps all
@@ -171,13 +166,6 @@ range(m - warmup, m) => reversed(range(m - warmup, m))
     gradients of the earlier microbatches first.
 """
 
-EXERCISE = Exercise(
-    id="10.1",
-    title="repaired_step",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(repaired_step, partial(by_swaps, in_one_call), partial(by_swaps, by_turns)),
-    mistakes=read_mistakes(MISTAKES, repaired_step),
+EXERCISE = exercise(
+    globals(), points=3, right=(repaired_step, partial(by_swaps, in_one_call), partial(by_swaps, by_turns))
 )

@@ -3,8 +3,8 @@
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random
 from course.check.listen import listen
 from lib import comm
 
@@ -63,9 +63,6 @@ def reference(given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def sum_and_clip(gradients, holders, max_norm, group):
     for name, ranks in holders.items():
         if group.rank in ranks:
@@ -104,9 +101,6 @@ def by_torch_distributed(gradients, holders, max_norm, group):
     for g in gradients.values():
         g.mul_(min(1.0, max_norm / norm))
     return norm
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def norm_first(gradients, holders, max_norm, group):
@@ -186,13 +180,4 @@ gathers_own
     everything else one number is enough, the sum of the squares.
 """
 
-EXERCISE = Exercise(
-    id="10.2",
-    title="sum_and_clip",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(sum_and_clip, by_torch_distributed),
-    mistakes=read_mistakes(MISTAKES, sum_and_clip),
-)
+EXERCISE = exercise(globals(), points=3, right=(sum_and_clip, by_torch_distributed))

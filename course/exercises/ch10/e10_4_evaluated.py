@@ -8,8 +8,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from course.check.edits import read_mistakes
-from course.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, Exercise, everywhere, random, whole
+from course.check.edits import exercise
+from course.check.exercise import ANYTHING, AS_NEEDED, DTYPE, MORE, everywhere, random, whole
 from lib import comm
 from lib.runtime import calls
 from lib.runtime.calls import Listener
@@ -94,9 +94,6 @@ def reference(given):
     return everywhere(found, given)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def evaluated(stage, inputs, targets, width, group):
     last, sends = group.size - 1, []
     total = torch.zeros((), dtype=torch.float64)
@@ -134,9 +131,6 @@ def by_torch_distributed(stage, inputs, targets, width, group):
                 sums[1] += counts.sum()
         dist.broadcast(sums, src=last)
         return (sums[0] / sums[1]).item()
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def received(inputs, width, group, ahead):
@@ -201,13 +195,4 @@ comm.all_reduce(total, group) / count => total / count if group.rank == last els
     one collective after the last forward.
 """
 
-EXERCISE = Exercise(
-    id="10.4",
-    title="evaluated",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(evaluated, by_torch_distributed),
-    mistakes=read_mistakes(MISTAKES, evaluated),
-)
+EXERCISE = exercise(globals(), points=3, right=(evaluated, by_torch_distributed))

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, kind, random, several, whole
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, kind, random, several, whole
 from lib.memory import MemoryTracker
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 
@@ -69,9 +69,6 @@ def body(answer, group, given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def stashed(actions, w, forward, backward, lr):
     used, most = {}, 1
     for op, k in actions:
@@ -104,8 +101,6 @@ def in_place(actions, w, forward, backward, lr):
         most = max(most, len(copies) + 1)
     return w, most
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 in weights, calls:
@@ -147,13 +142,4 @@ used, most = {}, 1 => used, most = {}, 0
     are in memory too, before any forward uses them.
 """
 
-EXERCISE = Exercise(
-    id="10.5",
-    title="stashed",
-    points=2,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    right=(stashed, in_place),
-    mistakes=read_mistakes(MISTAKES, stashed),
-)
+EXERCISE = exercise(globals(), points=2, right=(stashed, in_place), ranks=(1,))

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from lib import comm
 from lib.pipeline.lower import lower, other_end
 from lib.pipeline.schedules.action import COMPUTE, SENDS, Op
@@ -89,9 +89,6 @@ def reference(given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def corrected_order(group, orders, forward, backward, like):
     r, p, sends = group.rank, group.size, []
     last = max(stage for order in orders for _, stage, _ in order)
@@ -153,8 +150,6 @@ def in_one_order(group, orders, forward, backward, like):
         send.wait()
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 here[next(coming[source % p])] = x => here[action] = x
     This is the result of the program in the task. On two ranks the neighbour before and the neighbour after are the
@@ -173,14 +168,9 @@ in orders[r]: => in sorted(orders[r], key=lambda action: action[0] == "B"):
     keeps all microbatches. Keep the order of work.
 """
 
-EXERCISE = Exercise(
-    id="11.1",
-    title="corrected_order",
+EXERCISE = exercise(
+    globals(),
     points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(2,),
     right=(corrected_order, by_tags, in_one_order, partial(by_tags, tag=lambda op, *which: op == "F")),
-    mistakes=read_mistakes(MISTAKES, corrected_order),
+    ranks=(2,),
 )

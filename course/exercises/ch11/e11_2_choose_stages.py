@@ -2,8 +2,8 @@
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, each_result, whole
+from course.check.edits import exercise
+from course.check.exercise import each_result, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -25,9 +25,6 @@ def inputs(generator, n):
         times = (round(scale * time, 6) for time in (T_F, T_B, T_message))
         found.append((ranks, m, layers, *times, saved, room * saved))
     return [{"cases": found}]
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def choose_stages(ranks, microbatches, layers, T_F, T_B, T_message, saved, room):
@@ -74,9 +71,6 @@ def by_hand(ranks, m, layers, T_F, T_B, T_message, saved, room):
     return [v, torch.tensor(time), float(kept)]
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
-
 def by_formula(ranks, m, v, T_F, T_B, T_message):
     if v == 1:
         return (m + ranks - 1) * (T_F + T_B) + (2 * (ranks - 2) + 2 * m * (ranks - 1) / ranks) * T_message
@@ -120,13 +114,10 @@ if kept <= room: => if True:
     A schedule that needs exactly the available bytes also fits.
 """
 
-EXERCISE = Exercise(
-    id="11.2",
-    title="choose_stages",
+EXERCISE = exercise(
+    globals(),
     points=2,
-    body=each_result("choose_stages", "stages on each rank", "time of a step", "bytes that rank 0 keeps"),
-    inputs=inputs,
-    ranks=(1,),
     right=(choose_stages, by_hand),
-    mistakes=read_mistakes(MISTAKES, choose_stages),
+    body=each_result("choose_stages", "stages on each rank", "time of a step", "bytes that rank 0 keeps"),
+    ranks=(1,),
 )

@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import gelu, linear
 from torch.utils.flop_counter import FlopCounterMode
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, random, whole
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, MORE, random, whole
 from lib.memory import MemoryTracker
 
 ROWS, TOKENS, D, F = 2, 5, 5, 7  # of a microbatch; width of x, and between the two layers
@@ -99,9 +99,6 @@ def reference(given):
     return [found]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 class Later:
     def __init__(self, limit):
         self.limit, self.queue = limit, []
@@ -164,9 +161,6 @@ class InPlace(Later):
         for parameter, new in (weight, dy.unsqueeze(-1) * x.unsqueeze(-2)), (bias, dy):
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad += new.sum((0, 1))
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 class QueueOfEach(Later):
@@ -290,14 +284,4 @@ x_only = x.detach() => x_only = x.detach().clone()
     All gradients are right, and more than x and ∂y is kept. Keep the tensors themselves, without a copy.
 """
 
-EXERCISE = Exercise(
-    id="12.1",
-    title="Later",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(1,),
-    right=(Later, InFunctions, InPlace),
-    mistakes=read_mistakes(MISTAKES, Later),
-)
+EXERCISE = exercise(globals(), points=3, right=(Later, InFunctions, InPlace), ranks=(1,))

@@ -4,8 +4,8 @@ import re
 from functools import cache
 from math import inf
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise
+from course.check.edits import exercise
+from course.check.exercise import SEEN
 from course.check.written import KIND, NO, WORKS, YES, kind_of, text_of
 from lib.lab.workshop import SLACK, Par, workshop
 from lib.pipeline.gantt import gantt
@@ -42,9 +42,6 @@ def body(answer, group, given):
         "stages on each rank": {1: "one", 2: "two"}.get(per_rank, "three or more"),
         SEEN: "\n".join([said, gantt(seen.timeline), seen.advice]),
     }
-
-
-# ---- right schedules, and with other arguments wrong ones -----------------------------------------------------------
 
 
 @cache
@@ -103,9 +100,6 @@ def unit_by_unit(v=4):
     return rows
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
-
 def half():
     """V-Half, which a mistake then changes."""
     return v_half(RANKS, MICROBATCHES).to_text()
@@ -159,14 +153,13 @@ lambda: None
     It cannot run. The reason is below.
 """
 
-EXERCISE = Exercise(
-    id="12.2",
-    title="beats_greedy",
+EXERCISE = exercise(
+    globals(),
     points=3,
-    body=body,
+    right=(unit_by_unit, greedy, lambda: greedy(6, "FWI"), lambda: Schedule.from_text(greedy(4, "FWI"))),
+    edited=(greedy,),
+    title="beats_greedy",
     inputs=lambda generator, n: [{}],
     reference=lambda given: [{WORKS: YES, KEPT: MAY, TIME: SOON}],
     ranks=(1,),
-    right=(unit_by_unit, greedy, lambda: greedy(6, "FWI"), lambda: Schedule.from_text(greedy(4, "FWI"))),
-    mistakes=read_mistakes(MISTAKES, greedy),
 )

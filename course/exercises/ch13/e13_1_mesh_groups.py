@@ -5,8 +5,8 @@ from math import prod
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, call, ranks_in, whole
+from course.check.edits import exercise
+from course.check.exercise import call, ranks_in, whole
 
 
 def inputs(generator, n):
@@ -32,9 +32,6 @@ def body(answer, group, given):
         texts = [ranks if isinstance(ranks, str) else str(sorted(ranks)) for ranks in groups]
         found[call("mesh_groups", (sizes, axes))] = " ".join(sorted(texts, key=lambda text: (len(text), text)))
     return found | {"ranks within each group": "ascending" if ascend else "in a different order"}
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def mesh_groups(sizes, axes):
@@ -67,8 +64,6 @@ def by_strides(sizes, axes):
     firsts = sums([axis for axis in sizes if axis not in axes])
     return [{first + step for step in sums(axes)} for first in reversed(firsts)]
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 sizes.values() => reversed(sizes.values())
@@ -103,13 +98,4 @@ returns [ranks[::-1] for ranks in result]
     the group: if it depends on the order in which the axes are named, dp×tp and tp×dp cut a tensor differently.
 """
 
-EXERCISE = Exercise(
-    id="13.1",
-    title="mesh_groups",
-    points=2,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    right=(mesh_groups, by_reshape, by_strides),
-    mistakes=read_mistakes(MISTAKES, mesh_groups),
-)
+EXERCISE = exercise(globals(), points=2, right=(mesh_groups, by_reshape, by_strides), ranks=(1,))

@@ -2,8 +2,8 @@
 
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, call, ranks_in, whole
+from course.check.edits import exercise
+from course.check.exercise import call, ranks_in, whole
 from lib.mesh import MeshShape
 
 CUT = ("column weight", "column bias", "row weight")
@@ -34,9 +34,6 @@ def body(answer, group, given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def ranks_to_sum(sizes, rank, kind, sequence_parallel):
     shape = MeshShape(**sizes)
     axes, among = ["dp"], None
@@ -59,8 +56,6 @@ def by_places(sizes, rank, kind, slices):
     ranks = range(shape.size)[::-1]
     return torch.tensor([r for r in ranks if all(i in places[axis] for axis, i in shape.coordinates(r).items())])
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 axes = ["dp", "tp"] => axes = ["dp"]
@@ -107,13 +102,4 @@ lambda sizes, *rest: by_places({axis: sizes[axis] for axis in ("dp", "pp", "tp")
     counted in that order.
 """
 
-EXERCISE = Exercise(
-    id="13.2",
-    title="ranks_to_sum",
-    points=2,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    right=(ranks_to_sum, by_places),
-    mistakes=read_mistakes(MISTAKES, ranks_to_sum),
-)
+EXERCISE = exercise(globals(), points=2, right=(ranks_to_sum, by_places), ranks=(1,))

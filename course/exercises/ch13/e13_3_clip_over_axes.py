@@ -5,8 +5,8 @@ from functools import cache
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, random
+from course.check.edits import exercise
+from course.check.exercise import random
 from course.check.listen import listen, raw
 from lib.mesh import Mesh, MeshShape
 
@@ -65,9 +65,6 @@ def reference(given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def clip_over_axes(gradients, copies, max_norm, groups):
     pairs = zip(gradients, copies)
     square = sum(x.square().sum() / count for x, count in pairs)
@@ -98,8 +95,6 @@ def by_gathering(gradients, copies, max_norm, groups):
         torch._foreach_mul_(gradients, max_norm / norm)
     return norm
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 x.square().sum() / count => x.square().sum()
@@ -147,14 +142,4 @@ dist.all_reduce(square) => for x in (gradients[0].square(), square): dist.all_re
     up this rank's squares first, then all-reduce one number.
 """
 
-EXERCISE = Exercise(
-    id="13.3",
-    title="clip_over_axes",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(8,),
-    right=(clip_over_axes, as_torch_does, by_gathering),
-    mistakes=read_mistakes(MISTAKES, clip_over_axes),
-)
+EXERCISE = exercise(globals(), points=3, right=(clip_over_axes, as_torch_does, by_gathering), ranks=(8,))

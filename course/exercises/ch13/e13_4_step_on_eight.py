@@ -5,8 +5,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, is_dense, kind, several, whole
+from course.check.edits import exercise
+from course.check.exercise import is_dense, kind, several, whole
 from lib import comm
 from lib.data import rows_of_rank
 from lib.data_parallel.bucketed_gradients import Gradients
@@ -110,9 +110,6 @@ def reference(given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def step_on_eight(world, model, inputs, targets, max_norm):
     mesh = Mesh(MeshShape(dp=2, pp=2, tp=2), world)
     dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
@@ -164,8 +161,6 @@ def by_gradients(world, model, inputs, targets, max_norm):
     return [comm.all_reduce(term, dp), facts]
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
@@ -207,15 +202,6 @@ fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
     that do.
 """
 
-EXERCISE = Exercise(
-    id="13.4",
-    title="step_on_eight",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(8,),
-    timeout_s=20,
-    right=(step_on_eight, by_parallelize, by_gradients),
-    mistakes=read_mistakes(MISTAKES, step_on_eight),
+EXERCISE = exercise(
+    globals(), points=3, right=(step_on_eight, by_parallelize, by_gradients), ranks=(8,), timeout_s=20
 )

@@ -1,8 +1,8 @@
 """13.6: a layout for 70B parameters on 64 GPUs, and the numbers that rule out three others."""
 
 from course.check.bill import ALL_HOLD, bill, costs_of, exceeded
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, known_number, several
+from course.check.edits import exercise
+from course.check.exercise import SEEN, known_number, several
 from lib.layout import Layout
 
 PARTS = CHOICE, MEMORY, BUBBLE, BYTES = (
@@ -31,9 +31,6 @@ def body(answer, group, given):
     }
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def choose_layout():
     mine = Layout(dp=2, pp=4, tp=8, microbatches=32, sequence_parallel=True, zero=1, recompute="selective")
     s, h, heads, billions = 4096, 8192, 64, 69.0
@@ -58,8 +55,6 @@ def by_the_bill():
     a, b, c = map(costs_of, RULED_OUT)
     return [layout, round(a.memory_bytes / 1e9), round(b.bubble, 3), round(c.over_dp / 1e9, 1)]
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 returns result[0]
@@ -151,19 +146,16 @@ in layout C:
     Layout c: d = 4 here: the replicas of C are four. With two a rank would send that much.
 """
 
-EXERCISE = Exercise(
-    id="13.6",
-    title="choose_layout",
+EXERCISE = exercise(
+    globals(),
     points=4,
-    body=body,
-    inputs=lambda generator, n: [{}],
-    ranks=(1,),
-    parts=PARTS,
     right=(
         choose_layout,
         but(Layout(pp=8, tp=8, microbatches=64, **SLIM)),
         but(Layout(2, 8, 4, microbatches=32, zero=1, schedule="interleaved", stages_per_rank=2, **SLIM)),
         by_the_bill,
     ),
-    mistakes=read_mistakes(MISTAKES, choose_layout),
+    inputs=lambda generator, n: [{}],
+    ranks=(1,),
+    parts=PARTS,
 )

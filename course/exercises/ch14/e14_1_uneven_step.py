@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, each_call, whole
+from course.check.edits import exercise
+from course.check.exercise import each_call, whole
 
 
 def inputs(generator, n):
@@ -20,9 +20,6 @@ def inputs(generator, n):
         hidden = round(sums * (1.4 if hides else 0.3), 3)
         cases.append((blocks, block, head, seconds(1, 6), whole(generator, 2, 5) * p, sums, hidden))
     return [{"cases": cases}]
-
-
-# ---- right programs -------------------------------------------------------------------------------------------------
 
 
 def uneven_step(blocks, block_s, head_s, message_s, m, sums_s, hidden_s):
@@ -42,8 +39,6 @@ def by_a_walk(blocks, block_s, head_s, message_s, m, sums_s, hidden_s):
     seconds = stages.sum() + (m - 1) * stages.max()
     return seconds if hidden_s > sums_s else seconds + sums_s - hidden_s
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 stages[-1] += head_s => stages = [stage + head_s for stage in stages]
@@ -90,13 +85,4 @@ max(0, sums_s - hidden_s) => sums_s
     The sum of the gradients is missing where backward does not hide all of it.
 """
 
-EXERCISE = Exercise(
-    id="14.1",
-    title="uneven_step",
-    points=2,
-    body=each_call("uneven_step"),
-    inputs=inputs,
-    ranks=(1,),
-    right=(uneven_step, by_a_walk),
-    mistakes=read_mistakes(MISTAKES, uneven_step),
-)
+EXERCISE = exercise(globals(), points=2, right=(uneven_step, by_a_walk), body=each_call("uneven_step"), ranks=(1,))

@@ -28,9 +28,6 @@ def body(answer, group, given):
     return found
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def fullest_ranks():
     h, s, vocabulary = 8192, 4096, 131_072
     block, end = 12 * h**2 / 1e9, vocabulary * h / 1e9
@@ -64,8 +61,6 @@ def by_the_planner():
 def rounded():
     return ("First", 16.9, 4.56, 0), ("first", 15.7, 10.8, 0), ("last", 31.4, 1.11, 3.76)
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 "first", states_a => "last", states_a

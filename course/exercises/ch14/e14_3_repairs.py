@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, kind, several, word
+from course.check.edits import exercise
+from course.check.exercise import SEEN, kind, several, word
 from course.check.refusals import NOTHING_BINDS, binds, broken_layouts, layout_of
 from lib.planner import step_s
 from lib.planner.search import layout_text
@@ -72,9 +72,6 @@ def fastest_s(i):
     return min(step_s(training, one).total for one in able)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def repairs():
     changes = [
         ("heads", {"tp": 2}),
@@ -95,8 +92,6 @@ def with_stages():
     pairs[4] = "states", broken[4]._replace(pp=4, dp=2)
     return tuple((word.upper(), tuple(layout)) for word, layout in pairs)
 
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 MISTAKES = """
 returns [word for word, _ in result]
@@ -130,13 +125,4 @@ layout._replace(**change) => change
     change that fits.
 """
 
-EXERCISE = Exercise(
-    id="14.3",
-    title="repairs",
-    points=3,
-    body=body,
-    inputs=lambda generator, n: [{}],
-    ranks=(1,),
-    right=(repairs, with_stages),
-    mistakes=read_mistakes(MISTAKES, repairs),
-)
+EXERCISE = exercise(globals(), points=3, right=(repairs, with_stages), inputs=lambda generator, n: [{}], ranks=(1,))

@@ -8,8 +8,8 @@ from statistics import fmean, median
 import numpy as np
 
 import lib
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, whole, word
+from course.check.edits import exercise
+from course.check.exercise import whole, word
 from lib.planner.rows import predict, read_rows
 
 FACTORS = {  # kind of time → the factor of its wrong formula, in a row
@@ -75,9 +75,6 @@ def reference(given):
     return [{f"planner {i}": term for i, term in enumerate(given[0]["terms"], 1)}]
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def wrong_term(rows):
     factors = {
         "tp": lambda row: row["tp"] / 2,
@@ -107,8 +104,6 @@ def by_capped_errors(rows):
     return np.str_(min(FACTORS, key=lambda kind: fmean(min(e, 0.1) for e in errors(rows, kind))))
 
 
-# ---- what people write ----------------------------------------------------------------------------------------------
-
 MISTAKES = """
 median(error(row, kind) for row in rows) => -sum(row["seconds"].get(kind, 0) for row in rows)
     You name the kind that takes most of the time. It is the largest in every planner, right or wrong: find the
@@ -133,14 +128,4 @@ wrong / factors[kind](row) => wrong * factors[kind](row)
     You apply each wrong factor again. To undo it, divide the kind by it.
 """
 
-EXERCISE = Exercise(
-    id="14.4",
-    title="wrong_term",
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(1,),
-    right=(wrong_term, by_mean, by_capped_errors),
-    mistakes=read_mistakes(MISTAKES, wrong_term),
-)
+EXERCISE = exercise(globals(), points=3, right=(wrong_term, by_mean, by_capped_errors), ranks=(1,))

@@ -8,8 +8,8 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, several, whole
+from course.check.edits import exercise
+from course.check.exercise import SEEN, several, whole
 from lib.planner import Cluster, Layout4D, Stack, Training, step_s
 from lib.planner.presets import GPUS, PRESET_MODELS, SHARES
 
@@ -124,9 +124,6 @@ def figures(number, stack, share, exposed):
     return "\n".join(lines)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def calibrate(rows):
     measured = np.array([row["measured"] for row in rows])
     known = np.array([row["rest"] for row in rows])
@@ -150,9 +147,6 @@ def by_trying(rows):
     return np.array(
         min(pairs, key=lambda pair: max(abs(predicted(row, *pair) / row["measured"] - 1) for row in rows))
     )
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def share_alone(rows, exposed):
@@ -189,14 +183,10 @@ lambda rows: share_alone(rows, 1)
     much tp determine it best; in the long ones 1% of noise is more than all of their sums.
 """
 
-EXERCISE = Exercise(
-    id="14.5",
-    title="calibrate",
+EXERCISE = exercise(
+    globals(),
     points=3,
-    body=body,
-    inputs=inputs,
+    right=(calibrate, one_after_the_other, by_trying),
     reference=lambda given: [{FOUND: HOLDS}],
     ranks=(1,),
-    right=(calibrate, one_after_the_other, by_trying),
-    mistakes=read_mistakes(MISTAKES, calibrate),
 )

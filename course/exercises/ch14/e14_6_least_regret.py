@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, known_number, several, whole, word
+from course.check.edits import exercise
+from course.check.exercise import SEEN, known_number, several, whole, word
 from course.check.refusals import KEPT, MODEL_STATES, NODE, NOTHING_BINDS, PIPELINE_ZERO3, binds, layout_of
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.memory import fits
@@ -128,9 +128,6 @@ def largest(trainings):
     return max(seconds, key=seconds.get)
 
 
-# ---- right programs -------------------------------------------------------------------------------------------------
-
-
 def least_regret(trainings):
     layouts = [one for one in all_layouts(trainings[0], Choices()) if all(fits(run, one) for run in trainings)]
     seconds = [{one: step_s(run, one) for one in layouts} for run in trainings]
@@ -157,9 +154,6 @@ def by_lists(trainings):
     first, second = (lists[1][best] for best in bests)
     loss = first.seconds.total / second.seconds.total - 1
     return [tuple(layout), float(f"{loss:.3g}"), np.str_(why_slower(second, first).rpartition("more for ")[2])]
-
-
-# ---- what people write ----------------------------------------------------------------------------------------------
 
 
 def too_large(training):
@@ -221,14 +215,4 @@ max(lost, key=lost.get) => "optimizer"
     that is best in the second. For which kind does the former take longer?
 """
 
-EXERCISE = Exercise(
-    id="14.6",
-    title="least_regret",
-    points=3,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    parts=PARTS,
-    right=(least_regret, by_lists),
-    mistakes=read_mistakes(MISTAKES, least_regret),
-)
+EXERCISE = exercise(globals(), points=3, right=(least_regret, by_lists), ranks=(1,), parts=PARTS)
