@@ -46,7 +46,8 @@ def body(answer, group, given):
     returned = answer(p, shapes[FIRST], group)
     masks = several(returned, 2)
     found = {RETURNED: kind(returned)}
-    found |= {f"shape of {name}": shape(mask) for name, mask in zip(shapes, masks, strict=True)}
+    for name, mask in zip(shapes, masks, strict=True):
+        found[f"shape of {name}"] = str(list(mask.shape)) if torch.is_tensor(mask) else f"none: {kind(mask)}"
     fits = found == right_shapes(group.size)
     if fits:
         found |= {SHARE: frequency(masks, p), VALUES: values(masks, p)}
@@ -55,24 +56,20 @@ def body(answer, group, given):
         return found | {AMONG[FIRST]: "not looked at: masks of some rank are wrong"}
     with torch.random.fork_rng():
         next_drawn = torch.rand(4)
-    dropped = [mask == 0 for mask in masks]
-    firsts, seconds, nexts = (comm.all_gather(x[None], group) for x in (*dropped, next_drawn))
+    first, second = (mask == 0 for mask in masks)
+    firsts, seconds, nexts = (comm.all_gather(x[None], group) for x in (first, second, next_drawn))
     following = [mask == 0 for mask in draw()]
     torch.manual_seed(given["seed"])
     again = draw()
-    from_first = torch.tensor(int(is_a_part(*dropped, group)))
+    a_part = overlap(first, second) or torch.equal(first[:, group.rank :: group.size], second)
     return found | {
         AMONG[FIRST]: EQUAL if (firsts == firsts[0]).all() else DIFFERENT,
         AMONG[SECOND]: EQUAL if any(overlap(a, b) for a, b in permutations(seconds, 2)) else DIFFERENT,
-        ORIGIN: A_PART if comm.all_reduce(from_first, group, "max") else ANEW,
+        ORIGIN: A_PART if comm.all_reduce(torch.tensor(int(a_part)), group, "max") else ANEW,
         AFTERWARDS: EQUAL if (nexts == nexts[0]).all() else DIFFERENT,
         AGAIN: THE_SAME if all(map(torch.equal, masks, again)) else NEW,
-        NEXT: THE_SAME if any(overlap(a, b) for a in following for b in dropped) else NEW,
+        NEXT: THE_SAME if any(overlap(a, b) for a in following for b in (first, second)) else NEW,
     }
-
-
-def shape(mask):
-    return str(list(mask.shape)) if torch.is_tensor(mask) else f"none: {kind(mask)}"
 
 
 def right_shapes(n):
@@ -84,10 +81,6 @@ def overlap(a, b):
     a, b = (2 * x.flatten().float() - 1 for x in (a, b))
     run = b[len(b) // 2 :][:RUN]
     return bool(conv1d(a[None, None], run[None, None]).max() > RUN - 0.5)
-
-
-def is_a_part(first, second, group):
-    return overlap(first, second) or torch.equal(first[:, group.rank :: group.size], second)
 
 
 def frequency(masks, p):

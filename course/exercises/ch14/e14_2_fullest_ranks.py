@@ -131,10 +131,8 @@ acts_b, 0 => acts_b, 14 * s * vocabulary / 8 / 1e9
 
 def of_its_entry(mistake):
     """Each of these edits changes one entry, which the hint names and which alone must agree."""
-    tables = zip(fullest_ranks(), mistake.wrong.load()(), LAYOUTS, strict=True)
-    ((name, what),) = (
-        (n, w) for right, row, n in tables for x, y, w in zip(right, row, WHATS, strict=True) if x != y
-    )
+    tables = zip(LAYOUTS, fullest_ranks(), mistake.wrong.load()())
+    ((name, what),) = [(n, w) for n, *rows in tables for w, x, y in zip(WHATS, *rows) if x != y]
     return replace(mistake, hint=f"Layout {name}: {mistake.hint}", about=(f"layout {name}: {what}",))
 
 
