@@ -231,7 +231,7 @@ def known_number(found: Any, numbers: Iterable[float], slack: float = 0.01) -> A
     """The number of these that was found, within `slack`; without one, the found value unchanged."""
     try:
         found = found if isinstance(found, str) else float(found)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     if not isinstance(found, float):
         return found

@@ -754,3 +754,7 @@ def test_the_peak_of_05_6_is_what_is_measured():
         for n in (3, 4):
             least = min(run(measured, n, sizes)[0] for _ in range(3))
             assert abs(least / peak_bytes(list(sizes), n) - 1) < 0.01
+
+
+def test_a_number_that_is_no_float_is_itself():
+    assert known_number(10**400, [1.0]) == 10**400 and known_number(torch.ones(2), [1.0]).tolist() == [1, 1]
