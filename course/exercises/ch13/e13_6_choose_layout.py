@@ -100,50 +100,50 @@ sequence_parallel=True, zero=1 => schedule="interleaved", stages_per_rank=5
 
 in layout A:
 in_flight, layers = 4, 80 / 4 => in_flight, layers = 1, 80 / 4
-    Layout a: these are the activations of one microbatch. Under 1F1B the first of p ranks keeps p of them.
+    Layout A: these are the activations of one microbatch. Under 1F1B the first of p ranks keeps p of them.
 (34 + 5 * heads * s / h) => 34
-    Layout a: that would fit, because the attention matrices are missing: 5as/h of the 34 + 5as/h bytes. Without
+    Layout A: that would fit, because the attention matrices are missing: 5as/h of the 34 + 5as/h bytes. Without
     recomputation they are kept.
 states + in_flight * layers * layer => in_flight * layers * layer
-    Layout a: that is the activations alone. Add the model states.
+    Layout A: that is the activations alone. Add the model states.
 (2 + 2 + 12 / 2) => (2 + 2 + 12)
-    Layout a: ZeRO-1 divides the 12 bytes of optimizer state over dp as well. Parameters and gradients have 2 bytes
+    Layout A: ZeRO-1 divides the 12 bytes of optimizer state over dp as well. Parameters and gradients have 2 bytes
     each.
 => (2 + 2 + 12) / 2
-    Layout a: ZeRO-1 divides the optimizer state alone over dp: parameters and gradients stay full on each replica.
+    Layout A: ZeRO-1 divides the optimizer state alone over dp: parameters and gradients stay full on each replica.
 in_flight, layers = 4, 80 / 4 => in_flight, layers = 4, 80
-    Layout a: these are the activations of 80 layers. A stage has 80/p.
+    Layout A: these are the activations of 80 layers. A stage has 80/p.
 (34 + 5 * heads * s / h) / 8 => (34 + 5 * heads * s / h)
-    Layout a: your activations are eight times too many. With sequence parallelism all of them are divided by t = 8,
+    Layout A: your activations are eight times too many. With sequence parallelism all of them are divided by t = 8,
     and under 1F1B the first rank keeps p = 4 microbatches, not all 32.
 
 in layout B:
 (32 + 8 - 1) => 32
-    Layout b: you divided by m = 32, the useful part of the step. The bubble is a fraction of the step: of m + p - 1.
+    Layout B: you divided by m = 32, the useful part of the step. The bubble is a fraction of the step: of m + p - 1.
 => (64 + 8 - 1)
-    Layout b: the 64 sequences are shared by two replicas, so each has 32 microbatches.
+    Layout B: the 64 sequences are shared by two replicas, so each has 32 microbatches.
 (8 - 1) / (32 + 8 - 1) => 8 / (32 + 8)
-    Layout b: p stages take p - 1 units to fill: the first microbatch is work.
+    Layout B: p stages take p - 1 units to fill: the first microbatch is work.
 => (4 - 1) / (32 + 4 - 1)
-    Layout b: that is the bubble of four stages. B has eight.
+    Layout B: that is the bubble of four stages. B has eight.
 => 100 * (8 - 1) / (32 + 8 - 1)
-    Layout b: return a fraction, not per cent.
+    Layout B: return a fraction, not per cent.
 
 in layout C:
 2 * (4 - 1) / 4 => (4 - 1) / 4
-    Layout c: that is the reduce-scatter of the gradients alone. ZeRO-1 also all-gathers the parameters, as many bytes
+    Layout C: that is the reduce-scatter of the gradients alone. ZeRO-1 also all-gathers the parameters, as many bytes
     again.
 => 2
-    Layout c: a ring sends (d-1)/d of the bytes each way: a rank keeps the chunk that it reduces.
+    Layout C: a ring sends (d-1)/d of the bytes each way: a rank keeps the chunk that it reduces.
 2 * billions => 4 * billions
-    Layout c: that is twice too much. A gradient is sent in 16 bits, and a rank holds 1/(t·p) of the parameters.
+    Layout C: that is twice too much. A gradient is sent in 16 bits, and a rank holds 1/(t·p) of the parameters.
 => 16 * 2 * billions
-    Layout c: that is 16 times too much. Gradients are sent once per step, not for each of the 16 microbatches, and a
+    Layout C: that is 16 times too much. Gradients are sent once per step, not for each of the 16 microbatches, and a
     rank holds 1/16 of the parameters.
 / (2 * 8) => / 2
-    Layout c: a rank holds 1/(t·p) of the parameters: tp also divides them.
+    Layout C: a rank holds 1/(t·p) of the parameters: tp also divides them.
 2 * (4 - 1) / 4 => 2 * (2 - 1) / 2
-    Layout c: d = 4 here: the replicas of C are four. With two a rank would send that much.
+    Layout C: d = 4 here: the replicas of C are four. With two a rank would send that much.
 """
 
 EXERCISE = exercise(
