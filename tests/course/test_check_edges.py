@@ -18,6 +18,7 @@ from course.check import check, missing, progress, record, verdict
 from course.check.__main__ import main
 from course.check.catalogue import EXERCISES
 from course.check.edits import read_mistakes
+from course.check.exercise import known_number
 from course.check.source import read_notebook
 from course.exercises.ch03.e03_3_overlapped import overlapped
 from course.exercises.ch03.e03_5_average_buckets import average_buckets
