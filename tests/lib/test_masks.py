@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from lib.masks import drop_by_rows
+from lib.masks import RowDropout, drop_by_rows, row_seed
 from lib.model import GPT, GPTConfig
 
 SIZES = {"vocab_size": 32, "context": 12, "d_model": 24, "num_heads": 6, "num_kv_heads": 2, "dropout": 0.3}
@@ -24,3 +24,16 @@ def test_where_nothing_is_dropped_nothing_changes(llama):
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-10, atol=1e-14)
     assert not torch.equal(other.train()(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_shards_of_a_mask_are_one_mask_side_by_side(ranks):
+    """A tensor-parallel rank drops in its heads, a data-parallel rank in its sequences, as one process does."""
+    x = torch.ones(4, 6, 5, 5)
+    torch.manual_seed(row_seed(0, 7, 0))
+    whole = RowDropout(0.5, "blocks.0")(x)
+    shards = [RowDropout(0.5, "blocks.0", rank, ranks)(x[:, : 6 // ranks]) for rank in range(ranks)]
+    assert torch.equal(torch.cat(shards, 1), whole) and not torch.equal(shards[0], shards[1])
+    torch.manual_seed(row_seed(0, 7, 2))
+    assert torch.equal(RowDropout(0.5, "blocks.0")(x[2:]), whole[2:])
+    assert not torch.equal(RowDropout(0.5, "blocks.1")(x[2:]), whole[2:])

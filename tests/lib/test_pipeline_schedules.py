@@ -229,6 +229,13 @@ def test_where_messages_take_time_blocking_ones_cost_it_twice_over():
         assert rendezvous(schedule, costs).makespan > 1.1 * simulate(schedule, costs).makespan
 
 
+def test_messages_stand_in_the_order_in_which_actions_end():
+    """On rank 1, microbatch 2 runs forward until after the gradient of microbatch 1 is sent to it."""
+    rows = lower(one_f_one_b(3, 3), Costs(1, 1, 1)).to_text().splitlines()
+    assert rows[0] == "rank 0: 0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0RECV_B0 0B0 0RECV_B1 0B1 0RECV_B2 0B2"
+    assert "1SEND_B0 1F2 1RECV_B1 1SEND_F2 1B1" in rows[1], "and not 1RECV_B1 1F2, which is the order of their starts"
+
+
 def test_one_rank_sends_nothing():
     assert not lower(one_f_one_b(1, 3)).is_lowered
     assert not lower(naive(1)).is_lowered

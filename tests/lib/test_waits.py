@@ -1,0 +1,33 @@
+"""The report of a hang, from what ranks do at one moment: who waits, for whom, and who is late. No process starts."""
+
+from lib.runtime.waits import FINISHED, RUNNING, WAITING, AwaitedCall, View, circle_of, named_ranks
+
+
+def all_reduce(late, peers=(0, 1, 2, 3)):
+    return AwaitedCall("all_reduce, float32[4]", "Cell In[1], line 3", peers, late, 2.0)
+
+
+def test_the_late_ranks_of_a_collective_are_those_that_did_not_call_it():
+    view = View({0: WAITING, 1: RUNNING, 2: WAITING, 3: FINISHED}, {0: all_reduce((1, 3)), 2: all_reduce((1, 3))})
+    assert view.summary() == "hang: ranks 0 and 2 wait; rank 3 has finished"
+    assert view.report().splitlines() == [
+        "  rank 0  waits in all_reduce, float32[4]: ranks 1 and 3 did not call it  for 2.0 s  Cell In[1], line 3",
+        "  rank 1  computes",
+        "  rank 2  waits in all_reduce, float32[4]: ranks 1 and 3 did not call it  for 2.0 s  Cell In[1], line 3",
+        "  rank 3  has finished",
+    ]
+    assert view.cause() == "Every rank of a group must make the same collective calls, in the same order."
+
+
+def test_a_cycle_is_found_behind_ranks_that_only_wait_for_it():
+    sends = {rank: AwaitedCall(f"send to {peer}", "", (peer,), (peer,)) for rank, peer in ((0, 1), (1, 2), (2, 1))}
+    view = View(dict.fromkeys(range(3), WAITING), sends)
+    assert circle_of(sends) == (1, 2)
+    assert view.summary() == "deadlock: ranks 1 and 2 wait for each other; rank 0 also waits"
+    assert view.report().splitlines()[-1] == "  the cycle: 1 waits for 2, 2 waits for 1"
+    assert view.cause().startswith("Every rank of the cycle sends first")
+    assert (
+        circle_of({0: sends[0]}) == ()
+        and named_ranks([3]) == "rank 3"
+        and named_ranks([0, 1, 4]) == "ranks 0, 1 and 4"
+    )
