@@ -32,11 +32,11 @@ def kills() -> str:
                 f"<ul>{hints}</ul></details></td><td>{passed} of {len(right)}</td>"
                 f"<td>{named} of {len(wrong)}</td><td>{fail_s:.1f} s</td></tr>"
             )
-    passed, named = (sum(row[name] for row in tried.values()) for name in ("right", "wrong"))
+    passed, named, slipped = (sum(row[name] for row in tried.values()) for name in ("right", "wrong", "slips"))
     machines = "; ".join(sorted({row["machine"] for row in tried.values()}))
     said = (
         f"<p>{len(tried)} exercises: {passed} right programs passed, and {named} wrong programs got their own hint. "
-        f"Measured on {escape(machines)}.</p>"
+        f"None of {slipped} slips in right results passed. Measured on {escape(machines)}.</p>"
     )
     return said + _table("kills", ("id", "exercise", "right: passed", "wrong: named", "seconds of a FAIL"), rows)
 
