@@ -30,7 +30,8 @@ def inputs(generator, n):
         return rows
 
     cases = [case(gpipe(2, 2)), case(one_f_one_b(3, 3)), case(gpipe(4, 4), swapped), case(one_f_one_b(4, 6))]
-    return [{"cases": [*cases, case(gpipe(3, 3), too_early)]}]
+    cases.append(case(gpipe(3, 3), too_early))
+    return [{"cases": cases, "right": [facts_of(chart(*one)) for one in cases]}]
 
 
 def needs_of(schedule):
@@ -46,10 +47,10 @@ def needs_of(schedule):
 
 def body(answer, group, given):
     found = {}
-    for (rows, needs, units), name in zip(given["cases"], "ABCDE", strict=True):
+    for (rows, needs, units), right, name in zip(given["cases"], given["right"], "ABCDE", strict=True):
         facts = facts_of(answer([[*row] for row in rows], {a: [*of] for a, of in needs.items()}, dict(units)))
         found |= {f"case {name}: {what}": fact for what, fact in facts.items()}
-        if SEEN not in found and facts != facts_of(chart(rows, needs, units)):
+        if SEEN not in found and facts != right:
             lines = [f"case {name}, rows: {rows}", f"units: {units}"]
             found[SEEN] = "\n".join([*lines, "your chart:", str(facts.get("the chart", facts))])
     return found

@@ -16,15 +16,19 @@ LAYOUTS = {  # with the sequences of a step
 WHATS = ("the rank", "model states", "activations", "logits")
 
 
+def inputs(generator, n):
+    """The numbers of the right program and of each wrong one, in order of their places."""
+    return [{"known": [*zip(fullest_ranks(), *(m.wrong.load()() for m in EXERCISE.mistakes), strict=True)]}]
+
+
 def body(answer, group, given):
     """A rounded number is taken for the right number, or the number of a mistake, that it is near."""
     result = answer()
     found = {"what was returned": kind(result)}
-    tables = [fullest_ranks(), *(mistake.wrong.load()() for mistake in EXERCISE.mistakes)]
     for i, (name, row) in enumerate(zip(LAYOUTS, several(result, len(LAYOUTS)), strict=True)):
         for j, (what, value) in enumerate(zip(WHATS, several(row, len(WHATS)), strict=True)):
-            known_ones = [table[i][j] for table in tables]
-            found[f"layout {name}: {what}"] = known_number(value, known_ones) if j else word(value)
+            known = [row[j] for row in given["known"][i]]
+            found[f"layout {name}: {what}"] = known_number(value, known) if j else word(value)
     return found
 
 
@@ -141,7 +145,7 @@ EXERCISE = Exercise(
     title="fullest_ranks",
     points=3,
     body=body,
-    inputs=lambda generator, n: [{}],
+    inputs=inputs,
     ranks=(1,),
     right=(fullest_ranks, by_the_planner, rounded),
     mistakes=tuple(map(of_its_entry, read_mistakes(MISTAKES, fullest_ranks))),

@@ -10,13 +10,12 @@ import numpy as np
 from course.check.edits import exercise
 from course.check.exercise import SEEN, known_number, several, whole, word
 from course.check.refusals import KEPT, MODEL_STATES, NODE, NOTHING_BINDS, PIPELINE_ZERO3, binds, layout_of
-from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.memory import fits
+from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, seconds
+from lib.planner import memory as of_memory
 from lib.planner.presets import GPUS, PRESET_MODELS, stack_for
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import Seconds
 
-fits, step_s = cache(fits), cache(step_s)  # wrong programs ask for the same again
 NEAR, TRIED = 0.01, 3
 PARTS = CHOICE, LOSS, REASON = ("the layout", "the number", "the reason")
 HOLDS = "right"
@@ -32,6 +31,16 @@ CLUSTERS = (
     Clusters("llama-70b", 256, 2, (50, 2.5), (1, 0)),
     Clusters("gpt-175b", 256, 2, (50, 2.5), (1, 0.3)),
 )
+
+
+@cache  # wrong programs ask for the same again
+def fits(training, layout):
+    return of_memory.fits(training, layout)
+
+
+@cache
+def step_s(training, layout):
+    return seconds.step_s(training, layout)
 
 
 @cache
