@@ -6,9 +6,9 @@
 It trains on its own text, or on a file. Losses are the same in every layout, to rounding: each rank draws the full
 weights and the full batch, and keeps its part. A group of one rank is the serial case, with the same code.
 
-Shapes are suffixes of names: B sequences of T tokens, D model width, F width in the MLP, H heads of width E, V entries
-of the vocabulary. A capital is the full size, a lower-case letter the part on this rank: y_BTf = x_BTD @ w_fD.T.
-Bytes are those that a rank sends, for a tensor of S bytes and a group of n ranks.
+Shapes are suffixes of names: B sequences of T tokens, D model width, F width in the MLP, H heads of width E, V
+entries of the vocabulary. A capital is the full size, a lower-case letter the part on this rank: x_BTf is a shard.
+Bytes are sent by each rank, for a tensor of S bytes and a group of n ranks.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import embedding, gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 
 # ---- mesh ----------------------------------------------------------------------------------------------------------
@@ -54,12 +54,12 @@ class Mesh:
         box = torch.arange(dist.get_world_size()).view(dp, pp, tp)
         self.dp, self.tp = group_along(box, 0), group_along(box, 2)
         self.pp, self.pp_back = group_along(box, 1), group_along(box, 1)  # one for each direction of messages
-        # Between the layers each rank of sp holds T/n tokens of a sequence.
+        # Between the matrices each rank of sp holds T/n tokens of a sequence: the ranks of tp, or one rank all T.
         self.sequence_parallel, self.sp = sequence_parallel, self.tp if sequence_parallel else group_along(box)
-        # The gradient of a matrix is a sum over dp, that of a norm also over the tokens, and that of the embedding also
-        # over its two uses: the first stage and, as the head, the last. Between the two this group is None.
+        # The gradient of a matrix is a sum over dp. The gradient of a norm is also a sum over the tokens, and that of
+        # the embedding over its two uses, in the first stage and in the last, as the head.
         self.dp_sp = group_along(box, 0, 2) if sequence_parallel else self.dp
-        self.dp_ends = group_along(box[:, sorted({0, pp - 1})], 0, 1)
+        self.dp_ends = group_along(box[:, sorted({0, pp - 1})], 0, 1)  # None on a stage between the two
 
 
 # ---- collectives ---------------------------------------------------------------------------------------------------
@@ -87,77 +87,71 @@ def reduce_scatter(x_BTD: Tensor, group: Group) -> Tensor:
 
 
 # ---- model ---------------------------------------------------------------------------------------------------------
-# A GPT-2. Read `column` and `row` as nn.Linear, and it is the model of one process. A stage of the pipeline holds some
-# of the blocks, under the names of the full model, and the parameters are shards over tp.
-# Parameters: 12 · D² + 13 · D for each block, and V · D for the embedding, which is also the head.
-class Config(NamedTuple):
-    vocab_size: int = 256  # a token is a byte
-    context: int = 64
-    d_model: int = 64
-    num_layers: int = 4
-    num_heads: int = 4
-
-
+# A GPT-2. Read `enter` and `leave` as the identity, and it is the model of one process. A stage of the pipeline has
+# some of its blocks, under the names of the full model, and each rank of tp has a shard of every matrix.
+# Parameters: 12 · D² + 13 · D for each block, and V · D for the embedding. The same weight is the head.
 class Block(nn.Module):
     """x[B, t, D] → x[B, t, D]."""
 
-    def __init__(self, config: Config, mesh: Mesh) -> None:
+    def __init__(self, D: int, heads: int, mesh: Mesh) -> None:
         super().__init__()
-        D, n, self.mesh, self.d_head = config.d_model, mesh.tp.size, mesh, config.d_model // config.num_heads
+        self.mesh, self.d_head, n = mesh, D // heads, mesh.tp.size
         self.norm1, self.qkv, self.out = nn.LayerNorm(D), nn.Linear(D, 3 * D // n), nn.Linear(D // n, D)
         self.norm2, self.up, self.down = nn.LayerNorm(D), nn.Linear(D, 4 * D // n), nn.Linear(4 * D // n, D)
 
     def forward(self, x_BtD: Tensor) -> Tensor:
-        qkv = self.qkv(enter(self.norm1(x_BtD), self.mesh)).chunk(3, dim=-1)
-        q_BhTE, k_BhTE, v_BhTE = (x_BTd.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for x_BTd in qkv)
-        y_BhTE = scaled_dot_product_attention(q_BhTE, k_BhTE, v_BhTE, is_causal=True)
-        x_BtD = x_BtD + row(y_BhTE.transpose(1, 2).flatten(2), self.out, self.mesh)
-        return x_BtD + row(gelu(self.up(enter(self.norm2(x_BtD), self.mesh))), self.down, self.mesh)
+        q_k_v = self.qkv(enter(self.norm1(x_BtD), self.mesh)).chunk(3, dim=-1)
+        q_BhTE, k_BhTE, v_BhTE = (part.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for part in q_k_v)
+        y_BTd = scaled_dot_product_attention(q_BhTE, k_BhTE, v_BhTE, is_causal=True).transpose(1, 2).flatten(2)
+        x_BtD = x_BtD + leave(y_BTd @ self.out.weight.T, self.mesh) + self.out.bias
+        y_BTf = gelu(self.up(enter(self.norm2(x_BtD), self.mesh)))
+        return x_BtD + leave(y_BTf @ self.down.weight.T, self.mesh) + self.down.bias
 
 
 class GPT(nn.Module):
     """One stage. The first takes tokens[B, T], the others x[B, t, D]; the last gives logits[B, T, v]."""
 
-    def __init__(self, config: Config, mesh: Mesh, seed: int = 0) -> None:
+    def __init__(self, mesh: Mesh, T: int, D: int, layers: int, heads: int, V: int = 256, seed: int = 0) -> None:
         super().__init__()
-        D, pp, self.config, self.mesh = config.d_model, mesh.pp, config, mesh
+        pp, self.mesh, self.D = mesh.pp, mesh, D
         self.is_first, self.is_last = pp.rank == 0, pp.rank == pp.size - 1
-        self.token = nn.Embedding(config.vocab_size // mesh.tp.size, D) if self.is_first or self.is_last else None
-        self.position = nn.Embedding(config.context, D) if self.is_first else None
-        mine = torch.arange(config.num_layers).tensor_split(pp.size)[pp.rank].tolist()
-        self.blocks = nn.ModuleDict({str(i): Block(config, mesh) for i in mine})
+        self.token = nn.Embedding(V // mesh.tp.size, D) if self.is_first or self.is_last else None
+        self.position = nn.Embedding(T, D) if self.is_first else None
+        mine = torch.arange(layers).tensor_split(pp.size)[pp.rank].tolist()
+        self.blocks = nn.ModuleDict({str(i): Block(D, heads, mesh) for i in mine})
         self.norm = nn.LayerNorm(D) if self.is_last else None
-        self.draw(seed)
+        self.draw(seed, 0.02 / math.sqrt(2 * layers))
 
     @torch.no_grad()
-    def draw(self, seed: int) -> None:
+    def draw(self, seed: int, std_of_residual: float) -> None:
         """A full matrix depends only on the seed and its name; this rank keeps its shard. A new norm is 1 and 0."""
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 generator = torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
                 shape = [size * self.mesh.tp.size if i == cut_dim(name) else size for i, size in enumerate(p.shape)]
-                std = 0.02 / math.sqrt(2 * self.config.num_layers) if cut_dim(name) == 1 else 0.02
+                std = std_of_residual if cut_dim(name) == 1 else 0.02
                 p.copy_(cut(name, torch.empty(shape).normal_(std=std, generator=generator), self.mesh.tp))
             elif name.endswith("bias"):
                 p.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_first:
+            here_BT, is_mine_BT = find(x, len(self.token.weight), self.mesh.tp)
             positions_t = torch.arange(x.shape[1], device=x.device).chunk(self.mesh.sp.size)[self.mesh.sp.rank]
-            x = embed(x, self.token.weight, self.mesh) + self.position(positions_t)
+            x = leave(self.token(here_BT) * is_mine_BT[..., None], self.mesh) + self.position(positions_t)
         for block in self.blocks.values():
             x = block(x)
         return enter(self.norm(x), self.mesh) @ self.token.weight.T if self.is_last else x
 
 
 # ---- tensor parallelism --------------------------------------------------------------------------------------------
-# Each rank holds a shard of every matrix: columns of the first matrix of a pair, and the same rows of the second. Their
-# product is a partial sum. So forward has one all-reduce after each pair, and backward one before it. With sequence
-# parallelism the two halves of the all-reduce are in two places, and between them each rank works on T/n tokens.
-# Bytes of a block: four all-reduces of x, 8(n−1)/n · B·T·D elements, with and without sequence parallelism.
+# Each rank has some columns of the first matrix of a pair and the same rows of the second. Their product is a partial
+# sum: forward needs an all-reduce after each pair, backward one before it. With sequence parallelism the two halves
+# of the all-reduce are in two places, a reduce-scatter after a pair and an all-gather before the next. Between them a
+# rank computes T/n tokens. Bytes of a block: four all-reduces, 8(n−1)/n · B·T·D elements, in both forms.
 
 CUT = {"qkv.weight": 0, "qkv.bias": 0, "up.weight": 0, "up.bias": 0, "out.weight": 1, "down.weight": 1}
-CUT["token.weight"] = 0  # the dim of each parameter that is sharded; all other parameters are full on each rank
+CUT["token.weight"] = 0  # the dim of each parameter that is sharded; norms, positions and two biases are not
 
 
 def cut_dim(name: str) -> int | None:
@@ -186,30 +180,19 @@ class Pair(torch.autograd.Function):
 
 
 def enter(x_BtD: Tensor, mesh: Mesh) -> Tensor:
-    """→ x[B, T, D], which each rank uses with a different shard: its gradient is a sum over the ranks."""
+    """→ x[B, T, D]. Each rank multiplies it by a different shard, so its gradient is a sum over the ranks."""
     there, back = (all_gather, reduce_scatter) if mesh.sequence_parallel else (identity, all_reduce)
     return Pair.apply(x_BtD, there, back, mesh.tp)
 
 
-def leave(partial_BTD: Tensor, mesh: Mesh) -> Tensor:
-    """→ x[B, t, D], the sum of all ranks' partial sums: `enter` with backward and forward exchanged."""
+def leave(y_BTD: Tensor, mesh: Mesh) -> Tensor:
+    """→ y[B, t, D], the sum of the partial sums y[B, T, D]: `enter` with forward and backward exchanged."""
     there, back = (reduce_scatter, all_gather) if mesh.sequence_parallel else (all_reduce, identity)
-    return Pair.apply(partial_BTD, there, back, mesh.tp)
-
-
-def row(x_BTf: Tensor, layer: nn.Linear, mesh: Mesh) -> Tensor:
-    """→ y[B, t, D]: this rank has f of the F inputs. The bias is added once, to the sum."""
-    return leave(x_BTf @ layer.weight.T, mesh) + layer.bias
-
-
-def embed(tokens_BT: Tensor, weight_vD: Tensor, mesh: Mesh) -> Tensor:
-    """→ x[B, t, D]: this rank looks up its v of the V entries, and the term of all others is 0."""
-    here_BT, is_mine_BT = find(tokens_BT, len(weight_vD), mesh.tp)
-    return leave(embedding(here_BT, weight_vD) * is_mine_BT[..., None], mesh)
+    return Pair.apply(y_BTD, there, back, mesh.tp)
 
 
 def find(tokens_BT: Tensor, v: int, tp: Group) -> tuple[Tensor, Tensor]:
-    """Which of the v entries of this rank each token is, 0 if it is none of them; and whether it is."""
+    """The place of each token among the v entries of this rank, and whether it has one; if not, the place is 0."""
     here_BT = tokens_BT - tp.rank * v
     is_mine_BT = (here_BT >= 0) & (here_BT < v)
     return here_BT * is_mine_BT, is_mine_BT
@@ -226,11 +209,11 @@ def cross_entropy(z_BTv: Tensor, targets_BT: Tensor, tp: Group) -> Tensor:
 
 
 # ---- data parallelism ----------------------------------------------------------------------------------------------
-# Each rank of dp processes some sequences, and gradients are summed over the ranks. They are side by side in flat
-# buckets. A bucket is sent as soon as backward has filled it, and travels while backward fills the next.
-# Bytes of a step: an all-reduce of the gradients, 2(n−1)/n · Ψ, with Ψ the bytes of this rank's parameters.
+# Each rank of dp processes some sequences, and gradients are summed over the ranks. They are side by side in buckets:
+# a bucket is sent when backward has filled it, and travels while backward fills the next.
+# Bytes of a step: an all-reduce of the gradients, 2(n−1)/n · Ψ, with Ψ the bytes of the parameters of this rank.
 class Bucket:
-    """Parameters and their gradients, side by side; the sum is over `group`, and `copies` of it are in the mesh."""
+    """Parameters side by side, and gradients, summed over the ranks of `group`; `copies` groups have equal sums."""
 
     def __init__(self, params: list[nn.Parameter], group: Group, copies: int) -> None:
         self.params, self.group, self.copies = params, group, copies
@@ -249,7 +232,7 @@ class Bucket:
         self.missing = num_microbatches * len(self.params)
 
     def count(self, p: nn.Parameter) -> None:
-        """Backward calls this when it has added a gradient. After the last one the bucket leaves."""
+        """Backward calls this after each gradient; after the last gradient of the step the bucket is sent."""
         self.missing -= 1
         if self.missing == 0:
             self.start()
@@ -261,16 +244,14 @@ class Bucket:
         self.work.wait()
 
     def publish(self) -> None:
-        """Each rank has stepped all parameters: there is nothing to send."""
+        """Nothing to send: each rank stepped all parameters."""
 
 
 # ---- ZeRO-1 --------------------------------------------------------------------------------------------------------
 # AdamW keeps two moments of each parameter, 8 of 16 bytes, and n ranks would keep n copies. With ZeRO a rank receives
 # the sum of its shard of the gradients, steps its shard of the parameters, and sends it: the two halves of the
-# all-reduce, before and after the step. Bytes of a step: 2(n−1)/n · Ψ, the same.
+# all-reduce, one before the step and one after it. Bytes of a step: 2(n−1)/n · Ψ, the same.
 class ShardedBucket(Bucket):
-    """Each rank of the group steps one shard."""
-
     def start(self) -> None:
         self.received = torch.empty_like(self.gradients)
         self.work = dist.all_to_all_single(self.received, self.gradients, group=self.group.pg, async_op=True)
@@ -284,9 +265,9 @@ class ShardedBucket(Bucket):
 
 
 # ---- pipeline ------------------------------------------------------------------------------------------------------
-# Each stage holds some blocks, and the batch passes through in m microbatches. 1F1B: after a warmup a stage alternates
-# between forward and backward, so at most pp microbatches are alive. A stage is idle (pp−1)/(m+pp−1) of the time.
-# Bytes of a step: B·t·D elements to each neighbour.
+# Each stage has some blocks, and the batch passes through in m microbatches. 1F1B: after a warmup a stage alternates
+# between forward and backward, so it keeps activations of at most pp microbatches. It is idle (pp−1)/(m+pp−1) of the
+# time. Bytes of a step: B·t·D elements to each neighbour.
 def one_f_one_b(pp: Group, m: int) -> list[tuple[str, int]]:
     """The actions of this stage in order: ("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), …"""
     warmup = min(pp.size - pp.rank - 1, m)
@@ -297,25 +278,22 @@ def one_f_one_b(pp: Group, m: int) -> list[tuple[str, int]]:
 def run_pipeline(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, count: Tensor, m: int) -> Tensor:
     """Forward and backward of m microbatches. → Their loss on the last stage, 0 on the others."""
     mesh, pp, inputs, targets = model.mesh, model.mesh.pp, inputs_BT.tensor_split(m), targets_BT.tensor_split(m)
-    # NCCL runs the messages of a group one after the other: two neighbours that both send first would wait for each
-    # other forever. So each direction has a group, in which all ranks keep the order of microbatches.
-    lanes = {"F": (mesh.pp.pg, 1), "B": (mesh.pp_back.pg, -1)}
+    # NCCL executes the messages of a group in order: two neighbours that both send first would wait for each other.
+    # With a group for each direction, all ranks follow the order of the microbatches.
+    lanes, like = {"F": (mesh.pp.pg, 1), "B": (mesh.pp_back.pg, -1)}, next(model.parameters())
     arriving, sent, alive, loss = {}, [], {}, torch.zeros((), device=inputs_BT.device)
 
     def expect(op: str, k: int) -> None:
         """Start to receive the input of an action, if it comes from a stage."""
         pg, step = lanes[op]
         if 0 <= pp.rank - step < pp.size:
-            shape = len(inputs[k]), inputs_BT.shape[1] // mesh.sp.size, model.config.d_model
-            x_btD = torch.empty(shape, dtype=next(model.parameters()).dtype, device=inputs_BT.device)
+            x_btD = like.new_empty(len(inputs[k]), inputs_BT.shape[1] // mesh.sp.size, model.D)
             arriving[op, k] = dist.irecv(x_btD, pp.ranks[pp.rank - step], group=pg), x_btD
 
     def send(op: str, x_btD: Tensor) -> None:
         pg, step = lanes[op]
-        if 0 <= pp.rank + step < pp.size:
-            sent.append(
-                (dist.isend(x_btD, pp.ranks[pp.rank + step], group=pg), x_btD)
-            )  # x must exist until it has left
+        if 0 <= pp.rank + step < pp.size:  # the tensor must exist until it was sent
+            sent.append((dist.isend(x_btD, pp.ranks[pp.rank + step], group=pg), x_btD))
 
     actions = one_f_one_b(mesh.pp, m)
     expect(*actions[0])
@@ -343,22 +321,20 @@ def run_pipeline(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, count: Tenso
 
 
 # ---- step ----------------------------------------------------------------------------------------------------------
-# Everything is a sum: over tokens, microbatches and ranks. So the loss of a token is divided by the number of tokens in
-# the global batch, before backward. A mean of means would be wrong: ranks may count different numbers of tokens.
+# All of it is one sum, over tokens, microbatches and ranks: the loss of each token is divided by the number of tokens
+# of the global batch, before backward. A mean of means would be wrong, because ranks may count different numbers.
 class Trainer:
-    """The model of this rank, its buckets and its optimizer."""
-
     def __init__(self, model: GPT, zero: int = 0, num_microbatches: int = 1, bucket_size: int = 2**20) -> None:
         mesh, self.model, self.m = model.mesh, model, num_microbatches
         groups = {"tied": (mesh.dp_ends, 1), "cut": (mesh.dp, 1), "full": (mesh.dp_sp, mesh.tp.size // mesh.sp.size)}
-        found = {how: [[]] for how in groups}
+        lists = {kind: [[]] for kind in groups}
         for name, p in reversed(list(model.named_parameters())):  # about the order of backward
-            how = "tied" if name == "token.weight" else "full" if cut_dim(name) is None else "cut"
-            if sum(q.numel() for q in found[how][-1]) >= bucket_size:
-                found[how].append([])
-            found[how][-1].append(p)
+            kind = "tied" if name == "token.weight" else "full" if cut_dim(name) is None else "cut"
+            if sum(q.numel() for q in lists[kind][-1]) >= bucket_size:
+                lists[kind].append([])
+            lists[kind][-1].append(p)
         make = ShardedBucket if zero else Bucket
-        self.buckets = [make(params, *groups[how]) for how, lists in found.items() for params in lists if params]
+        self.buckets = [make(params, *groups[kind]) for kind in lists for params in lists[kind] if params]
         stepped = [bucket.shard if zero else bucket.whole for bucket in self.buckets]  # flat: AdamW is elementwise
         self.optimizer = torch.optim.AdamW(stepped, lr=1e-3)
 
@@ -386,29 +362,30 @@ class Trainer:
 # ---- main ----------------------------------------------------------------------------------------------------------
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a GPT on the bytes of a text.")
-    for name, default in {"dp": 1, "pp": 1, "tp": 1, "zero": 0, "microbatches": 4, "batch": 16, "steps": 100}.items():
+    options = {"dp": 1, "pp": 1, "tp": 1, "zero": 0, "microbatches": 4, "batch": 16, "steps": 100, "seed": 0}
+    for name, default in (options | {"context": 64, "width": 64, "layers": 4, "heads": 4}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--file", default=__file__)
     args = parser.parse_args()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    os.environ.update(alone | os.environ)  # those of torchrun, if it started this
+    os.environ.update(alone | os.environ)  # torchrun sets them
     backend, device = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend)
-    config, mesh = Config(), Mesh(args.dp, args.pp, args.tp, args.sequence_parallel)
-    trainer = Trainer(GPT(config, mesh).to(device), args.zero, args.microbatches)
-    with open(args.file, "rb") as file:
-        text_N = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+    mesh = Mesh(args.dp, args.pp, args.tp, args.sequence_parallel)
+    model = GPT(mesh, args.context, args.width, args.layers, args.heads, seed=args.seed).to(device)
+    trainer = Trainer(model, args.zero, args.microbatches)
+    text_N = torch.from_file(args.file, size=os.path.getsize(args.file), dtype=torch.uint8)
     for step in range(args.steps):
         start_s = time.perf_counter()
-        generator = torch.Generator().manual_seed(step)  # the same batch on each rank
-        starts_B1 = torch.randint(len(text_N) - config.context, (args.batch, 1), generator=generator)
-        rows_BT = text_N[starts_B1 + torch.arange(config.context + 1)].long().to(device)
+        generator = torch.Generator().manual_seed(args.seed * 2**32 + step)  # the same batch on each rank
+        starts_B1 = torch.randint(len(text_N) - args.context, (args.batch, 1), generator=generator)
+        rows_BT = text_N[starts_B1 + torch.arange(args.context + 1)].long().to(device)
         loss = trainer.step(rows_BT[:, :-1], rows_BT[:, 1:]).item()
         if dist.get_rank() == 0:
-            speed = args.batch * config.context / (time.perf_counter() - start_s)
+            speed = args.batch * args.context / (time.perf_counter() - start_s)
             print(f"step {step:3d}   loss {loss:.4f}   {speed:,.0f} tokens/s", flush=True)
     dist.destroy_process_group()
 
