@@ -231,7 +231,7 @@ MISTAKES = {  # what is wrong: the layout that sees it, the text, and the text i
     "each rank adds the first positions": (SLICES, "[self.mesh.sp.rank]", "[0]"),
     "a bucket leaves after the first microbatch": (WHOLE, "num_microbatches * len(", "len("),
     "gradients of the last step stay": (WHOLE, "        self.gradients.zero_()\n", ""),
-    "new parameters are not sent": (WHOLE, "dist.all_gather(list(self.values", "list(list(self.values"),
+    "new parameters are not sent": (WHOLE, "        for bucket in self.buckets:\n            bucket.publish()\n", ""),
     "an all-reduce is not awaited": (
         PLAIN,
         'self.work.wait()\n\n    def publish(self) -> None:\n        """',
