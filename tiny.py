@@ -48,16 +48,14 @@ def group_along(box: Tensor, *axes: int) -> Group | None:
 
 
 class Mesh:
-    """All groups of this rank."""
-
     def __init__(self, dp: int, pp: int, tp: int, sequence_parallel: bool = False) -> None:
         box = torch.arange(dist.get_world_size()).view(dp, pp, tp)
         self.dp, self.tp = group_along(box, 0), group_along(box, 2)
         self.pp, self.pp_back = group_along(box, 1), group_along(box, 1)  # one for each direction of messages
-        # Between the matrices each rank of sp holds T/n tokens of a sequence: the ranks of tp, or one rank all T.
+        # Outside of the matrices each rank of sp has T/n tokens: sp is tp, or a group of one with all T.
         self.sequence_parallel, self.sp = sequence_parallel, self.tp if sequence_parallel else group_along(box)
-        # The gradient of a matrix is a sum over dp. The gradient of a norm is also a sum over the tokens, and that of
-        # the embedding over its two uses, in the first stage and in the last, as the head.
+        # Each gradient is a sum over dp. The gradient of a norm is also a sum over tokens, and the gradient of the
+        # embedding over its two uses: the first stage and, because it is also the head, the last.
         self.dp_sp = group_along(box, 0, 2) if sequence_parallel else self.dp
         self.dp_ends = group_along(box[:, sorted({0, pp - 1})], 0, 1)  # None on a stage between the two
 
@@ -69,8 +67,9 @@ def identity(x: Tensor, group: Group) -> Tensor:
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    dist.all_reduce(x := x.clone(memory_format=torch.contiguous_format), group=group.pg)
-    return x
+    total = x.clone(memory_format=torch.contiguous_format)  # torch works in place, and autograd may keep x
+    dist.all_reduce(total, group=group.pg)
+    return total
 
 
 def all_gather(x_BtD: Tensor, group: Group) -> Tensor:
@@ -82,7 +81,8 @@ def all_gather(x_BtD: Tensor, group: Group) -> Tensor:
 def reduce_scatter(x_BTD: Tensor, group: Group) -> Tensor:
     """Each rank sends every rank the tokens that it keeps. The reduce-scatter of gloo would send twice the bytes."""
     parts = torch.stack(x_BTD.chunk(group.size, dim=1))
-    dist.all_to_all_single(received := torch.empty_like(parts), parts, group=group.pg)
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group.pg)
     return received.sum(0)
 
 
@@ -91,8 +91,6 @@ def reduce_scatter(x_BTD: Tensor, group: Group) -> Tensor:
 # some of its blocks, under the names of the full model, and each rank of tp has a shard of every matrix.
 # Parameters: 12 · D² + 13 · D for each block, and V · D for the embedding. The same weight is the head.
 class Block(nn.Module):
-    """x[B, t, D] → x[B, t, D]."""
-
     def __init__(self, D: int, heads: int, mesh: Mesh) -> None:
         super().__init__()
         self.mesh, self.d_head, n = mesh, D // heads, mesh.tp.size
@@ -200,7 +198,8 @@ def find(tokens_BT: Tensor, v: int, tp: Group) -> tuple[Tensor, Tensor]:
 
 def cross_entropy(z_BTv: Tensor, targets_BT: Tensor, tp: Group) -> Tensor:
     """Σ (log Σᵥ exp zᵥ − z_target) over all targets except -100, by reducing three numbers of each token."""
-    dist.all_reduce(largest_BT := z_BTv.detach().amax(-1), dist.ReduceOp.MAX, group=tp.pg)
+    largest_BT = z_BTv.detach().amax(-1)
+    dist.all_reduce(largest_BT, dist.ReduceOp.MAX, group=tp.pg)
     z_BTv = z_BTv - largest_BT[..., None]  # exp cannot overflow
     here_BT, is_mine_BT = find(targets_BT, z_BTv.shape[-1], tp)
     of_target_BT = z_BTv.gather(-1, here_BT[..., None])[..., 0] * is_mine_BT

@@ -167,15 +167,14 @@ def test_it_is_short_and_stands_alone():
 
 def test_the_page_shows_all_of_it_in_its_order():
     page = PATH.with_name("book").joinpath("tiny.md").read_text(encoding="utf-8")
-    shown = [tuple(map(int, found)) for found in re.findall(r":lines: (\d+)-(\d+)", page)]
-    sections = [n for n, line in enumerate(TEXT.splitlines(), 1) if line.startswith("# ---- ")]
-    assert [first for first, _ in shown] == [1, *sections]
-    lines = TEXT.splitlines()
-    ends = [
-        max(n for n in range(first, after) if lines[n - 1])
-        for first, after in zip([1, *sections], [*sections, len(lines) + 1], strict=True)
-    ]
-    assert [last for _, last in shown] == ends
+    starts, ends = (re.findall(f':{option}: "(.*)"', page) for option in ("start-at", "end-before"))
+    markers = [line for line in TEXT.splitlines() if line.startswith("# ---- ")]
+    assert [start for start, line in zip(starts, markers, strict=True) if not line.startswith(start)] == []
+    assert starts == ends and page.count("{literalinclude} ../tiny.py") == len(starts) + 1
+    assert (
+        f" in {len(TEXT.splitlines())} lines" in page
+        and f"of {sum(map(len, map(layouts, (1, 2, 4, 8))))} layouts" in page
+    )
 
 
 @pytest.mark.thorough("eight ranks, and all that fewer have", keep=1)
