@@ -369,10 +369,13 @@ def main() -> None:
     args = parser.parse_args()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     os.environ.update(alone | os.environ)  # torchrun sets them
-    backend, device = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(backend)
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)  # connect now: at the first message two ranks might wait
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     mesh = Mesh(args.dp, args.pp, args.tp, args.sequence_parallel)
     model = GPT(mesh, args.context, args.width, args.layers, args.heads, seed=args.seed).to(device)
     trainer = Trainer(model, args.zero, args.microbatches)
