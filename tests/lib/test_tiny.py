@@ -167,14 +167,14 @@ def test_it_is_short_and_stands_alone():
 
 def test_the_page_shows_all_of_it_in_its_order():
     page = PATH.with_name("book").joinpath("tiny.md").read_text(encoding="utf-8")
-    starts, ends = (re.findall(f':{option}: "(.*)"', page) for option in ("start-at", "end-before"))
-    markers = [line for line in TEXT.splitlines() if line.startswith("# ---- ")]
-    assert [start for start, line in zip(starts, markers, strict=True) if not line.startswith(start)] == []
-    assert starts == ends and page.count("{literalinclude} ../tiny.py") == len(starts) + 1
-    assert (
-        f" in {len(TEXT.splitlines())} lines" in page
-        and f"of {sum(map(len, map(layouts, (1, 2, 4, 8))))} layouts" in page
-    )
+    starts, ends = re.findall(':start-at: "(.*)"', page), re.findall(":end-at: '(.*)'", page)
+    sections = re.split("^(?=# ---- )", TEXT, flags=re.MULTILINE)
+    assert page.count("{literalinclude} ../tiny.py") == len(sections)
+    assert [start for start, section in zip(starts, sections[1:], strict=True) if not section.startswith(start)] == []
+    for end, section in zip(ends, sections[:-1], strict=True):
+        assert [n for n, line in enumerate(section.rstrip().splitlines()[::-1]) if end in line] == [0], end
+    assert f" in {len(TEXT.splitlines())} lines" in page
+    assert f"of {sum(len(layouts(ranks)) for ranks in (1, 2, 4, 8))} layouts" in page
 
 
 @pytest.mark.thorough("eight ranks, and all that fewer have", keep=1)
