@@ -91,7 +91,7 @@ def names_of(objects: dict) -> dict:
 
 
 def link_names(app, doctree, page):
-    if page.startswith("book/library/"):
+    if page.startswith(("book/library/", "book/tiny")):  # the names on the second are those of tiny.py
         return
     names = names_of(app.env.get_domain("py").objects)
     if page.startswith(("exercises/", "solutions/")):  # there, `weights` or `clip` is the reader's
