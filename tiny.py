@@ -369,6 +369,8 @@ def main() -> None:
     args = parser.parse_args()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     os.environ.update(alone | os.environ)  # torchrun sets them
+    if args.dp * args.pp * args.tp != int(os.environ["WORLD_SIZE"]):
+        parser.error(f"dp · pp · tp must be {os.environ['WORLD_SIZE']}, the number of ranks that torchrun started")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
