@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lib.planner.memory import Bytes, memory_bytes
+from lib.planner.fits import Bytes, memory_bytes
 from lib.planner.seconds import Seconds, has_even_stages, step_s
 from lib.planner.training import Layout4D, Training
 

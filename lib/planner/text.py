@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from lib.plan.text import table
+from lib.planner.plan_text import table
 from lib.planner.rows import Prediction, medians
 from lib.planner.search import Planned, why_slower
 from lib.planner.seconds import Seconds

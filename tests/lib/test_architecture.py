@@ -20,10 +20,10 @@ MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 17400, 10440, 133, 350
 ROOT_FILES = """
 text trace cost/ runtime/ torchrun/ mesh launch comm
 placement facts conjugate deferred recompute sleep collectives model masks data memory verify
-data_parallel/ tensor_parallel/ pipeline/ layout plan/ planner/ parallel checkpoint/ training/ lab/ train
+data_parallel/ tensor_parallel/ pipeline/ layout planner/ parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
-    *("lib.cost", "lib.trace", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.plan", "lib.planner"),
+    *("lib.cost", "lib.trace", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
     *("lib.text", "lib.launch", "lib.lab.workshop"),  # the server of `launch` starts before torch is there
     *(f"lib.runtime.{name}" for name in "call_table calls headroom link output places ranks server waits".split()),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),

@@ -14,8 +14,7 @@ import torch
 from course.check.exercise import SEEN, Data, Exercise, Mistake, known_number, several, whole, word
 from course.check.refusals import KEPT, MODEL_STATES, NODE, NOTHING_BINDS, PIPELINE_ZERO3, binds, layout_of
 from lib.mesh import Group
-from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.memory import fits
+from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, fits, memory_bytes, step_s
 from lib.planner.presets import GPUS, PRESET_MODELS, stack_for
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import Seconds

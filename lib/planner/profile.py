@@ -14,7 +14,7 @@ from statistics import median
 from lib.pipeline.gantt import to_trace
 from lib.pipeline.schedules.action import COMPUTE, Action, Op
 from lib.pipeline.simulate import Costs, simulate
-from lib.plan.plan import Plan
+from lib.planner.plan import Plan
 from lib.trace import Span, Trace
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 from lib.pipeline.schedules.action import SENDS, Op
-from lib.plan.plan import Plan
-from lib.plan.traffic import step_traffic
+from lib.planner.plan import Plan
+from lib.planner.traffic import step_traffic
 
 
 def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str], float]:

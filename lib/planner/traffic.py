@@ -11,7 +11,7 @@ from collections import Counter
 from lib.cost.calls import Calls, block_calls, embed_calls, head_calls
 from lib.cost.comm import wire_bytes
 from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op
-from lib.plan.plan import Bucketful, Plan
+from lib.planner.plan import Bucketful, Plan
 
 Traffic = dict[tuple[str, str], tuple[int, float]]  # as `lib.trace.Trace.traffic`: (kind, axis) → calls, wire bytes
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from lib.pipeline.gantt import gantt
-from lib.plan.links import bytes_out_of_a_node
-from lib.plan.memory import not_counted, step_memory
-from lib.plan.plan import Plan, step_bubble
-from lib.plan.traffic import step_traffic
+from lib.planner.links import bytes_out_of_a_node
+from lib.planner.peak import not_counted, step_memory
+from lib.planner.plan import Plan, step_bubble
+from lib.planner.traffic import step_traffic
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 KINDS = {  # kind of bytes → its word; `lib.planner` uses the same words

@@ -13,7 +13,7 @@ from lib.cost.live import LiveGPT, Tape
 from lib.cost.tensors import Weight
 from lib.pipeline.lower import message_before, other_end, proves
 from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
-from lib.plan.plan import Bucketful, Plan
+from lib.planner.plan import Bucketful, Plan
 
 
 def parameter_bytes(plan: Plan, place: int) -> int:
