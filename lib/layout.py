@@ -122,6 +122,13 @@ class Layout:
         """Axis → its ranks, the outermost axis first: `MeshShape(**layout.sizes)` is its mesh."""
         return {axis: getattr(self, axis) for axis in self.order.split(",")}
 
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Axis → the coordinate of a rank on it."""
+        here = {}
+        for axis, n in reversed(self.sizes.items()):
+            rank, here[axis] = divmod(rank, n)
+        return here
+
     def crosses_nodes(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group along this axis has ranks on more than one node, whose ranks are consecutive."""
         sizes = list(self.sizes.items())

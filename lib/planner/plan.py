@@ -9,7 +9,6 @@ sequence; h width; V vocabulary; Ψ parameters.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -78,9 +77,7 @@ class Plan:
 
     def place(self, rank: int) -> int:
         """The place of a rank in the pipeline: its pp coordinate."""
-        order = self.layout.order.split(",")
-        inner = math.prod(getattr(self.layout, axis) for axis in order[order.index("pp") + 1 :])
-        return rank // inner % self.layout.pp
+        return self.layout.coordinates(rank)["pp"]
 
     def stages(self, place: int) -> list[int]:
         """The stages of a rank at this place in the pipeline."""

@@ -1,12 +1,17 @@
 """Messages of a rank in one step: calls and bytes of each kind on each axis, as a trace counts them.
 
-One function per cause. Each gives (kind, axis) → [calls, wire bytes], and a step is their sum. The counts of a rank
-depend only on its place in the pipeline: all ranks along d and t send the same.
+One function per cause, and a step is their sum. The counts of a rank depend only on its place in the pipeline: all
+ranks along d and t send the same.
+
+What leaves a node, its network card has to carry. A collective is a ring in the order of ranks, as in gloo, and of its
+ranks on a node only those send to another node whose next rank is there. With t tensor-parallel ranks on two nodes that
+is one rank of each node, not t/2 of them. A message of a pipeline leaves the node if its receiver is on another.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from lib.cost.calls import Calls, block_calls, embed_calls, head_calls
 from lib.cost.comm import wire_bytes
@@ -14,58 +19,56 @@ from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op
 from lib.planner.plan import Bucketful, Plan
 
 Traffic = dict[tuple[str, str], tuple[int, float]]  # as `lib.trace.Trace.traffic`: (kind, axis) → calls, wire bytes
+Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the group, payload bytes, calls
 
 
 def step_traffic(plan: Plan, place: int) -> Traffic:
     """Everything that a rank at this place in the pipeline sends in a step."""
-    causes = (layer_traffic, message_traffic, gradient_traffic, loss_traffic, norm_traffic)
     total: Traffic = {}
-    for cause in causes:
-        for key, (calls, sent) in cause(plan, place).items():
-            before = total.get(key, (0, 0.0))
-            total[key] = before[0] + calls, before[1] + sent
+    for cause in (layer_sends, message_sends, gradient_sends, loss_sends, norm_sends):
+        for kind, axis, n, payload, calls in cause(plan, place):
+            if n > 1 and calls:  # a group of one sends nothing
+                before = total.get((kind, axis), (0, 0.0))
+                total[kind, axis] = before[0] + calls, before[1] + calls * wire_bytes(kind, payload, n)
     return total
 
 
-def layer_traffic(plan: Plan, place: int) -> Traffic:
+def layer_sends(plan: Plan, place: int) -> Sends:
     """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism.
 
     Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
     """
     layout = plan.layout
-    each = []
     for stage in plan.stages(place):
         halves = sum(of == stage for of, _ in plan.schedule.in_halves)
         for regather, microbatches in ((False, halves), (True, layout.microbatches - halves)):
-            calls = _stage_calls(plan, stage, regather).items()
-            each += [(kind, "tp", layout.tp, payload, microbatches * n) for (kind, payload), n in calls]
-    return _table(each)
+            for (kind, payload), n in _stage_calls(plan, stage, regather).items():
+                yield kind, "tp", layout.tp, payload, microbatches * n
 
 
 def _stage_calls(plan: Plan, stage: int, regather: bool) -> Calls:
     """Calls of a microbatch, forward and backward."""
-    shape, rows, itemsize, layout = plan.shape, plan.rows, plan.itemsize, plan.layout
-    how = {"sequence_parallel": layout.sequence_parallel}
-    calls = embed_calls(shape, rows, itemsize, **how) if stage == 0 else Counter()
+    sizes, how = (plan.shape, plan.rows, plan.itemsize), {"sequence_parallel": plan.layout.sequence_parallel}
+    calls = embed_calls(*sizes, **how) if stage == 0 else Counter()
     how |= {"regather": regather}
     for layer in plan.layers[stage]:
-        if layer == shape.num_layers:
-            calls += head_calls(shape, rows, itemsize, **how)
+        if layer == plan.shape.num_layers:
+            calls += head_calls(*sizes, **how)
         else:
-            calls += block_calls(shape, rows, itemsize, layout.tp, **how, recompute=layout.recompute)
+            calls += block_calls(*sizes, plan.layout.tp, **how, recompute=plan.layout.recompute)
     return calls
 
 
-def message_traffic(plan: Plan, place: int) -> Traffic:
+def message_sends(plan: Plan, place: int) -> Sends:
     """Between stages: bsh per boundary, direction, microbatch; bsh/t with sequence parallelism. Receives are free."""
     slices = plan.layout.tp if plan.layout.sequence_parallel else 1
     payload = plan.rows * plan.shape.context // slices * plan.shape.d_model * plan.itemsize
-    ops = [action.op for action in plan.schedule.actions[place]]
-    sends, receives = (sum(op in some for op in ops) for some in (SENDS, RECVS))
-    return _table([("send", "pp", plan.layout.pp, payload, sends), ("recv", "pp", plan.layout.pp, payload, receives)])
+    for kind, ops in (("send", SENDS), ("recv", RECVS)):
+        calls = sum(action.op in ops for action in plan.schedule.actions[place])
+        yield kind, "pp", plan.layout.pp, payload, calls
 
 
-def gradient_traffic(plan: Plan, place: int) -> Traffic:
+def gradient_sends(plan: Plan, place: int) -> Sends:
     """Sums of gradients, and the gather of parameters: 2(d−1)/d·Ψ/(t·p), zero=2 its first half per microbatch.
 
     zero=3 gathers each unit twice per microbatch and reduce-scatters its gradients once. With sequence parallelism some
@@ -73,17 +76,14 @@ def gradient_traffic(plan: Plan, place: int) -> Traffic:
 
     Source: Rajbhandari et al. 2020 (ZeRO), section 7.
     """
-    zero, m = plan.layout.zero, plan.layout.microbatches
-    each = []
+    zero = plan.layout.zero
     for bucket in plan.buckets(place):
-        axis, n = plan.axis(*bucket.axes), bucket.ranks
-        payload = bucket.size(zero > 0) * plan.itemsize
+        group = plan.axis(*bucket.axes), bucket.ranks, bucket.size(zero > 0) * plan.itemsize
         if zero == 0:
-            each.append(("all_reduce", axis, n, payload, 1))
+            yield "all_reduce", *group, 1
         else:
-            each.append(("reduce_scatter", axis, n, payload, num_sums(plan, place, bucket)))
-            each.append(("all_gather", axis, n, payload, 2 * m if zero == 3 else 1))
-    return _table(each)
+            yield "reduce_scatter", *group, num_sums(plan, place, bucket)
+            yield "all_gather", *group, 2 * plan.layout.microbatches if zero == 3 else 1
 
 
 def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
@@ -104,26 +104,53 @@ def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
     return sums + left_over
 
 
-def loss_traffic(plan: Plan, place: int) -> Traffic:
+def loss_sends(plan: Plan, place: int) -> Sends:
     """The rank with the losses broadcasts m of them over the pipeline, and replicas all-reduce one; all are float64."""
     layout = plan.layout
-    losses = ("broadcast", "pp", layout.pp, 8 * layout.microbatches, 1)
-    return _table([losses, ("all_reduce", "dp", layout.dp, 8, 1)])
+    yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
+    yield "all_reduce", "dp", layout.dp, 8, 1
 
 
-def norm_traffic(plan: Plan, place: int) -> Traffic:
+def norm_sends(plan: Plan, place: int) -> Sends:
     """For clipping: one float64, over the ranks of one replica; over all ranks if replicas shard gradients."""
     layout = plan.layout
     if layout.zero:
-        return _table([("all_reduce", "world", layout.num_ranks, 8, 1)])
-    return _table([("all_reduce", plan.axis("pp", "tp"), layout.pp * layout.tp, 8, 1)])
+        yield "all_reduce", "world", layout.num_ranks, 8, 1
+    else:
+        yield "all_reduce", plan.axis("pp", "tp"), layout.pp * layout.tp, 8, 1
 
 
-def _table(each: list[tuple[str, str, int, float, int]]) -> Traffic:
-    """Of (kind, axis, ranks, payload bytes, calls); a group of one sends nothing."""
-    table: Traffic = {}
-    for kind, axis, n, payload, calls in each:
-        if n > 1 and calls:
-            before = table.get((kind, axis), (0, 0.0))
-            table[kind, axis] = before[0] + calls, before[1] + calls * wire_bytes(kind, payload, n)
-    return table
+def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str], float]:
+    """(kind, axis) → bytes per step that leave the node that sends most of it; consecutive ranks share a node."""
+    sent_of = [step_traffic(plan, place) for place in range(plan.layout.pp)]
+    most: dict[tuple[str, str], float] = {}
+    for key in sorted({key for traffic in sent_of for key in traffic if key[0] != "recv"}):
+        out: Counter[int] = Counter()
+        for group in _groups(plan, key[1]):
+            ring = [rank for rank in group if key in sent_of[plan.place(rank)]]
+            for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
+                calls, sent = sent_of[plan.place(rank)][key]
+                to = _receivers(plan, rank, group) if key[0] == "send" else {after: calls}
+                node = rank // ranks_per_node
+                out[node] += sent / calls * sum(n for other, n in to.items() if other // ranks_per_node != node)
+        most[key] = max(out.values(), default=0.0)
+    return most
+
+
+def _groups(plan: Plan, axis: str) -> list[list[int]]:
+    """The groups along an axis, several joined by ×, or the world."""
+    along = plan.layout.sizes if axis == "world" else axis.split("×")
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(plan.layout.num_ranks):
+        here = plan.layout.coordinates(rank)
+        groups.setdefault(tuple(i for name, i in here.items() if name not in along), []).append(rank)
+    return list(groups.values())
+
+
+def _receivers(plan: Plan, rank: int, pipeline: list[int]) -> Counter[int]:
+    """The ranks to which a rank of a pipeline sends in a step, and how often."""
+    return Counter(
+        pipeline[plan.schedule.rank_of[stage + (1 if op == Op.SEND_F else -1)]]
+        for stage, op, _ in plan.schedule.actions[plan.place(rank)]
+        if op in SENDS
+    )

@@ -18,7 +18,7 @@ from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig
 from lib.parallel import parallelize
 from lib.planner import Plan, step_bubble, step_memory, step_traffic
-from lib.planner.plan_text import ranks_text
+from lib.planner.text import ranks_text
 from lib.train import main
 from lib.training import loop as train_loop
 from lib.training.config import TrainConfig
