@@ -10,6 +10,7 @@ import cloudpickle
 import pytest
 import torch
 
+from book.published.steps import kendall_tau
 from lib import data, run
 from lib.cost.hardware import Device
 from lib.cost.sizes import ModelShape, Recipe
@@ -21,7 +22,6 @@ from lib.parallel import parallelize
 from lib.planner import Cluster, Layout4D, Plan, Stack, Training, memory_bytes, step_memory, step_s
 from lib.planner.peak import optimizer_bytes, parameter_bytes
 from lib.planner.presets import PRESET_MODELS
-from lib.planner.rows import kendall_tau
 from lib.planner.search import layout_text
 from lib.training import loop as train_loop
 from lib.training.config import TrainConfig
