@@ -22,7 +22,7 @@ from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import SCHEDULES, Layout, nearest
 from lib.model import GPTConfig
 from lib.planner import Plan
-from lib.planner.profile import step_profile
+from lib.planner.plan import step_profile
 from lib.planner.text import plan_text
 from lib.torchrun.environment import StartError, machines, of_torchrun, speaks
 from lib.training.config import COMPUTE_DTYPES, DTYPES, TrainConfig

@@ -1,6 +1,6 @@
 """Bytes of activations that are live while a layer computes, operation by operation, for the GPT of `lib/model.py`.
 
-The problem: the activations that a microbatch keeps between forward and backward (`lib/cost/saved.py`) are not the
+The problem: the activations that a microbatch keeps between forward and backward (`lib/cost/held.py`) are not the
 peak. At the peak one layer computes, with all its temporary tensors: three copies of the logits in the loss, two
 gradients of the widest activation in an MLP, a weight gradient before it is accumulated.
 The idea: a tape. Each operation allocates some bytes, then frees some; the tape keeps the sum and reports it. The

@@ -11,11 +11,10 @@ import re
 from dataclasses import replace
 
 from lib.cost.sizes import ModelShape
-from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, known, stack_for
 from lib.planner.rows import predict, read_rows
 from lib.planner.search import Choices, best_layouts
 from lib.planner.text import layouts_json, layouts_text, rows_json, rows_text
-from lib.planner.training import Cluster, Training
+from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, known, stack_for
 
 TOKENS = 4 * 2**20  # of a step, unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size"}

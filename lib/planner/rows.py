@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib.cost.sizes import ModelShape
-from lib.planner.presets import GPUS, known, stack_for
 from lib.planner.seconds import Seconds, step_s
-from lib.planner.training import Cluster, Layout4D, Training
+from lib.planner.training import GPUS, Cluster, Layout4D, Training, known, stack_for
 
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}

@@ -25,10 +25,10 @@ from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.__main__ import main
-from lib.planner.presets import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
 from lib.planner.rows import medians, predict, read_rows, training_of
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import Seconds, stage_layers
+from lib.planner.training import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
 
 ROWS = {row["id"]: row for row in read_rows(RUNS)}
 TABLES = read_tables()

@@ -21,8 +21,8 @@ from lib.model import GPT, GPTConfig
 from lib.parallel import parallelize
 from lib.planner import Cluster, Layout4D, Plan, Stack, Training, memory_bytes, step_memory, step_s
 from lib.planner.peak import optimizer_bytes, parameter_bytes
-from lib.planner.presets import PRESET_MODELS
 from lib.planner.search import layout_text
+from lib.planner.training import PRESET_MODELS
 from lib.training import loop as train_loop
 from lib.training.config import TrainConfig
 

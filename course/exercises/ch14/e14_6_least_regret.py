@@ -15,9 +15,9 @@ from course.check.exercise import SEEN, Data, Exercise, Mistake, known_number, s
 from course.check.refusals import KEPT, MODEL_STATES, NODE, NOTHING_BINDS, PIPELINE_ZERO3, binds, layout_of
 from lib.mesh import Group
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, fits, memory_bytes, step_s
-from lib.planner.presets import GPUS, PRESET_MODELS, stack_for
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import Seconds
+from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 NEAR, TRIED = 0.01, 3
 PARTS = CHOICE, LOSS, REASON = ("the layout", "the number", "the reason")
