@@ -159,13 +159,10 @@ def rows_text(predictions: list[Prediction]) -> str:
         share = getattr(one.seconds, kind) / one.seconds.total
         times = f"{one.measured_s:.3f}", f"{one.seconds.total:.3f}", f"{one.error:+.1%}", f"{one.tflops:.0f}"
         rows.append([one.id, *times, f"{share:.0%} {kind}"])
-    return "\n\n".join([table(rows), table(_medians(predictions))])
-
-
-def _medians(predictions: list[Prediction]) -> list[list[str]]:
-    found = medians((one.group, one.error) for one in predictions)
-    rows = [["group", "runs", "median", "worst"]]
-    return rows + [[name, str(n), f"{middle:.1%}", f"{worst:.1%}"] for name, (n, middle, worst) in found.items()]
+    groups = [["group", "runs", "median", "worst"]]
+    for name, (n, middle, worst) in medians((one.group, one.error) for one in predictions).items():
+        groups.append([name, str(n), f"{middle:.1%}", f"{worst:.1%}"])
+    return "\n\n".join([table(rows), table(groups)])
 
 
 def rows_json(predictions: list[Prediction]) -> dict:
