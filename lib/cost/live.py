@@ -163,8 +163,7 @@ class LiveGPT:
     def row_backward(self, tape: Tape, width: int, weight: Weight, *bias: Weight, keeps_input: bool = False) -> None:
         """From the gradient of the residual stream to the input gradient of the layer."""
         for one in bias:
-            tape.op(one.size * self.itemsize)
-            tape.made([one], one.size * self.itemsize)
+            self.weight_gradients(tape, [one])
         whole = self.gather(tape)
         if self.split:
             tape.op(width)
@@ -224,7 +223,7 @@ class LiveGPT:
         self.weight_gradients(tape, out[:1], self.x + self.heads)
         self.weight_gradients(tape, qkv, self.qkv + self.x)
 
-    def weight_gradients(self, tape: Tape, weights: list[Weight], factors: int) -> None:
+    def weight_gradients(self, tape: Tape, weights: list[Weight], factors: int = 0) -> None:
         grads = sum(weight.size for weight in weights) * self.itemsize
         tape.op(grads, factors)
         tape.made(weights, grads)

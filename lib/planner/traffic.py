@@ -94,14 +94,13 @@ def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
     """
     if plan.layout.zero < 2 or bucket.crosses:
         return 1
-    sums, through, left_over = 0, set(), False
+    sums, through = 0, set()
     for stage, op, microbatch in plan.schedule.actions[place]:
         if op == Op.REDUCE and stage in bucket.stages and microbatch != ALL:
             through.add(stage)
-            left_over = True
             if through == set(bucket.stages):
-                sums, through, left_over = sums + 1, set(), False
-    return sums + left_over
+                sums, through = sums + 1, set()
+    return sums + bool(through)
 
 
 def loss_sends(plan: Plan, place: int) -> Sends:

@@ -142,7 +142,10 @@ class Training:
 
 
 class Layout4D(NamedTuple):
-    """A layout in the notation of planners and papers.
+    """A layout in the notation of planners and papers: one that is proposed, for any library.
+
+    It may be impossible: a page or an exercise says why. A `lib.layout.Layout` is one that this library runs, and
+    raises an error otherwise; it has no c, and counts microbatches where a planner counts their sequences.
 
     Args:
         tp, cp, pp, dp: ranks along each axis; from the innermost to the outermost.
