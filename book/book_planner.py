@@ -11,8 +11,7 @@ from live_page import add_live_page
 
 from lib.cost.sizes import ModelShape
 from lib.planner import search, seconds
-from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, stack_for
-from lib.planner.training import Cluster, Training
+from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
 SCRIPTS = "planner.js", "will_it_fit.js"
 HTML = """<div id="planner"><noscript><p><strong>This page computes in your browser, and JavaScript is switched off.

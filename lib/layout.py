@@ -8,7 +8,7 @@ The idea: a plain object that raises one clear error immediately, and a search f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -122,6 +122,13 @@ class Layout:
         """Axis → its ranks, the outermost axis first: `MeshShape(**layout.sizes)` is its mesh."""
         return {axis: getattr(self, axis) for axis in self.order.split(",")}
 
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Axis → the coordinate of a rank on it."""
+        here = {}
+        for axis, n in reversed(self.sizes.items()):
+            rank, here[axis] = divmod(rank, n)
+        return here
+
     def crosses_nodes(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group along this axis has ranks on more than one node, whose ranks are consecutive."""
         sizes = list(self.sizes.items())
@@ -190,13 +197,8 @@ def nearest(
 
     worlds = {world} if num_ranks else {n for n in (world, *(2**k for k in range(world.bit_length()))) if n <= most}
     possible = _possible(others, counts["microbatches"], worlds)
-    for layout in sorted(possible, key=lambda layout: (changes(layout), str(layout))):
-        try:
-            layout.check(model, global_batch)
-        except ValueError:
-            continue
-        return layout
-    return None
+    in_order = sorted(possible, key=lambda layout: (changes(layout), str(layout)))
+    return next((layout for layout in in_order if _is_possible(layout.check, model, global_batch)), None)
 
 
 def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int]) -> Iterator[Layout]:
@@ -205,15 +207,22 @@ def _possible(others: Mapping[str, object], microbatches: int, worlds: set[int])
     choices = {name: {value, simplest.get(name, value)} for name, value in others.items()}
     choices["microbatches"] = {microbatches, 1, 2, 4, 8, 16}
     for ranks in worlds:
-        for tp, pp in product(_divisors(ranks), repeat=2):
-            if ranks % (tp * pp):
-                continue
-            for values in product(*choices.values()):
-                try:
-                    yield Layout(dp=ranks // tp // pp, pp=pp, tp=tp, **dict(zip(choices, values, strict=True)))
-                except (ValueError, TypeError):
-                    continue
+        for tp, pp in product(divisors(ranks), repeat=2):
+            for values in product(*choices.values()) if ranks % (tp * pp) == 0 else ():
+                fields = {"dp": ranks // tp // pp, "pp": pp, "tp": tp} | dict(zip(choices, values, strict=True))
+                if _is_possible(Layout, **fields):
+                    yield Layout(**fields)
 
 
-def _divisors(n: int) -> list[int]:
-    return [k for k in range(1, n + 1) if n % k == 0]
+def _is_possible(make: Callable, *args: object, **fields: object) -> bool:
+    try:
+        make(*args, **fields)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def divisors(n: int) -> list[int]:
+    """The numbers that divide n, in order."""
+    small = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
+    return sorted({*small, *(n // k for k in small)})

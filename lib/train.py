@@ -21,9 +21,9 @@ from lib.lab.certificate import certify_run
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import SCHEDULES, Layout, nearest
 from lib.model import GPTConfig
-from lib.plan import Plan
-from lib.plan.profile import step_profile
-from lib.plan.text import plan_text
+from lib.planner import Plan
+from lib.planner.plan import step_profile
+from lib.planner.text import plan_text
 from lib.torchrun.environment import StartError, machines, of_torchrun, speaks
 from lib.training.config import COMPUTE_DTYPES, DTYPES, TrainConfig
 from lib.training.loop import train

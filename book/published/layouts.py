@@ -13,10 +13,8 @@ from typing import NamedTuple
 
 from book.published import LAYOUTS
 from lib.cost.sizes import ModelShape
-from lib.planner.memory import fits
-from lib.planner.presets import GPUS, stack_for
-from lib.planner.seconds import step_s
-from lib.planner.training import Cluster, Layout4D, Training
+from lib.planner import Cluster, Layout4D, Training, fits, step_s
+from lib.planner.training import GPUS, stack_for
 
 _SIZES = {  # Touvron et al. 2023 (Llama), table 2; the vocabulary as inferred by the collectors of the tables
     "13B": ModelShape(5120, 40, 40, 128_000, 2048, d_mlp=13_824, llama=True, tied=False),

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from lib.cost.sizes import ModelShape
-from lib.planner import Cluster, Layout4D, Training, memory_bytes
-from lib.planner.memory import fits
-from lib.planner.presets import GPUS, PRESET_MODELS, stack_for
+from lib.planner import Cluster, Layout4D, Training, fits, memory_bytes
 from lib.planner.search import layout_text
+from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 NOTHING_BINDS = "all conditions hold"
 GPU_COUNT, HEADS, LAYERS, BATCH, ROUNDS = "gpus", "heads", "layers", "batch", "rounds"

@@ -1,6 +1,6 @@
 """Bytes of activations that are live while a layer computes, operation by operation, for the GPT of `lib/model.py`.
 
-The problem: the activations that a microbatch keeps between forward and backward (`lib/cost/saved.py`) are not the
+The problem: the activations that a microbatch keeps between forward and backward (`lib/cost/held.py`) are not the
 peak. At the peak one layer computes, with all its temporary tensors: three copies of the logits in the loss, two
 gradients of the widest activation in an MLP, a weight gradient before it is accumulated.
 The idea: a tape. Each operation allocates some bytes, then frees some; the tape keeps the sum and reports it. The
@@ -163,8 +163,7 @@ class LiveGPT:
     def row_backward(self, tape: Tape, width: int, weight: Weight, *bias: Weight, keeps_input: bool = False) -> None:
         """From the gradient of the residual stream to the input gradient of the layer."""
         for one in bias:
-            tape.op(one.size * self.itemsize)
-            tape.made([one], one.size * self.itemsize)
+            self.weight_gradients(tape, [one])
         whole = self.gather(tape)
         if self.split:
             tape.op(width)
@@ -224,7 +223,7 @@ class LiveGPT:
         self.weight_gradients(tape, out[:1], self.x + self.heads)
         self.weight_gradients(tape, qkv, self.qkv + self.x)
 
-    def weight_gradients(self, tape: Tape, weights: list[Weight], factors: int) -> None:
+    def weight_gradients(self, tape: Tape, weights: list[Weight], factors: int = 0) -> None:
         grads = sum(weight.size for weight in weights) * self.itemsize
         tape.op(grads, factors)
         tape.made(weights, grads)

@@ -11,11 +11,10 @@ import re
 from dataclasses import replace
 
 from lib.cost.sizes import ModelShape
-from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, known, stack_for
 from lib.planner.rows import predict, read_rows
 from lib.planner.search import Choices, best_layouts
 from lib.planner.text import layouts_json, layouts_text, rows_json, rows_text
-from lib.planner.training import Cluster, Training
+from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, known, stack_for
 
 TOKENS = 4 * 2**20  # of a step, unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size"}
@@ -77,18 +76,16 @@ def _training(args: argparse.Namespace) -> Training:
 
 
 def _model(args: argparse.Namespace) -> ModelShape:
-    given = {name: getattr(args, name) for name in (*SIZES, *MORE_SIZES) if getattr(args, name) is not None}
-    for name in given:
-        _positive(args, name)
+    fields = (SIZES | MORE_SIZES).items()
+    given = {field: _positive(args, name) for name, field in fields if getattr(args, name) is not None}
     if args.model:
-        shape = PRESET_MODELS[known(args.model.lower(), PRESET_MODELS, "model")]
-        return replace(shape, **{(SIZES | MORE_SIZES)[name]: n for name, n in given.items()})
-    if missing := [f"--{name}" for name in SIZES if name not in given] + ([] if args.seq else ["--seq"]):
+        return replace(PRESET_MODELS[known(args.model.lower(), PRESET_MODELS, "model")], **given)
+    missing = [f"--{name}" for name, field in SIZES.items() if field not in given] + ([] if args.seq else ["--seq"])
+    if missing:
         raise ValueError(f"give --model, or all its numbers; missing: {', '.join(missing)}")
-    sizes = {(SIZES | MORE_SIZES)[name]: n for name, n in given.items()}
-    shape = ModelShape(context=args.seq, llama=args.gated, tied=not args.gated, **sizes)
-    for name, heads in (("heads", shape.num_heads), ("kv-heads", shape.num_kv_heads or 1)):
-        whole = shape.d_model if name == "heads" else shape.num_heads
+    shape = ModelShape(context=args.seq, llama=args.gated, tied=not args.gated, **given)
+    kv_heads = shape.num_kv_heads or shape.num_heads
+    for name, heads, whole in (("heads", shape.num_heads, shape.d_model), ("kv-heads", kv_heads, shape.num_heads)):
         if whole % heads:
             raise ValueError(f"--{name} {heads} does not divide {whole}; use a number that does")
     return shape

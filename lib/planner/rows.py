@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from lib.cost.sizes import ModelShape
-from lib.planner.presets import GPUS, known, stack_for
 from lib.planner.seconds import Seconds, step_s
-from lib.planner.training import Cluster, Layout4D, Training
+from lib.planner.training import GPUS, Cluster, Layout4D, Training, known, stack_for
 
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
@@ -85,50 +84,10 @@ def predict(row: Mapping) -> Prediction:
     return Prediction(row.get("id", ""), group_of(row), seconds, row["step_s"], tflops)
 
 
-def calibrated(row: Mapping) -> float:
-    """The fraction of its peak that a large matmul must reach for an exact prediction of the row.
-
-    Raises:
-        ValueError: as `matmul_share_of`.
-    """
-    return matmul_share_of(*training_of(row), row["step_s"])
-
-
-def matmul_share_of(training: Training, layout: Layout4D, measured_s: float) -> float:
-    """The fraction of the peak with which the prediction of a step is the measured time.
-
-    Raises:
-        ValueError: no fraction between 0.1 and 1: the error has a different cause.
-    """
-
-    def too_slow(share: float) -> bool:
-        stack = replace(training.stack, matmul_share=share)
-        return step_s(replace(training, stack=stack), layout).total > measured_s
-
-    low, high = 0.1, 1.0
-    if too_slow(high) or not too_slow(low):
-        raise ValueError(f"no matmul_share between {low} and {high} explains {measured_s} s of this layout")
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if too_slow(middle) else (low, middle)
-    return high
-
-
 def group_of(row: Mapping) -> str:
     """The group of rows that it is judged with: the same stack and GPU, unless the row names a group."""
     stack = row.get("stack", "")
     return row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
-
-
-def constant_share(row: Mapping) -> float:
-    """The fraction of the peak that the GPUs of a row reached, recomputation included: its HFU."""
-    training, layout = training_of(row)
-    return training.utilisation(row["step_s"], layout.recompute)
-
-
-def constant_utilisation(row: Mapping, share: float) -> float:
-    """Seconds of a step if all runs computed with this fraction of the peak: the rule that a planner has to beat."""
-    return constant_share(row) / share * row["step_s"]
 
 
 def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, float]]:
@@ -138,17 +97,3 @@ def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, 
         groups.setdefault(group, []).append(abs(error))
     groups["all"] = [error for found in groups.values() for error in found]
     return {name: (len(found), statistics.median(found), max(found)) for name, found in groups.items() if found}
-
-
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """1 if both have the same order, −1 if the orders are opposite; pairs that are equal in either are not counted.
-
-    Source: Kendall 1938.
-    """
-    sign = total = 0
-    for i in range(len(one)):
-        for j in range(i):
-            product = (one[i] - one[j]) * (other[i] - other[j])
-            sign += (product > 0) - (product < 0)
-            total += product != 0
-    return sign / total

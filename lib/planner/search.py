@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
-from lib.planner.memory import Bytes, memory_bytes
+from lib.layout import divisors
+from lib.planner.fits import Bytes, memory_bytes
 from lib.planner.seconds import Seconds, has_even_stages, step_s
 from lib.planner.training import Layout4D, Training
 
@@ -52,36 +54,31 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     model, gpus = training.model, training.cluster.gpus
     most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
     keys = model.num_kv_heads or model.num_heads
-    shared = (n for n in _divisors(model.num_heads) if keys % n == 0 or n % keys == 0)
+    shared = (n for n in divisors(model.num_heads) if keys % n == 0 or n % keys == 0)
     for tp in (n for n in shared if n <= most_tp and gpus % n == 0):
         cuts = _context_ranks(training) if choices.context_parallel else (1,)
         for cp in (n for n in cuts if gpus // tp % n == 0):
-            for pp in _divisors(gpus // tp // cp):
+            for pp in divisors(gpus // tp // cp):
                 dp = gpus // tp // cp // pp
-                if pp > model.num_layers + 2 or training.global_batch % dp:
-                    continue
-                yield from _with(training, choices, tp, cp, pp, dp)
+                if pp <= model.num_layers + 2 and training.global_batch % dp == 0:
+                    yield from _with(training, choices, tp, cp, pp, dp)
 
 
 def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
     """All microbatch sizes, stages per rank, stages of ZeRO and kinds of recomputation on these ranks."""
     mine = training.global_batch // dp
-    for rows in (2**k for k in range(MOST_ROWS.bit_length())):
-        if mine % rows:
-            continue
+    zeros = [zero for zero in choices.zero if not (zero == 3 and (pp > 1 or tp > 1) or zero and dp * cp == 1)]
+    for rows in (2**k for k in range(MOST_ROWS.bit_length()) if mine % 2**k == 0):
         m = mine // rows
         for v in _stages_per_rank(training.model.num_layers, pp, m, choices.interleaved):
-            for recompute in choices.recompute:
-                for zero in choices.zero:
-                    if (zero == 3 and (pp > 1 or tp > 1)) or (zero and dp * cp == 1):
-                        continue
-                    layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
-                    yield layout
-                    if choices.zero_bubble and pp > 1 and recompute == "none":
-                        if v == 1 and m >= pp:
-                            yield layout._replace(schedule="zb-h1")
-                        if v == 2 and m >= 2 * pp - 1:
-                            yield layout._replace(schedule="zb-v")
+            for recompute, zero in product(choices.recompute, zeros):
+                layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
+                yield layout
+                if choices.zero_bubble and pp > 1 and recompute == "none":
+                    if v == 1 and m >= pp:
+                        yield layout._replace(schedule="zb-h1")
+                    if v == 2 and m >= 2 * pp - 1:
+                        yield layout._replace(schedule="zb-v")
 
 
 def _stages_per_rank(layers: int, pp: int, m: int, interleaved: bool) -> list[int]:
@@ -93,11 +90,6 @@ def _stages_per_rank(layers: int, pp: int, m: int, interleaved: bool) -> list[in
 def _context_ranks(training: Training) -> list[int]:
     """Numbers of ranks that can split a sequence: each has at least `FEWEST_TOKENS`."""
     return [2**k for k in range(10) if training.model.context // 2**k >= FEWEST_TOKENS or k == 0]
-
-
-def _divisors(n: int) -> list[int]:
-    small = [k for k in range(1, int(n**0.5) + 1) if n % k == 0]
-    return sorted({*small, *(n // k for k in small)})
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
 from lib.cost.comm import wire_bytes
-from lib.cost.memory import activation_bytes
+from lib.cost.held import activation_bytes
 from lib.planner.training import Layout4D, Training
 
 OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy and both moments, the weight

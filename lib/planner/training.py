@@ -1,8 +1,12 @@
-"""The model to train, the cluster, the software and the layout.
+"""The model to train, the cluster, the software and the layout; and those with a usual name.
 
 The problem: a planner with forty inputs is too much work to use, and a planner with five hides its assumptions. The
 idea: four small objects. A model (`lib.cost.sizes`), a cluster, a layout; and a stack: the fractions of data-sheet
 figures that a GPU reaches with its software. The stack holds all assumptions, where a reader finds and changes them.
+
+The constants of a stack were chosen once, by hand, among round numbers. One constant per GPU is calibrated on a
+published run (`CALIBRATED`): the fraction of the peak that a large matmul reaches. Chapter 14 tests all of them on the
+remaining runs.
 
 Letters: d, t, p, c data-, tensor-, pipeline- and context-parallel ranks; v stages per rank; m microbatches of b
 sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
@@ -10,13 +14,14 @@ sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
 from lib.cost.flops import train_flops
-from lib.cost.hardware import Device
-from lib.cost.sizes import RECIPES, ModelShape, Recipe
+from lib.cost.hardware import DEVICES, Device
+from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe
 from lib.layout import whole_number
 
 
@@ -137,7 +142,10 @@ class Training:
 
 
 class Layout4D(NamedTuple):
-    """A layout in the notation of planners and papers.
+    """A layout in the notation of planners and papers: one that is proposed, for any library.
+
+    It may be impossible: a page or an exercise says why. A `lib.layout.Layout` is one that this library runs, and
+    raises an error otherwise; it has no c, and counts microbatches where a planner counts their sequences.
 
     Args:
         tp, cp, pp, dp: ranks along each axis; from the innermost to the outermost.
@@ -168,3 +176,40 @@ class Layout4D(NamedTuple):
     def microbatches(self, global_batch: int) -> float:
         """m of a step."""
         return global_batch / (self.dp * self.rows)
+
+
+_NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": "175B", "llama-405b": "405B"}
+PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()}
+GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
+
+# Rows that the planner predicts exactly.
+CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}
+SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50)}  # of the peak: by matmuls, by fused attention
+
+BF16 = RECIPES["mixed Adam"]
+# Overlap and memory of the software; Narayanan et al. 2021 and Korthikanti et al. 2022 used megatron-2021.
+STACKS = {
+    "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
+    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True},
+    "llama3": {"overlaps_dp": True, "spare_activations": 0.8},  # otherwise none of its runs would fit
+    "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},
+    "fsdp": {"recipe": BF16, "overlaps_dp": True},
+}
+
+
+def stack_for(name: str, gpu: str) -> Stack:
+    """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
+    matmul, attention = SHARES.get(gpu, SHARES["h100"])
+    return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
+
+
+def known(name: str, among: dict, what: str) -> str:
+    """Return the name if it exists.
+
+    Raises:
+        ValueError: it does not exist; the message gives the nearest names.
+    """
+    if name in among:
+        return name
+    near = get_close_matches(str(name).lower(), among, n=3, cutoff=0.3) or list(among)
+    raise ValueError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")

@@ -10,7 +10,7 @@ from lib import cost
 from tests.book.book_project import build, load
 
 formulas = load("book_formulas")
-HOLDS_FORMULAS = ("comm", "flops", "memory", "saved")
+HOLDS_FORMULAS = ("comm", "flops", "held")
 SHEET = (formulas.ROOT / "book" / "formulas.md").read_text(encoding="utf-8")
 
 

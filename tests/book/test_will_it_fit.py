@@ -12,8 +12,8 @@ import pytest
 
 from lib.cost.sizes import ModelShape, Recipe
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.presets import GPUS, PRESET_MODELS, STACKS, stack_for
 from lib.planner.search import all_layouts, why_slower
+from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 from tests.book.book_project import BOOK, check_live_page, load
 from tools.browser import chromium, open_browser
 

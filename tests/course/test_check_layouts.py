@@ -42,8 +42,8 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import Costs, simulate
 from lib.pipeline.stage import stages_of
 from lib.planner import memory_bytes, step_s
-from lib.planner.presets import stack_for
 from lib.planner.rows import predict, read_rows
+from lib.planner.training import stack_for
 from lib.tensor_parallel.gpt import tensor_parallel
 from tests.book.test_repository import read
 from tests.course.test_check_edges import edited

@@ -17,8 +17,8 @@ from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig
 from lib.parallel import parallelize
-from lib.plan import Plan, step_bubble, step_memory, step_traffic
-from lib.plan.text import ranks_text
+from lib.planner import Plan, step_bubble, step_memory, step_traffic
+from lib.planner.text import ranks_text
 from lib.train import main
 from lib.training import loop as train_loop
 from lib.training.config import TrainConfig

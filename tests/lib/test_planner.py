@@ -12,26 +12,23 @@ import pytest
 
 from book.published import RUNS
 from book.published.layouts import choice_among, read_tables, regret, right_about_memory
+from book.published.steps import (
+    calibrated,
+    constant_share,
+    constant_utilisation,
+    kendall_tau,
+    matmul_share_of,
+)
 from lib import cost
 from lib.cost.sizes import MODELS, ModelShape, Recipe
 from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.__main__ import main
-from lib.planner.presets import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
-from lib.planner.rows import (
-    calibrated,
-    constant_share,
-    constant_utilisation,
-    kendall_tau,
-    matmul_share_of,
-    medians,
-    predict,
-    read_rows,
-    training_of,
-)
+from lib.planner.rows import medians, predict, read_rows, training_of
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import Seconds, stage_layers
+from lib.planner.training import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
 
 ROWS = {row["id"]: row for row in read_rows(RUNS)}
 TABLES = read_tables()

@@ -10,6 +10,7 @@ import cloudpickle
 import pytest
 import torch
 
+from book.published.steps import kendall_tau
 from lib import data, run
 from lib.cost.hardware import Device
 from lib.cost.sizes import ModelShape, Recipe
@@ -18,12 +19,10 @@ from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig
 from lib.parallel import parallelize
-from lib.plan import Plan, step_memory
-from lib.plan.memory import optimizer_bytes, parameter_bytes
-from lib.planner import Cluster, Layout4D, Stack, Training, memory_bytes, step_s
-from lib.planner.presets import PRESET_MODELS
-from lib.planner.rows import kendall_tau
+from lib.planner import Cluster, Layout4D, Plan, Stack, Training, memory_bytes, step_memory, step_s
+from lib.planner.peak import optimizer_bytes, parameter_bytes
 from lib.planner.search import layout_text
+from lib.planner.training import PRESET_MODELS
 from lib.training import loop as train_loop
 from lib.training.config import TrainConfig
 

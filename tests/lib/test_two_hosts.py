@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from lib.layout import Layout
-from lib.plan.links import bytes_out_of_a_node
+from lib.planner.traffic import bytes_out_of_a_node
 from lib.train import main, planned
 from lib.training.config import TrainConfig
 from tests.lib.two_hosts import ADDRESSES, ROOT, TwoHosts, cannot, until

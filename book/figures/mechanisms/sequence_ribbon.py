@@ -9,7 +9,7 @@ from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Player, Scene, Step, Thing
 from book.figures.svg import SMALLEST_PX, color, text_width
 from lib.cost.comm import block_wire_bytes, wire_bytes
-from lib.cost.memory import activation_bytes
+from lib.cost.held import activation_bytes
 from lib.cost.sizes import ModelShape
 
 PLACES = "norm", "attention", "norm", "MLP"

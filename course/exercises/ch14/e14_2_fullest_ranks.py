@@ -6,7 +6,7 @@ from course.check.edits import read_mistakes
 from course.check.exercise import Exercise, kind, known_number, several, word
 from lib.cost.sizes import ModelShape
 from lib.planner import Cluster, Layout4D, Training, memory_bytes
-from lib.planner.presets import GPUS, stack_for
+from lib.planner.training import GPUS, stack_for
 
 LAYOUTS = {  # with the sequences of a step
     "A": (Layout4D(8, 1, 8, 2, 1, 1, 0, True), 8),

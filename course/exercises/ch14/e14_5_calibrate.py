@@ -11,7 +11,7 @@ import torch
 from course.check.edits import exercise
 from course.check.exercise import SEEN, several, whole
 from lib.planner import Cluster, Layout4D, Stack, Training, step_s
-from lib.planner.presets import GPUS, PRESET_MODELS, SHARES
+from lib.planner.training import GPUS, PRESET_MODELS, SHARES
 
 NEAR, NOISE, STACKS = 0.02, 0.01, 3
 FOUND, HOLDS, NO_PAIR = "what the other runs say", "all are met", "no pair"

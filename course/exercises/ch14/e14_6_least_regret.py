@@ -10,11 +10,11 @@ import numpy as np
 from course.check.edits import exercise
 from course.check.exercise import SEEN, known_number, several, whole, word
 from course.check.refusals import KEPT, MODEL_STATES, NODE, NOTHING_BINDS, PIPELINE_ZERO3, binds, layout_of
-from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, seconds
-from lib.planner import memory as of_memory
-from lib.planner.presets import GPUS, PRESET_MODELS, stack_for
+from lib import planner
+from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes
 from lib.planner.search import all_layouts, layout_text, why_slower
 from lib.planner.seconds import Seconds
+from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 NEAR, TRIED = 0.01, 3
 PARTS = CHOICE, LOSS, REASON = ("the layout", "the number", "the reason")
@@ -35,12 +35,12 @@ CLUSTERS = (
 
 @cache  # wrong programs ask for the same again
 def fits(training, layout):
-    return of_memory.fits(training, layout)
+    return planner.fits(training, layout)
 
 
 @cache
 def step_s(training, layout):
-    return seconds.step_s(training, layout)
+    return planner.step_s(training, layout)
 
 
 @cache

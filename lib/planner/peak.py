@@ -13,7 +13,7 @@ from lib.cost.live import LiveGPT, Tape
 from lib.cost.tensors import Weight
 from lib.pipeline.lower import message_before, other_end, proves
 from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
-from lib.plan.plan import Bucketful, Plan
+from lib.planner.plan import Bucketful, Plan
 
 
 def parameter_bytes(plan: Plan, place: int) -> int:
@@ -135,8 +135,8 @@ class _Walk:
         live = self.halved if (stage, microbatch) in self.plan.schedule.in_halves else self.whole
         layers, last = self.plan.layers[stage], stage == self.plan.layout.num_stages - 1
         head = self.plan.model.num_layers
+        self.release_sends(action)
         if op == Op.F:
-            self.release_sends(action)
             if stage == 0:
                 live.embed(tape)
             for layer in layers:
@@ -146,7 +146,6 @@ class _Walk:
             for layer in reversed(layers):
                 live.head_weight_gradients(tape) if layer == head else live.block_weight_gradients(tape, layer)
             return
-        self.release_sends(action)
         tied = last and stage == 0 and self.plan.shape.tied
         for layer in reversed(layers):
             if layer == head:
@@ -206,8 +205,7 @@ class _Sums:
         self.sharded: set[Bucketful] = set()  # buckets with an earlier sum
         self.arriving: dict[tuple, tuple[Bucketful, int]] = {}  # by line: the bucket in flight, and its bytes
         # By line, that is by ranks and stages: stages whose last backward began, and stages whose last backward ended.
-        self.closed = {bucket.line: set() for bucket in self.buckets}
-        self.through = {bucket.line: set() for bucket in self.buckets}
+        self.closed, self.through = ({bucket.line: set() for bucket in self.buckets} for _ in range(2))
 
     @property
     def flying(self) -> int:
@@ -255,11 +253,9 @@ class _Sums:
         whole, n = self._bytes(bucket), bucket.ranks
         self._arrive(bucket.line)
         received = whole if n > 1 else 0
-        if self.zero == 1:
-            self.arriving[bucket.line] = bucket, received
-        elif self.zero >= 2:
-            self.held -= whole
-            self.arriving[bucket.line] = bucket, whole + received + whole // n
+        if self.zero:
+            self.arriving[bucket.line] = bucket, received + (whole + whole // n if self.zero >= 2 else 0)
+        self.held -= whole if self.zero >= 2 else 0
         self.missing.pop(bucket, None)
 
     def _arrive(self, line: tuple) -> None:
@@ -281,15 +277,11 @@ class _Sums:
                 self.closed[line].clear()
 
     def _send_rest(self, bucket: Bucketful) -> None:
-        if self.zero < 2:
-            return
-        if bucket in self.missing:
-            for name in list(self.missing[bucket]):
-                self._fill(bucket, name)
-        elif any(weight.name in self.own for weight in bucket.weights):
+        names = [weight.name for weight in bucket.weights]
+        if self.zero >= 2 and (bucket in self.missing or self.own.keys() & {*names}):
             self._allocate(bucket)
-            for weight in bucket.weights:
-                self._fill(bucket, weight.name)
+            for name in list(self.missing.get(bucket, names)):
+                self._fill(bucket, name)
 
     def finish(self) -> None:
         for bucket in self.buckets:

@@ -3,25 +3,33 @@
 The problem: a run shows its messages and its memory when it ends, or when memory runs out. The idea: both follow from a
 few numbers, so write the numbers into one object and compute the rest.
 
+A profile of a run has the plan beside it: one step of all ranks as a trace, with measured and predicted lanes. The
+prediction uses the durations of the forward and backward of each stage, the median over microbatches and replicas, and
+no further data of the run: where the two lanes differ, ranks waited for messages, or for a core.
+
 Letters: d, p, t data-, pipeline- and tensor-parallel ranks; m microbatches; b sequences of a microbatch; s tokens of a
 sequence; h width; V vocabulary; Ψ parameters.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import median
 from typing import TYPE_CHECKING
 
 from lib.cost.sizes import ModelShape
 from lib.cost.tensors import Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
+from lib.pipeline.gantt import to_trace
 from lib.pipeline.lower import lower
-from lib.pipeline.schedules.action import Schedule
+from lib.pipeline.schedules.action import COMPUTE, Action, Op, Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.simulate import Costs, Timeline, simulate
+from lib.trace import Span, Trace
 
 if TYPE_CHECKING:
     from lib.model import GPTConfig
@@ -78,9 +86,7 @@ class Plan:
 
     def place(self, rank: int) -> int:
         """The place of a rank in the pipeline: its pp coordinate."""
-        order = self.layout.order.split(",")
-        inner = math.prod(getattr(self.layout, axis) for axis in order[order.index("pp") + 1 :])
-        return rank // inner % self.layout.pp
+        return self.layout.coordinates(rank)["pp"]
 
     def stages(self, place: int) -> list[int]:
         """The stages of a rank at this place in the pipeline."""
@@ -197,3 +203,44 @@ def step_bubble(plan: Plan) -> tuple[float, float]:
     messages take none.
     """
     return plan.timeline.bubble, simulate(plan.layout.make_schedule()).bubble
+
+
+def step_profile(plan: Plan, traces: Sequence[Trace]) -> Trace:
+    """Measured and predicted lanes in one trace, whose `save` writes a file for ui.perfetto.dev; times from the start.
+
+    Args:
+        traces: of each rank, of the same step, from synchronised clocks, such as the clock of one machine.
+    """
+    start_s = min(item.start_s for trace in traces for item in [*trace.spans, *trace.events])
+    return Trace.merge([*traces, predicted_spans(plan, traces)], start_s)
+
+
+def predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
+    """The simulated step, on a lane `predicted` of each rank, from the first measured forward on."""
+    measured = [span for trace in traces for span in trace.spans if _is_action(span)]
+    seconds: dict[tuple[int, Op], list[float]] = defaultdict(list)
+    for span in measured:
+        stage, op, _ = Action.parse(span.label)
+        seconds[stage, op].append(span.end_s - span.start_s)
+
+    def of_stages(*ways: tuple[Op, float]) -> list[float]:
+        """The median of each stage, in the first of these ops that it has, times its factor."""
+        stages = range(plan.layout.num_stages)
+        return [next(k * median(seconds[s, op]) for op, k in ways if (s, op) in seconds) for s in stages]
+
+    costs = Costs(of_stages((Op.F, 1)), of_stages((Op.I, 1), (Op.B, 0.5)), of_stages((Op.W, 1), (Op.B, 0.5)))
+    zero_s = min(span.start_s for span in measured)
+    of_places = to_trace(simulate(plan.layout.make_schedule(), costs), lane="predicted").spans
+    return Trace(
+        spans=[
+            replace(span, rank=rank, start_s=zero_s + span.start_s, end_s=zero_s + span.end_s)
+            for rank in range(plan.layout.num_ranks)
+            for span in of_places
+            if span.rank == plan.place(rank)
+        ]
+    )
+
+
+def _is_action(span: Span) -> bool:
+    """Whether a span is a forward or backward of a schedule, such as `2F0`; a trace also has spans inside these."""
+    return span.label != "" and Action.parse(span.label).op in COMPUTE

@@ -1,6 +1,6 @@
 """Bytes on the rank with the highest peak, by kind.
 
-Model states by the stage of ZeRO (`lib.cost.memory`); activations of the blocks of a rank, times the microbatches in
+Model states by the stage of ZeRO (`lib.cost.held`); activations of the blocks of a rank, times the microbatches in
 flight at the peak (`lib.cost.bubble.kept_by`); the logits. The first rank of a pipeline keeps the most microbatches,
 the last rank the logits, and the second may have a layer more than both: the highest peak of the three counts.
 """
@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lib.cost.bubble import kept_by
-from lib.cost.memory import activation_bytes, state_bytes
+from lib.cost.held import activation_bytes, state_bytes
 from lib.planner.seconds import stage_layers
 from lib.planner.training import Layout4D, Training
 

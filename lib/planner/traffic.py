@@ -1,0 +1,155 @@
+"""Messages of a rank in one step: calls and bytes of each kind on each axis, as a trace counts them.
+
+One function per cause, and a step is their sum. The counts of a rank depend only on its place in the pipeline: all
+ranks along d and t send the same.
+
+What leaves a node, its network card has to carry. A collective is a ring in the order of ranks, as in gloo, and of its
+ranks on a node only those send to another node whose next rank is there. With t tensor-parallel ranks on two nodes that
+is one rank of each node, not t/2 of them. A message of a pipeline leaves the node if its receiver is on another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from lib.cost.calls import Calls, block_calls, embed_calls, head_calls
+from lib.cost.comm import wire_bytes
+from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op
+from lib.planner.plan import Bucketful, Plan
+
+Traffic = dict[tuple[str, str], tuple[int, float]]  # as `lib.trace.Trace.traffic`: (kind, axis) → calls, wire bytes
+Sends = Iterator[tuple[str, str, int, float, int]]  # kind, axis, ranks of the group, payload bytes, calls
+
+
+def step_traffic(plan: Plan, place: int) -> Traffic:
+    """Everything that a rank at this place in the pipeline sends in a step."""
+    total: Traffic = {}
+    for cause in (layer_sends, message_sends, gradient_sends, loss_sends, norm_sends):
+        for kind, axis, n, payload, calls in cause(plan, place):
+            if n > 1 and calls:  # a group of one sends nothing
+                before = total.get((kind, axis), (0, 0.0))
+                total[kind, axis] = before[0] + calls, before[1] + calls * wire_bytes(kind, payload, n)
+    return total
+
+
+def layer_sends(plan: Plan, place: int) -> Sends:
+    """Of tensor-parallel layers: 8(t−1)/t·bsh per block and microbatch, 10(t−1)/t·bsh with sequence parallelism.
+
+    Column layers gather their input again for a full backward, and keep it for a backward that is split into I and W.
+    """
+    layout = plan.layout
+    for stage in plan.stages(place):
+        halves = sum(of == stage for of, _ in plan.schedule.in_halves)
+        for regather, microbatches in ((False, halves), (True, layout.microbatches - halves)):
+            for (kind, payload), n in _stage_calls(plan, stage, regather).items():
+                yield kind, "tp", layout.tp, payload, microbatches * n
+
+
+def _stage_calls(plan: Plan, stage: int, regather: bool) -> Calls:
+    """Calls of a microbatch, forward and backward."""
+    sizes, how = (plan.shape, plan.rows, plan.itemsize), {"sequence_parallel": plan.layout.sequence_parallel}
+    calls = embed_calls(*sizes, **how) if stage == 0 else Counter()
+    how |= {"regather": regather}
+    for layer in plan.layers[stage]:
+        if layer == plan.shape.num_layers:
+            calls += head_calls(*sizes, **how)
+        else:
+            calls += block_calls(*sizes, plan.layout.tp, **how, recompute=plan.layout.recompute)
+    return calls
+
+
+def message_sends(plan: Plan, place: int) -> Sends:
+    """Between stages: bsh per boundary, direction, microbatch; bsh/t with sequence parallelism. Receives are free."""
+    slices = plan.layout.tp if plan.layout.sequence_parallel else 1
+    payload = plan.rows * plan.shape.context // slices * plan.shape.d_model * plan.itemsize
+    for kind, ops in (("send", SENDS), ("recv", RECVS)):
+        calls = sum(action.op in ops for action in plan.schedule.actions[place])
+        yield kind, "pp", plan.layout.pp, payload, calls
+
+
+def gradient_sends(plan: Plan, place: int) -> Sends:
+    """Sums of gradients, and the gather of parameters: 2(d−1)/d·Ψ/(t·p), zero=2 its first half per microbatch.
+
+    zero=3 gathers each unit twice per microbatch and reduce-scatters its gradients once. With sequence parallelism some
+    buckets are reduced over d·t ranks; a tied embedding is reduced over both ends of the pipeline.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 7.
+    """
+    zero = plan.layout.zero
+    for bucket in plan.buckets(place):
+        group = plan.axis(*bucket.axes), bucket.ranks, bucket.size(zero > 0) * plan.itemsize
+        if zero == 0:
+            yield "all_reduce", *group, 1
+        else:
+            yield "reduce_scatter", *group, num_sums(plan, place, bucket)
+            yield "all_gather", *group, 2 * plan.layout.microbatches if zero == 3 else 1
+
+
+def num_sums(plan: Plan, place: int, bucket: Bucketful) -> int:
+    """How often a bucket is summed in a step: once, and from zero=2 on after each microbatch.
+
+    A tied embedding waits for the backwards of all stages that use it. If one of these stages is on another rank, it
+    is summed once, at the end.
+    """
+    if plan.layout.zero < 2 or bucket.crosses:
+        return 1
+    sums, through = 0, set()
+    for stage, op, microbatch in plan.schedule.actions[place]:
+        if op == Op.REDUCE and stage in bucket.stages and microbatch != ALL:
+            through.add(stage)
+            if through == set(bucket.stages):
+                sums, through = sums + 1, set()
+    return sums + bool(through)
+
+
+def loss_sends(plan: Plan, place: int) -> Sends:
+    """The rank with the losses broadcasts m of them over the pipeline, and replicas all-reduce one; all are float64."""
+    layout = plan.layout
+    yield "broadcast", "pp", layout.pp, 8 * layout.microbatches, 1
+    yield "all_reduce", "dp", layout.dp, 8, 1
+
+
+def norm_sends(plan: Plan, place: int) -> Sends:
+    """For clipping: one float64, over the ranks of one replica; over all ranks if replicas shard gradients."""
+    layout = plan.layout
+    if layout.zero:
+        yield "all_reduce", "world", layout.num_ranks, 8, 1
+    else:
+        yield "all_reduce", plan.axis("pp", "tp"), layout.pp * layout.tp, 8, 1
+
+
+def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str], float]:
+    """(kind, axis) → bytes per step that leave the node that sends most of it; consecutive ranks share a node."""
+    sent_of = [step_traffic(plan, place) for place in range(plan.layout.pp)]
+    most: dict[tuple[str, str], float] = {}
+    for key in sorted({key for traffic in sent_of for key in traffic if key[0] != "recv"}):
+        out: Counter[int] = Counter()
+        for group in _groups(plan, key[1]):
+            ring = [rank for rank in group if key in sent_of[plan.place(rank)]]
+            for rank, after in zip(ring, ring[1:] + ring[:1], strict=True):
+                calls, sent = sent_of[plan.place(rank)][key]
+                to = _receivers(plan, rank, group) if key[0] == "send" else {after: calls}
+                node = rank // ranks_per_node
+                out[node] += sent / calls * sum(n for other, n in to.items() if other // ranks_per_node != node)
+        most[key] = max(out.values(), default=0.0)
+    return most
+
+
+def _groups(plan: Plan, axis: str) -> list[list[int]]:
+    """The groups along an axis, several joined by ×, or the world."""
+    along = plan.layout.sizes if axis == "world" else axis.split("×")
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(plan.layout.num_ranks):
+        here = plan.layout.coordinates(rank)
+        groups.setdefault(tuple(i for name, i in here.items() if name not in along), []).append(rank)
+    return list(groups.values())
+
+
+def _receivers(plan: Plan, rank: int, pipeline: list[int]) -> Counter[int]:
+    """The ranks to which a rank of a pipeline sends in a step, and how often."""
+    return Counter(
+        pipeline[plan.schedule.rank_of[stage + (1 if op == Op.SEND_F else -1)]]
+        for stage, op, _ in plan.schedule.actions[plan.place(rank)]
+        if op in SENDS
+    )
