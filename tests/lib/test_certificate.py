@@ -74,7 +74,7 @@ def of_each_depth(world, which, config):
     return found
 
 
-@pytest.mark.thorough("eight ranks", keep=6)
+@pytest.mark.thorough("eight ranks", keep=3)
 @pytest.mark.slow("hundreds of layouts, each two steps of as many processes")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def bit_for_bit(config, tmp_path):
     return theirs
 
 
-@pytest.mark.thorough("up to eight ranks", keep=2)
+@pytest.mark.thorough("up to eight ranks", keep=1)
 @pytest.mark.parametrize(
     "layout, more",
     [
@@ -285,6 +285,7 @@ def momentum_and_frozen(world, place, layout, steps):
     return ours.full_state_dict()
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_momentum_and_frozen_parameters(zero, tmp_path):
     whole = momentum_and_frozen(Group(), tmp_path / "none", Layout(), 4)
@@ -323,6 +324,7 @@ def test_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch, serial):
     assert report["losses"] == serial[0]["losses"], "the copy is of step 4, not of when it was written"
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_no_room_loses_no_checkpoint_and_no_step(tmp_path, serial):
     def crowded(world, config, checkpoints):
         write = FileSystemWriter.write_data
@@ -390,7 +392,7 @@ def not_killed():
     return run(train, 2, TO_BE_KILLED, True)[0]["losses"]
 
 
-@pytest.mark.thorough("each place is a run that is killed and one that resumes", keep=2)
+@pytest.mark.thorough("each place is a run that is killed and one that resumes", keep=1)
 @pytest.mark.parametrize(
     "moment, victim, goes_on_from",
     [
@@ -470,6 +472,7 @@ def test_torchrun_starts_again_what_was_killed_and_stops_when_asked(tmp_path):
 # ---- asked to stop --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, monkeypatch, capsys, serial):
     def step(model, tokens, i, config, train_step=train_loop.train_step):
@@ -492,6 +495,7 @@ def test_asked_to_stop_one_process_saves_and_says_so(number, code, tmp_path, mon
     assert [tuple(x) for x in json.loads(report.read_text())["ranks"][0]["validation"]] == serial[0]["validation"]
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals are sent to processes")
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_asked_to_stop_all_ranks_stop_after_the_same_step(number, code, tmp_path, capsys):
@@ -741,6 +745,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(name, saved, tmp_path_factory, ca
     assert left.value.code and "step-00000006" in capsys.readouterr().err
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("how", ["truncated", "swapped", "older", "missing", "no checksums", "fewer checksums"])
 def test_other_damage_is_found_on_every_rank(how, tmp_path):
     """Of a run on two ranks, loaded on three."""

@@ -55,6 +55,7 @@ def all_cases(world):
     return wrong
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("n", RANKS)
 def test_any_ranks_sizes_and_dtypes(n):
     for rank, wrong in enumerate(run(all_cases, n, timeout_s=600)):
@@ -84,7 +85,8 @@ def edges(world):
     return all(alone), all(torch.equal(rows[0], row) for rows in bits for row in rows)
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
+@pytest.mark.parametrize("n", [3, 1, 4])
 def test_results_are_new_tensors_and_equal_bit_by_bit(n):
     assert list(run(edges, n)) == [(True, True)] * n
 
@@ -117,6 +119,7 @@ def moved(name, world, chunk):
     return [(e.rank, *e.peers, e.payload_bytes // 4) for e in recorded.events if e.kind == "send"]
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("name", steps.ALL_REDUCE)
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_the_ranks_do_these_moves(name, n):

@@ -127,7 +127,8 @@ def problems(world, group, dtype, tolerance):
     return found
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
+@pytest.mark.parametrize("n", [3, 1, 2, 4])
 def test_every_collective_is_its_formula(n):
     def every(world):
         wide = [p for dtype, tolerance in DTYPES.items() for p in problems(world, world, dtype, tolerance)]
@@ -137,7 +138,8 @@ def test_every_collective_is_its_formula(n):
     assert run(every, n) == [[]] * n
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
+@pytest.mark.parametrize("n", [3, 1, 2, 4])
 def test_reduce_gives_the_result_to_one(n):
     """With pieces so small that every tensor travels in several, the last of them short; among other messages."""
 
@@ -157,7 +159,8 @@ def test_reduce_gives_the_result_to_one(n):
 NOT_FINITE = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.5, 6e-8, -6e-8]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
+@pytest.mark.parametrize("n", [3, 1, 2])
 def test_max_and_min_are_those_of_torch_whichever_rank_holds_nan(n):
     """The max and min of gloo and NCCL drop the NaN of some ranks."""
 
@@ -280,6 +283,7 @@ def test_pending_waits_once_and_may_be_forgotten():
     assert run(works, 3) == [(True, True, ["all_reduce", "recv", "barrier", "send"], 2)] * 3
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint32, torch.float8_e5m2])
 def test_dtypes_that_backends_do_not_know_are_moved_and_not_added_up(dtype):
     def works(world):

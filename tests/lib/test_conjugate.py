@@ -30,7 +30,8 @@ def halves(name):
     return next((a, b) for a in SENDS for b in SENDS if name == f"{a}_{b}")
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
+@pytest.mark.parametrize("n", [3, 1, 2, 4])
 def test_backward_is_the_transpose_of_forward(n):
     def adjoint(world):
         for name, (of, to) in PAIRS.items():
@@ -63,6 +64,7 @@ def test_what_is_no_pair_is_found():
     assert run(adjoint, 2) == [["nothing backward", "a sum twice", "twice as much"]] * 2
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_a_name_says_what_is_sent(n):
     def sent(world):

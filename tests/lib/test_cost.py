@@ -186,6 +186,7 @@ def forward(model, tokens, recompute=False):
     return model.head(x)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=3)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("fused", [True, False])
 def test_saved_bytes_of_the_real_model(gpt, fused, recompute):
@@ -197,6 +198,7 @@ def test_saved_bytes_of_the_real_model(gpt, fused, recompute):
     assert alive == cost.gpt_saved_bytes(shape, rows=2, fused=fused, recompute=recompute)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 def test_flops_of_the_real_model(gpt):
     """PyTorch's own counter is the witness. On a CPU it does not know the fused attention, so the unfused one runs."""
     model, shape, tokens, targets = gpt
@@ -215,6 +217,7 @@ def test_stages_are_cut_by_the_same_count(gpt):
     assert 2 * 2 * shape.context * sum(layer_costs(model.config)) == cost.forward_flops(shape, rows=2)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_flops_of_recomputation(gpt, recompute, monkeypatch):
     model, shape, tokens, targets = gpt

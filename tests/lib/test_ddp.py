@@ -140,7 +140,7 @@ def all_steps(world):
 
 
 @pytest.mark.thorough("up to five ranks", keep=2)
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [3, 1, 2, 4])
 def test_gradients_weights_replicas_and_bytes(n):
     for rank, cases in enumerate(run(all_steps, n)):
         assert len(cases) == 16

@@ -199,6 +199,7 @@ def test_frozen_weights_and_evaluation_put_nothing_off():
     assert len(queue) == 0
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("kv_heads", [None, 1])
 def test_tensor_parallel_layers_put_off_theirs(sequence_parallel, kv_heads):

@@ -411,6 +411,7 @@ def test_a_script_lives_through_ctrl_c_and_dies_with_its_ranks(script, tmp_path)
     assert process.communicate(timeout=5) == ("", "")
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_a_script_needs_no_main_guard(script):
     """It runs once: functions travel by value, and ranks never see the script."""
     process = script("0")

@@ -11,6 +11,7 @@ from lib.model import GPT, GPTConfig
 SIZES = {"vocab_size": 32, "context": 12, "d_model": 24, "num_heads": 6, "num_kv_heads": 2, "dropout": 0.3}
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("llama", [False, True])
 def test_where_nothing_is_dropped_nothing_changes(llama):
     """The same logits and gradients in evaluation, as the twin of a certificate has these layers, too."""

@@ -157,6 +157,7 @@ def two_steps(model: GPT, optimizer, tokens: torch.Tensor, targets: torch.Tensor
         del loss
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("batch", [1, 6])

@@ -61,6 +61,7 @@ def test_the_first_lines_the_sentence_and_the_last_lines(pieces, wanted, tmp_pat
     assert shown(tmp_path, *pieces) == wanted
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=4)
 @pytest.mark.parametrize("piece", [b"\n", b"x\n", b"x" * 1000, b"\xff\xfe", "∑".encode(), b"x\r", b"\r 10%", b"\r\n"])
 @pytest.mark.parametrize("rank", [1, 63])
 def test_of_no_flood_more_is_kept(piece, rank, tmp_path, monkeypatch):

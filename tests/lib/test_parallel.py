@@ -120,7 +120,7 @@ COMPOSED = {
 }
 
 
-@pytest.mark.thorough("up to eight ranks", keep=4)
+@pytest.mark.thorough("up to eight ranks", keep=1)
 @pytest.mark.parametrize("case", COMPOSED)
 def test_put_together_by_hand_it_is_the_twin(case):
     axes, schedule, forgotten = COMPOSED[case]
@@ -162,7 +162,7 @@ def apart(state, twin, world):
     return max([(x - twin.state_dict()[key]).abs().max().item() for key, x in state.items()], default=0.0)
 
 
-@pytest.mark.thorough("up to eight ranks", keep=2)
+@pytest.mark.thorough("up to eight ranks", keep=1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -261,6 +261,7 @@ def fine_tuned(world, layouts):
     return worst
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_a_rank_with_nothing_to_train_takes_part():
     alone = [Layout(pp=2, schedule=name, microbatches=2) for name in ("1f1b", "zb-h1")]
     in_two = [Layout(pp=2, schedule="zb-v", stages_per_rank=2, microbatches=2)]
@@ -343,6 +344,7 @@ def in_own_stages(world, schedule, dp, zero, kind, tied=True):
 SHARED = ("nothing", "a weight at both ends", "a layer", "two weights")
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_own_stages_share_weights():
     def several(world, schedules, dp, zeros):
         return max(in_own_stages(world, s, dp, zero, k) for s in schedules for zero in zeros for k in SHARED)

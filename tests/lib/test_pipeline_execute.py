@@ -78,7 +78,7 @@ def schedules(n):
     yield from (interleaved(n, max(n, 4), 2), zb_v(n, 4), v_min(n, 4), v_half(n, 4), dualpipe_v(n, 4))
 
 
-@pytest.mark.thorough("all schedules, on up to eight ranks", keep=1)
+@pytest.mark.thorough("all schedules, on up to eight ranks")
 @pytest.mark.parametrize(("n", "recompute"), [(2, True), (1, False), (4, False), (4, True), (8, False)])
 def test_losses_gradients_and_weights_are_the_serial_ones(n, recompute):
     for schedule in schedules(n):
@@ -130,6 +130,7 @@ def misfit(world, schedule, rows, stages):
         return str(error)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(
     ("schedule", "rows", "stages", "message"),
     [
@@ -147,6 +148,7 @@ def hands_on(world, layers):
     execute(gpipe(2, 2), {world.rank: stage}, world, torch.randn(4, 3), torch.zeros(4), lambda y, _: y.sum())
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(
     ("first", "message"),
     [
@@ -230,6 +232,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stages_of_all_kinds_are_one_process(kind):
     for schedule in (gpipe(2, 3), one_f_one_b(2, 3), zb_h1(2, 3), zb_h2(2, 3), interleaved(2, 4, 2), zb_v(2, 3)):

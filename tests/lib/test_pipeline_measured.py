@@ -83,6 +83,7 @@ def kept_by_a_microbatch():
     return after - before
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
     losses, its_graph = 8, 4  # bytes of each microbatch's loss: as a result, and on the last stage in the graph
     kept = kept_by_a_microbatch()

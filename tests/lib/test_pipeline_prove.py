@@ -24,6 +24,7 @@ def all_schedules(n, m):
     yield from (interleaved(n, m, v) for v in (2, 3) if m % n == 0)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("n", range(1, 9))
 def test_every_schedule_is_proved_with_its_messages(n):
     for m in range(1, 25):

@@ -60,6 +60,7 @@ CHANGED_BY_FORWARD = {
 }
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
 @pytest.mark.parametrize("kind", CHANGED_BY_FORWARD)
 def test_recomputation_starts_from_the_same_buffers_and_leaves_them(kind):
     found = []

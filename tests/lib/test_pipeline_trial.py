@@ -61,6 +61,7 @@ OTHER = {
 }
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
 def test_another_training_is_seen(other):
     serial, staged = in_one(model, batch), merged(run(in_stages, 2, gpipe(2, 3), *other))

@@ -60,6 +60,7 @@ def test_a_rank_with_several_stages_has_the_same_work():
     assert workshop(interleaved(4, 8, 2).to_text(), par).score.time == 28.5
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
 @pytest.mark.parametrize(
     "costs", [Costs(), Costs(2, 3, 2), Costs(1, 1, 3), Costs(3, 1, 2, latency=0.5, transfer=0.1)]
 )
@@ -165,7 +166,8 @@ def test_faster_than_par():
     )
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=3)
+@pytest.mark.parametrize("n", [3, 1, 2, 4])
 def test_every_schedule_of_the_book_gets_a_score_and_advice(n):
     for m in (1, 2, 4, 12):
         for schedule in (naive(n, m), gpipe(n, m), one_f_one_b(n, m), zb_h1(n, m), zb_h2(n, m)):

@@ -20,6 +20,7 @@ from lib.placement import (
 from tests.lib.sharding import said
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=6)
 @pytest.mark.parametrize(
     ("placement", "n", "times"),  # that all ranks together hold the tensor
     [

@@ -124,7 +124,7 @@ def differences(cells, model=TINY, watch="first step"):
     return found
 
 
-@pytest.mark.thorough("eight ranks", keep=3)
+@pytest.mark.thorough("eight ranks", keep=1)
 @pytest.mark.slow("eight ranks on two cores take a step in each of the layouts that they can have")
 @pytest.mark.parametrize("n", DEGREES)
 def test_every_byte_of_every_kind_on_every_axis_and_rank(n):
@@ -184,7 +184,7 @@ EIGHT = [((2, 2, 2), (0, 1)), ((4, 2, 1), (0, 1, 2)), ((1, 4, 2), (0,)), ((2, 1,
 LONG = (pytest.mark.skipif(not ALL, reason="make certificate runs it"), pytest.mark.timeout(300))
 
 
-@pytest.mark.thorough("a watched step looks at all tensors", keep=2)
+@pytest.mark.thorough("a watched step looks at all tensors", keep=1)
 @pytest.mark.slow("a watched step looks at all tensors after each operation")
 @pytest.mark.parametrize(
     ("degrees", "zeros", "schedules"),
@@ -212,6 +212,7 @@ def wrong_peaks(model, cells, tries=3):
     return found
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.slow("a watched step looks at all tensors after each operation")
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_peak_of_a_step_with_master_weights(n):
@@ -232,6 +233,7 @@ def test_the_peak_of_a_step_with_master_weights(n):
         assert predicted["total"] == pytest.approx(seen["total"], rel=1e-3), (layout, rank)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.slow("a watched step looks at all tensors after each operation")
 @pytest.mark.parametrize(
     ("degrees", "zeros", "schedules"),

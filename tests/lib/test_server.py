@@ -240,6 +240,7 @@ def test_two_notebooks_at_once(start_notebook, tmp_path):
     assert box == [("", "", "[0, 1, 2]\n", "")]
 
 
+@pytest.mark.thorough("seconds of several processes")
 @pytest.mark.usefixtures("private_temp_folder")
 def test_the_server_is_killed_between_two_runs():
     assert run(lambda world: world.rank, 2) == [0, 1]
@@ -263,6 +264,7 @@ def runs_here(_):
     return run(lambda world: world.rank, 2)
 
 
+@pytest.mark.thorough("seconds of several processes")
 @pytest.mark.usefixtures("private_temp_folder")
 def test_a_forked_copy_of_the_process_starts_its_own():
     """Such as the worker of a pool, which may have no children by the rules of `multiprocessing`."""

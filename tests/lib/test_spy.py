@@ -197,6 +197,7 @@ NO_DATA = {
 }
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("what", NO_DATA)
 def test_what_is_no_tensor_is_torchs_error_also_where_the_peer_came_first(what):
     right, wrong = NO_DATA[what]
@@ -245,6 +246,7 @@ def test_a_grader_hears_every_way_to_send():
 # ---- and the call table ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("call", "what"),
@@ -262,6 +264,7 @@ def test_a_mismatch_is_refused(call, what):
     assert what in str(caught.value)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(
     ("call", "what"),
     [

@@ -64,7 +64,7 @@ def one_step(world, config, sequence_parallel=False, recompute="none"):
     return out[0] + [whole], out[1] + [wanted]
 
 
-@pytest.mark.thorough("many combinations of ranks and slices", keep=6)
+@pytest.mark.thorough("many combinations of ranks and slices", keep=1)
 @pytest.mark.parametrize(
     ("n", "kv_heads", "more"),
     [
@@ -115,6 +115,7 @@ def test_ten_steps_are_the_serial_ones(n, sequence_parallel):
         assert loss < 1e-12 and apart < 1e-8 and equal
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(("n", "kv_heads", "more"), [(2, None, {}), (4, 2, {}), (3, 1, {}), (4, 2, LLAMA)])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, more, sequence_parallel):
@@ -138,6 +139,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, more, seque
         assert abs(norm) < 1e-13 and apart < 1e-13
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize(("sequence_parallel", "again"), [(False, "none"), (True, "none"), (True, "full")])
 def test_under_autocast(sequence_parallel, again, more):
@@ -157,6 +159,7 @@ def test_under_autocast(sequence_parallel, again, more):
         assert loss < 0.01 and gradient < 0.05
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_a_block_alone_and_the_gradient_of_its_input(more):
     def equal(world):
@@ -172,6 +175,7 @@ def test_a_block_alone_and_the_gradient_of_its_input(more):
         run(equal, n)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_the_whole_state_comes_back(more):
     def there_and_back(world):
@@ -213,6 +217,7 @@ def block_messages(
     return {kind: calls for (kind, _), (calls, _) in seen.traffic().items()}, seen.wire_bytes / 4
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_messages_of_a_block(n):
     unit = (n - 1) / n * 2 * 12 * 24
@@ -258,6 +263,7 @@ def test_bytes_grow_with_the_activation():
     assert others == [2 * first] * 3, "rows, tokens and width: each doubles it"
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_fewer_heads_of_keys_than_ranks_cost_one_sum_of_their_weight(more):
     def seen(world):
@@ -344,6 +350,7 @@ WRONG = {
 }
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=6)
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_use_is_named(case):
     config, options, message = WRONG[case]

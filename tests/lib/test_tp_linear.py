@@ -56,7 +56,8 @@ def made(layer, serial, group, options):
     return kind.from_serial(serial, group, **options, **more)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
+@pytest.mark.parametrize("n", [3, 1, 2, 4])
 @pytest.mark.parametrize("bias", [True, False])
 def test_each_layer_is_its_twin(n, bias):
     def equal(world):
@@ -68,6 +69,7 @@ def test_each_layer_is_its_twin(n, bias):
     run(equal, n)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("n", [1, 2])
 def test_complex_layers_are_their_twins(n):
     def equal(world):
@@ -178,6 +180,7 @@ def test_a_pair_is_its_twin_with_other_seeds_on_each_rank():
     assert run(equal, 3) == [[False, False]] * 3, "no two ranks have the same rows"
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_messages_of_each_layer(n):
     def seen(world):
@@ -220,8 +223,9 @@ class Heads3(nn.Module):
         return q * (k + v).repeat_interleave(2, -1)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=2)
 @pytest.mark.parametrize("slices", [False, True], ids=["whole", "slices"])
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [3, 1, 2])
 def test_layers_of_the_same_input_send_what_one_sends(n, slices):
     """And so they do where weight gradients are put off."""
     dim, lies = (1, TOKENS) if slices else (None, WHOLE)
@@ -415,6 +419,7 @@ class BiasInside(Pairs):
         return all_reduce_identity(linear(gelu(up(x)), down.weight, down.bias), down.group)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(
     ("form", "message"),
     [

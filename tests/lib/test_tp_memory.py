@@ -68,6 +68,7 @@ def on_ranks(world, itemsize, kv_heads, sizes=SIZES):
     return out
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(
     ("n", "kv_heads", "itemsize"),
     [
@@ -89,6 +90,7 @@ def test_a_parallel_block_keeps_what_the_formula_says(n, kv_heads, itemsize):
     assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(("n", "kv_heads", "itemsize"), [(2, 4, 8), (4, 2, 4), (2, 4, 2)])
 def test_a_parallel_block_of_a_llama_keeps_what_the_formula_says(n, kv_heads, itemsize):
     shape = ModelShape.of(GPTConfig(**LLAMA, num_kv_heads=kv_heads))
@@ -97,6 +99,7 @@ def test_a_parallel_block_of_a_llama_keeps_what_the_formula_says(n, kv_heads, it
     assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=18)
 @pytest.mark.parametrize("sizes", [SIZES, LLAMA], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize("kv_heads", [None, 4])
 @pytest.mark.parametrize("itemsize", DTYPES)
@@ -109,6 +112,7 @@ def test_the_serial_block_keeps_what_the_formula_says_for_one_rank(case, itemsiz
     assert measured == cost.block_saved_bytes(ModelShape.of(config), ROWS, itemsize=itemsize, **case)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_one_head_on_a_rank(itemsize):
     measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=2, sizes=FEW), 4)[0]

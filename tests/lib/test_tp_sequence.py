@@ -88,6 +88,7 @@ def losses_with_dropout(world, sequence_parallel, recompute="none", repeats=1):
     return out, {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_with_dropout_recomputing_changes_nothing(sequence_parallel, recompute):

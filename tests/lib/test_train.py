@@ -123,7 +123,7 @@ def test_the_same_losses_whatever_the_layout(serial, zero, dp, microbatches):
     assert 0 <= held - copies * (2 * psi + 4 * len(tensors)) <= 4 * cuts
 
 
-@pytest.mark.thorough("up to eight ranks", keep=2)
+@pytest.mark.thorough("up to eight ranks", keep=1)
 @pytest.mark.parametrize("dp, tp, sequence_parallel", [(1, 2, False), (2, 2, True)])
 def test_the_same_losses_with_tensor_parallel_ranks(serial, dp, tp, sequence_parallel):
     config = on(CONFIG, dp=dp, tp=tp, sequence_parallel=sequence_parallel, microbatches=2)
@@ -156,6 +156,7 @@ def serial_of_four():
     return train(Group(), PIPED, quiet=True)
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize(
     "dp, pp, schedule, per_rank, microbatches",
     [
@@ -223,6 +224,7 @@ def steps(world, config):
     return losses, gradients, {name: p.detach() for name, p in named.items()}
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dp, schedule, per_rank", [(1, "zb-h2", 1), (2, "interleaved", 2)])
 def test_clipped_gradients_and_weights_of_a_pipeline(dp, schedule, per_rank, tied):
@@ -251,6 +253,7 @@ def test_1f1b_holds_fewer_microbatches_than_gpipe():
     assert last[1] < 0.5 * last[0]
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("zero", [1, 3])
 def test_bfloat16_with_master_weights(serial, zero):
     config = dataclasses.replace(CONFIG, layout=Layout(zero=zero, dp=2), dtype="float32", compute_dtype="bfloat16")
@@ -266,6 +269,7 @@ def test_bfloat16_with_master_weights(serial, zero):
             assert report["peak_bytes"]["parameter"] == 2 * psi
 
 
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("zero, pp", [(0, 1), (3, 1), (0, 2)])
 def test_validation_where_a_rank_has_no_rows(zero, pp):
     def losses(world):
@@ -301,7 +305,7 @@ def test_another_seed_another_run(serial):
 DROPS = dataclasses.replace(PIPED, model=dataclasses.replace(FOUR, dropout=0.3))
 
 
-@pytest.mark.thorough("up to eight ranks", keep=2)
+@pytest.mark.thorough("up to eight ranks", keep=1)
 @pytest.mark.parametrize(
     "layout",
     [
