@@ -22,10 +22,9 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import NamedTuple
 
-from set_repository import ROOT
-
+ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "mutants.txt"
-COPIED = ("lib", "course", "book/figures", "book/published", "book/__init__.py", "tests", "tools", "pyproject.toml")
+COPIED = ("lib", "course", "book/__init__.py", "book/figures", "book/published", "benchmarks", "tests", "tools")
 LIMIT_S = 60
 HEAD = re.compile(r"(\S+) in (lib/\S+\.py): (.+)")
 
@@ -64,7 +63,7 @@ def faults(mutants: list[Mutant]) -> Iterator[str]:
 
 def copied(folder: Path) -> None:
     """Copy what the tests need, compiled so that a source of the same size and second is not taken for the old one."""
-    for name in COPIED:
+    for name in (*COPIED, "pyproject.toml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -95,14 +94,16 @@ def outcome(folder: Path, one: Mutant) -> str:
 
 
 def main(names: list[str]) -> int:
-    mutants = [one for one in table() if not names or one.name in names]
-    if problems := [*faults(mutants), *(f"no mutant is called {name}" for name in {*names} - {m.name for m in mutants})]:
+    every = table()
+    mutants = [one for one in every if not names or one.name in names]
+    unknown = [f"no mutant is called {name}" for name in names if name not in {one.name for one in every}]
+    if problems := [*faults(mutants), *unknown]:
         print(*problems, sep="\n", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
         copied(folder)
-        if run(folder, "-c", f"import lib; assert lib.__file__ == {str(folder / 'lib' / '__init__.py')!r}, lib.__file__"):
+        if run(folder, "-c", f"import lib; assert lib.__path__ == [{str(folder / 'lib')!r}], lib.__path__"):
             return 1
         if run(folder, "-m", "pytest", "-q", *dict.fromkeys(one.test for one in mutants)):
             print("these tests must pass before a mutant is tried", file=sys.stderr)
