@@ -118,6 +118,7 @@ def test_a_report_of_long_lines_and_unreadable_words(tables):
         ({0: [1]}, []),
         ({0: [1], 1: [0]}, [0, 1]),
         ({0: [1], 1: [2], 2: [1]}, [1, 2]),
+        ({0: [3], 1: [2], 2: [1]}, [1, 2]),  # 0 waits for a rank that does not
         ({0: [1, 2], 1: [3], 2: [0]}, [0, 2]),  # not the first way out of 0
         ({0: [1], 1: [2], 2: [3], 3: []}, []),
         ({i: list(range(i + 1, 64)) for i in range(64)}, []),  # many ways, none round
