@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import NamedTuple
@@ -93,9 +94,8 @@ def _test(folder: Path, tests: tuple[str, ...], quiet: bool) -> None:
     if quiet:
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    import lib
-
-    assert lib.__path__ == [str(folder / "lib")], f"not the copy is tested, but {lib.__path__}"
+    found = find_spec("lib").submodule_search_locations
+    assert [*found] == [str(folder / "lib")], f"not the copy is tested, but {found}"
     sys.exit(pytest.main(["-qx", *tests]))
 
 
