@@ -177,7 +177,7 @@ busy: $(READY) ## make book and make test beside endless loops and foreign traff
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)
 
-mutants: $(READY) ## put each mistake of tests/mutants.txt into lib, where its test must fail (minutes; nightly)
+mutants: $(READY) ## put each mistake of tests/mutants.txt into a copy of lib: its test must fail (minutes); MUTANTS="warmup": these alone
 	@$(PY) tools/mutants.py $(MUTANTS)
 
 repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO [BRANCH=v1.0.0]
