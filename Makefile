@@ -25,7 +25,7 @@ export PYTHONUNBUFFERED := 1
 # Where it is set, as in many containers, each of some thousand processes would compile lib anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed repository colab
+.PHONY: help setup book students site pdf serve lab train test test-course test-book quick measured solutions thorough notebooks exercises exercise kills assignments lint bench soak fuzz certificate nbgrader newest grading busy perturbed mutants repository colab
 .PHONY: screenshots cover clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -178,6 +178,9 @@ busy: $(READY) ## make book and make test beside endless loops and foreign traff
 
 perturbed: $(READY) ## run the chapters with their counters 1% off: the claims must fail (about two minutes)
 	@$(PY) -m pytest tests -m chapters -n 2 --dist worksteal $(PYTEST_ARGS)
+
+mutants: $(READY) ## put each mistake of tests/mutants.txt into a copy of lib: its test must fail (minutes); MUTANTS="warmup": these alone
+	@$(PY) tools/mutants.py $(MUTANTS)
 
 repository: $(READY) ## set the public address: make repository URL=https://github.com/ORG/REPO [BRANCH=v1.0.0]
 	@$(PY) tools/set_repository.py "$(URL)" $(BRANCH)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.mutants import faults, table
+
 TESTS = Path(__file__).resolve().parents[1]
 LONG = """
 import time, pytest
@@ -102,3 +104,11 @@ def test_ci_runs_both_parts():
     left_out = re.findall(r"--ignore (\S+\.py)", thorough)
     certificate = f"CERTIFICATE=all $(PY) -m pytest {' '.join(left_out)} -q"
     assert certificate in (TESTS.parent / "Makefile").read_text(encoding="utf-8"), "it runs all of these"
+
+
+def test_each_mutant_is_one_piece_of_its_file_and_has_a_test():
+    mutants = table()
+    assert len({one.name for one in mutants}) == len(mutants) > 40
+    assert [*faults(mutants)] == []
+    wrong = mutants[0]._replace(old="no such piece", test="tests/lib/test_comm.py::test_nothing[2]")
+    assert len([*faults([wrong])]) == 2, "neither is there"

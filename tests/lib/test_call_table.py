@@ -94,6 +94,17 @@ def test_states_and_moves(tables):
     assert parent.moves() == [3, 2, 4] and parent.read(0)[0] == RUNNING
 
 
+def test_late_are_those_that_did_not_make_this_call(tables):
+    parent, a, b, c = tables
+    for table in (a, b, c):
+        table.call("all", (0, 1, 2), "barrier", "")
+    number = a.call("all", (0, 1, 2), "barrier", "")
+    with a.waiting("barrier", "here", (0, 1, 2), "all", number):
+        assert parent.waits()[0].late == (1, 2)
+        c.call("all", (0, 1, 2), "barrier", "")
+        assert parent.waits()[0].late == (1,)
+
+
 def test_a_rank_waits_as_long_as_one_of_its_threads_does(tables):
     parent, a, *_ = tables
     with a.waiting("recv from 1", "", (1,), "1>0", 0):
@@ -118,6 +129,7 @@ def test_a_report_of_long_lines_and_unreadable_words(tables):
         ({0: [1]}, []),
         ({0: [1], 1: [0]}, [0, 1]),
         ({0: [1], 1: [2], 2: [1]}, [1, 2]),
+        ({0: [3], 1: [2], 2: [1]}, [1, 2]),  # 0 waits for a rank that does not
         ({0: [1, 2], 1: [3], 2: [0]}, [0, 2]),  # not the first way out of 0
         ({0: [1], 1: [2], 2: [3], 3: []}, []),
         ({i: list(range(i + 1, 64)) for i in range(64)}, []),  # many ways, none round

@@ -12,6 +12,7 @@ from lib.data_parallel.flat import Flat
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
 from lib.facts import Fact, clip
 from lib.mesh import Group
+from lib.placement import Fused, Replicate, Shard, shard
 from tests.lib.sharding import said
 
 
@@ -155,6 +156,22 @@ def test_the_norm_is_that_of_all_shards():
         assert small_kind == torch.float32 and small == pytest.approx(norm.item(), rel=1e-6)
         assert rounded.dtype == torch.bfloat16 and torch.allclose(rounded.double(), mine, rtol=2**-7)
         assert untouched
+
+
+@pytest.mark.parametrize(
+    "placement", [Replicate(), Shard(0), Shard(1, 2), Fused(0, (4, 2, 2), (1, 2, 2)), Fused(0, (4, 4), (2, 2))]
+)
+def test_each_number_counts_once_in_the_norm(placement):
+    """Four tensor-parallel ranks, and two data-parallel ranks that both hold a gradient, or each its half of it."""
+    whole, held, halved = torch.arange(1.0, 33, dtype=torch.float64).view(8, 4), 0.0, 0.0
+    for rank in range(4):
+        tp = Group("tp", (0, 1, 2, 3), rank)
+        part = shard(whole, placement, tp)
+        fact = Fact("p", nn.Parameter(part), Group(), placement, tp, copies=2)
+        held += 2 * fact.square(part)
+        halves = slice(0, part.numel() // 2), slice(part.numel() // 2, None)
+        halved += sum(fact.square(part.view(-1)[half], half, owners=2) for half in halves)
+    assert held.item() == pytest.approx(halved.item()) == pytest.approx(whole.square().sum().item())
 
 
 # ---- optimizers -----------------------------------------------------------------------------------------------------

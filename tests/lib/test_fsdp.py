@@ -728,6 +728,16 @@ def test_units():
     assert "embed.token.weight" in root.flats[0].names and embed.flats[0].names == ["embed.position.weight"]
 
 
+def test_a_unit_that_is_resharded_holds_no_memory():
+    _, unit = FSDP(nn.ModuleList([nn.Linear(3, 3)]), ALONE, adamw).units
+    held = unit.flats[0].whole.untyped_storage()
+    for _ in range(2):
+        unit.unshard()
+        assert held.size() == 12 * 4 and all(p.isfinite().all() for p in unit.trained)
+        unit.reshard()
+        assert held.size() == 0 and all(p.isnan().all() for p in unit.trained)
+
+
 class Lists(nn.Module):
     """Blocks in lists of lists; what they give is an object."""
 

@@ -18,7 +18,7 @@ import torch
 from conftest import nothing
 
 from lib import comm
-from lib.launch import Run, RunError, close, device, init, run
+from lib.launch import RankError, Run, RunError, RunTimeout, close, device, init, run
 from lib.mesh import Group
 from lib.runtime.parcel import Parcel
 from lib.torchrun.environment import NAMES
@@ -109,6 +109,22 @@ def test_a_run_is_fast_and_traced():
         (1, "all_reduce", 16),
     ]
     assert all(0 <= e.start_s <= e.end_s <= got.wall_s for e in got.trace.events)
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_error_of_a_rank_is_that_of_the_run():
+    def fails(world):
+        return 1 // world.rank
+
+    with pytest.raises(RankError, match="rank 0 of 2") as caught:
+        run(fails, 2)
+    assert (caught.value.rank, caught.value.error) == (0, "ZeroDivisionError")
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_run_ends_when_its_time_is_up():
+    with pytest.raises(RunTimeout, match=r"not done after 1 s \(timeout_s\)"):
+        run(lambda world: time.sleep(10), 2, timeout_s=1)
 
 
 @pytest.mark.usefixtures("machine")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from lib.memory import MemoryTracker
 from lib.model import GPT, GPTConfig
 from lib.pipeline.balance import balanced, layer_costs
 from lib.pipeline.schedules.action import ScheduleError
@@ -102,6 +103,18 @@ def test_an_evaluation_keeps_nothing():
     with torch.no_grad():
         stage.forward(0, torch.randn(2, 4))
     assert stage.microbatches == 0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_after_its_backward_nothing_of_a_microbatch_is_left(recompute):
+    stage = Stage(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), 4, recompute)
+    with MemoryTracker(stage.module) as memory:
+        for m in range(2):
+            stage.forward(m, torch.ones(2, 4))
+        for m in range(2):
+            assert memory.live["activation"] > 0
+            stage.backward(m, torch.ones(2, 4))
+        assert memory.live["activation"] == 0
 
 
 def cheapest(costs, parts):
