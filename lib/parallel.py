@@ -32,7 +32,7 @@ from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
-from lib.data_parallel.saving import check_keys, fitting
+from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact, check_trains
 from lib.launch import device

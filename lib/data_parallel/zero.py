@@ -33,7 +33,7 @@ from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
 from lib.data_parallel.gradient_sums import NaiveGradients, State
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
-from lib.data_parallel.saving import Saved
+from lib.data_parallel.state_dicts import StateDicts
 from lib.facts import Fact
 from lib.mesh import Group
 from lib.placement import check_apart
@@ -101,7 +101,7 @@ def share_out(sizes: Sequence[int], n: int) -> list[int]:
 # ---- shards of flat parameters --------------------------------------------------------------------------------------
 
 
-class Sharded(DataParallel, Saved):
+class Sharded(DataParallel, StateDicts):
     """A module with sharded gradients and optimizer.
 
     Args:

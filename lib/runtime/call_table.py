@@ -20,7 +20,7 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from lib.runtime.waits import FINISHED, RUNNING, WAITING, AwaitedCall, View, named_ranks
+from lib.runtime.hang import FINISHED, RUNNING, WAITING, AwaitedCall, View, named_ranks
 
 # Native layouts: eight bytes are written in one piece, so no process reads half a number.
 _HEAD = struct.Struct("QQId")  # state, moves, length of the text, time of the state

@@ -25,8 +25,8 @@ from typing import Any
 
 from lib.runtime import call_table, headroom, output
 from lib.runtime.fork_server import ForkServer
+from lib.runtime.hang import AwaitedCall
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
-from lib.runtime.waits import AwaitedCall
 
 STILL_S = 2.0  # if all ranks wait and nothing moves for this long, it is a hang
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures

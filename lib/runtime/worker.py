@@ -32,8 +32,8 @@ import torch.distributed as dist
 
 from lib import trace
 from lib.mesh import Group
-from lib.runtime import call_table, calls, groups, headroom, output, places, spy, transfer, waits
-from lib.runtime.parcel import Parcel, read
+from lib.runtime import call_table, calls, groups, hang, headroom, output, places, spy, transfer
+from lib.runtime.pickled import Pickled, read
 
 MOST_SAID = 20_000  # letters of a traceback
 
@@ -81,7 +81,7 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
         outcome = _work(rank, world_size, folder, loopback, table)
     except BaseException as error:
         outcome = _explain(error, os.path.dirname(folder))
-    table.state(waits.FINISHED if outcome.kind == "ok" else waits.FAILED)
+    table.state(hang.FINISHED if outcome.kind == "ok" else hang.FAILED)
     with suppress(Exception):  # a full disk, or a closed stdout: the outcome matters more
         sys.stdout.flush()
         sys.stderr.flush()
@@ -116,7 +116,7 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     for name, text in job.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     world = Group("world", tuple(range(world_size)), rank)
-    table.state(waits.RUNNING)
+    table.state(hang.RUNNING)
     me, start_s = os.getpid(), time.perf_counter()
     with trace.record(rank) if job.trace else nullcontext() as recorded:
         try:
@@ -127,7 +127,7 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     end_s = time.perf_counter()
     returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
     try:
-        parcel = Parcel(returned)
+        parcel = Pickled(returned)
     except Exception as error:
         text = f"returned {_kind(result)} that cannot be sent to the process that called run: {error}"
         return Outcome("error", text, type(error).__name__)

@@ -30,7 +30,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from lib.runtime.call_table import Waiting
-from lib.runtime.waits import FINISHED, STARTING, WAITING, AwaitedCall, View, named_ranks
+from lib.runtime.hang import FINISHED, STARTING, WAITING, AwaitedCall, View, named_ranks
 from lib.torchrun.meeting import START_S, Member, interfaces
 
 BEAT_S = 2.0

@@ -3,7 +3,7 @@
 import pytest
 
 from lib.runtime.call_table import CallTable, MismatchError
-from lib.runtime.waits import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, circle_of
+from lib.runtime.hang import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, circle_of
 
 
 @pytest.fixture

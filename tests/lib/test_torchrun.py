@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from lib.runtime.waits import RUNNING
+from lib.runtime.hang import RUNNING
 from lib.torchrun import meeting, watchdog
 from lib.torchrun.environment import StartError
 from lib.torchrun.meeting import Member, choose_interface

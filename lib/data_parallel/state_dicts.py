@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from lib.data_parallel.flat import settle
 
 
-class Saved:
+class StateDicts:
     """Saves and loads a wrapper with `module`, `group`, `flats` and `optimizer`, which can `publish`."""
 
     def settle(self) -> None:

@@ -60,7 +60,7 @@ def _code(file: str, make: Callable, args: tuple) -> types.CodeType:
     return make(*args).replace(co_filename=file)
 
 
-class Parcel:
+class Pickled:
     """A packed object; an error of pickling is raised here.
 
     Attributes:
