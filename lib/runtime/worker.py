@@ -5,8 +5,6 @@ rank meets the others through a private file, opens its row in the call table, r
 to the folder of the run. It stays until every rank is done, because a peer may still read from it.
 """
 
-from __future__ import annotations
-
 import datetime
 import faulthandler
 import io
@@ -127,19 +125,19 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     end_s = time.perf_counter()
     returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
     try:
-        parcel = Pickled(returned)
+        packed = Pickled(returned)
     except Exception as error:
         text = f"returned {_kind(result)} that cannot be sent to the process that called run: {error}"
         return Outcome("error", text, type(error).__name__)
     try:
-        parcel.write(path)
+        packed.write(path)
     except OSError as error:
         if not headroom.is_full(error, folder):
             raise
         with suppress(OSError):
             os.remove(path)
         full = headroom.full_disk(
-            os.path.dirname(folder), f"the result takes {headroom.size_text(parcel.size_bytes)}"
+            os.path.dirname(folder), f"the result takes {headroom.size_text(packed.size_bytes)}"
         )
         return Outcome("error", f"returned {_kind(result)} that cannot be sent: {full}", "OSError")
     return Outcome("ok")
