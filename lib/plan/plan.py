@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lib.cost.sizes import ModelShape
-from lib.cost.tensors import Weight, block_layers, bucket_shares, embed_weights, head_weights
+from lib.cost.tensors import BUCKET_BYTES, Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.lower import lower
@@ -25,8 +25,6 @@ from lib.pipeline.simulate import Costs, Timeline, simulate
 
 if TYPE_CHECKING:
     from lib.model import GPTConfig
-
-BUCKET_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[2]
 FLOORS = ("lib", "course", "book")  # what stands on one may import it, and it knows nothing of what stands on it
 # What a diligent reader gets through in a week: all of lib, counted whole, and by `lines_of_code`, on which docstrings
 # have no weight; files; and each file, whole.
-MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 17400, 10440, 133, 350
+MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 17330, 10385, 133, 350
 
 # The root of lib keeps what a page names. A file may import those before it, and the rooms that stand there. What a
 # room may import says its own __init__.py: the words in backticks behind "May import".
 ROOT_FILES = """
 text trace cost/ runtime/ torchrun/ mesh launch comm
-placement facts conjugate deferred recompute sleep collectives model masks data memory verify
+placement facts clip conjugate deferred recompute sleep collectives model masks data memory verify
 data_parallel/ tensor_parallel/ pipeline/ layout plan/ planner/ parallel checkpoint/ training/ lab/ train
 """.split()
 PURE = [
