@@ -11,8 +11,6 @@ ranks end with the same bits.
 Shapes: x[…] has S elements, n is the size of the group; a chunk is flat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -10,8 +10,6 @@ a byte moves (`lib.runtime.call_table`). On a group of one rank they move nothin
 Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 

@@ -23,8 +23,6 @@ Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3 (the firs
 al., 2022, arXiv 2205.05198, section 4.2.2 (the second pair).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

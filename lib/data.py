@@ -9,8 +9,6 @@ sends data; every rank can compute every sequence.
 Shapes: N tokens (bytes) of a text, that of `lib/text.py` or your own; B sequences of a batch; T tokens of a sequence.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ Inside forward, `torch.autograd.grad` is right for all tensors except a deferred
 Read before: `lib/pipeline/schedules/zero_bubble.py`. Chapter 12 · Qi et al. 2024, section 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

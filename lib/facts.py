@@ -1,4 +1,4 @@
-"""Two facts per parameter: the only data that the techniques share.
+"""Parameter metadata: how each is sharded, and over which ranks its gradient is reduced. Techniques share only this.
 
 The problem: each technique is right alone and wrong in combination. A clip that sums over the stages ignores the shards
 of the matrices; an average over data-parallel ranks ignores that the gradient of a norm is also a sum over shards of
@@ -14,9 +14,7 @@ the mesh, derives the second; code that sums, shards, clips or saves reads them 
 loss is divided by the global count before backward, never by a number of ranks after it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,26 +71,6 @@ class Fact:
             return torch.linalg.vector_norm(gradient, dtype=wide) ** 2 * (owners / self.held_by)
         each = self.held_by.expand(self.parameter.shape).reshape(-1)[piece or slice(None)].to(gradient.device)
         return (gradient.reshape(-1).to(wide).abs().square() / each).sum() * owners
-
-
-@torch.no_grad()
-def clip(gradients: Iterable[Tensor], squares: Sequence[Tensor], world: Group, max_norm: float) -> Tensor:
-    """Scale gradients to a norm of at most `max_norm`; return the norm before.
-
-    It is the norm of the gradients of the full model, []: at most one all-reduce of one number in every layout. Without
-    it, each rank would scale by a different factor.
-
-    Args:
-        gradients: all gradients on this rank; scaled in place.
-        squares: this rank's share of each square (`Fact.square`).
-        world: ranks that together hold the full model.
-    """
-    nothing = torch.zeros((), dtype=torch.float64, device=device())  # ranks may hold no gradient, or other dtypes
-    with comm.label("norm"):
-        norm = comm.all_reduce(torch.stack([nothing, *squares]).sum(), world).sqrt()
-    for gradient in gradients:
-        gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norm.to(squares[0].dtype) if squares else norm
 
 
 def check_trains(facts: Iterable[Fact], stages: Group | None = None, is_tied: bool = True) -> None:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from lib.runtime import call_table, headroom, places
 from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds the errors of `run` here
 from lib.runtime.folders import RUN, Folder
-from lib.runtime.ranks import HangError, RankError, Ranks, RunTimeout  # noqa: F401
+from lib.runtime.hang import HangError  # noqa: F401
+from lib.runtime.ranks import RankError, Ranks, RunTimeout  # noqa: F401
 from lib.runtime.server import RunError, server, start_server
 from lib.torchrun.start import close, init  # noqa: F401
 from lib.trace import Trace
@@ -144,12 +145,12 @@ def _folder(world_size: int):
 
 def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> call_table.CallTable:
     """Write the input of the ranks as files; return the call table that they share."""
-    from lib.runtime.parcel import Parcel
+    from lib.runtime.pickled import Pickled
     from lib.runtime.worker import Job
 
     cells, sources = _notebook_cells()
     try:
-        job = Parcel(Job(fn, args, trace, cells, sources))
+        job = Pickled(Job(fn, args, trace, cells, sources))
     except Exception as error:
         name = getattr(fn, "__name__", fn)
         raise TypeError(f"{name} or its arguments cannot be sent to another process: {error}") from None
@@ -188,7 +189,7 @@ def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _collect(folder: str, world_size: int) -> Run:
-    from lib.runtime import parcel
+    from lib.runtime import pickled
 
     paths = [os.path.join(folder, f"result{rank}") for rank in range(world_size)]
     size_bytes, memory = sum(map(os.path.getsize, paths)), headroom.system_memory()
@@ -200,7 +201,7 @@ def _collect(folder: str, world_size: int) -> Run:
     results, problem = [], ""
     for rank, path in enumerate(paths):
         try:
-            results.append(parcel.read(path, {}))
+            results.append(pickled.read(path, {}))
         except Exception as error:
             problem = f"rank {rank} of {world_size} returned a value that cannot be read here: {error}"
         if problem:  # outside the except: one error, not two

@@ -14,8 +14,6 @@ Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11; mixin
 splittable pseudorandom number generators, OOPSLA 2014 (splitmix64).
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 
@@ -38,7 +36,7 @@ def row_seed(seed: int, step: int, first_row: int) -> int:
     """
     if not 0 <= first_row < _ROWS:
         raise ValueError(f"row {first_row} of a batch: with dropout there may be at most {_ROWS} rows")
-    return _mixed(_mixed(seed) + step) // _ROWS * _ROWS % 2**63 + first_row
+    return (_mixed(_mixed(torch.tensor(seed)) + step).item() & 2**63 - _ROWS) + first_row
 
 
 def drop_by_rows(model: GPT, of_heads: tuple[int, int] = (0, 1), of_tokens: tuple[int, int] = (0, 1)) -> None:
@@ -77,13 +75,10 @@ class RowDropout(nn.Module):
 
     def _stays(self, shape: torch.Size, device: torch.device) -> Tensor:
         """The elements that stay: True, in a tensor of this shape."""
-        seed = torch.initial_seed()
-        of_step, first = seed - seed % _ROWS, seed % _ROWS
-        keys = [_mixed(_mixed(of_step + first + row) + self.layer) for row in range(shape[0])]
-        signed = torch.tensor([key - _WORDS if key >= _WORDS // 2 else key for key in keys], device=device)
+        keys = _mixed(_mixed(torch.initial_seed() % 2**63 + torch.arange(shape[0], device=device)) + self.layer)
         mine = math.prod(shape[1:])  # a shard along the second dimension is contiguous within a sequence
         places = torch.arange(self.rank * mine, (self.rank + 1) * mine, device=device)
-        bits = _mixed_tensor(places * _STEP + signed[:, None]).view(shape)
+        bits = _mixed(places * _STEP + keys[:, None]).view(shape)
         return bits >= int((self.p - 0.5) * _WORDS)
 
 
@@ -108,16 +103,8 @@ class HeadsWithMasks(Heads):
         return self.dropout(weights_BHTT) @ v_BHTE
 
 
-def _mixed(z: int) -> int:
-    """A hash below 2**64 of an integer, which takes near integers far apart."""
-    z = (z + _STEP) % _WORDS
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % _WORDS
-    z = (z ^ z >> 27) * 0x94D049BB133111EB % _WORDS
-    return z ^ z >> 31
-
-
-def _mixed_tensor(z: Tensor) -> Tensor:
-    """The same for int64, which wraps around; its shift to the right copies the sign, so it is masked."""
+def _mixed(z: Tensor) -> Tensor:
+    """A hash of int64, which takes near integers far apart. It wraps around; a shift copies the sign: masked."""
     z = z + _STEP
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * (factor - _WORDS)

@@ -11,8 +11,6 @@ ranks, so they share a node and its fast links. tp, which communicates in every 
 communicates once per step, is outermost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -27,12 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm, data, trace
-from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
+from lib.cost.tensors import BUCKET_BYTES
+from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.fsdp import FSDP
 from lib.data_parallel.optimizer import ShardedOptimizer
-from lib.data_parallel.saving import check_keys, fitting
+from lib.data_parallel.state_dicts import check_keys, fitting
 from lib.data_parallel.zero import sharded_gradients
 from lib.facts import Fact, check_trains
 from lib.launch import device
@@ -225,7 +226,7 @@ class ParallelGPT:
 
     def backward(self, inputs_BT: Tensor, targets_BT: Tensor, number: int = 0) -> Tensor:
         """Forward, backward and sum of gradients; return the loss of this rank's rows, as a term of the mean."""
-        mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self._term_of(targets_BT)
+        mine, loss = data.rows_of_rank(len(inputs_BT), self.dp.rank, self.dp.size), self.term_of(targets_BT)
         x, y = (part[mine].to(device()) for part in (inputs_BT, targets_BT))
         if self._seed is not None:
             pieces = torch.arange(mine.start, mine.stop).tensor_split(self.schedule.num_microbatches)
@@ -251,13 +252,13 @@ class ParallelGPT:
         x, y = inputs_BT[mine], targets_BT[mine]
         if not len(x):  # a forward may contain collectives: take part, with a row that does not count
             x, y = inputs_BT[:1], torch.full_like(targets_BT[:1], -100)
-        loss = self._term_of(targets_BT)
+        loss = self.term_of(targets_BT)
         schedule = self.schedule.forward_only(min(len(x), self.schedule.num_microbatches))
         with self._evaluating():
             term = execute(schedule, self.stages, self.pp, x.to(device()), y.to(device()), loss).loss
         return comm.all_reduce(term, self.dp)
 
-    def _term_of(self, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def term_of(self, targets_BT: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """A function for the loss of some rows, as a term of the mean over these targets, which all ranks hold."""
         count = (targets_BT != -100).sum().to(device())
         return partial(vocab_parallel_loss, group=self.tp, count=count)

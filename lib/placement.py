@@ -12,8 +12,6 @@ full tensor, `unshard` recovers the full tensor.
 A fused weight, such as the projection of queries, keys and values, is split section by section: `Fused`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 

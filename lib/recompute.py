@@ -1,11 +1,9 @@
-"""Recompute: backward runs forward again, from the same buffers, and leaves them as they are.
+"""Activation recomputation (checkpointing): backward runs forward again, from the same buffers, and leaves them.
 
 The problem: an activation checkpoint runs forward twice, so a batch norm counts each microbatch twice, and a spectral
 norm has different weights the second time. The idea: the second forward works on copies of the buffers from before the
 first. Dropout drops the same elements; other state, such as a counter in Python, changes twice.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

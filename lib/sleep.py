@@ -5,8 +5,6 @@ ranks can sleep at the same time. A `SleepLayer` sleeps where a real layer would
 and gradients are real tensors, so all hooks, schedules and messages around it are real as well.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

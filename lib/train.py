@@ -4,8 +4,6 @@ The same command line serves one process, the ranks of one machine, and `torchru
 `torchrun`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ process, with the same weights and inputs, in float64. All tensors must agree to
 transpose of forward, for any input.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Mapping

@@ -9,8 +9,7 @@ from typing import Any
 from course.check.exercise import SEEN, Data, kind
 from lib.pipeline.gantt import gantt
 from lib.pipeline.prove import prove
-from lib.pipeline.schedules.action import Action, Op, Schedule
-from lib.pipeline.schedules.fault import Fault, ScheduleError
+from lib.pipeline.schedules.action import Action, Fault, Op, Schedule, ScheduleError
 from lib.pipeline.simulate import Costs, simulate
 
 WORKS, YES, NO, KIND = "whether it can work", "yes", "no", "the kind of fault"

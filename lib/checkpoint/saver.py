@@ -26,7 +26,7 @@ from lib.checkpoint.stop import Signals, wished
 from lib.checkpoint.storage import Save, gather, restore
 from lib.launch import device
 from lib.parallel import ParallelGPT
-from lib.runtime.waits import named_ranks
+from lib.runtime.hang import named_ranks
 
 
 class Saver(Signals):

@@ -33,7 +33,7 @@ from lib.checkpoint.boxes import Box, boxes_of_part
 from lib.checkpoint.checksums import check_files, checksum, note_checksums
 from lib.checkpoint.settings import CheckpointError, reason
 from lib.checkpoint.shared import unseen
-from lib.data_parallel.saving import check_keys, check_state, fitting
+from lib.data_parallel.state_dicts import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from lib.cost.sizes import ModelShape
 
+BUCKET_BYTES = 4 * 2**20  # of gradients, unless a run asks for another size
+
 
 class Weight(NamedTuple):
     """One parameter.

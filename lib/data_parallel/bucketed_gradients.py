@@ -16,6 +16,7 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from functools import partial
 
 import torch
@@ -23,16 +24,31 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib import comm
+from lib.cost.tensors import BUCKET_BYTES
 from lib.data_parallel.buckets import ONE, Bucket, fill_buckets
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.facts import Fact
-from lib.mesh import Group
 
-BUCKET_BYTES = 4 * 2**20
 _SECOND = (
     "a parameter got a second gradient while its first may be in flight: between two finish() only the last backward "
     "may run outside no_sync()"
 )
+
+
+class Progress(Enum):
+    """How far a line of buckets is with the gradients of a step.
+
+        IDLE --- the last backward begins ---> SENDING --- it filled all buckets ---> SENT --- `start` ---> STARTED
+          ^                                       |                                    |                       |
+          +--- `finish`, `give_up` ---------------+--- if each is sent: the next microbatch -------------------+
+
+    A line becomes SENT and STARTED only if the gradients of each microbatch are sent.
+    """
+
+    IDLE = "no backward yet, or only inside no_sync(): finish sends all buckets"
+    SENDING = "the last backward has begun: what it does not fill is sent behind it"
+    SENT = "it filled all buckets: nothing is left to send"
+    STARTED = "`start` returned their sums, and the next microbatch may come"
 
 
 class Gradients(GradientSums):
@@ -66,46 +82,26 @@ class Gradients(GradientSums):
     ) -> None:
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
-        self._lines: list[_Line] = []
-        self._went_back = False  # the last backward of a step has begun, and was not finished or given up
-        self.held = False  # full buckets are sent at the end of the microbatch
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
+        self.held = False  # full buckets are sent at the end of the microbatch
         self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))
-        for number, bucket in enumerate(self.buckets):
-            line = self._line_of(self.facts[id(bucket.params[0])])
+        lines: dict[tuple, _Line] = {}
+        for bucket in self.buckets:
+            fact = self.facts[id(bucket.params[0])]
+            line = lines.setdefault(_line_of(fact), _Line(self, fact))
             line.buckets.append(bucket)
-            line.labels.append(f"bucket {number}")
             for i, p in enumerate(bucket.params):
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, line, bucket, i))
+        self._lines = list(lines.values())
 
     def _make_buckets(self, bucket_bytes: int, make: Callable[[list[Fact]], Bucket]) -> Iterator[Bucket]:
         lines: dict[tuple, list[nn.Parameter]] = {}
         for p in self.trained[::-1]:
-            fact = self.facts[id(p)]
-            lines.setdefault((fact.sum_over.ranks, fact.stages), []).append(p)
+            lines.setdefault(_line_of(self.facts[id(p)]), []).append(p)
         for params in lines.values():
             for some in fill_buckets(params, bucket_bytes):
                 yield make([self.facts[id(p)] for p in some])
-
-    def _line_of(self, fact: Fact) -> _Line:
-        for line in self._lines:
-            if (line.group.ranks, line.stages) == (fact.sum_over.ranks, frozenset(fact.stages)):
-                return line
-        scale = ONE / fact.sum_over.size if self.op == "mean" else ONE
-        self._lines.append(_Line(fact.sum_over, frozenset(fact.stages), scale, fact.crosses))
-        return self._lines[-1]
-
-    @property
-    def syncs(self) -> bool:
-        """Whether backward sends a bucket as soon as it is full."""
-        return self._syncs
-
-    @syncs.setter
-    def syncs(self, value: bool) -> None:
-        self._syncs = value
-        for line in self._lines:
-            line.syncs = value
 
     @property
     def begun(self) -> bool:
@@ -121,62 +117,32 @@ class Gradients(GradientSums):
             raise RuntimeError(_SECOND)
         self._gradient_came(p)
         if line.syncs:
+            line.progress = Progress.SENDING
             bucket.take(i, line.scale)
             bucket.missing.remove(i)
             if not bucket.missing:
-                self._send_full_buckets(line)
+                line.send_full_buckets()
         else:
+            line.progress = Progress.IDLE
             bucket.keep(i)
-            line.sent = line.left = False
-
-    def _send_full_buckets(self, line: _Line) -> None:
-        while line.next < len(line.buckets) and not line.buckets[line.next].missing and not self.held:
-            bucket = line.buckets[line.next]
-            if self.one_at_a_time and line.pending and not line.crosses:
-                line.pending[-1].wait()
-            with comm.label(line.labels[line.next]):
-                line.pending.append(bucket.send(line.group))
-            line.next += 1
-        if self.each and line.next == len(line.buckets):  # ready for another microbatch
-            while len(line.pending) > 1:
-                line.pending.pop(0).wait()
-            line.begin_again()
-            line.sent = line.left = True
-
-    def _send_the_rest(self, line: _Line) -> None:
-        """Send all buckets that backward did not fill, with the gradients that they hold."""
-        for bucket in line.buckets[line.next :]:
-            self._fill(line, bucket)
-        self._send_full_buckets(line)
-
-    def _fill(self, line: _Line, bucket: Bucket) -> None:
-        for i in bucket.missing:
-            p = bucket.params[i]
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
-            bucket.take(i, line.scale)
-            if not p.requires_grad:
-                p.grad = None  # frozen since
-        bucket.missing.clear()
 
     @torch.no_grad()
     def no_more(self, bucket: Bucket) -> None:
         """Note that backward has passed this bucket: a parameter without a gradient will not get one."""
-        line = self._line_of(self.facts[id(bucket.params[0])])
+        line = next(line for line in self._lines if bucket in line.buckets)
         if line.syncs:
-            self._fill(line, bucket)
-            self._send_full_buckets(line)
+            line.fill(bucket)
+            line.send_full_buckets()
 
     def end_microbatch(self) -> None:
         """Send what the last backward left, if each is sent: it may not have used all parameters."""
         for line in self._lines:
-            if line.begun or self._went_back and not line.sent:
-                self._send_the_rest(line)
-            line.sent = False
-        self._went_back = False
+            if line.progress is Progress.SENDING:
+                line.send_the_rest()
+            line.progress = Progress.IDLE
 
     def before_forward(self) -> None:
-        if self.each and self._through:
+        if self.each and self._backward_ended:
             self.end_microbatch()
         super().before_forward()
         for bucket in self.buckets:
@@ -187,13 +153,14 @@ class Gradients(GradientSums):
             register_multi_grad_hook(tensors, self._backward_comes, mode="any")
 
     def _backward_comes(self, gradient: Tensor) -> None:
-        self._went_back = self._went_back or self._syncs
+        for line in self._lines:
+            if self.syncs and line.progress is Progress.IDLE:
+                line.progress = Progress.SENDING
 
     def last_backward(self, stage: int) -> None:
         """Note that the next backward of this stage is its last before `start`: send its buckets as they fill."""
         for line in self._lines:
             line.closed.add(stage)
-            line.syncs = line.syncs or line.stages <= line.closed and not (self.each and line.crosses)
 
     @torch.no_grad()
     def start(self, stage: int) -> list[comm.Pending]:
@@ -201,10 +168,11 @@ class Gradients(GradientSums):
         under_way: list[comm.Pending] = []
         for line in self._lines:
             line.started.add(stage)
-            if line.stages <= line.started and not (self.each and line.crosses):  # these are sent once, in finish
-                if not line.left or line.begun:  # some buckets were not sent inside backward
-                    self._send_the_rest(line)
-                line.syncs, line.left = self._syncs, False
+            if line.stages <= line.started and not line.waits_for_finish:
+                if line.progress is not Progress.SENT:  # some buckets were not sent inside backward
+                    line.send_the_rest()
+                if self.each:
+                    line.progress = Progress.STARTED
                 line.closed.clear()
                 line.started.clear()
                 under_way += line.pending
@@ -217,64 +185,106 @@ class Gradients(GradientSums):
     def finish(self) -> None:
         if self.has_sums():
             return
-        for line in self._lines:
-            if not line.sent or line.begun:
-                self._send_the_rest(line)
-        self._end_lines()
+        self._end_lines(Progress.IDLE, Progress.SENDING)
         for bucket in self.buckets:
             bucket.summed()
         self.state = State.SUMMED
 
-    def _end_lines(self) -> None:
-        self._went_back = False
-        for line in self._lines:
-            line.wait()
-            line.begin_again()
-            line.syncs = self._syncs
-            line.sent = line.left = False
-            line.closed.clear()  # of two stages that share a weight, one may be ahead when the step ends
-            line.started.clear()
-
     def give_up(self) -> None:
-        for line in self._lines:
-            # Other ranks may wait for sums of parameters that this rank did not reach or does not use.
-            if line.begun or self._went_back and not line.sent:
-                self._send_the_rest(line)
-        self._end_lines()
+        # Other ranks may wait for sums of parameters that this rank did not reach or does not use.
+        self._end_lines(Progress.SENDING)
         for bucket in self.buckets:
             bucket.drop()
         super().give_up()
+
+    def _end_lines(self, *unsent: Progress) -> None:
+        for line in self._lines:
+            if line.progress in unsent:
+                line.send_the_rest()
+        for line in self._lines:
+            line.end()
 
     def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
         for bucket in self.buckets:
             yield from bucket.held(self.facts)
 
 
+def _line_of(fact: Fact) -> tuple:
+    return fact.sum_over.ranks, frozenset(fact.stages)
+
+
 class _Line:
     """Buckets with the same group and stages, sent one after the other."""
 
-    def __init__(self, group: Group, stages: frozenset[int], scale: Tensor, crosses: bool) -> None:
-        self.group, self.stages, self.scale, self.crosses = group, stages, scale, crosses
+    def __init__(self, owner: Gradients, fact: Fact) -> None:
+        self.owner, self.group, self.stages, self.crosses = owner, fact.sum_over, frozenset(fact.stages), fact.crosses
+        self.scale = ONE / self.group.size if owner.op == "mean" else ONE
         self.buckets: list[Bucket] = []
-        self.labels: list[str] = []
         self.pending: list[comm.Pending] = []
         self.next = 0  # the bucket to send next
-        self.syncs = True
-        # Whether all buckets were sent, in this step and since the last `start`; only if each backward is sent.
-        self.sent = self.left = False
+        self.progress = Progress.IDLE
         self.closed: set[int] = set()  # stages whose last backward began
         self.started: set[int] = set()  # ... and ended
 
     @property
+    def syncs(self) -> bool:
+        """Whether backward sends a bucket as soon as it is full."""
+        return self.owner.syncs or self.stages <= self.closed and not self.waits_for_finish
+
+    @property
+    def waits_for_finish(self) -> bool:
+        """Whether it is sent once, though others send the gradients of each microbatch."""
+        return self.owner.each and self.crosses
+
+    @property
     def begun(self) -> bool:
+        """Whether it has gradients to send."""
         return self.next > 0 or any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets)
 
-    def wait(self) -> None:
+    def fill(self, bucket: Bucket) -> None:
+        """Take the gradients that backward did not bring."""
+        self.progress = Progress.SENDING
+        for i in bucket.missing:
+            p = bucket.params[i]
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)  # unused on this rank, perhaps used on others
+            bucket.take(i, self.scale)
+            if not p.requires_grad:
+                p.grad = None  # frozen since
+        bucket.missing.clear()
+
+    def send_full_buckets(self) -> None:
+        owner = self.owner
+        while self.next < len(self.buckets) and not self.buckets[self.next].missing and not owner.held:
+            if owner.one_at_a_time and self.pending and not self.crosses:
+                self.pending[-1].wait()
+            bucket = self.buckets[self.next]
+            with comm.label(f"bucket {owner.buckets.index(bucket)}"):
+                self.pending.append(bucket.send(self.group))
+            self.next += 1
+        if owner.each and self.next == len(self.buckets):  # ready for another microbatch
+            while len(self.pending) > 1:
+                self.pending.pop(0).wait()
+            self._empty()
+            self.progress = Progress.SENT
+
+    def send_the_rest(self) -> None:
+        """Send all buckets that backward did not fill, with the gradients that they hold."""
+        for bucket in self.buckets[self.next :]:
+            self.fill(bucket)
+        self.send_full_buckets()
+
+    def end(self) -> None:
+        """Wait for the sums, and forget the step."""
         for pending in self.pending:
             pending.wait()
         self.pending = []
+        self._empty()
+        self.closed.clear()  # of two stages that share a weight, one may be ahead when the step ends
+        self.started.clear()
+        self.progress = Progress.IDLE
 
-    def begin_again(self) -> None:
+    def _empty(self) -> None:
         self.next = 0
         for bucket in self.buckets:
             bucket.missing.update(range(len(bucket.params)))

@@ -3,8 +3,6 @@
 `Gradients` sends a bucket in one call. This bucket is all-reduced; a `Flat` (`flat.py`) is reduce-scattered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 

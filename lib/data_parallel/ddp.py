@@ -12,15 +12,14 @@ backward, `BucketedDDP` sends buckets inside backward (`bucketed_gradients.py`).
 Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, sections 3.2 and 4.2.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
+from lib.cost.tensors import BUCKET_BYTES
+from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import GradientSums, NaiveGradients
 from lib.facts import Fact, check_trains
 from lib.mesh import Group

@@ -13,7 +13,7 @@ optimizer, such as SGD and Adam.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import accumulate
 
 import torch
@@ -244,13 +244,6 @@ class Flat:
     def publish(self) -> comm.Pending | None:
         """All-gather the new parameters, unless `whole` is freed: then they are gathered before their next use."""
         return self.gather() if self.whole_stays else None
-
-
-def settle(flats: Iterable[Flat]) -> None:
-    """Take over values that were written into the parameters since the last step, before they are saved."""
-    for flat in flats:
-        flat.check_in_place()
-        flat.settle()
 
 
 def cast_frozen(module: nn.Module, trained: Set[torch.dtype], dtype: torch.dtype | None) -> None:

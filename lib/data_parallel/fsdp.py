@@ -2,8 +2,8 @@
 
 The problem: ZeRO-2 still keeps all parameters on every rank, so a model cannot be larger than one device.
 The idea: a layer needs its parameters only in its forward and in its backward. A *unit*, such as a block, is one flat
-tensor, sharded over the ranks. An all-gather unshards it before the layer computes, and its memory is freed afterwards
-(reshard). While one unit computes, the next is prefetched.
+tensor, sharded over the ranks. An all-gather unshards it before the layer computes (`Unit.unshard` of `units.py`), and
+its memory is freed afterwards (`Unit.reshard`). While one unit computes, the next is prefetched (`unit_schedule.py`).
 
     forward    for each unit: unshard, compute, reshard
     backward   for each unit, from the last: unshard, compute, reduce-scatter its gradients, reshard
@@ -18,8 +18,6 @@ PyTorch calls it FSDP. Use it like the other stages:
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.3 and 7.2.2; Zhao et al., PyTorch FSDP,
 VLDB 2023, arXiv 2304.11277.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -128,12 +126,12 @@ class FSDP(Sharded):
 
     def publish(self) -> None:
         """Send nothing: units gather the new parameters before they compute."""
-        for unit in self.units:  # an exception may have left one unsharded
-            unit.reshard()
+        self.reshard()  # an exception may have left a unit unsharded
 
-    def step(self) -> None:
-        super().step()
-        self.publish()
+    def reshard(self) -> None:
+        """Free the full parameters: from here on this rank holds only its shards."""
+        for unit in self.units:
+            unit.reshard()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._schedule.end_step()

@@ -1,11 +1,9 @@
-"""Gradients that are summed over ranks: the parameters, the state of a step, and the naive sum.
+"""Gradient reduction: gradients that are summed over ranks, the state of a step, and the naive sum.
 
 g = (1/n) Σ gᵢ is one line of mathematics, and `NaiveGradients` computes it in one line of code after backward. It
 shares with the bucketed form (`bucketed_gradients.py`) all checks against wrong use: a step before the sums have
 arrived, a second sum, a parameter that no sum covers.
 """
-
-from __future__ import annotations
 
 import gc
 import weakref
@@ -18,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
+from lib.clip import clip
 from lib.data_parallel.buckets import any_gradient
-from lib.facts import Fact, clip
+from lib.facts import Fact
 from lib.mesh import Group
 
 _FORGOTTEN = (
@@ -62,7 +61,7 @@ class GradientSums:
             )
         _summed.update((id(p), p) for p in self.trained)
         self.state = State.IDLE
-        self._through = True  # the last backward ended; an exception may have ended it early
+        self._backward_ended = True  # the last backward ended; an exception may have ended it early
         self.syncs = True
 
     def __reduce__(self) -> NoReturn:
@@ -79,7 +78,7 @@ class GradientSums:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward inside only adds to p.grad: for all microbatches of a step but the last."""
-        if not self._through:
+        if not self._backward_ended:
             self.give_up()
         before, self.syncs, self.state = self.syncs, False, State.ADDED
         try:
@@ -93,7 +92,7 @@ class GradientSums:
         Raises:
             RuntimeError: sums are in flight, and finish() was not called.
         """
-        if not self._through:
+        if not self._backward_ended:
             self.give_up()
         if self.begun:
             raise RuntimeError(_FORGOTTEN)
@@ -107,7 +106,7 @@ class GradientSums:
         """Drop the gradients and sums of this step; all ranks must call it."""
         for p in self.trained:
             p.grad = None
-        self.state, self._through = State.IDLE, True
+        self.state, self._backward_ended = State.IDLE, True
 
     def finish(self) -> None:
         """Return when the sums have arrived; immediately if they already have. See `DataParallel.finish`."""
@@ -163,12 +162,12 @@ class GradientSums:
             )
         if p.grad.layout is not torch.strided:
             p.grad = p.grad.to_dense()
-        if self._through:
-            self._through = False
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_through)
+        if self._backward_ended:
+            self._backward_ended = False
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
-    def _backward_is_through(self) -> None:
-        self._through = True
+    def _end_backward(self) -> None:
+        self._backward_ended = True
 
 
 class NaiveGradients(GradientSums):

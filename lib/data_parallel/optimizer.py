@@ -7,8 +7,6 @@ the new values.
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 5.1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.buckets import Bucket
-from lib.data_parallel.flat import Flat, MakeOptimizer, settle
+from lib.data_parallel.flat import Flat, MakeOptimizer
 from lib.data_parallel.gradient_sums import State
 
 
@@ -34,20 +32,19 @@ class ShardedOptimizer:
 
     Raises:
         ValueError: pieces are parts of parameters, and this optimizer needs full parameters.
+
+    Attributes:
+        flats: the sharded buckets.
     """
 
     def __init__(self, gradients: Gradients, optimizer: MakeOptimizer) -> None:
         self.gradients = gradients
+        self.flats = [bucket for bucket in gradients.buckets if isinstance(bucket, Flat)]
         if self.flats:
             check_elementwise(optimizer, ((fact.name, fact.parameter) for fact in gradients.facts.values()))
         pieces = [piece for bucket in gradients.buckets for piece in bucket.named_pieces()]
         # A rank may own nothing; torch refuses an empty list.
         self.optimizer = optimizer(pieces or [("nothing", nn.Parameter(torch.empty(0)))])
-
-    @property
-    def flats(self) -> list[Flat]:
-        """The sharded buckets."""
-        return [bucket for bucket in self.gradients.buckets if isinstance(bucket, Flat)]
 
     def finish(self) -> None:
         """Return when the sums have arrived."""
@@ -86,7 +83,9 @@ class ShardedOptimizer:
 
     def settle(self) -> None:
         """Take over values that were written into the parameters since the last step, before they are saved."""
-        settle(self.flats)
+        for flat in self.flats:
+            flat.check_in_place()
+            flat.settle()
 
     def publish(self) -> None:
         """Send the new parameters to all ranks."""

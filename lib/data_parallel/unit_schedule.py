@@ -1,4 +1,4 @@
-"""When units are unsharded, and when they are resharded.
+"""The hooks of FSDP: when units are unsharded, and when they are resharded.
 
 The problem: the parameters of a layer must be gathered before it computes, in forward and again in backward, also by
 a rank that skips it, because the other ranks wait.
@@ -9,9 +9,8 @@ Read before: `lib/data_parallel/units.py`. Chapter 5.
 Source: Zhao et al., PyTorch FSDP, VLDB 2023, arXiv 2304.11277, section 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from enum import Enum
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import NoReturn
@@ -25,6 +24,20 @@ from torch.autograd.graph import register_multi_grad_hook
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import with_gradient
 from lib.data_parallel.units import ELSEWHERE, Unit
+
+
+class Pass(Enum):
+    """The pass that the units are in; each forward of the root begins at the left.
+
+    EVALUATION        FORWARD --- first gradient of an output ---> BACKWARD
+    (no gradients)       ^                                         KEEPS_GRAPH, with create_graph
+                         +--- finish, or the next forward ---------+
+    """
+
+    EVALUATION = "units are gathered and resharded one by one"
+    FORWARD = "the same; or they stay unsharded until backward, as `FSDP` was told"
+    BACKWARD = "a unit is resharded when its gradients exist"
+    KEEPS_GRAPH = "a second backward may go through this one: units stay unsharded to its end"
 
 
 class UnitSchedule:
@@ -45,14 +58,12 @@ class UnitSchedule:
         self.units, self.reshard_after_forward, self.prefetch = units, reshard_after_forward, prefetch
         self.sums = sums
         root, *others = units
-        self._order = {"forward": list(units), "backward": [root, *others[::-1]]}
-        self._next = {direction: dict(pairwise(order)) for direction, order in self._order.items()}
+        self._orders = {True: [root, *others[::-1]], False: list(units)}  # in backward, and in forward
+        self._next = {backward: dict(pairwise(order)) for backward, order in self._orders.items()}
+        self._state = Pass.FORWARD
         self._seen: set[Unit] = set()  # units that this pass unsharded
         self._passed: set[Unit] = set()  # units that backward has passed
-        self._trains = False  # whether the last forward of the root had gradients
-        self._backward = False  # between the first gradient of an output and finish()
         self._task = -1  # autograd's number of the last backward
-        self._has_graph = False  # create_graph: a second backward may go through this one
         for unit in units:
             for p in unit.trained:  # after the hook that sums the gradient
                 p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, unit))
@@ -69,12 +80,15 @@ class UnitSchedule:
     def __reduce__(self) -> NoReturn:
         raise TypeError(ELSEWHERE.format("copied or pickled"))
 
+    @property
+    def _backward(self) -> bool:
+        return self._state in (Pass.BACKWARD, Pass.KEEPS_GRAPH)
+
     def end_backward(self) -> None:
         """Note that a backward has ended, or was given up."""
         if self._backward:
-            self._has_graph = False
-            self._catch_up("backward", may_pass=True)
-            self._backward = self.sums.held = False  # what was held is sent by finish(), or before another microbatch
+            self._catch_up(may_pass=True)
+            self._state, self.sums.held = Pass.FORWARD, False  # finish() or another microbatch sends what was held
             for unit in self.units:  # units that backward did not reach
                 unit.inputs_open = 0
                 unit.reshard()
@@ -100,8 +114,8 @@ class UnitSchedule:
         else:
             if unit is self.units[0]:
                 self._seen.clear()
-                self._trains = torch.is_grad_enabled()
-            self._make_whole(unit, "forward")
+                self._state = Pass.FORWARD if torch.is_grad_enabled() else Pass.EVALUATION
+            self._make_whole(unit)
         waits = self._backward and unit.inputs_open  # already, on the inputs of the first forward
         if unit.has_frozen and torch.is_grad_enabled() and not waits:
             unit.inputs_open += 1
@@ -124,9 +138,9 @@ class UnitSchedule:
         if self._backward:
             return
         if unit is self.units[0]:
-            self._catch_up("forward")
+            self._catch_up()
         outputs = with_gradient(output)
-        unit.calls_open += self._trains and (bool(outputs) or unit is not self.units[0])
+        unit.calls_open += self._state is Pass.FORWARD and (bool(outputs) or unit is not self.units[0])
         if outputs:
             register_multi_grad_hook(outputs, partial(self._backward_comes, unit), mode="any")
         if self.reshard_after_forward or not outputs:
@@ -159,44 +173,45 @@ class UnitSchedule:
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
     def _backward_comes(self, unit: Unit, gradient: Tensor) -> None:
-        if self._backward and not self._has_graph and torch._C._current_graph_task_id() > self._task:
+        if self._state is Pass.BACKWARD and torch._C._current_graph_task_id() > self._task:
             self.end_backward()  # of a previous backward, without a forward between
             self.sums.end_microbatch()
-        self._has_graph |= torch.is_grad_enabled()
-        self._before_backward(unit, may_pass=True)
+        self._before_backward(unit, Pass.KEEPS_GRAPH if torch.is_grad_enabled() else Pass.BACKWARD, may_pass=True)
         unit.calls_open = max(0, unit.calls_open - 1)  # 0: a second backward through the same graph
 
-    def _before_backward(self, unit: Unit, may_pass: bool = False) -> None:
+    def _before_backward(self, unit: Unit, kind: Pass = Pass.BACKWARD, may_pass: bool = False) -> None:
         if not self._backward:
-            self._backward, self._task = True, torch._C._current_graph_task_id()
-            self.sums.held = self._has_graph or self.units[0].calls_open > 1
+            self._state, self._task = kind, torch._C._current_graph_task_id()
+            self.sums.held = kind is Pass.KEEPS_GRAPH or self.units[0].calls_open > 1
             self._seen, self._passed = set(), set()
             if unit is not self.units[0]:  # its output is also the output of the root
                 self._before_backward(self.units[0])
-        self._make_whole(unit, "backward", may_pass)
+        elif kind is Pass.KEEPS_GRAPH:
+            self._state = kind
+        self._make_whole(unit, may_pass)
         unit.gradients_open = {id(p) for p in unit.trained}
 
-    def _make_whole(self, unit: Unit, direction: str, may_pass: bool = False) -> None:
+    def _make_whole(self, unit: Unit, may_pass: bool = False) -> None:
         if may_pass or unit not in self._seen:
-            self._catch_up(direction, unit, may_pass)
+            self._catch_up(unit, may_pass)
         self._seen.add(unit)
         unit.unshard()
-        following = self._next[direction].get(unit)
+        following = self._next[self._backward].get(unit)
         if self.prefetch and following is not None and following not in self._seen:
             following.start()
 
-    def _catch_up(self, direction: str, until: Unit | None = None, may_pass: bool = False) -> None:
+    def _catch_up(self, until: Unit | None = None, may_pass: bool = False) -> None:
         """Take part in gathers of units that this rank skipped, and other ranks may use.
 
         Args:
             may_pass: backward (not a recomputed forward in it) has reached `until`, or its end. Units before it get no
                 more gradients if none of their calls is open: autograd runs from the last computation to the first.
         """
-        for unit in takewhile(lambda one: one is not until, self._order[direction]):
+        for unit in takewhile(lambda one: one is not until, self._orders[self._backward]):
             if unit not in self._seen:
                 self._seen.add(unit)
                 unit.unshard()
-                if not self.sums.held and (direction == "backward" or self.reshard_after_forward or not self._trains):
+                if not self.sums.held and (self.reshard_after_forward or self._state is not Pass.FORWARD):
                     unit.reshard()
             if may_pass and unit is not self.units[0] and not (until and unit.calls_open):
                 self._pass(unit)

@@ -18,8 +18,6 @@ with a `ShardedOptimizer`.
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.1, 5.2 and 7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NoReturn
@@ -28,12 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.data_parallel.bucketed_gradients import BUCKET_BYTES, Gradients
+from lib.cost.tensors import BUCKET_BYTES
+from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
 from lib.data_parallel.gradient_sums import NaiveGradients, State
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
-from lib.data_parallel.saving import Saved
+from lib.data_parallel.state_dicts import StateDicts
 from lib.facts import Fact
 from lib.mesh import Group
 from lib.placement import check_apart
@@ -101,8 +100,8 @@ def share_out(sizes: Sequence[int], n: int) -> list[int]:
 # ---- shards of flat parameters --------------------------------------------------------------------------------------
 
 
-class Sharded(DataParallel, Saved):
-    """A module with sharded gradients and optimizer.
+class Sharded(DataParallel, StateDicts, ShardedOptimizer):
+    """A module with sharded gradients and optimizer: `step` and `publish` are those of `ShardedOptimizer`.
 
     Args:
         module, group: as for `DataParallel`.
@@ -119,27 +118,14 @@ class Sharded(DataParallel, Saved):
         optimizer: MakeOptimizer,
         flats: Sequence[Flat] | None = None,
     ) -> None:
-        super().__init__(module, group, gradients, counts_over=group)
-        self.flats = list(flats or gradients.buckets)
+        DataParallel.__init__(self, module, group, gradients, counts_over=group)
+        ShardedOptimizer.__init__(self, gradients, optimizer)
+        self.flats = list(flats or self.flats)
         self.stored = [x for flat in self.flats for x in (flat.whole, flat.shard)]  # for a memory tracker
-        self._steps = ShardedOptimizer(gradients, optimizer)
-        self.optimizer = self._steps.optimizer
 
     def _apply(self, fn: Callable, recurse: bool = True) -> NoReturn:
         """Refuse .to(), .double() and similar calls."""
         raise RuntimeError(CONVERTED.format("parameters would be"))
-
-    def step(self) -> None:
-        """Step the shard of this rank, then all-gather the parameters.
-
-        Raises:
-            RuntimeError: there is no new gradient.
-        """
-        self._steps.step()
-
-    def publish(self) -> None:
-        """Send the new parameters to all ranks."""
-        self._steps.publish()
 
 
 def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:

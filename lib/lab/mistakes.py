@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from unittest.mock import patch
 
 from torch import Tensor
@@ -21,12 +21,15 @@ from lib.facts import Fact
 from lib.mesh import Mesh
 from lib.parallel import ParallelGPT
 
-_FACTS, _CLIP, _TERM, _SEED = parallel.facts_of, ParallelGPT.clip, ParallelGPT._term_of, parallel.row_seed
+_FACTS, _CLIP, _TERM, _SEED = parallel.facts_of, ParallelGPT.clip, ParallelGPT.term_of, parallel.row_seed
+
+
+class _Alone(Fact):
+    held_by = 1  # as if no other rank had it
 
 
 def _counted_again(fact: Fact, mesh: Mesh) -> Fact:
-    fact.__dict__["held_by"] = 1  # as if no other rank had it
-    return fact
+    return _Alone(*(getattr(fact, one.name) for one in fields(fact)))
 
 
 def _slices_left_out(fact: Fact, mesh: Mesh) -> Fact:
@@ -62,7 +65,7 @@ def _mean_of_local_means(model: ParallelGPT, targets_BT: Tensor) -> Callable[[Te
 # Description of a mistake → the object to patch, the name of its attribute, the replacement.
 MISTAKES: dict[str, list[tuple]] = {
     "clip counts copies": [_in_facts(_counted_again)],
-    "loss divided by the local count": [(ParallelGPT, "_term_of", _mean_of_local_means)],
+    "loss divided by the local count": [(ParallelGPT, "term_of", _mean_of_local_means)],
     "norms not summed over tp": [_in_facts(_slices_left_out)],
     "tied halves added after the clip": [_in_facts(_of_one_end), (ParallelGPT, "clip", _halves_added_late)],
     "dp group along the wrong axis": [_in_facts(_along_the_wrong_axis)],

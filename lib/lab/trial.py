@@ -1,4 +1,4 @@
-"""Try a schedule on a real model: a few steps in stages, and the same steps in one process.
+"""Correctness test of a schedule on a real model: a few steps in stages, and the same steps in one process.
 
 The problem: a schedule that runs may still compute wrong gradients. The idea: the same model, the same batches, the
 same optimizer, once in stages and once in one process without stages. Losses, gradients and weights must be the same to

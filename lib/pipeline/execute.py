@@ -7,8 +7,6 @@ a message from its receiver shows that it was used.
 Read before: `lib/pipeline/lower.py`, `lib/pipeline/stage.py`. Chapters 8 and 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -131,7 +129,7 @@ class _Step:
         self.here: dict[Action, Tensor | Pending] = {}
         self.going: dict[Action, Pending] = {}  # sends that may be in flight
         self.sums: dict[Action, list[Pending]] = {}  # sums of gradients, by the REDUCE that started them
-        self.through = proves(schedule, group.rank)
+        self.proved = proves(schedule, group.rank)
         self.losses = torch.zeros(schedule.num_microbatches, dtype=torch.float64, device=inputs.device)
         self.last = schedule.num_stages - 1
 
@@ -198,7 +196,7 @@ class _Step:
         came = self.here.pop(receive)
         if isinstance(came, Pending):
             came = came.wait()
-            for send in self.through[receive]:
+            for send in self.proved[receive]:
                 self.going.pop(send).wait()
         return came
 

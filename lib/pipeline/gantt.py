@@ -1,7 +1,5 @@
 """A timeline in letters, for a terminal, a test and an error; and as a trace, for Perfetto."""
 
-from __future__ import annotations
-
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.simulate import Timeline
 from lib.trace import Span, Trace

@@ -1,4 +1,4 @@
-"""Insert the messages between ranks into a schedule.
+"""Lowering: insert the sends and receives between ranks into a schedule.
 
 The problem: a receive right before its use and a send right after its action look right on each rank, and hang. Rank 0
 sends an activation while rank 1 sends a gradient; if a send ends only when it is received, as on NCCL, neither ends.
@@ -7,8 +7,6 @@ The idea: one global order. Simulate the schedule and go through its actions in 
 action, insert the send on its rank and the receive on the peer at the same position. The first message in this order
 that is not done is then the next message on both its ranks: some rank can always continue.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby, pairwise

@@ -12,14 +12,11 @@ A wrong schedule does not crash. It hangs, or it trains with half of the gradien
 action between > and <.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 from lib.pipeline.lower import message_behind, other_end
 from lib.pipeline.rendezvous import rendezvous
-from lib.pipeline.schedules.action import ALL, COMPUTE, RECVS, SENDS, Action, Op, Schedule
-from lib.pipeline.schedules.fault import Fault, ScheduleError
+from lib.pipeline.schedules.action import ALL, COMPUTE, RECVS, SENDS, Action, Fault, Op, Schedule, ScheduleError
 from lib.pipeline.simulate import Slot, Timeline, simulate
 
 

@@ -6,8 +6,6 @@ simulation ends, the schedule never hangs, also if messages use a separate strea
 that only removes waits.
 """
 
-from __future__ import annotations
-
 from lib.pipeline.lower import lower, other_end
 from lib.pipeline.schedules.action import Action, Op, Schedule
 from lib.pipeline.simulate import Costs, Slot, Timeline, Wait, stuck

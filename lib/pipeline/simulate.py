@@ -17,8 +17,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from lib.pipeline.schedules.action import COMPUTE, SENDS, Action, Op, Schedule
-from lib.pipeline.schedules.fault import Fault, ScheduleError
+from lib.pipeline.schedules.action import COMPUTE, SENDS, Action, Fault, Op, Schedule, ScheduleError
 
 FREED_BY = (Op.B, Op.W)  # activations are kept until the full backward is done
 

@@ -7,8 +7,6 @@ leaf, whose gradient is sent to the previous stage; its backward begins with the
 Read before: `lib/pipeline/schedules/action.py`. Chapter 8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 

@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lib.cost.sizes import ModelShape
-from lib.cost.tensors import Weight, block_layers, bucket_shares, embed_weights, head_weights
+from lib.cost.tensors import BUCKET_BYTES, Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.gantt import to_trace
@@ -33,8 +33,6 @@ from lib.trace import Span, Trace
 
 if TYPE_CHECKING:
     from lib.model import GPTConfig
-
-BUCKET_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)

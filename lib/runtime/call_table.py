@@ -17,10 +17,9 @@ import marshal
 import mmap
 import struct
 import time
-import zlib
 from collections.abc import Sequence
 
-from lib.runtime.waits import FINISHED, RUNNING, WAITING, AwaitedCall, View, named_ranks
+from lib.runtime.hang import FINISHED, RUNNING, WAITING, AwaitedCall, View, key_of, named_ranks
 
 # Native layouts: eight bytes are written in one piece, so no process reads half a number.
 _HEAD = struct.Struct("QQId")  # state, moves, length of the text, time of the state
@@ -41,7 +40,7 @@ class CallTable:
     """One row per rank: its state, the call it waits in, and its latest calls on each channel.
 
     A channel is a process group, or the direction `src > dst` of two of its ranks. Each rank numbers its calls on a
-    channel; call k must be the same on all its ranks.
+    channel; call k must be the same on all its ranks. A row has place for the channels that were used last.
 
     Args:
         path: file to map, the same for all ranks of a run.
@@ -94,14 +93,11 @@ class CallTable:
         """
         key = self._keys.get(channel)
         if key is None:
-            key = self._keys[channel] = zlib.crc32(channel.encode())
+            key = self._keys[channel] = key_of(channel)
         number = self._calls.get(key, 0)
         offset = self._mine.get(key)
         if offset is None:
-            if len(self._mine) == _CHANNELS:
-                self._calls[key] = number + 1
-                return number  # no place left for this channel: its calls are not compared
-            offset = self._mine[key] = _HEAD_BYTES + len(self._mine) * _CHANNEL_BYTES
+            offset = self._mine[key] = self._place(key, number)
         place = _CHANNEL.size + number % _RING * _ENTRY.size
         at = self._row + offset + place
         mine = what.encode()[:_TEXT]
@@ -145,9 +141,19 @@ class CallTable:
         """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
         return Waiting(self, call)
 
+    def _place(self, key: int, number: int) -> int:
+        """Where in my row a new channel begins: behind the others, or, in a full row, in the place of the oldest."""
+        if len(self._mine) < _CHANNELS:
+            return _HEAD_BYTES + len(self._mine) * _CHANNEL_BYTES
+        offset = self._mine.pop(next(iter(self._mine)))
+        start = self._row + offset + _CHANNEL.size
+        _CHANNEL.pack_into(self._map, self._row + offset, key + 1, number)
+        self._map[start : start + _RING * _ENTRY.size] = bytes(_RING * _ENTRY.size)
+        return offset
+
     def _same(self, rank: int, key: int, place: int, entry: bytes) -> bool:
         """Whether a rank's call equals `entry`, or cannot be compared: not made yet, or already overwritten."""
-        start = self._theirs.get((rank, key)) or self._find(rank, key)
+        start = self._find(rank, key)
         if start is None:
             return True
         theirs = self._map[start + place : start + place + len(entry)]
@@ -155,16 +161,18 @@ class CallTable:
 
     def _find(self, rank: int, key: int) -> int | None:
         """Where a rank's channel begins in the map; None if it has no such channel."""
-        found = self._theirs.get((rank, key))
-        if found is None:
-            for i in range(_CHANNELS):
-                start = rank * _ROW_BYTES + _HEAD_BYTES + i * _CHANNEL_BYTES
-                name, _ = _CHANNEL.unpack_from(self._map, start)
-                if name == key + 1:
-                    found = self._theirs[rank, key] = start
-                if name in (0, key + 1):
-                    break
-        return found
+        known = self._theirs.get((rank, key))
+        if known is not None and _NUMBER.unpack_from(self._map, known)[0] == key + 1:
+            return known
+        for i in range(_CHANNELS):
+            start = rank * _ROW_BYTES + _HEAD_BYTES + i * _CHANNEL_BYTES
+            (name,) = _NUMBER.unpack_from(self._map, start)
+            if name == key + 1:
+                self._theirs[rank, key] = start
+                return start
+            if name == 0:
+                break
+        return None
 
     # ---- read by the process that started the ranks ----
 
@@ -193,9 +201,7 @@ class CallTable:
         for rank in range(self.world_size):
             state, _, call, since_s = self.read(rank)
             if state == WAITING:
-                what, where, peers, channel, number = call or ("", "", (), "", 0)
-                late = (p for p in peers if p != rank and self._behind(p, channel, number))
-                found[rank] = AwaitedCall(what, where, peers, tuple(late), time.monotonic() - since_s)
+                found[rank] = AwaitedCall.of(rank, call, self._calls_of, time.monotonic() - since_s)
         return found
 
     def view(self) -> View:
@@ -205,10 +211,10 @@ class CallTable:
         states = {rank: self.read(rank)[0] for rank in starts}
         return View(states, self.waits(), {rank: note for rank, note in notes.items() if note})
 
-    def _behind(self, rank: int, channel: str, number: int) -> bool:
-        key = zlib.crc32(channel.encode())
+    def _calls_of(self, rank: int, key: int) -> int:
+        """How many calls a rank made on a channel."""
         start = self._find(rank, key)
-        return start is None or _CHANNEL.unpack_from(self._map, start)[1] <= number
+        return 0 if start is None else _CHANNEL.unpack_from(self._map, start)[1]
 
 
 def _text(field: bytes) -> str:

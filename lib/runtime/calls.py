@@ -6,8 +6,6 @@ The idea: `Call` holds the facts known before a call is made, by `lib.comm` or b
 `torch.distributed` (`spy.py`). `Record` is the call in flight. Nothing here knows torch.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -5,8 +5,6 @@ The idea: a process holds a lock on its folder, and the system releases the lock
 makes the next folder removes all folders without a lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import glob

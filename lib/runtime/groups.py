@@ -6,8 +6,6 @@ The idea: the name follows from the ranks, the purpose, and a count of equal gro
 To make a group is a call like others: the call table compares it, and a hang report shows it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from datetime import timedelta

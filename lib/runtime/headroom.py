@@ -7,8 +7,6 @@ The idea: look before and during a run. Linux reports free memory of the machine
 Docker). On other systems nothing is watched. Nothing here knows torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

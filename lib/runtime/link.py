@@ -15,8 +15,6 @@ rank has one link per axis, on which transfers queue; a message occupies the lin
 no table, and each rank uses only its own calls.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

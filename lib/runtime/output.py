@@ -7,8 +7,6 @@ keeps the last lines. The process that started the ranks shows the first file of
 the end, in rank order.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import io

@@ -4,8 +4,6 @@ The stack of a call of `lib.comm` holds frames of this library and of torch. So 
 both, and name its file as the reader knows it.
 """
 
-from __future__ import annotations
-
 import linecache
 import os
 import sys

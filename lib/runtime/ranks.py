@@ -5,30 +5,23 @@ reader needs one sentence with the cause, after a second, and no process left ru
 
 The idea: ranks are forked from a server that already imported torch (`server.py`). This side polls: messages from
 ranks, whether they are alive, their output, their calls so far (`call_table.py`), and free memory (`headroom.py`). A
-rank that lost a peer is never the cause. Ranks hang when all wait, the system counts no bytes written and no processor
-time, and no rank has a thread that could still send. As long as such a thread lives, only the time limit ends the run.
-Where the system counts nothing (macOS), a transfer longer than `STILL_S` looks like a hang.
+rank that lost a peer is never the cause. `hang.py` decides whether the ranks hang.
 """
 
-from __future__ import annotations
-
 import contextlib
-import glob
 import itertools
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from multiprocessing import Pipe, connection
 from typing import Any
 
 from lib.runtime import call_table, headroom, output
 from lib.runtime.fork_server import ForkServer
+from lib.runtime.hang import HangError, Stillness
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
-from lib.runtime.waits import AwaitedCall
 
-STILL_S = 2.0  # if all ranks wait and nothing moves for this long, it is a hang
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures
 
 NOISE_BYTES = headroom.MB  # of output that bypasses Python's stdout; a longer file is emptied
@@ -52,26 +45,6 @@ class RankError(RunError):
     def __reduce__(self) -> tuple:
         """Keep all fields when it is pickled, as by a pool of processes."""
         return type(self), (str(self), self.rank, self.error, self.trace_back)
-
-
-class HangError(RunError):
-    """Ranks wait for calls that never come: for each other in a cycle, or for a rank that has finished.
-
-    Args:
-        waits: rank → the call it waits in; empty if the call table cannot be read.
-        finished: ranks whose function has returned.
-        circle: the cycle of waits: each rank waits for the next, and the last for the first; () if there is no cycle.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        waits: Mapping[int, AwaitedCall] | None = None,
-        finished: tuple[int, ...] = (),
-        circle: tuple[int, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.waits, self.finished, self.circle = dict(waits or {}), finished, circle
 
 
 class RunTimeout(RunError, TimeoutError):
@@ -121,28 +94,17 @@ class Ranks:
 
     def _join(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        moves, since, sent_bytes, busy_s = None, 0.0, -1, None
+        stillness = Stillness((process.pid for process in self.processes), self._may_send)
         while len(self.done) < self.size:
             ready = self._wait(self.pause_s)
             self.output.show_rank_0()
             for rank in ready:
                 self._hear(rank)
             self._watch_headroom()
-            now = time.monotonic()
-            if now > deadline:
+            if time.monotonic() > deadline:
                 raise RunTimeout(self._timeout(timeout_s))
-            latest = self.table.moves()
-            if latest != moves or not self.table.all_wait():
-                moves, since, sent_bytes = latest, now, -1
-            elif (sent_now := self._sent_bytes()) != sent_bytes:
-                since, sent_bytes, busy_s = now, sent_now, None
-            elif busy_s is None:
-                busy_s = self._busy_s()
-            elif (still_s := now - since) > STILL_S:
-                # Between two bytes gloo may compute or copy for a long time.
-                if self._busy_s() - busy_s < 0.1 * still_s and not self._may_send():
-                    raise self._hang(still_s)
-                sent_bytes = -1
+            if still_s := stillness.look(self.table.moves(), self.table.all_wait()):
+                raise self._hang(still_s)
 
     def _wait(self, timeout_s: float) -> list[int]:
         """Ranks that sent a message or died."""
@@ -191,12 +153,10 @@ class Ranks:
 
     def _hang(self, still_s: float) -> HangError:
         """The error with the report of a hang."""
-        still = f"Nothing has moved for {still_s:.0f} s."
         if unreadable := self._unreadable():
-            return HangError(f"hang: the ranks wait. {still}\n{unreadable}")
+            return HangError(f"hang: the ranks wait. Nothing has moved for {still_s:.0f} s.\n{unreadable}")
         view = self.table.view()
-        text = f"{view.summary()}. {still}\n{view.report()}\n{view.cause()}"
-        return HangError(text, view.waits, view.finished, view.circle)
+        return HangError(view.explain(still_s), view)
 
     def _timeout(self, timeout_s: float) -> str:
         """Where each rank was when the time limit passed."""
@@ -230,25 +190,6 @@ class Ranks:
         if headroom.free_disk_bytes(self.folder) >= headroom.MB:
             return ""
         return headroom.full_disk(os.path.dirname(self.folder), "the table of waiting ranks cannot be read")
-
-    def _sent_bytes(self) -> int:
-        """Bytes that the ranks wrote, to files and sockets, where the system counts them."""
-        total = 0
-        for process in self.processes:
-            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/io") as file:
-                total += int(file.read().split("wchar: ")[1].split()[0])
-        return total
-
-    def _busy_s(self) -> float:
-        """Processor seconds of the ranks, where the system counts them, without those in which gloo only polls."""
-        ticks = 0
-        for process in self.processes:
-            for path in glob.glob(f"/proc/{process.pid}/task/*/stat"):
-                with contextlib.suppress(OSError), open(path) as file:
-                    name, rest = file.read().rsplit(")", 1)
-                    if not name.endswith("(gloo_tcp_loop"):  # it polls while a message waits for its receiver
-                        ticks += sum(map(int, rest.split()[11:13]))
-        return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
     def _watch_headroom(self) -> None:
         """End the ranks before memory runs out, or the system might end the notebook; keep files of noise short."""

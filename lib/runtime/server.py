@@ -103,7 +103,7 @@ def _start(files: dict[str, tuple]) -> None:
     if _serves(files):
         return
     if _server is not None:
-        _must_be_python(path for path in files if files[path] != _files.get(path))
+        _check_python(path for path in files if files[path] != _files.get(path))
         _server.close()
     _server = None
     resource_tracker.ensure_running()  # now: it would unblock the signal that we block
@@ -116,7 +116,7 @@ def _paths() -> list[str]:
     return [ROOT, *(path for path in sys.path if isinstance(path, str))]
 
 
-def _must_be_python(paths) -> None:
+def _check_python(paths) -> None:
     for path in sorted(paths):
         with open(path, "rb") as file:
             source = file.read()

@@ -4,8 +4,6 @@ The problem: backends split contiguous tensors along dim 0 only, and support few
 The idea: convert a tensor to the layout that they need, or raise one clear error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""Record a reader's own calls of `torch.distributed`, which behave as usual.
+"""Instrumentation of `torch.distributed`: a reader's own calls of it are recorded, and behave as usual.
 
 The problem: readers call `torch.distributed` directly, and so do PyTorch's wrappers. If only calls of `lib.comm` were
 recorded, hangs in these calls would have no report, traces would be empty, and a grader would miss messages.
@@ -6,8 +6,6 @@ The idea: in each rank that `launch` starts, wrappers replace its functions and 
 (`calls.py`). Arguments, results and errors stay the same. Messages that C++ code sends, such as the reducer of
 DistributedDataParallel, are not recorded.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect

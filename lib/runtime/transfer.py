@@ -5,8 +5,6 @@ The idea: `collective` and `message` take the parts that differ (the function to
 result) and return a `Pending`. The rest is here, once. `lib.comm` builds its functions on top.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

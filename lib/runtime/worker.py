@@ -5,8 +5,6 @@ rank meets the others through a private file, opens its row in the call table, r
 to the folder of the run. It stays until every rank is done, because a peer may still read from it.
 """
 
-from __future__ import annotations
-
 import datetime
 import faulthandler
 import io
@@ -32,8 +30,8 @@ import torch.distributed as dist
 
 from lib import trace
 from lib.mesh import Group
-from lib.runtime import call_table, calls, groups, headroom, output, places, spy, transfer, waits
-from lib.runtime.parcel import Parcel, read
+from lib.runtime import call_table, calls, groups, hang, headroom, output, places, spy, transfer
+from lib.runtime.pickled import Pickled, read
 
 MOST_SAID = 20_000  # letters of a traceback
 
@@ -81,7 +79,7 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
         outcome = _work(rank, world_size, folder, loopback, table)
     except BaseException as error:
         outcome = _explain(error, os.path.dirname(folder))
-    table.state(waits.FINISHED if outcome.kind == "ok" else waits.FAILED)
+    table.state(hang.FINISHED if outcome.kind == "ok" else hang.FAILED)
     with suppress(Exception):  # a full disk, or a closed stdout: the outcome matters more
         sys.stdout.flush()
         sys.stderr.flush()
@@ -116,7 +114,7 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     for name, text in job.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     world = Group("world", tuple(range(world_size)), rank)
-    table.state(waits.RUNNING)
+    table.state(hang.RUNNING)
     me, start_s = os.getpid(), time.perf_counter()
     with trace.record(rank) if job.trace else nullcontext() as recorded:
         try:
@@ -127,19 +125,19 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
     end_s = time.perf_counter()
     returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
     try:
-        parcel = Parcel(returned)
+        packed = Pickled(returned)
     except Exception as error:
         text = f"returned {_kind(result)} that cannot be sent to the process that called run: {error}"
         return Outcome("error", text, type(error).__name__)
     try:
-        parcel.write(path)
+        packed.write(path)
     except OSError as error:
         if not headroom.is_full(error, folder):
             raise
         with suppress(OSError):
             os.remove(path)
         full = headroom.full_disk(
-            os.path.dirname(folder), f"the result takes {headroom.size_text(parcel.size_bytes)}"
+            os.path.dirname(folder), f"the result takes {headroom.size_text(packed.size_bytes)}"
         )
         return Outcome("error", f"returned {_kind(result)} that cannot be sent: {full}", "OSError")
     return Outcome("ok")

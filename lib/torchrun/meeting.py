@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lib.runtime.waits import named_ranks
+from lib.runtime.hang import named_ranks
 from lib.torchrun.environment import StartError
 
 START_S = 120.0  # for a rank to arrive, and to connect

@@ -44,7 +44,7 @@ def init(
 
     from lib.mesh import Group
     from lib.runtime import calls, groups, spy
-    from lib.runtime.waits import RUNNING
+    from lib.runtime.hang import RUNNING
     from lib.torchrun.meeting import choose_interface, meet
     from lib.torchrun.watchdog import Watchdog
 

@@ -21,7 +21,6 @@ import os
 import sys
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from lib.runtime.call_table import Waiting
-from lib.runtime.waits import FINISHED, STARTING, WAITING, AwaitedCall, View, named_ranks
+from lib.runtime.hang import FINISHED, STARTING, WAITING, AwaitedCall, View, key_of, named_ranks, written_bytes
 from lib.torchrun.meeting import START_S, Member, interfaces
 
 BEAT_S = 2.0
@@ -52,7 +51,7 @@ class Row:
 
     def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
         """Count a call; return its number."""
-        key = zlib.crc32(channel.encode())
+        key = key_of(channel)
         self.calls[key] += 1
         return self.calls[key] - 1
 
@@ -66,7 +65,7 @@ class Row:
     def packed(self) -> bytes:
         """The row as bytes."""
         for_s = time.monotonic() - self.since_s
-        return marshal.dumps((self.now, self.moves, _sent_bytes(), self.body, for_s, dict(self.calls)))
+        return marshal.dumps((self.now, self.moves, written_bytes(), self.body, for_s, dict(self.calls)))
 
 
 class Watchdog:
@@ -139,7 +138,7 @@ class Watchdog:
             return self.cannot_connect(f"no connection for {START_S:.0f} s")
         states, still_s = {row[0] for row in rows.values()}, now - self._moved[1]
         if states <= {WAITING, FINISHED} and still_s > STILL_S:
-            return f"{view.summary()}. Nothing has moved for {still_s:.0f} s.\n{view.report()}\n{view.cause()}"
+            return view.explain(still_s)
         if self.row.now == WAITING and waits_s > self.limit_s:
             return f"rank {self.rank} has waited for {waits_s:.0f} s, the limit.\n{view.report()}"
         return ""
@@ -148,10 +147,8 @@ class Watchdog:
         states, waits = {rank: row[0] for rank, row in rows.items()}, {}
         for rank, (state, _, _, body, for_s, _) in rows.items():
             if state == WAITING:
-                what, where, peers, channel, number = marshal.loads(body) if body else ("", "", (), "", 0)
-                key = zlib.crc32(channel.encode())
-                late = tuple(p for p in peers if p != rank and rows[p][-1].get(key, 0) <= number)
-                waits[rank] = AwaitedCall(what, where, peers, late, for_s)
+                call = marshal.loads(body) if body else None
+                waits[rank] = AwaitedCall.of(rank, call, lambda peer, key: rows[peer][-1].get(key, 0), for_s)
         return View(states, waits, hosts={rank: one.host for rank, one in enumerate(self.members)})
 
     def cannot_connect(self, why: str) -> str:
@@ -177,10 +174,3 @@ class Watchdog:
             print(f"\n{text}", file=sys.stderr, flush=True)
         time.sleep(2 * BEAT_S)
         os._exit(1)
-
-
-def _sent_bytes() -> int:
-    """Bytes that this process wrote, where the system counts them."""
-    with suppress(OSError), open("/proc/self/io") as file:
-        return int(file.read().split("wchar: ")[1].split()[0])
-    return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lib.cost.tensors import BUCKET_BYTES
 from lib.layout import Layout, whole_number
 from lib.model import GPTConfig
 
@@ -45,7 +46,7 @@ class TrainConfig:
     dtype: str = "float32"
     compute_dtype: str | None = None
     validate_every: int = 0
-    bucket_bytes: int = 4 * 2**20
+    bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("global_batch", 1), ("bucket_bytes", 1), ("validate_every", 0)):

@@ -92,11 +92,12 @@ def test_the_first_mention_of_a_public_name_on_a_page_leads_to_the_library(tmp_p
 
 def test_in_an_exercise_a_bare_word_is_the_readers_and_no_function_of_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "modules_of", lambda room: ["lib.facts"])
-    said = "`clip` and `facts.clip`, `Fact`"
+    both = ["facts.check_trains", "Fact"]
+    said = "`check_trains` and `facts.check_trains`, `Fact`"
     pages = {"index": "# I\n\n```{toctree}\nchapters/x\nexercises/x\nbook/library/r\n```\n"}
     pages |= {f"{folder}/x": f"# X\n\n{said}\n" for folder in ("chapters", "exercises")}
     pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib\n"
     site = build(tmp_path, pages, ["book_library"])
-    for folder, linked in (("chapters", ["clip", "facts.clip", "Fact"]), ("exercises", ["facts.clip", "Fact"])):
+    for folder, linked in (("chapters", ["check_trains", *both]), ("exercises", both)):
         page = BeautifulSoup((site / folder / "x.html").read_text(), "html.parser")
         assert [a.get_text() for a in page.find("h1").find_next("p").select("a")] == linked

@@ -15,8 +15,7 @@ import pytest
 
 from lib.lab.workshop import WHY, Par, Verdict, workshop
 from lib.pipeline.prove import prove
-from lib.pipeline.schedules.action import Op, Schedule
-from lib.pipeline.schedules.fault import ScheduleError
+from lib.pipeline.schedules.action import Op, Schedule, ScheduleError
 from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b

@@ -3,7 +3,7 @@
 import pytest
 
 from lib.runtime.call_table import CallTable, MismatchError
-from lib.runtime.waits import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, circle_of
+from lib.runtime.hang import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, circle_of
 
 
 @pytest.fixture
@@ -67,14 +67,18 @@ def test_who_is_far_ahead_is_compared_as_far_as_the_ring_reaches(tables):
         b.call("all", (0, 1), "something else", "")
 
 
-def test_more_channels_than_places_run_unchecked(tables):
-    _, a, b, _ = tables
+def test_of_more_channels_than_places_the_latest_are_compared(tables):
+    parent, a, b, _ = tables
     for i in range(300):
         assert a.call(f"channel {i}", (0, 1), "this", "") == 0
-    assert a.call("channel 299", (0, 1), "this", "") == 1
-    assert b.call("channel 299", (0, 1), "that", "") == 0
-    with pytest.raises(MismatchError):
-        b.call("channel 159", (0, 1), "that", "")
+    for i in (140, 299):
+        with pytest.raises(MismatchError):
+            b.call(f"channel {i}", (0, 1), "that", "")
+    assert b.call("channel 139", (0, 1), "that", "") == 0, "its place is given away"
+    assert a.call("channel 139", (0, 1), "this", "") == 1, "it counts on in a new place"
+    with b.waiting("this", "", (0,), "channel 140", 0), pytest.raises(MismatchError):
+        assert parent.waits()[1].late == (0,), "which was that of channel 140"
+        assert b.call("channel 139", (0, 1), "that", "")
 
 
 def test_states_and_moves(tables):

@@ -29,7 +29,7 @@ from conftest import open_files
 from lib import comm
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, run
 from lib.mesh import Group, second_lane
-from lib.runtime import ranks, spy
+from lib.runtime import hang, spy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 pytestmark = [
@@ -389,7 +389,7 @@ MEANS = {  # the same as data: for each rank that waits, in what and for whom; w
 @pytest.mark.parametrize("fault", WAITS)
 def test_ranks_wait_for_ever(fault, capfd, monkeypatch):
     if fault != "all_send_first":  # once as it is, then in a hurry
-        monkeypatch.setattr(ranks, "STILL_S", 0.5)
+        monkeypatch.setattr(hang, "STILL_S", 0.5)
     began = time.monotonic()
     with pytest.raises(HangError) as caught:
         run(globals()[fault], 3)
@@ -436,7 +436,7 @@ def slow_down(folder, for_s):
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts bytes of a process")
 def test_a_message_that_moves_is_no_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranks, "STILL_S", 0.5)
+    monkeypatch.setattr(hang, "STILL_S", 0.5)
     thread = threading.Thread(target=slow_down, args=(tmp_path, 1.5))
     thread.start()
     got = run(sends_much, 2, str(tmp_path))
@@ -487,7 +487,7 @@ def sends_when_its_function_has_returned(world):
     "legal", [a_thread_sends_late, the_main_thread_sends_late, sends_when_its_function_has_returned]
 )
 def test_a_thread_that_may_still_send(legal, monkeypatch):
-    monkeypatch.setattr(ranks, "STILL_S", 0.5)
+    monkeypatch.setattr(hang, "STILL_S", 0.5)
     run(legal, 2)
 
 
@@ -509,7 +509,7 @@ def waits_when_a_thread_has_ended(world):
 
 @pytest.mark.parametrize("fault", [waits_in_a_thread, waits_beside_an_idle_pool, waits_when_a_thread_has_ended])
 def test_threads_wait_for_ever(fault, monkeypatch):
-    monkeypatch.setattr(ranks, "STILL_S", 0.5)
+    monkeypatch.setattr(hang, "STILL_S", 0.5)
     with pytest.raises(HangError, match="deadlock: ranks 0 and 1 wait for each other"):
         run(fault, 2, timeout_s=10)
 

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from lib import run
+from lib.clip import clip
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.flat import Flat
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
-from lib.facts import Fact, clip
+from lib.facts import Fact
 from lib.mesh import Group
 from lib.placement import Fused, Replicate, Shard, shard
 from tests.lib.sharding import said

@@ -20,7 +20,7 @@ from conftest import nothing
 from lib import comm
 from lib.launch import RankError, Run, RunError, RunTimeout, close, device, init, run
 from lib.mesh import Group
-from lib.runtime.parcel import Parcel
+from lib.runtime.pickled import Pickled
 from lib.torchrun.environment import NAMES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -83,7 +83,7 @@ def test_tensors_that_share_memory_share_it_over_there():
 def test_of_a_large_tensor_travels_what_is_sent():
     big = torch.arange(30_000_000.0)
     corner = big.view(3000, 10_000)[1:3, 2:4]
-    assert Parcel((corner, corner.t(), big[5:6].to_sparse())).size_bytes < 50_000, "a row and what it is cut from"
+    assert Pickled((corner, corner.t(), big[5:6].to_sparse())).size_bytes < 50_000, "a row and what it is cut from"
     assert torch.equal(run(lambda world, x: x.t().contiguous().t(), 1, corner)[0], corner)
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from lib.pipeline.lower import lower
 from lib.pipeline.prove import prove, prove_times
-from lib.pipeline.schedules.action import Action, Op, Schedule
-from lib.pipeline.schedules.fault import Fault, ScheduleError
+from lib.pipeline.schedules.action import Action, Fault, Op, Schedule, ScheduleError
 from lib.pipeline.schedules.gpipe import gpipe, naive
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b

@@ -13,7 +13,7 @@ from course.check.listen import listen
 from lib import comm, cost, trace
 from lib.launch import HangError, MismatchError, RankError, run
 from lib.mesh import Mesh, MeshShape
-from lib.runtime import ranks, spy
+from lib.runtime import hang, spy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("machine")
@@ -273,7 +273,7 @@ def test_a_mismatch_is_refused(call, what):
     ],
 )
 def test_a_hang_is_told(call, what, monkeypatch):
-    monkeypatch.setattr(ranks, "STILL_S", 0.5)
+    monkeypatch.setattr(hang, "STILL_S", 0.5)
 
     def works(world, call):
         if world.rank == 0:

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from lib.runtime.waits import RUNNING
+from lib.runtime.hang import RUNNING
 from lib.torchrun import meeting, watchdog
 from lib.torchrun.environment import StartError
 from lib.torchrun.meeting import Member, choose_interface
@@ -114,7 +114,7 @@ class Kept(dist.HashStore):
 def watched(monkeypatch):
     """A watch of rank 0 of two whose thread sleeps, and a function by which rank 1 says something."""
     monkeypatch.setattr(watchdog, "BEAT_S", 1000.0)
-    monkeypatch.setattr(watchdog, "_sent_bytes", lambda: 0)
+    monkeypatch.setattr(watchdog, "written_bytes", lambda: 0)
     store = Kept()
     one = Watchdog(store, 0, [HERE, THERE], 60.0, "eth7")
     clock, beats = [time.monotonic()], iter(range(1, 1000))

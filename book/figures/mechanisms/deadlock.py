@@ -9,7 +9,7 @@ from typing import NamedTuple
 from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Player, Scene, Step, Thing
 from book.figures.svg import color, num
-from lib.runtime.waits import AwaitedCall, circle_of
+from lib.runtime.hang import AwaitedCall, circle_of
 
 BOX, LINE, MESSAGE = (108, 104), (96, 22), (46, 20)  # pixels: a rank, a line in it, a message
 MIDDLE = 116, 22  # pixels of a line in the middle of all

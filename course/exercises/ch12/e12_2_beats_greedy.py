@@ -9,8 +9,7 @@ from course.check.exercise import SEEN
 from course.check.written import KIND, NO, WORKS, YES, kind_of, text_of
 from lib.lab.workshop import SLACK, Par, workshop
 from lib.pipeline.gantt import gantt
-from lib.pipeline.schedules.action import Schedule
-from lib.pipeline.schedules.fault import ScheduleError
+from lib.pipeline.schedules.action import Schedule, ScheduleError
 from lib.pipeline.schedules.v_shape import v_half
 from lib.pipeline.schedules.zero_bubble import zb_h1
 from lib.pipeline.simulate import Costs

@@ -8,10 +8,11 @@ from torch import nn
 from course.check.edits import exercise
 from course.check.exercise import is_dense, kind, several, whole
 from lib import comm
+from lib.clip import clip
 from lib.data import rows_of_rank
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.optimizer import ShardedOptimizer
-from lib.facts import Fact, clip
+from lib.facts import Fact
 from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss

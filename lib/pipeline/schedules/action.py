@@ -12,12 +12,11 @@ Words: a *stage* is some layers of the model, a *rank* is a process; a rank may 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
-
-from lib.pipeline.schedules.fault import Fault, ScheduleError
 
 
 class Op(StrEnum):
@@ -65,6 +64,56 @@ class Action(NamedTuple):
             said = f"{text!r} is not an action; write stage, one of {ops}, and microbatch, such as 2F0"
             raise ScheduleError(said, Fault.NO_ACTION)
         return cls(int(found[1]), Op(found[2]), int(found[3] or ALL))
+
+
+class Fault(StrEnum):
+    """The kind of an error, as data next to its sentence, with the actions that such an error names.
+
+    A sentence is for people. A workshop that explains a mistake, and a grader that names it, would have to search the
+    sentence for words, and would break when an editor improves it.
+    """
+
+    EMPTY = "nothing to read"
+    NO_ACTION = "a word that is not an action"
+    OTHER_LINE = "the line of another rank"
+    NO_RANK = "a stage that no rank has"
+    WRONG_RANK = "on a rank that does not have the stage"  # the action
+    NO_SUCH = "of a stage or microbatch that does not exist"  # the action
+    REPEATED = "more than once"  # the action
+    MISSING = "missing"  # the missing action
+    HALF = "half a backward"  # the half that the schedule has, the missing half
+    HALF_AGAIN = "a half and the full backward"  # the half, the full backward
+    TOO_EARLY = "before an action that it needs"  # the action, the action that it needs
+    TOO_LATE = "after the action that needs it"  # the receive, the action that needs it
+    NEEDLESS = "a message that no rank needs"  # the message
+    CROSSED = "received in a different order than sent"  # the receive, the send that is next
+    CIRCLE = "ranks wait for each other"  # the action at which each of them waits
+    ENDLESS = "a rank waits for an action that never runs"  # the action at which it waits
+    TIMES = "begins before the end of an action that it needs"  # the action, the action that it needs
+    MISFIT = "does not fit"  # made for different ranks, stages, batches or shapes
+    OTHER_SIZES = "ranks or microbatches differ from par"
+    UNEQUAL = "ranks with different numbers of stages"
+    NO_BACKWARD = "no backward"
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be read, cannot work, or does not fit; the message shows the place.
+
+    Args:
+        kind: the kind of fault.
+        actions: the actions of the fault; `Fault` says which.
+        waits: rank → rank that it waits for, where ranks wait.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: Fault = Fault.MISFIT,
+        actions: tuple[Action, ...] = (),
+        waits: Mapping[int, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.actions, self.waits = kind, actions, dict(waits or {})
 
 
 @dataclass(frozen=True)

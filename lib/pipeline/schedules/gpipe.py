@@ -7,8 +7,6 @@ are still a staircase: the bubble. Before the first backward each rank holds the
 Read before: `lib/pipeline/schedules/action.py`. Chapter 8 · Huang et al. 2019.
 """
 
-from __future__ import annotations
-
 from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes, one_stage_each
 
 

@@ -7,8 +7,6 @@ Microbatches travel in groups of p, so that the first of a group is back at rank
 Read before: `lib/pipeline/schedules/one_f_one_b.py`. Chapter 11 · Narayanan et al. 2021, section 2.2.
 """
 
-from __future__ import annotations
-
 from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes
 from lib.pipeline.schedules.one_f_one_b import in_turns
 

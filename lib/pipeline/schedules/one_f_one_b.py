@@ -8,8 +8,6 @@ This is the synchronous form, PipeDream-Flush: all microbatches of a step use th
 Read before: `lib/pipeline/schedules/gpipe.py`. Chapter 9 · Narayanan et al. 2021, section 2.2.
 """
 
-from __future__ import annotations
-
 from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes, one_stage_each
 
 

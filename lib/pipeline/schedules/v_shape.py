@@ -10,8 +10,6 @@ of a microbatch with the backward of a different one, so that each can hide the 
 Read before: `lib/pipeline/schedules/action.py`. Chapter 12 · Qi et al. 2024, arXiv 2405.15362; DeepSeek-V3.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes

@@ -7,8 +7,6 @@ The idea: a `REDUCE` after the last backward of each stage, an action like F and
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3.3.1, on pipelines combined with data parallelism.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lib.pipeline.schedules.action import ALL, Action, Op, Schedule

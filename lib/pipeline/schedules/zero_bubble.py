@@ -10,8 +10,6 @@ some BW for B.)
 Read before: `lib/pipeline/schedules/one_f_one_b.py`. Chapter 12 · Qi et al. 2024.
 """
 
-from __future__ import annotations
-
 from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes, one_stage_each
 from lib.pipeline.schedules.one_f_one_b import in_turns
 from lib.pipeline.schedules.v_shape import in_a_v

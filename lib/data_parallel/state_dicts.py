@@ -1,12 +1,10 @@
-"""Save and load a sharded model: full parameters with the names of the plain model, or each rank its shards.
+"""State dicts of a sharded model: full parameters with the names of the plain model, or each rank its shards.
 
 The problem: no rank holds the full state, and the shard boundaries depend on the number of ranks.
 The idea: two forms. *Full*: gather one flat at a time, and keep the plain model on rank 0, without optimizer state, for
 any number of ranks. *Sharded*: each rank saves its shards and optimizer state, without communication, for the same
 rank of the same number of ranks. The module itself saves and loads the rest: buffers, extra state, what its hooks add.
 """
-
-from __future__ import annotations
 
 import copy
 from collections import defaultdict
@@ -18,15 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from lib.data_parallel.flat import settle
 
-
-class Saved:
-    """Saves and loads a wrapper with `module`, `group`, `flats` and `optimizer`, which can `publish`."""
-
-    def settle(self) -> None:
-        """Take over values that were written into the parameters since the last step, before they are saved."""
-        settle(self.flats)
+class StateDicts:
+    """Saves and loads a wrapper with `module`, `group`, `flats` and `optimizer`, which can `settle` and `publish`."""
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Objects sent to ranks and returned by them: pickled, with the bytes of tensors stored separately.
+"""Serialisation of objects sent to ranks and returned by them: pickled, the bytes of tensors stored separately.
 
 The problem: a pickled tensor takes its full storage along, even if it is a small slice of it; and two tensors on one
 storage (weights tied through `.data`) become separate.
@@ -6,8 +6,6 @@ The idea: the pickle only names storages. Each storage is written once, and only
 The receiver allocates the full size, so all offsets hold; bytes that were not sent are never touched and take no
 memory.
 """
-
-from __future__ import annotations
 
 import io
 import pickle
@@ -60,7 +58,7 @@ def _code(file: str, make: Callable, args: tuple) -> types.CodeType:
     return make(*args).replace(co_filename=file)
 
 
-class Parcel:
+class Pickled:
     """A packed object; an error of pickling is raised here.
 
     Attributes:

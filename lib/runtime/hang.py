@@ -1,15 +1,28 @@
-"""What every rank does at one moment, and the report of a hang: which rank waits in which call, and for whom.
+"""Hangs: what decides that ranks wait forever, and the report: which rank waits in which call, and for whom.
 
-`call_table.py` reads it from the memory that the ranks of one machine share, `lib.torchrun.watchdog` from the store
-that the ranks of several machines share.
+The problem: a rank that waits for a moment looks like a rank that waits forever. The idea: ranks hang when all wait,
+the system counts no bytes written and no processor time for `STILL_S`, and no rank has a thread that could still send.
+Where the system counts nothing (macOS), a transfer longer than `STILL_S` looks like a hang.
+
+The report shows what every rank does at one moment, a `View`. `call_table.py` reads it from the memory that the ranks
+of one machine share, `lib.torchrun.watchdog` from the store that the ranks of several machines share.
 """
 
 from __future__ import annotations
 
+import glob
+import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from lib.runtime.server import RunError
+
+STILL_S = 2.0  # if all ranks wait and nothing moves for this long, it is a hang
 
 STARTING, RUNNING, WAITING, FINISHED, FAILED = range(5)
 SAYS = {STARTING: "is starting", RUNNING: "computes", FINISHED: "has finished", FAILED: "has failed"}
@@ -36,6 +49,17 @@ class AwaitedCall(NamedTuple):
     def kind(self) -> str:
         """The kind of call, such as `send` or `all_reduce`."""
         return re.split(r"\W", self.what, maxsplit=1)[0]
+
+    @classmethod
+    def of(cls, rank: int, call: Sequence | None, calls_of: Callable[[int, int], int], for_s: float) -> AwaitedCall:
+        """From the call that a rank wrote: (what, where, peers, channel, number); None if it cannot be read.
+
+        Args:
+            calls_of: (rank, key of a channel) → how many calls that rank made there.
+        """
+        what, where, peers, channel, number = call or ("", "", (), "", 0)
+        late = (p for p in peers if p != rank and calls_of(p, key_of(channel)) <= number)
+        return cls(what, where, peers, tuple(late), for_s)
 
 
 @dataclass
@@ -111,6 +135,84 @@ class View:
             return "Every rank of a group must make the same collective calls, in the same order."
         needs = "Each send needs a receive on its peer, and the reverse"
         return f"{needs}: find the call that is missing or comes too late."
+
+    def explain(self, still_s: float) -> str:
+        """The report of a hang: who waits, since when, in which calls, and what to change."""
+        return f"{self.summary()}. Nothing has moved for {still_s:.0f} s.\n{self.report()}\n{self.cause()}"
+
+
+class HangError(RunError):
+    """Ranks wait for calls that never come: for each other in a cycle, or for a rank that has finished.
+
+    Args:
+        view: all ranks, as they are; None if the call table cannot be read.
+
+    Attributes:
+        waits: rank → the call it waits in.
+        finished: ranks whose function has returned.
+        circle: the cycle of waits: each rank waits for the next, and the last for the first; () if there is no cycle.
+    """
+
+    def __init__(self, message: str, view: View | None = None) -> None:
+        super().__init__(message)
+        view = view or View({}, {})
+        self.waits, self.finished, self.circle = dict(view.waits), view.finished, view.circle
+
+
+class Stillness:
+    """Watches whether anything moves: calls, bytes, or the processor.
+
+    Args:
+        pids: the processes of the ranks.
+        may_send: whether a rank has a thread that could still send. As long as one lives, only a time limit ends a run.
+    """
+
+    def __init__(self, pids: Iterable[int], may_send: Callable[[], bool]) -> None:
+        self.pids, self.may_send = list(pids), may_send
+        self._since_s, self._moves, self._written, self._busy_s = 0.0, None, -1, None
+
+    def look(self, moves: list[int], all_wait: bool) -> float:
+        """Seconds since anything moved, once it is a hang; 0 before.
+
+        Args:
+            moves: how many moves each rank has made.
+            all_wait: whether no rank computes.
+        """
+        now = time.monotonic()
+        if moves != self._moves or not all_wait:
+            self._moves, self._since_s, self._written = moves, now, -1
+        elif (written := sum(map(written_bytes, self.pids))) != self._written:
+            self._since_s, self._written, self._busy_s = now, written, None
+        elif self._busy_s is None:
+            self._busy_s = self._processor_s()
+        elif (still_s := now - self._since_s) > STILL_S:
+            # Between two bytes gloo may compute or copy for a long time.
+            if self._processor_s() - self._busy_s < 0.1 * still_s and not self.may_send():
+                return still_s
+            self._written = -1
+        return 0.0
+
+    def _processor_s(self) -> float:
+        """Processor seconds of the ranks, where the system counts them, without those in which gloo only polls."""
+        ticks = 0
+        for path in (path for pid in self.pids for path in glob.glob(f"/proc/{pid}/task/*/stat")):
+            with suppress(OSError), open(path) as file:
+                name, rest = file.read().rsplit(")", 1)
+                if not name.endswith("(gloo_tcp_loop"):  # it polls while a message waits for its receiver
+                    ticks += sum(map(int, rest.split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
+def written_bytes(pid: int | str = "self") -> int:
+    """Bytes that a process wrote, to files and sockets, where the system counts them."""
+    with suppress(OSError), open(f"/proc/{pid}/io") as file:
+        return int(file.read().split("wchar: ")[1].split()[0])
+    return 0
+
+
+def key_of(channel: str) -> int:
+    """The number of a channel in tables."""
+    return zlib.crc32(channel.encode())
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

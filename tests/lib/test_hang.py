@@ -1,6 +1,6 @@
 """The report of a hang, from what ranks do at one moment: who waits, for whom, and who is late. No process starts."""
 
-from lib.runtime.waits import FINISHED, RUNNING, WAITING, AwaitedCall, View, circle_of, named_ranks
+from lib.runtime.hang import FINISHED, RUNNING, WAITING, AwaitedCall, View, circle_of, named_ranks
 
 
 def all_reduce(late, peers=(0, 1, 2, 3)):
