@@ -1,4 +1,4 @@
-"""Mistakes as edits: what people write in place of a piece of the right program, and the hint for it.
+"""Mistakes as edits: the usual wrong text for a piece of the right program, and the hint for it.
 
 The problem: a wrong program differs from the right one in a few words. Written out it costs a function, and as an
 argument of the right program it costs that program its clarity.
@@ -66,7 +66,7 @@ def exercise(
         names: `globals()`; the docstring of the file begins with the id.
         right: right programs, first the solution, which is called as its function.
         edited: the programs whose text is edited, first the answer; by default the solution.
-        more: other fields of an `Exercise`.
+        more: further fields of an `Exercise`.
     """
     given = {name: names[name] for name in ("inputs", "body", "reference") if name in names}
     mistakes = read_mistakes(names["MISTAKES"], *(edited or right[:1]))

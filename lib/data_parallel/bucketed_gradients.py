@@ -128,14 +128,14 @@ class Gradients(GradientSums):
 
     @torch.no_grad()
     def no_more(self, bucket: Bucket) -> None:
-        """Note that backward has passed this bucket: a parameter without a gradient will not get one."""
+        """Note that backward passed this bucket: a parameter without a gradient will not get one."""
         line = next(line for line in self._lines if bucket in line.buckets)
         if line.syncs:
             line.fill(bucket)
             line.send_full_buckets()
 
     def end_microbatch(self) -> None:
-        """Send what the last backward left, if each is sent: it may not have used all parameters."""
+        """Send what the last backward left, if each is sent: it may use only some parameters."""
         for line in self._lines:
             if line.progress is Progress.SENDING:
                 line.send_the_rest()

@@ -62,7 +62,7 @@ class UnitSchedule:
         self._next = {backward: dict(pairwise(order)) for backward, order in self._orders.items()}
         self._state = Pass.FORWARD
         self._seen: set[Unit] = set()  # units that this pass unsharded
-        self._passed: set[Unit] = set()  # units that backward has passed
+        self._passed: set[Unit] = set()  # units that backward passed
         self._task = -1  # autograd's number of the last backward
         for unit in units:
             for p in unit.trained:  # after the hook that sums the gradient
@@ -85,7 +85,7 @@ class UnitSchedule:
         return self._state in (Pass.BACKWARD, Pass.KEEPS_GRAPH)
 
     def end_backward(self) -> None:
-        """Note that a backward has ended, or was given up."""
+        """Note that a backward ended, or was given up."""
         if self._backward:
             self._catch_up(may_pass=True)
             self._state, self.sums.held = Pass.FORWARD, False  # finish() or another microbatch sends what was held

@@ -1,10 +1,10 @@
-"""Hangs: what decides that ranks wait forever, and the report: which rank waits in which call, and for whom.
+"""Hangs: the decision that ranks wait forever, and the report: which rank waits in which call, and for whom.
 
-The problem: a rank that waits for a moment looks like a rank that waits forever. The idea: ranks hang when all wait,
+The problem: a rank that waits briefly looks like a rank that waits forever. The idea: ranks hang when all wait,
 the system counts no bytes written and no processor time for `STILL_S`, and no rank has a thread that could still send.
 Where the system counts nothing (macOS), a transfer longer than `STILL_S` looks like a hang.
 
-The report shows what every rank does at one moment, a `View`. `call_table.py` reads it from the memory that the ranks
+The report shows the state of every rank at one time, a `View`. `call_table.py` reads it from the memory that the ranks
 of one machine share, `lib.torchrun.watchdog` from the store that the ranks of several machines share.
 """
 
@@ -64,14 +64,14 @@ class AwaitedCall(NamedTuple):
 
 @dataclass
 class View:
-    """All ranks at one moment.
+    """All ranks at one time.
 
     Args:
         states: rank → its state.
         waits: rank → the call it waits in, for each rank that waits.
         caught: rank → the text of a call that was refused there, and that its code caught.
         hosts: rank → the name of its machine, if there are several.
-        said: rank → what to say of it instead of its state.
+        said: rank → the words for it instead of its state.
     """
 
     states: Mapping[int, int]
@@ -82,7 +82,7 @@ class View:
 
     @property
     def finished(self) -> tuple[int, ...]:
-        """The ranks whose function has returned."""
+        """The ranks whose function returned."""
         return tuple(rank for rank, state in self.states.items() if state == FINISHED)
 
     @property
@@ -90,7 +90,7 @@ class View:
         return circle_of(self.waits)
 
     def summary(self) -> str:
-        """One line: which ranks wait and which have finished; it is a deadlock only if there is a cycle of waits."""
+        """One line: which ranks wait and which are done; it is a deadlock only if there is a cycle of waits."""
         waiting, finished, circle = sorted(self.waits), self.finished, self.circle
         if circle:
             parts = [f"deadlock: {named_ranks(sorted(circle))} wait for each other"]
@@ -126,7 +126,7 @@ class View:
         return "\n".join(out)
 
     def cause(self) -> str:
-        """One sentence: why these ranks wait forever, and what to change."""
+        """One sentence: why these ranks wait forever, and the remedy."""
         circle, waits = self.circle, self.waits
         if circle and all(waits[rank].kind == "send" for rank in circle):
             who = "Every rank" if len(circle) == len(waits) else "Every rank of the cycle"
@@ -137,19 +137,19 @@ class View:
         return f"{needs}: find the call that is missing or comes too late."
 
     def explain(self, still_s: float) -> str:
-        """The report of a hang: who waits, since when, in which calls, and what to change."""
+        """The report of a hang: who waits, since when, in which calls, and the remedy."""
         return f"{self.summary()}. Nothing has moved for {still_s:.0f} s.\n{self.report()}\n{self.cause()}"
 
 
 class HangError(RunError):
-    """Ranks wait for calls that never come: for each other in a cycle, or for a rank that has finished.
+    """Ranks wait for calls that never come: for others in a cycle, or for a rank that finished.
 
     Args:
-        view: all ranks, as they are; None if the call table cannot be read.
+        view: all ranks; None if the call table cannot be read.
 
     Attributes:
         waits: rank → the call it waits in.
-        finished: ranks whose function has returned.
+        finished: ranks whose function returned.
         circle: the cycle of waits: each rank waits for the next, and the last for the first; () if there is no cycle.
     """
 
@@ -175,7 +175,7 @@ class Stillness:
         """Seconds since anything moved, once it is a hang; 0 before.
 
         Args:
-            moves: how many moves each rank has made.
+            moves: number of moves of each rank.
             all_wait: whether no rank computes.
         """
         now = time.monotonic()
