@@ -3,8 +3,8 @@
     python tools/kills.py            # what `make kills` runs: exercises that changed since they were last tried
     python tools/kills.py --check    # runs nothing; fails naming the exercises that changed
 
-An exercise has changed if its file has changed, but for comments and line breaks, or a file that judges it. Two are
-tried at a time; beside a FAIL whose seconds are measured, nothing else runs.
+An exercise has changed if its file has changed, but for comments, docstrings and line breaks, or a file that judges
+it. Two are tried at a time; beside a FAIL whose seconds are measured, nothing else runs.
 """
 
 import argparse
@@ -39,10 +39,19 @@ def sources() -> dict[str, str]:
             if (one := left.pop()) not in texts:
                 texts[one] = one.read_text(encoding="utf-8")
                 left += [ROOT / f"{name.replace('.', '/')}.py" for name in IMPORTED.findall(texts[one])]
-        trees = {one: ast.dump(ast.parse(text)) for one, text in texts.items()}  # without comments and line breaks
+        trees = {one: program(text) for one, text in texts.items()}
         said = "".join(f"{one.relative_to(ROOT)}\n{trees[one]}" for one in sorted(trees))
         found[f"{chapter}.{number}"] = hashlib.sha256(said.encode()).hexdigest()[:16]
     return found
+
+
+def program(text: str) -> str:
+    """The text without comments, line breaks and docstrings, on which nothing depends that is tried."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 def kept() -> dict[str, dict]:

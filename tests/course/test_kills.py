@@ -47,7 +47,7 @@ def test_what_has_changed_since_it_was_tried_is_named(kills, file, stale, capsys
     path = kills.ROOT / "course" / f"{file}.py"
     path.parent.mkdir(exist_ok=True)
     if path.exists():
-        path.write_text(path.read_text() + "\n# another line\n")
+        path.write_text('"""Other words."""\n' + path.read_text() + "\n# another line\n")
         assert kills.main(["--check"]) == 0, "it is the same program"
     with path.open("a") as source:
         source.write("another = 'line'\n")
