@@ -392,7 +392,7 @@ def not_killed():
     return run(train, 2, TO_BE_KILLED, True)[0]["losses"]
 
 
-@pytest.mark.thorough("each place is a run that is killed and one that resumes", keep=1)
+@pytest.mark.thorough("each place is a run that is killed and one that resumes")
 @pytest.mark.parametrize(
     "moment, victim, goes_on_from",
     [

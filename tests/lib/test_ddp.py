@@ -200,6 +200,7 @@ def beside_pytorch(world, as_view):
     return apart
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_distributed_data_parallel_agrees():
     def both(world):
         return {(view, *key): x for view in (False, True) for key, x in beside_pytorch(world, view).items()}

@@ -923,6 +923,7 @@ def test_parameters_that_are_elsewhere_can_be_looked_at_and_not_written():
     other(inputs)
 
 
+@pytest.mark.thorough("seconds of several processes")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_layers_that_cannot_be_a_unit_or_compute_in_a_dtype():
     inputs, _ = rows(0, 2)
@@ -1009,6 +1010,7 @@ def draw(name, tensor):
     nn.init.normal_(tensor, std=0.02) if tensor.dim() > 1 else nn.init.constant_(tensor, 0.5)
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_a_model_that_no_rank_could_hold():
     config = GPTConfig(vocab_size=31, context=6, d_model=24, num_layers=8, num_heads=2)
 

@@ -300,6 +300,7 @@ def compiles(world):
 """
 
 
+@pytest.mark.thorough("seconds of several processes")
 @pytest.mark.usefixtures("machine")
 def test_functions_of_a_script_find_their_globals_where_torch_compile_looks(monkeypatch):
     main = vars(sys.modules["__main__"])

@@ -431,6 +431,7 @@ def slow_sums(world, latency_s, backward_s=0.0):
     return {stage: (end - began_s[stage], began_s[stage] < last < end) for stage, end in ends.items()}
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_a_measured_reduce_runs_until_its_sums_are_there():
     latency_s = 0.1  # of one of the two steps of an all-reduce of two ranks
     for rank in run(slow_sums, 4, latency_s):

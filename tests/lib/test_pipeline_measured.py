@@ -125,6 +125,7 @@ def half_of_a_step(world, inputs, targets):
     return sum(memory.live[kind] for kind in ("parameter", "gradient", "optimizer")), verify.weights(mine)
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_two_stages_divide_the_states_and_take_the_step_of_one_process():
     inputs, targets = torch.randint(256, (2, 8, UNTIED.context))
     shape, h = sizes.ModelShape.of(UNTIED), UNTIED.d_model

@@ -39,6 +39,7 @@ def test_stages_learn_what_one_process_learns():
         assert largest_difference(staged.weights, serial.weights) < 1e-8
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_a_batch_of_which_no_token_counts_has_a_loss_of_zero():
     """In the second step; in the others a microbatch of its own has none. It was NaN, and so were all weights."""
 
@@ -61,7 +62,7 @@ OTHER = {
 }
 
 
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
+@pytest.mark.thorough("more ranks, sizes and kinds")
 @pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
 def test_another_training_is_seen(other):
     serial, staged = in_one(model, batch), merged(run(in_stages, 2, gpipe(2, 3), *other))

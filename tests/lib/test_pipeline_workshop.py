@@ -249,6 +249,7 @@ def test_the_circle_is_shown():
     assert "rank 1 at 1F1 waits for 0F1, which rank 0 does later" in shown
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_nothing_that_is_typed_raises():
     """Right schedules with an action taken away, doubled, moved or changed, and plain nonsense."""
     draw = random.Random(0)

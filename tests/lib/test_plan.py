@@ -136,6 +136,7 @@ def test_every_byte_of_every_kind_on_every_axis_and_rank(n):
     assert not differences(cells)
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_recomputation_and_grouped_heads_and_an_untied_head():
     grouped = dataclasses.replace(TINY, num_kv_heads=1, tied=False)
     cells = [Layout(1, 1, 2, recompute=how, sequence_parallel=sp) for how in ("selective", "full") for sp in (0, 1)]
@@ -145,6 +146,7 @@ def test_recomputation_and_grouped_heads_and_an_untied_head():
     assert not differences(cells[1::2], dataclasses.replace(TINY, **LLAMA | {"num_kv_heads": 1}))
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_a_v_also_one_in_which_some_backwards_are_whole():
     """A whole backward gathers its input again, and a backward in two halves kept it: DualPipe-V has both."""
     assert not differences(layouts((1, 2, 2), (1,), TINY, schedules=V_SHAPED))

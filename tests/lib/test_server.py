@@ -151,6 +151,7 @@ def adds(world, mark):
     return mark, world.rank, total[999].item()
 
 
+@pytest.mark.thorough("seconds of several processes")
 @pytest.mark.usefixtures("machine")
 def test_two_threads_run_at_once(capsys):
     """Each gets its own results; the prints of both appear, each line whole."""
@@ -277,6 +278,7 @@ def test_a_forked_copy_of_the_process_starts_its_own():
     assert run(lambda world: world.rank, 2) == [0, 1] and server._server.pid == before
 
 
+@pytest.mark.thorough("seconds of several processes")
 @pytest.mark.usefixtures("machine")
 def test_the_rest_of_the_process_notices_nothing():
     """A fork server of the program's own is another one, and a thread that pickles finds `__main__` in its place."""

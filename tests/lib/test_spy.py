@@ -143,6 +143,7 @@ def test_the_axis_of_a_group():
     assert run(axes, 4)[0] == wanted and run(axes, 4)[1] == wanted[:2]
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_a_device_mesh_of_torch_is_heard_where_one_rank_builds_none():
     """`device_mesh` of torch imported `new_group` before it was watched."""
 

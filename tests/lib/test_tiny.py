@@ -417,7 +417,7 @@ def losses(*command):
     return [line.split()[3] for line in said.splitlines() if line.startswith("step")]
 
 
-@pytest.mark.thorough("torchrun", keep=1)
+@pytest.mark.thorough("torchrun")
 @pytest.mark.slow("torch is imported four times")
 @pytest.mark.parametrize("layout", ["--dp 1", "--tp 2 --sequence-parallel --zero 1"])
 def test_it_trains_on_its_own_text(layout):

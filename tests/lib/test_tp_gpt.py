@@ -159,7 +159,7 @@ def test_under_autocast(sequence_parallel, again, more):
         assert loss < 0.01 and gradient < 0.05
 
 
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
+@pytest.mark.thorough("more ranks, sizes and kinds")
 @pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_a_block_alone_and_the_gradient_of_its_input(more):
     def equal(world):

@@ -305,7 +305,7 @@ def test_another_seed_another_run(serial):
 DROPS = dataclasses.replace(PIPED, model=dataclasses.replace(FOUR, dropout=0.3))
 
 
-@pytest.mark.thorough("up to eight ranks", keep=1)
+@pytest.mark.thorough("up to eight ranks")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -361,6 +361,7 @@ def test_under_torchrun(serial, flags, sends, tmp_path):
     assert done.stdout.count("validation:") == 1 and "step 4/4" in done.stdout
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_from_the_terminal_it_learns_more_than_frequencies(tmp_path, capsys):
     report = tmp_path / "report.json"
     main(["--dp", "2", "--steps", "60", "--validate-every", "20", "--report", str(report)])

@@ -138,6 +138,7 @@ def test_the_mean_over_tokens_with_uneven_and_empty_shares():
         assert len(apart) == 9 and max(apart) < 1e-12, apart
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_zero_redundancy_optimizer_agrees():
     def beside(world):
         theirs = nn.parallel.DistributedDataParallel(gpt(world.rank).double())
@@ -832,7 +833,7 @@ def stepped(world, wrap, optimizer, hook=False):
     return model.full_state_dict(), calls
 
 
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
+@pytest.mark.thorough("more ranks, sizes and kinds")
 @pytest.mark.parametrize("wrap", [ZeRO1, ZeRO2, FSDP])
 def test_masters_are_stepped_a_bucket_at_a_time_with_the_same_result(wrap):
     (apart, calls), (_, there) = run(stepped, 2, wrap, torch.optim.AdamW)
@@ -1026,6 +1027,7 @@ def clipped(world, make, factor):
     return norm, sum(g.abs().double().sum().item() for g, _ in model.gradients._held() if g is not None)
 
 
+@pytest.mark.thorough("seconds of several processes")
 def test_clipping_complex_and_mixed_gradients_is_that_of_one_process():
     cases = list(itertools.product(CLIPS, (1.0, 0.0, math.nan)))
     for n in (1, 2, 3):
