@@ -253,6 +253,7 @@ ENDS = [  # fault, the rank to blame, what the message says
 ]
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=5)
 @pytest.mark.parametrize(("fault", "rank", "text"), ENDS, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_rank_ends(fault, rank, text, capfd):
     began = time.monotonic()
@@ -386,6 +387,7 @@ MEANS = {  # the same as data: for each rank that waits, in what and for whom; w
 }
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=4)
 @pytest.mark.parametrize("fault", WAITS)
 def test_ranks_wait_for_ever(fault, capfd, monkeypatch):
     if fault != "all_send_first":  # once as it is, then in a hurry
@@ -483,6 +485,7 @@ def sends_when_its_function_has_returned(world):
         in_a_thread(lambda: (time.sleep(1.2), comm.send(ONES, world, 1).wait()), wait=False)
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=1)
 @pytest.mark.parametrize(
     "legal", [a_thread_sends_late, the_main_thread_sends_late, sends_when_its_function_has_returned]
 )
@@ -507,6 +510,7 @@ def waits_when_a_thread_has_ended(world):
     comm.all_reduce(ONES, world) if world.rank else comm.recv(ONES.clone(), world, 1).wait()
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=1)
 @pytest.mark.parametrize("fault", [waits_in_a_thread, waits_beside_an_idle_pool, waits_when_a_thread_has_ended])
 def test_threads_wait_for_ever(fault, monkeypatch):
     monkeypatch.setattr(hang, "STILL_S", 0.5)
@@ -514,6 +518,7 @@ def test_threads_wait_for_ever(fault, monkeypatch):
         run(fault, 2, timeout_s=10)
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 def test_the_threads_of_a_rank_whose_time_is_up():
     with pytest.raises(
         RunTimeout, match=r"(?s)rank 0:\n.*in a_thread_sends_late.*\nThread-\d .*:\n.*in late\n.*sleep"
@@ -611,6 +616,7 @@ def torch_other_message(world):
         dist.recv(torch.ones(5), 0)
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=4)
 @pytest.mark.parametrize(
     ("fault", "one", "other"),
     [
@@ -751,6 +757,7 @@ def test_prints_of_all_ranks_are_shown_when_one_fails(capfd):
     assert capfd.readouterr().out == "rank 0 | I am 0\nrank 1 | I am 1\nrank 2 | I am 2\n"
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=1)
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_rank_has_started_ends_with_it(fails):
     def starts_a_program(world):
@@ -784,6 +791,7 @@ def forks_and_comes_back(world, how):
     return "the copy's"
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=1)
 @pytest.mark.parametrize(("how", "code"), [("returns", 0), ("exits well", 0), ("exits", 3), ("raises", 1)])
 def test_a_forked_copy_of_a_rank_has_no_part_in_the_run(how, code, capfd):
     assert run(forks_and_comes_back, 2, how) == [code] * 2
@@ -791,6 +799,7 @@ def test_a_forked_copy_of_a_rank_has_no_part_in_the_run(how, code, capfd):
     assert ("no lunch today" in out) == (how == "raises") and err == ""
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 def test_an_error_comes_out_of_a_pool_of_processes_whole():
     def fails(world):
         raise ValueError("the cause")
@@ -807,6 +816,7 @@ def test_numpy_draws_other_numbers_on_each_rank_and_in_each_run():
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 def test_ten_runs_leave_no_descriptor():
     run(lambda world: None, 2)
     before = len(open_files())
@@ -870,6 +880,7 @@ def uses_torch_distributed(world):
     return seen
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 def test_torch_distributed_is_left_alone(capfd):
     assert run(uses_torch_distributed, 2) == [[True] * 7 + [1]] * 2
     assert run(uses_torch_distributed, 3)[2][:7] == [True] * 7
@@ -922,12 +933,14 @@ def trains_with_ddp(world, steps):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 def test_ddp_is_left_alone(capfd):
     first, second = run(trains_with_ddp, 2, 3)
     assert torch.equal(first, second)
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 def test_a_data_loader_may_have_workers():
     def loads(world):
         return [x.tolist() for x in torch.utils.data.DataLoader(range(4), batch_size=2, num_workers=1)]

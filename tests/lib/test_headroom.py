@@ -213,6 +213,7 @@ def test_a_rank_that_leaves_enough_is_left_alone():
     assert run(eats, 2, 200 * MB)[1] >= 10
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 @pytest.mark.usefixtures("machine")
 def test_another_programs_appetite_ends_no_run(monkeypatch):
     """Ranks that hold little cannot help."""
@@ -226,6 +227,7 @@ def test_another_programs_appetite_ends_no_run(monkeypatch):
     assert run(waits, 2) == [0, 1]
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 @pytest.mark.usefixtures("machine")
 @pytest.mark.skipif(not os.path.exists("/proc/self/oom_score_adj"), reason="Linux only")
 def test_if_memory_is_gone_at_once_the_system_ends_a_rank_and_not_the_notebook():
@@ -241,6 +243,7 @@ def test_if_memory_is_gone_at_once_the_system_ends_a_rank_and_not_the_notebook()
 # ---- large results --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 @pytest.mark.usefixtures("machine")
 def test_200_mb_come_back_bit_for_bit():
     def returns(world, seed):
@@ -347,6 +350,7 @@ def fills_and_calls(world, folder):
         comm.all_reduce(torch.ones(2), world)
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=1)
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     ("fault", "argument", "what"),
@@ -381,6 +385,7 @@ def test_the_call_table_finds_no_room(tiny_disk):
         run(fills_and_calls, 2, str(tiny_disk))
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 @pytest.mark.usefixtures("machine")
 def test_a_hang_on_a_full_disk(tiny_disk):
     """The report would read parts of the table that nobody has written, and end this process."""

@@ -398,6 +398,7 @@ def gone(processes, within_s):
     return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 @pytest.mark.timed("it presses Ctrl-C at certain moments, and measures how soon all has ended")
 def test_a_script_lives_through_ctrl_c_and_dies_with_its_ranks(script, tmp_path):
     """Ctrl-C while the server starts, Ctrl-C while ranks work, then SIGKILL."""

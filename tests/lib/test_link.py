@@ -44,6 +44,7 @@ CALLS = {
 }
 
 
+@pytest.mark.thorough("each takes a second or more, alone", keep=1)
 @pytest.mark.parametrize("n", [2, 4])
 def test_each_collective_takes_the_time_of_its_formula(n):
     def works(world):
@@ -164,6 +165,7 @@ class LinkStack:
             one.__exit__(*error)
 
 
+@pytest.mark.thorough("each takes a second or more, alone")
 def test_a_long_transfer_is_no_hang():
     def works(world):
         with comm.link(alpha_s=1.6, bandwidth_Bps=1e12):

@@ -130,7 +130,7 @@ def past_python(world, folder, speakers):
     return world.rank, most, memory_bytes() - before
 
 
-@pytest.mark.thorough("a million lines", keep=1)
+@pytest.mark.thorough("a million lines")
 @pytest.mark.timed("it measures memory, and how long much text takes")
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("fault", "within_s"), [(a_million_lines, 45), (one_endless_line, 5), (past_python, 5)])

@@ -27,7 +27,7 @@ timed = pytest.mark.timed("it measures the time of ranks that sleep, and wake up
 UNIT_S = 0.07  # long enough that to wake eight ranks on two cores takes a small part of it
 
 
-@pytest.mark.thorough("eight ranks that sleep", keep=2)
+@pytest.mark.thorough("eight ranks that sleep", keep=1)
 @timed
 @pytest.mark.flaky(reruns=3)
 @pytest.mark.parametrize(
