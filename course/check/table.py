@@ -37,6 +37,12 @@ def findings(
     table = {name: tuple(entry) if columns else (entry,) for name, entry in right.items()}
     names = {name: [f"{row} {name}: {column}" for column in columns] or [f"{row} {name}"] for name in table}
 
+    as_written = {x.lower(): x for row_ in table.values() for x in row_ if isinstance(x, str)}
+
+    def shown(entry: Any) -> Any:
+        entry = word(entry)
+        return "None" if entry is None else as_written.get(entry, entry) if isinstance(entry, str) else entry
+
     def body(answer: Callable, group: Any, given: Data) -> Data:
         result = answer()
         found: Data = {"what was returned": kind(result)}
@@ -46,8 +52,7 @@ def findings(
             elif not isinstance(got, (list, tuple)):
                 got = [got]
             if kind(got) == kind(names[name]):
-                shown = ("None" if x is None else word(x) for x in several(got, len(names[name])))
-                found |= zip(names[name], shown, strict=True)
+                found |= zip(names[name], map(shown, several(got, len(names[name]))), strict=True)
         return found
 
     def answer(wrong: str = "", entry: Any = None) -> Callable:
