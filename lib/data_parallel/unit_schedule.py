@@ -27,11 +27,13 @@ from lib.data_parallel.units import ELSEWHERE, Unit
 
 
 class Pass(Enum):
-    """The pass that the units are in; each forward of the root begins at the left.
+    """The pass that the units are in.
 
-    EVALUATION        FORWARD --- first gradient of an output ---> BACKWARD
-    (no gradients)       ^                                         KEEPS_GRAPH, with create_graph
-                         +--- finish, or the next forward ---------+
+        EVALUATION        FORWARD --- first gradient of an output ---> BACKWARD
+        (no gradients)       ^                                         KEEPS_GRAPH, with create_graph
+                             +--- finish, or the next forward ---------+
+
+    Each forward of the root begins at the left.
     """
 
     EVALUATION = "units are gathered and resharded one by one"
