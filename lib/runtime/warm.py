@@ -6,17 +6,17 @@ A module that cannot be imported (its file was edited) is skipped; the rank that
 import contextlib
 import gc
 import importlib
-import importlib.util
+import os
 import pkgutil
 
 import lib
+from lib.runtime.places import ROOT
 
 modules = [module.name for module in pkgutil.walk_packages(lib.__path__, "lib.", onerror=lambda name: None)]
-if importlib.util.find_spec("course"):  # a cluster has `lib` alone
-    # A rank imports the exercise that it runs; a grader's ranks, which come from here, must have no right program.
-    judge = importlib.import_module("course.check")
-    modules += [f"course.check.{module.name}" for module in pkgutil.iter_modules(judge.__path__)]
-    modules.remove("course.check.catalogue")
+# A rank imports the exercise that it runs; a grader's ranks, which come from here, must have no right program.
+# A cluster has `lib` alone; a package called `course` that is elsewhere is not ours.
+judge = pkgutil.iter_modules([os.path.join(ROOT, "course", "check")])
+modules += [f"course.check.{module.name}" for module in judge if module.name != "catalogue"]
 modules.append("torch._dynamo")  # the first step of an optimizer imports it, for 1.5 s
 for name in modules:
     if not name.endswith("__main__"):

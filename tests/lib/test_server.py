@@ -142,6 +142,23 @@ def test_a_file_of_lib_is_edited_between_two_runs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough("a process that imports torch")
+@pytest.mark.parametrize("ours", [True, False], ids=["edited", "elsewhere"])
+def test_what_stands_on_lib_is_no_need_of_the_server(ours, tmp_path):
+    """A judge that cannot be imported, and a package of the same name that is not the book's."""
+    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
+    judge = tmp_path / ("" if ours else "elsewhere") / "course"
+    (judge / "check").mkdir(parents=True)
+    (judge / "__init__.py").write_text("this is not Python")
+    (judge / "check" / "judge.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, lib.runtime.warm; assert 'torch._dynamo' in sys.modules"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, judge.parent)))},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
