@@ -14,11 +14,12 @@ import subprocess
 import sys
 import zipfile
 from importlib import metadata
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
 import pytest
+
+from tests.book.test_repository import tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(ROOT.glob("chapters/*.ipynb"))
@@ -27,17 +28,6 @@ INSTALLED = ["cloudpickle", "tqdm"]  # by the setup cell
 SETUP_S = 60
 WHOLE = "00_start"  # the chapter that is run from its first cell to its last
 ADDRESS = "https://github.com/Some-Org/some.repo"
-
-
-def tool(module: str):
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        spec = spec_from_file_location(f"tools_{module}", ROOT / "tools" / f"{module}.py")
-        loaded = module_from_spec(spec)
-        spec.loader.exec_module(loaded)
-        return loaded
-    finally:
-        sys.path.pop(0)
 
 
 # ---- a Python with five packages -------------------------------------------------------------------------------------

@@ -24,18 +24,12 @@ from course.check.tried import Tried, try_right, try_wrong
 from course.exercises.ch03.e03_1_average_gradients import average_gradients
 from lib import comm
 from lib.launch import RankError, RunError, run
-from tests.course.bytes_sent import BYTES, right_bytes
+from tests.course.bytes_sent import right_bytes
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def own_progress(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
-    monkeypatch.setattr(checks, "_session", {})
-    monkeypatch.setitem(EXERCISES, BYTES.id, BYTES)
-    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("own_progress")
 
 
 def unlike(tried: Tried) -> Tried:

@@ -16,7 +16,6 @@ from torch.distributed import all_gather  # by its name: what it sends is heard 
 from course import check as checks
 from course.check import check, missing, progress, record, verdict
 from course.check.__main__ import main
-from course.check.catalogue import EXERCISES
 from course.check.edits import read_mistakes
 from course.check.exercise import known_number
 from course.check.source import read_notebook
@@ -45,7 +44,7 @@ from lib.model import mean_loss
 from lib.pipeline.lower import lower
 from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.v_shape import v_min
-from tests.course.bytes_sent import BYTES, right_bytes
+from tests.course.bytes_sent import right_bytes
 
 
 def sends_one_flat_message_each_time(model, microbatches, loss_fn, group):
@@ -57,13 +56,7 @@ def sends_one_flat_message_each_time(model, microbatches, loss_fn, group):
             p.grad = piece.view_as(p)
 
 
-@pytest.fixture(autouse=True)
-def own_progress(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
-    monkeypatch.setattr(checks, "_session", {})
-    monkeypatch.setitem(EXERCISES, BYTES.id, BYTES)
-    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("own_progress")
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
