@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course import check as checks
-from course.check import record, verdict
+from course.check import verdict
 from course.check.catalogue import EXERCISES
 from course.check.judge import judge
 from course.exercises.ch08.e08_3_at_fault import RIGHT as AT_FAULT
@@ -37,12 +36,7 @@ ROOT = Path(__file__).parents[2]
 RIGHT = [*MISSING.values()]
 
 
-@pytest.fixture(autouse=True)
-def own_progress(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
-    monkeypatch.setattr(checks, "_session", {})
-    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("own_progress")
 
 
 def printed(page: str, name: str) -> str:
