@@ -51,7 +51,16 @@ def program(text: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-    return ast.dump(tree)
+    return repr(_plain(tree))
+
+
+def _plain(node: object) -> object:
+    """A tree as lists, the same in each version of Python: `ast.dump` prints the empty fields that a version has."""
+    if isinstance(node, list):
+        return [_plain(one) for one in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    return [type(node).__name__, *((name, _plain(x)) for name, x in ast.iter_fields(node) if x not in (None, []))]
 
 
 def kept() -> dict[str, dict]:
