@@ -203,3 +203,18 @@ def nothing_is_trained(monkeypatch):
 
     for name in ("train", "run", "init"):
         monkeypatch.setattr(train, name, fail)
+
+
+@pytest.fixture
+def own_progress(monkeypatch, tmp_path):
+    """Checks have a record and a session of their own, and an exercise that is in no chapter."""
+    from course import check as checks
+    from course.check import record
+    from course.check.catalogue import EXERCISES
+    from tests.course.bytes_sent import BYTES
+
+    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
+    monkeypatch.setattr(checks, "_session", {})
+    monkeypatch.setitem(EXERCISES, BYTES.id, BYTES)
+    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
+        monkeypatch.delenv(variable, raising=False)
