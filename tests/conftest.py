@@ -218,3 +218,23 @@ def own_progress(monkeypatch, tmp_path):
     monkeypatch.setitem(EXERCISES, BYTES.id, BYTES)
     for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
         monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def one_thread():
+    """In this process torch computes with one thread, as in a rank."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window."""
+    from tools.browser import open_browser
+
+    with open_browser() as opened:
+        yield opened

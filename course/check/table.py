@@ -37,7 +37,8 @@ def findings(
     table = {name: tuple(entry) if columns else (entry,) for name, entry in right.items()}
     names = {name: [f"{row} {name}: {column}" for column in columns] or [f"{row} {name}"] for name in table}
 
-    as_written = {x.lower(): x for row_ in table.values() for x in row_ if isinstance(x, str)}
+    right_ones = {n: x for name in table for n, x in zip(names[name], table[name], strict=True)}
+    as_written = {x.lower(): x for x in right_ones.values() if isinstance(x, str)}
 
     def shown(entry: Any) -> Any:
         entry = word(entry)
@@ -57,7 +58,7 @@ def findings(
 
     def answer(wrong: str = "", entry: Any = None) -> Callable:
         """The right table, but for this entry."""
-        rows = [[entry if n == wrong else x for n, x in zip(names[r], xs, strict=True)] for r, xs in table.items()]
+        rows = [[entry if n == wrong else right_ones[n] for n in of_row] for of_row in names.values()]
         return lambda: rows if columns else [x for (x,) in rows]
 
     def in_other_types() -> tuple:
@@ -67,11 +68,9 @@ def findings(
 
     def mistake(hint: str, place: str, written: str) -> Mistake:
         (name, _, column), entry = place.partition(" "), ast.literal_eval(written)
-        if column not in (columns or [""]) or dict(zip(columns or [""], table[name], strict=True))[column] == entry:
-            raise ValueError(
-                f"{place}: {written} is no mistake: the columns are {columns}, the right row {right[name]}"
-            )
-        whole = f"{row} {name}" + f": {column}" * bool(columns)
+        whole = f"{row} {name}" + f": {column}" * bool(column)
+        if right_ones.get(whole, entry) == entry:
+            raise ValueError(f"{place}: {written} is no mistake: the right entries are {right_ones}")
         return Mistake(f"{row} {name}: {hint.replace('{}', str(entry))}", answer(whole, entry), (whole,))
 
     def mistakes() -> Iterator[Mistake]:

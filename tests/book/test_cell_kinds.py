@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from lib.lab.claims import _Row, _Table
 from tests.book.book_project import BOOK, build, load
 from tests.book.test_repository import NOTEBOOKS, tool
-from tools.browser import chromium, open_browser
+from tools.browser import chromium
 
 notebooks, form, cells = tool("notebooks"), tool("page_form"), load("book_cells")
 SOURCE = """<p class="kick">Chapter 90 · Part</p>
@@ -206,12 +206,6 @@ def test_a_page_without_such_cells_is_left_as_it_is(site):
     assert page.select("details.hide") and not page.select("details.folded, details.deeper")
     texts = {name: (site / "chapters" / f"{name}.html").read_text(encoding="utf-8") for name in ("90_x", "91_old")}
     assert {name: "all_code.js" in text for name, text in texts.items()} == {"90_x": True, "91_old": False}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

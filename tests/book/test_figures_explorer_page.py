@@ -11,7 +11,7 @@ from book.figures.svg import css
 from book.figures.timeline import draw_timeline
 from tests.book.test_figures_explorer import HOSTILE, buckets, hostile, memory, step
 from tests.book.test_figures_narrow import FIGURES
-from tools.browser import chromium, open_browser
+from tools.browser import chromium
 
 ROOT = Path(__file__).parents[2]
 browser_test = pytest.mark.skipif(chromium() is None, reason="NOT RUN: no Chromium on this machine")
@@ -29,12 +29,6 @@ def page_of(*shown: object, mode: str = "light") -> str:
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>'
         f"<body><main><h1>Page</h1>{body}</main></body></html>"
     )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

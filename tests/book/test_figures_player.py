@@ -8,7 +8,7 @@ from book.figures.canvas import Canvas
 from book.figures.mechanisms.ring import play_all_reduce
 from book.figures.player import NARROW, WIDE, Player, Scene, Step, Thing
 from tests.book.drawn import check_lines
-from tools.browser import chromium, open_browser
+from tools.browser import chromium
 
 SENTENCES = ["A box is here.", "It has moved, and another is there.", "It is gone & the other is <wide>."]
 
@@ -85,12 +85,6 @@ def test_a_ring_is_two_halves_and_each_rank_sends_twice_three_quarters():
 
 
 # ---- in a browser ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

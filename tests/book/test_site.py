@@ -25,7 +25,7 @@ import yaml
 from bs4 import BeautifulSoup
 from fontTools.ttLib import TTFont
 
-from tools.browser import chromium, open_browser, serve
+from tools.browser import chromium, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(os.environ.get("SITE", ROOT / "_build" / "html"))
@@ -256,12 +256,6 @@ def test_page_is_light(name):
 
 
 # ---- what a browser shows -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

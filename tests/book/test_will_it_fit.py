@@ -15,7 +15,7 @@ from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memo
 from lib.planner.search import all_layouts, why_slower
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 from tests.book.book_project import BOOK, check_live_page, load
-from tools.browser import chromium, open_browser
+from tools.browser import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
 
@@ -23,12 +23,6 @@ extension = load("book_planner")
 NUMBERS = extension.numbers()
 ALL = Choices(context_parallel=True)
 EVERYTHING = Choices(context_parallel=True, zero=(0, 1, 2, 3), zero_bubble=True)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -22,18 +22,12 @@ from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs
 from tests.book.book_project import BOOK, check_live_page, load
-from tools.browser import chromium, open_browser
+from tools.browser import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
 
 extension = load("book_workshop")
 WORDS = extension.sentences()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,7 @@ from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss
 DTYPES = [torch.float32, torch.float64]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def usage(parameter=0, gradient=0, optimizer=0, activation=0) -> dict[str, int]:

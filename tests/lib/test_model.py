@@ -21,12 +21,7 @@ CONFIGS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make(config: GPTConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> GPT:

@@ -32,12 +32,7 @@ FLAGS = "--context 16 --d-model 24 --num-layers 3 --num-heads 2 --steps 4 --glob
 FLAGS += " --validate-every 2"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
