@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from itertools import islice
 
 from course.check.exercise import SEEN, Data, Exercise, same
 from course.check.judge import FAIL, PASS, CaseVerdict, in_ranks, judge
@@ -30,33 +31,21 @@ def try_wrong(exercise: Exercise, seed: int) -> Tried:
 
 def try_slips(exercise: Exercise, seed: int) -> Tried:
     """The results of the first right program, with a slip in them, must fail by a sentence where they changed."""
-    in_part: dict[int, list[set[str]]] = {}  # of each slip, the parts that it changes
+    changes: list[list[bool]] = []  # of each case, whether each slip changes it
 
     def slipped(exercise: Exercise, answers: list, inputs: list[Data]) -> list[list[Data]]:
         (right,) = in_ranks(exercise, exercise.right[:1], inputs)
-        all_slips = [changed for _, changed in slips(len(inputs))]
-        made = [[_slip(one, changed) for one in right] for changed in all_slips[: len(answers)]]
-        in_part[len(inputs)] = [
-            {
-                p
-                for p in exercise.parts
-                for m, r in zip(one, right, strict=True)
-                for k in r
-                if p in k and not same(m, {k: r[k]})
-            }
-            for one in made
-        ]
+        made = [[_slip(one, changed) for one in right] for _, changed in islice(slips(len(inputs)), len(answers))]
+        changes.extend([_differ(one, right, part) for one in made] for part in exercise.parts)
         return made
 
     count = min(len(list(slips(ranks))) for ranks in exercise.ranks)
     found = judge(exercise, [len] * count, seed, slipped)
-    tried = []
-    for k, cases in enumerate(found):
-        wrong = [part in parts[k] for parts in in_part.values() for part in exercise.parts]
-        if any(wrong):
-            fails = [case.status == FAIL and bool(case.hint) for case in cases]
-            tried.append((fails == wrong, cases))
-    return tried
+    return [
+        ([case.status == FAIL and bool(case.hint) for case in cases] == [*wrong], cases)
+        for cases, wrong in zip(found, zip(*changes, strict=True), strict=True)
+        if any(wrong)
+    ]
 
 
 def _slip(right: Data, changed: Callable) -> Data:
@@ -66,6 +55,13 @@ def _slip(right: Data, changed: Callable) -> Data:
             with contextlib.suppress(TypeError):
                 made[name] = changed(value)
     return made
+
+
+def _differ(made: list[Data], right: list[Data], part: str) -> bool:
+    """Whether the results differ in this part of the exercise."""
+    return any(
+        not same(m, {name: x for name, x in r.items() if part in name}) for m, r in zip(made, right, strict=True)
+    )
 
 
 def _is_named(exercise: Exercise, hint: str, cases: list[CaseVerdict]) -> bool:
