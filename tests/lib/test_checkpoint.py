@@ -26,14 +26,12 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lib import run
+from lib.checkpoint import files, storage
 from lib.checkpoint import folder as folders
-from lib.checkpoint import shared, storage
 from lib.checkpoint.__main__ import main as export
 from lib.checkpoint.boxes import Box, boxes_of_part, boxes_of_range
-from lib.checkpoint.checksums import CHECKSUMS, checksum, note_checksums
-from lib.checkpoint.settings import CheckpointError, Checkpoints
-from lib.checkpoint.shared import LOCK, Lock
-from lib.checkpoint.stop import SIGNALS
+from lib.checkpoint.files import CHECKSUMS, LOCK, CheckpointError, Lock, checksum, note_checksums
+from lib.checkpoint.saver import SIGNALS, Checkpoints
 from lib.checkpoint.storage import Save, restore
 from lib.launch import RankError
 from lib.layout import Layout
@@ -697,7 +695,7 @@ def test_ranks_whose_folders_are_not_the_same(tmp_path):
     """Each rank in a folder of its own, under one name; then a file that is lost while a checkpoint is written."""
 
     def apart(world, config, checkpoints):
-        shared.SEEN_S = 0.1
+        files.SEEN_S = 0.1
         os.makedirs(f"{tmp_path}/{world.rank}", exist_ok=True)
         os.chdir(f"{tmp_path}/{world.rank}")
         return train(world, config, True, checkpoints)
@@ -707,7 +705,7 @@ def test_ranks_whose_folders_are_not_the_same(tmp_path):
     assert not os.listdir(tmp_path / "0" / "here") and not os.listdir(tmp_path / "1" / "here")
 
     def loses(world, config, checkpoints):
-        shared.SEEN_S = 0.1
+        files.SEEN_S = 0.1
         write = FileSystemWriter.write_data
 
         def lost(self, plan, planner):

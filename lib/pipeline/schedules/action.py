@@ -67,11 +67,7 @@ class Action(NamedTuple):
 
 
 class Fault(StrEnum):
-    """The kind of an error, as data next to its sentence, with the actions that such an error names.
-
-    A sentence is for people. A workshop that explains a mistake, and a grader that names it, would have to search the
-    sentence for words, and would break when an editor improves it.
-    """
+    """The kind of an error, as data next to its sentence, which is for people; behind it the actions that it names."""
 
     EMPTY = "nothing to read"
     NO_ACTION = "a word that is not an action"
@@ -139,7 +135,6 @@ class Schedule:
         return len(self.actions)
 
     def stages_on(self, rank: int) -> list[int]:
-        """The stages of a rank."""
         return [stage for stage, its in enumerate(self.rank_of) if its == rank]
 
     @cached_property
@@ -217,11 +212,7 @@ class Schedule:
 
 
 def check_sizes(num_ranks: int, num_microbatches: int) -> None:
-    """Check that there is at least one rank and one microbatch.
-
-    Raises:
-        ValueError: a number below 1.
-    """
+    """Raise ValueError unless there is at least one rank and one microbatch."""
     for name, value in (("num_ranks", num_ranks), ("num_microbatches", num_microbatches)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
