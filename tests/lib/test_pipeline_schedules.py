@@ -24,7 +24,7 @@ def thirds(v):
 
 
 GOLDENS = [  # schedule, times, makespan, bubble of all, most microbatches alive on each rank
-    (naive(4), Costs(1, 0.5, 0.5), 8, 0.75, [1, 1, 1, 1]),
+    (naive(4, 3), Costs(1, 0.5, 0.5), 24, 0.75, [1, 1, 1, 1]),
     (gpipe(4, 8), Costs(1, 0.5, 0.5), 22, 3 / 11, [8] * 4),
     (gpipe(4, 8, last_first=True), Costs(1, 0.5, 0.5), 22, 3 / 11, [8] * 4),
     (one_f_one_b(4, 8), Costs(1, 0.5, 0.5), 22, 3 / 11, [4, 3, 2, 1]),

@@ -23,7 +23,7 @@ from lib.planner import step_memory, step_traffic
 from lib.train import TrainConfig, main, planned, train
 from lib.training import loop as train_loop
 
-TINY = GPTConfig(context=16, d_model=24, num_layers=3, num_heads=2)
+TINY = GPTConfig(context=16, d_model=24, num_layers=3, num_heads=2, dropout=0.1)
 CONFIG = TrainConfig(model=TINY, steps=4, global_batch=24, dtype="float64", validate_every=2, bucket_bytes=20_000)
 FLAGS = "--context 16 --d-model 24 --num-layers 3 --num-heads 2 --steps 4 --global-batch 24 --dtype float64"
 FLAGS += " --validate-every 2"
@@ -57,6 +57,8 @@ LAYOUTS = [
     {"pp": 3, "schedule": "gpipe", "microbatches": 4},
     {"pp": 2, "schedule": "dualpipe-v", "stages_per_rank": 2, "microbatches": 4},
     {"dp": 2, "tp": 2, "zero": 1, "order": "tp,dp,pp"},
+    {"tp": 2, "recompute": "selective"},
+    {"tp": 2, "sequence_parallel": True, "recompute": "full"},
 ]
 
 
@@ -135,33 +137,10 @@ def test_validation_drops_nothing_and_training_goes_on_dropping():
     assert [module.training for module in model.stages[0].module.modules()] == modes and not all(modes)
 
 
-def test_another_seed_another_run(serial):
-    other = train(Group(), dataclasses.replace(CONFIG, seed=1, steps=1), quiet=True)
-    assert abs(other["losses"][0] - serial["losses"][0]) > 1e-4
-
-
-FOUR = dataclasses.replace(CONFIG, model=dataclasses.replace(TINY, num_layers=4), steps=3)
-DROPS = dataclasses.replace(FOUR, model=dataclasses.replace(FOUR.model, dropout=0.3))
-
-
-@pytest.mark.thorough("up to eight ranks")
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp": 2, "microbatches": 3},
-        {"pp": 2, "schedule": "zb-h1", "microbatches": 4},
-        {"tp": 2, "recompute": "selective"},
-        {"tp": 2, "sequence_parallel": True, "recompute": "full"},
-        {"dp": 2, "pp": 2, "tp": 2, "sequence_parallel": True, "microbatches": 2, "zero": 1},
-        {"dp": 2, "zero": 3},
-    ],
-)
-def test_the_same_elements_are_dropped_in_every_layout(layout):
-    wanted = train(Group(), DROPS, quiet=True)
-    assert abs(wanted["losses"][0] - train(Group(), FOUR, quiet=True)["losses"][0]) > 1e-3, "something is dropped"
-    config = on(DROPS, **layout)
-    for report in run(train, config.layout.num_ranks, config, True):
-        assert report["losses"] == pytest.approx(wanted["losses"], rel=1e-12)
+@pytest.mark.parametrize("other", [{"seed": 1}, {"model": dataclasses.replace(TINY, dropout=0.0)}])
+def test_another_seed_or_dropout_is_another_run(other, serial):
+    report = train(Group(), dataclasses.replace(CONFIG, steps=1, **other), quiet=True)
+    assert abs(report["losses"][0] - serial["losses"][0]) > 1e-4
 
 
 def test_only_the_profiled_step_waits_for_a_gpu(monkeypatch):
@@ -177,27 +156,6 @@ def test_only_the_profiled_step_waits_for_a_gpu(monkeypatch):
     assert losses[0] == losses[1]
     assert {span.start_s % 1 for span in spans} == {0.0}, "each span of the last step has this clock"
     assert [span.kind for span in spans][-1] == "optimizer"
-
-
-@pytest.mark.thorough("torchrun imports torch in each rank")
-@pytest.mark.parametrize("flags, sends", [("--pp 2 --microbatches 4", "send pp")])  # another: test_checkpoint.py
-def test_under_torchrun(serial, flags, sends, tmp_path):
-    report = tmp_path / "report.json"
-    command = f"-m torch.distributed.run --standalone --nproc-per-node 2 -m lib.train {FLAGS} {flags}"
-    command += f" --report {report}"
-    done = subprocess.run(
-        [sys.executable, *command.split()],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    written = json.loads(report.read_text(encoding="utf-8"))
-    assert len(written["ranks"]) == 2 and all(same(rank, serial) for rank in written["ranks"])
-    assert sends in written["ranks"][0]["traffic"]
-    assert done.stdout.count("validation:") == 1 and "step 4/4" in done.stdout
 
 
 @pytest.mark.thorough("seconds of several processes")
