@@ -1,6 +1,7 @@
 """A folder of checkpoints: a checkpoint with its final name is complete.
 
-The problem: a process may die in the middle of a save, and half of a checkpoint looks like a checkpoint.
+The problem: a process may die in the middle of a save, and half of a checkpoint looks like a checkpoint. If it was
+to replace the last good one, none is left.
 The idea: *write aside and rename*. A checkpoint is written into a hidden folder. When every rank has written its file,
 and all files are on the disk, the folder is renamed, which a file system does completely or not at all:
 

@@ -6,10 +6,10 @@ training can deadlock, so this thread never does. One all-reduce (max) of two nu
 whether all finished. When no rank is writing, rank 0 gives the checkpoint its name.
 
 A run that is killed loses the steps since the last complete checkpoint: at most `checkpoint_every` and those during
-which it was written. A run that is asked to stop, by Ctrl-C, SIGTERM or SIGUSR1, saves first. But a signal ends each
-process at a different place, and ranks that stop after different steps wait for each other forever. So a signal only
+which it was written. A run that is asked to stop, by Ctrl-C, SIGTERM or SIGUSR1, saves first. A signal ends each
+process at a different place, and ranks that stop after different steps wait for each other forever. Here a signal only
 stores a number, which the rank checks between two steps, and all ranks take the maximum. Ranks that `lib.launch.run`
-started get no signal of the terminal; the process that started them passes it on as a file in the folder of
+started get no signal of the terminal: the process that started them passes it on as a file in the folder of
 checkpoints, which rank 0 looks for.
 """
 

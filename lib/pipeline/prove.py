@@ -75,10 +75,10 @@ def _belongs(schedule: Schedule) -> None:
     for rank, row in enumerate(schedule.actions):
         for action in row:
             if action.stage not in stages:
-                _fail(schedule, Fault.NO_SUCH, f"{action}: the stages are 0 to {stages[-1]}", action)
+                _fail(schedule, Fault.NO_SUCH, f"{action}: the stages are 0 to {len(stages) - 1}", action)
             of_all = action.op == Op.REDUCE and action.microbatch == ALL
             if not of_all and action.microbatch not in batch:
-                _fail(schedule, Fault.NO_SUCH, f"{action}: the microbatches are 0 to {batch[-1]}", action)
+                _fail(schedule, Fault.NO_SUCH, f"{action}: the microbatches are 0 to {len(batch) - 1}", action)
             if (owner := schedule.rank_of[action.stage]) != rank:
                 what = f"{action} is on rank {rank}, but rank {owner} has stage {action.stage}"
                 _fail(schedule, Fault.WRONG_RANK, what, action)

@@ -67,7 +67,10 @@ class Action(NamedTuple):
 
 
 class Fault(StrEnum):
-    """The kind of an error, as data next to its sentence, which is for people; behind it the actions that it names."""
+    """The kind of an error, and after it the actions that the error names.
+
+    It is data: a program that explains or grades a mistake must not search the sentence, which is for people.
+    """
 
     EMPTY = "nothing to read"
     NO_ACTION = "a word that is not an action"
