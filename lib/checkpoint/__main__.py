@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lib.checkpoint.files import CheckpointError, check_files
 from lib.checkpoint.folder import run_of
-from lib.checkpoint.storage import WEIGHT, files_of, read_boxes, read_metadata, whole
+from lib.checkpoint.storage import WEIGHT, as_one_box, files_of, read_boxes, read_metadata
 from lib.model import GPT, GPTConfig
 
 
@@ -43,7 +43,7 @@ def whole_weights(path: str) -> dict[str, Tensor]:
     for name, p in model.named_parameters():
         dtype = metadata.state_dict_metadata[WEIGHT + name].properties.dtype
         weights[p] = name, torch.empty(p.shape, dtype=dtype)
-    read_boxes({WEIGHT + name: whole(x) for name, x in weights.values()}, metadata, path)
+    read_boxes({WEIGHT + name: as_one_box(x) for name, x in weights.values()}, metadata, path)
     return {key: weights[p][1] for key, p in model.state_dict(keep_vars=True).items()}
 
 

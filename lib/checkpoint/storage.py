@@ -56,7 +56,7 @@ def contents(model: ParallelGPT) -> dict[str, Stored]:
         for key, value in model.optimizer.state.get(piece.held, {}).items():
             if isinstance(value, Tensor):
                 alike = value.shape == piece.held.shape
-                found[f"{STATE}{name}.{key}"] = _cut(piece, value, shape) if alike else whole(value)
+                found[f"{STATE}{name}.{key}"] = _cut(piece, value, shape) if alike else as_one_box(value)
     return found
 
 
@@ -66,7 +66,7 @@ def _cut(piece: Piece, values: Tensor, shape: torch.Size) -> Stored:
     return Stored(shape, dict(boxes_of_part(values, piece.span, fact.parameter.shape, fact.placement, fact.cut_over)))
 
 
-def whole(x: Tensor) -> Stored:
+def as_one_box(x: Tensor) -> Stored:
     """A full tensor, as one box."""
     return Stored(x.shape, {Box((0,) * x.dim(), tuple(x.shape)): x})
 
