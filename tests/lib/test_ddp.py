@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lib import comm, data, run, trace
-from lib.data_parallel.buckets import fill_buckets
+from lib.data_parallel.bucketed_gradients import fill_buckets
 from lib.data_parallel.ddp import BucketedDDP, NaiveDDP, global_mean
 from lib.mesh import Group
 from lib.model import GPT, GPTConfig, loss_sum_and_count, mean_loss

@@ -21,8 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lib import comm, cost, data, run, trace
 from lib.data_parallel.ddp import global_mean
-from lib.data_parallel.fsdp import FSDP
-from lib.data_parallel.units import default_units
+from lib.data_parallel.fsdp import FSDP, default_units
 from lib.data_parallel.zero import ZeRO1
 from lib.lab import wire_audit
 from lib.memory import MemoryTracker

@@ -16,7 +16,7 @@ import torch
 
 from lib import cost, data, run
 from lib import train as train_module
-from lib.data_parallel.buckets import fill_buckets
+from lib.data_parallel.bucketed_gradients import fill_buckets
 from lib.lab.certificate import Apart
 from lib.launch import RankError
 from lib.layout import Layout
