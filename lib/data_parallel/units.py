@@ -160,7 +160,6 @@ class UnitSchedule:
         self.sums = sums
         root, *others = units
         self._orders = {True: [root, *others[::-1]], False: list(units)}  # in backward, and in forward
-        self._next = {backward: dict(pairwise(order)) for backward, order in self._orders.items()}
         self._state = Pass.FORWARD
         self._seen: set[Unit] = set()  # units that this pass unsharded
         self._passed: set[Unit] = set()  # units that backward passed
@@ -297,7 +296,7 @@ class UnitSchedule:
             self._catch_up(unit, may_pass)
         self._seen.add(unit)
         unit.unshard()
-        following = self._next[self._backward].get(unit)
+        following = dict(pairwise(self._orders[self._backward])).get(unit)
         if self.prefetch and following is not None and following not in self._seen:
             following.start()
 

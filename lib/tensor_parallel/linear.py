@@ -145,9 +145,6 @@ class NaiveColumnParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         check_whole(x, self.in_features, self.group)
-        return self._multiply(x)
-
-    def _multiply(self, x: Tensor) -> Tensor:
         return linear(self._whole(x), *self._used())
 
     def _whole(self, x: Tensor) -> Tensor:
@@ -170,13 +167,8 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
         self.regather = regather
         super().__init__(*args, **options)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        queue = queue_here()
-        if queue is not None:  # deferred: then nothing is left to overlap with
-            return linear_later(queue, self._whole(x), *self._used())
-        x, *used = _as_autocast(x, *self._used())
-        (y,) = _ColumnProducts.apply(x, self, *used)
-        return y
+    def forward(self, x: Tensor) -> Tensor:
+        return column_products(x, self)[0]
 
 
 def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
@@ -197,7 +189,7 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
                 f"{_how(layer)}: call them one by one, or make them equal"
             )
     queue = queue_here()
-    if queue is not None:
+    if queue is not None:  # deferred: then nothing is left to overlap with
         whole = first._whole(x)
         return [linear_later(queue, whole, *layer._used()) for layer in layers]
     x, *used = _as_autocast(x, *(one for layer in layers for one in layer._used()))

@@ -46,22 +46,25 @@ def batch(config, rows=2):
     return x, y
 
 
+def gradients_apart(model, serial, world):
+    wanted = {name: p.grad for name, p in serial.named_parameters(remove_duplicate=False)}
+    got = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model.model).items()}
+    return largest_difference(got, wanted)
+
+
 def one_step(world, config, sequence_parallel=False, recompute="none"):
-    """(loss and gradients of the parallel GPT, of the serial one), from another seed on each rank."""
-    drawn = serial_gpt(config, seed=world.rank)
-    model = InParts(drawn, world, sequence_parallel, recompute)
-    serial = GPT(config).double()
+    """How far loss, gradients, norm and clipped gradients are from the serial ones; each rank has its own seed."""
+    model = InParts(serial_gpt(config, seed=world.rank), world, sequence_parallel, recompute)
+    serial, losses = GPT(config).double(), []
     serial.load_state_dict(model.full_state_dict())
     x, y = batch(config)
-    out = []
-    for one, loss in ((model, model.loss), (serial, mean_loss)):
-        loss = loss(one(x), y)
-        loss.backward()
-        out.append([loss.item()])
+    for one, loss_of in ((model, model.loss), (serial, mean_loss)):
+        losses.append(loss_of(one(x), y))
+        losses[-1].backward()
     model.finish()
-    wanted = {name: p.grad for name, p in serial.named_parameters()}
-    whole = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model.model).items() if name in wanted}
-    return out[0] + [whole], out[1] + [wanted]
+    apart = [abs(losses[0] - losses[1]).item(), gradients_apart(model, serial, world)]
+    norm = nn.utils.clip_grad_norm_(serial.parameters(), 0.01)
+    return max(*apart, abs(model.clip_gradients(0.01) / norm - 1).item(), gradients_apart(model, serial, world))
 
 
 @pytest.mark.thorough("many combinations of ranks and slices", keep=1)
@@ -75,14 +78,12 @@ def one_step(world, config, sequence_parallel=False, recompute="none"):
     ],
 )
 def test_loss_and_every_gradient_are_the_serial_ones(n, kv_heads, more):
-    def apart(world):
-        config, out = config_of(num_kv_heads=kv_heads, **more), []
-        for sequence_parallel, recompute in FORMS:
-            (loss, got), (wanted_loss, wanted) = one_step(world, config, sequence_parallel, recompute)
-            out.append(max(abs(loss - wanted_loss), largest_difference(got, wanted)))
-        return max(out)
+    """Also clipped by the norm of the whole, where several ranks have the same: norms, biases, keys and values."""
 
-    assert max(run(apart, n)) < 1e-14
+    def apart(world):
+        return max(one_step(world, config_of(num_kv_heads=kv_heads, **more), *form) for form in FORMS)
+
+    assert max(run(apart, n)) < 1e-13
 
 
 def steps(world, config, n_steps=10, sequence_parallel=False):
@@ -116,30 +117,6 @@ def test_ten_steps_are_the_serial_ones(n, sequence_parallel):
 
 
 @pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
-@pytest.mark.parametrize(("n", "kv_heads", "more"), [(2, None, {}), (4, 2, {}), (3, 1, {}), (4, 2, LLAMA)])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_gradients_are_clipped_by_the_norm_of_the_whole(n, kv_heads, more, sequence_parallel):
-    """Also where several ranks have the same: norms, biases, heads of keys and values."""
-
-    def works(world):
-        config = config_of(num_kv_heads=kv_heads, **more)
-        serial, (x, y) = serial_gpt(config), batch(config)
-        model = InParts(serial, world, sequence_parallel)
-        mean_loss(serial(x), y).backward()
-        model.loss(model(x), y).backward()
-        model.finish()
-        norms = model.clip_gradients(0.01), nn.utils.clip_grad_norm_(serial.parameters(), 0.01)
-        wanted = {name: p.grad for name, p in serial.named_parameters()}
-        clipped = {
-            name: unshard(p.grad, how, world) for name, (p, how) in parts(model.model).items() if name in wanted
-        }
-        return norms[0].item() / norms[1].item() - 1, largest_difference(clipped, wanted)
-
-    for norm, apart in run(works, n):
-        assert abs(norm) < 1e-13 and apart < 1e-13
-
-
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize(("sequence_parallel", "again"), [(False, "none"), (True, "none"), (True, "full")])
 def test_under_autocast(sequence_parallel, again, more):
@@ -151,9 +128,7 @@ def test_under_autocast(sequence_parallel, again, more):
                 losses.append(loss_of(one(x), y))
             losses[-1].backward()
         model.finish()
-        whole = {name: unshard(p.grad, how, world) for name, (p, how) in parts(model.model).items()}
-        wanted = {name: p.grad for name, p in serial.named_parameters(remove_duplicate=False)}
-        return abs(losses[0] - losses[1]).item(), largest_difference(whole, wanted)
+        return abs(losses[0] - losses[1]).item(), gradients_apart(model, serial, world)
 
     for loss, gradient in run(apart, 2):
         assert loss < 0.01 and gradient < 0.05
@@ -350,16 +325,15 @@ WRONG = {
 }
 
 
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=6)
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_use_is_named(case):
-    config, options, message = WRONG[case]
-
-    def wrong(world):
+def test_wrong_use_is_named():
+    def wrong(world, case):
+        config, options, _ = WRONG[case]
         length = 2 * config.context if case == "context" else config.context
         InParts(GPT(config), world, **options)(torch.zeros(1, length).long())
 
-    assert message in run(lambda world: said(lambda: wrong(world), ValueError), 4)[0]
+    texts = run(lambda world: [said(partial(wrong, world, case), ValueError) for case in WRONG], 4)[0]
+    for text, (case, (*_, message)) in zip(texts, WRONG.items(), strict=True):
+        assert message in text, case
 
 
 def test_beside_data_parallel_ranks():
