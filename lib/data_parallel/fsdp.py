@@ -22,6 +22,7 @@ VLDB 2023, arXiv 2304.11277.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import NoReturn
 
 import torch
@@ -31,7 +32,7 @@ from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer, cast_frozen
-from lib.data_parallel.units import ELSEWHERE, StandIns, Unit, UnitSchedule
+from lib.data_parallel.units import ELSEWHERE, Unit, UnitSchedule, stand_in
 from lib.data_parallel.zero import Sharded, check_can_be_sharded
 from lib.launch import device
 from lib.mesh import Group, second_lane
@@ -135,14 +136,14 @@ class FSDP(Sharded):
 
 def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: torch.dtype | None) -> list[Unit]:
     """Make the root, then the units, each with one flat for trained parameters and one per dtype for frozen."""
-    made, stand_ins, parts = [], StandIns(), split_units(module, units)
+    made, nan_of, parts = [], cache(stand_in), split_units(module, units)
     cast_frozen(module, {p.dtype for p in module.parameters() if p.requires_grad}, dtype)
     for one, named in parts:
         kinds: dict[tuple, dict[str, nn.Parameter]] = {}
         for name, p in sorted(named.items(), key=lambda item: not item[1].requires_grad):  # the trained first
             kinds.setdefault((dtype,) if p.requires_grad else (None, p.dtype, p.device), {})[name] = p
         flats = [Flat(some, group, cast, False, False) for (cast, *_), some in kinds.items()]
-        made.append(Unit(one, flats, stand_ins))
+        made.append(Unit(one, flats, nan_of))
     return made
 
 
@@ -221,10 +222,9 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
         raise ValueError(
             f"buffer {buffers[0]} is on the meta device; make buffers on a real device, because init= fills parameters"
         )
-    made, stand_ins = {}, StandIns()
+    made, nan_of = {}, cache(stand_in)
     for one in module.modules():
         for name, p in one._parameters.items():
             if p is not None:
-                nan = stand_ins.of(torch.empty(0, dtype=p.dtype, device=device()))
-                new = nn.Parameter(nan.expand(p.shape), requires_grad=p.requires_grad)
+                new = nn.Parameter(nan_of(p.dtype, device()).expand(p.shape), requires_grad=p.requires_grad)
                 one._parameters[name] = made.setdefault(id(p), new)

@@ -12,7 +12,7 @@ arXiv 2304.11277, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from itertools import pairwise, takewhile
@@ -40,12 +40,12 @@ class Unit:
 
     Args:
         module: the submodule that uses them.
-        stand_ins: values of its parameters while they are sharded.
+        nan_of: `stand_in` with the cache of the model: the values of parameters while they are sharded.
     """
 
-    def __init__(self, module: nn.Module, flats: list[Flat], stand_ins: StandIns) -> None:
+    def __init__(self, module: nn.Module, flats: list[Flat], nan_of: Callable[..., Tensor]) -> None:
         self.module, self.flats = module, flats
-        self._nans = [stand_ins.of(flat.whole) for flat in flats]
+        self._nans = [nan_of(flat.whole.dtype, flat.whole.device) for flat in flats]
         self._named = [named for flat in flats for named in zip(flat.names, flat.params, strict=True)]
         self._versions = [p._version for _, p in self._named]
         self.trained = [p for _, p in self._named if p.requires_grad]
@@ -106,23 +106,13 @@ class Unit:
         self._coming = []
 
 
-class StandIns:
-    """NaN tensors in the place of sharded parameters, one per dtype and device; of integers the largest.
+def stand_in(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A NaN, shape [], in the place of sharded parameters: expanded to any shape, it takes no memory.
 
-    Expanded to any shape, a stand-in takes no memory; reading a sharded parameter gives NaN, or an index out of range.
+    Of integers it is the largest, an index out of range. A model has its own of each kind (`functools.cache`).
     """
-
-    def __init__(self) -> None:
-        self._nans: dict[tuple, Tensor] = {}
-
-    def of(self, like: Tensor) -> Tensor:
-        """The NaN tensor, shape [], with dtype and device of `like`."""
-        key = like.dtype, like.device
-        if key not in self._nans:
-            has_nan = like.is_floating_point() or like.is_complex() or like.dtype == torch.bool
-            value = torch.nan if has_nan else torch.iinfo(like.dtype).max
-            self._nans[key] = torch.full((), value, dtype=like.dtype, device=like.device)
-        return self._nans[key]
+    has_nan = dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
+    return torch.full((), torch.nan if has_nan else torch.iinfo(dtype).max, dtype=dtype, device=device)
 
 
 class Pass(Enum):

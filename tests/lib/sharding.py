@@ -22,9 +22,9 @@ from lib.verify import gradients, largest_difference, replicas_equal, weights
 CONFIG = GPTConfig(vocab_size=32, context=6, d_model=12, num_layers=3, num_heads=2)
 
 
-def serial(config):
+def serial(config, seed=0):
     """A GPT in float64, with biases and norms that are not all 0 and 1."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = GPT(config).double()
     with torch.no_grad():
         for p in model.parameters():
@@ -35,9 +35,9 @@ def serial(config):
 class InParts:
     """A tensor-parallel copy of a model with the sums of its gradients, put together as `lib.parallel` does."""
 
-    def __init__(self, serial, world, sequence_parallel=False, recompute="none", mesh=None):
-        mesh = mesh or Mesh(MeshShape(tp=world.size), world)
-        self.world, self.group = mesh.world, mesh.group("tp")
+    def __init__(self, serial, world, sequence_parallel=False, recompute="none"):
+        mesh = Mesh(MeshShape(tp=world.size), world)
+        self.world, self.group = world, mesh.group("tp")
         self.model = tensor_parallel(copy.deepcopy(serial), self.group, sequence_parallel, recompute)
         self.sums = Gradients(facts_of(self.model, mesh))
         self.parameters, self.named_parameters = self.model.parameters, self.model.named_parameters

@@ -10,13 +10,13 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from benchmarks.tensor_parallel import parallelized
 from lib import cost, run, trace
-from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, Block, GPTConfig, mean_loss
-from lib.placement import Replicate, Shard, parts, unshard
+from lib.placement import Shard, parts, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
 from lib.tensor_parallel.linear import ColumnParallelLinear
-from lib.verify import assert_matches_serial, largest_difference, replicas_equal
+from lib.verify import assert_matches_serial, largest_difference
 from tests.lib.sharding import InParts, said
+from tests.lib.sharding import serial as serial_gpt
 
 SIZES = {"vocab_size": 24, "context": 12, "d_model": 24, "num_layers": 2, "num_heads": 12}
 FORMS = [(False, "none"), (False, "selective"), (False, "full"), (True, "none"), (True, "selective"), (True, "full")]
@@ -27,16 +27,6 @@ LLAMA = {"llama": True, "d_mlp": 36}
 
 def config_of(**more):
     return GPTConfig(**{**SIZES, **more})
-
-
-def serial_gpt(config, seed=0):
-    """In float64, with biases and norms that are not all 0 and 1."""
-    torch.manual_seed(seed)
-    model = GPT(config).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.05 * torch.randn_like(p)
-    return model
 
 
 def batch(config, rows=2):
@@ -84,36 +74,6 @@ def test_loss_and_every_gradient_are_the_serial_ones(n, kv_heads, more):
         return max(one_step(world, config_of(num_kv_heads=kv_heads, **more), *form) for form in FORMS)
 
     assert max(run(apart, n)) < 1e-13
-
-
-def steps(world, config, n_steps=10, sequence_parallel=False):
-    serial = serial_gpt(config)
-    model = InParts(serial, world, sequence_parallel)
-    losses = []
-    for one, loss_of in ((model, model.loss), (serial, mean_loss)):
-        optimizer = torch.optim.AdamW(one.parameters(), lr=1e-2)
-        x, y = batch(config)
-        for _ in range(n_steps):
-            optimizer.zero_grad()
-            loss = loss_of(one(x), y)
-            loss.backward()
-            if one is model:
-                model.finish()
-            optimizer.step()
-            losses.append(loss.item())
-    apart = max(abs(a - b) for a, b in zip(losses[:n_steps], losses[n_steps:], strict=True))
-    whole = nn.ParameterDict(
-        {name.replace(".", "-"): p for name, (p, how) in parts(model.model).items() if how == Replicate()}
-    )
-    return apart, largest_difference(model.full_state_dict(), serial.state_dict()), replicas_equal(whole, world)
-
-
-@pytest.mark.thorough("up to four ranks", keep=1)
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_ten_steps_are_the_serial_ones(n, sequence_parallel):
-    for loss, apart, equal in run(partial(steps, sequence_parallel=sequence_parallel), n, config_of()):
-        assert loss < 1e-12 and apart < 1e-8 and equal
 
 
 @pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
@@ -229,15 +189,6 @@ def test_a_llama_sends_what_a_gpt2_sends():
     assert llama == gpt2
 
 
-def test_bytes_grow_with_the_activation():
-    def seen(world):
-        sizes = [(2, 12, 24), (4, 12, 24), (2, 24, 24), (2, 12, 48)]
-        return [block_messages(world, size=size)[1] for size in sizes]
-
-    first, *others = run(seen, 4)[0]
-    assert others == [2 * first] * 3, "rows, tokens and width: each doubles it"
-
-
 @pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
 @pytest.mark.parametrize("more", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_fewer_heads_of_keys_than_ranks_cost_one_sum_of_their_weight(more):
@@ -334,21 +285,6 @@ def test_wrong_use_is_named():
     texts = run(lambda world: [said(partial(wrong, world, case), ValueError) for case in WRONG], 4)[0]
     for text, (case, (*_, message)) in zip(texts, WRONG.items(), strict=True):
         assert message in text, case
-
-
-def test_beside_data_parallel_ranks():
-    """On a mesh of 2 by 2 each tensor-parallel group works for itself."""
-
-    def works(world):
-        mesh, config = Mesh(MeshShape(dp=2, tp=2), world), config_of()
-        model = InParts(serial_gpt(config, seed=world.rank // 2), world, mesh=mesh)
-        x, y = batch(config)
-        return model.loss(model(x), y).item(), mean_loss(serial_gpt(config, seed=world.rank // 2)(x), y).item()
-
-    results = run(works, 4)
-    for ours, serial in results:
-        assert ours == pytest.approx(serial, rel=1e-12)
-    assert results[0] == results[1] and results[0] != results[2]
 
 
 def test_weights_tied_by_hand_stay_tied_and_shared_memory_is_refused():

@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu
 
-from lib import comm, cost, run, trace
-from lib.conjugate import all_reduce_identity, identity_all_reduce
+from lib import comm, run, trace
 from lib.deferred import DeferWeightGradients, Queue
 from lib.mesh import Mesh, MeshShape
 from lib.placement import Fused, Replicate, Shard, parts, unshard
@@ -339,77 +338,3 @@ def test_a_group_of_another_axis_is_named():
         return True
 
     assert run(wrong, 2) == [True, True]
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_bytes_of_a_pair_are_what_cost_says(n):
-    def sent(world):
-        pair = nn.Sequential(ColumnParallelLinear(8, 16, world), nn.GELU(), RowParallelLinear(16, 8, world))
-        x = torch.ones(2, 4, 8).requires_grad_()
-        with trace.record(world.rank) as seen:
-            pair(x).sum().backward()
-        return seen.wire_bytes
-
-    assert run(sent, n)[0] == pytest.approx(2 * cost.wire_bytes("all_reduce", 4 * 2 * 4 * 8, n), rel=1e-12)
-
-
-# ---- the famous mistakes --------------------------------------------------------------------------------------------
-
-
-class Pairs(nn.Module):
-    """Column → GELU → row, twice."""
-
-    def __init__(self, up, down):
-        super().__init__()
-        self.up, self.down = nn.ModuleList(up), nn.ModuleList(down)
-
-    def forward(self, x):
-        for up, down in zip(self.up, self.down, strict=True):
-            x = x + self.pair(up, down, x)
-        return x
-
-    def pair(self, up, down, x):
-        return down(gelu(up(x)))
-
-
-class NothingSummedBackward(Pairs):
-    def pair(self, up, down, x):
-        return down(gelu(linear(x, up.weight, up.bias)))
-
-
-class SummedTwiceBackward(Pairs):
-    def pair(self, up, down, x):
-        term = linear(gelu(up(x)), down.weight)
-        return identity_all_reduce(all_reduce_identity(term, down.group), down.group) + down.bias
-
-
-class BiasInside(Pairs):
-    def pair(self, up, down, x):
-        return all_reduce_identity(linear(gelu(up(x)), down.weight, down.bias), down.group)
-
-
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
-@pytest.mark.parametrize(
-    ("form", "message"),
-    [
-        (Pairs, None),
-        (NothingSummedBackward, "gradient of "),
-        (SummedTwiceBackward, "gradient of "),
-        (BiasInside, " of its norm away"),
-    ],
-)
-def test_the_famous_mistakes_are_found(form, message):
-    def found(world):
-        torch.manual_seed(0)
-        serial = Pairs([nn.Linear(12, 24) for _ in range(2)], [nn.Linear(24, 12) for _ in range(2)]).double()
-        parallel = form(
-            [ColumnParallelLinear.from_serial(one, world) for one in serial.up],
-            [RowParallelLinear.from_serial(one, world) for one in serial.down],
-        )
-        try:
-            assert_matches_serial(serial, parallel, x_of(), world, 1e-13)
-        except AssertionError as error:
-            return str(error)
-
-    said = run(found, 2)
-    assert all(message in one for one in said) if message else said == [None, None]

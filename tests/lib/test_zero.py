@@ -453,7 +453,7 @@ def test_what_is_written_into_parameters_holds_in_mixed_precision_too(wrap):
 
 def test_wrong_arguments():
     for wrap in (ZeRO1, FSDP):
-        text = said(partial(wrap, nn.Linear(2, 2).cfloat(), ALONE, adamw, dtype=torch.bfloat16), ValueError)
+        text = said(partial(wrap, nn.Linear(2, 2).to(torch.cfloat), ALONE, adamw, dtype=torch.bfloat16), ValueError)
         assert "weight is complex64, and bfloat16 has no imaginary part: omit dtype" in text
     for wrap in (ZeRO2, FSDP):
         adafactor = partial(torch.optim.Adafactor, lr=1)
