@@ -167,8 +167,6 @@ class Gradients(GradientSums):
     def finish(self) -> None:
         if not self.has_sums():
             self._end_lines(Progress.IDLE, Progress.SENDING)
-            for bucket in self.buckets:
-                bucket.summed()
             self.state = State.SUMMED
 
     def give_up(self) -> None:

@@ -66,9 +66,6 @@ class Bucket:
         """Start the sum."""
         return comm.all_reduce_start(self.flat, group, "sum", out=self.flat)
 
-    def summed(self) -> None:
-        """Note that the sum has arrived."""
-
     def has_sum(self) -> bool:
         """Whether the sum has arrived, and no optimizer has cleared it since."""
         return any_gradient(self.params)
@@ -217,27 +214,21 @@ class Flat:
 
     def send(self, group: Group) -> comm.Pending:
         """Start the reduce-scatter of the gradients; if they stay, its result is a slice of them."""
-        if self.gradients_stay:
-            return comm.reduce_scatter_start(self.whole.grad, group, out=self.whole.grad[self.mine])
-        reduced = comm.reduce_scatter_start(self.release_gradients(), group)
+        stay, own = self.gradients_stay, self.whole.grad[self.mine] if self.gradients_stay else None
+        reduced = comm.reduce_scatter_start(self.whole.grad if stay else self.release_gradients(), group, out=own)
 
-        def add() -> None:
+        def arrive() -> None:
             part, so_far = reduced.wait(), self.shard.grad
-            self.shard.grad = part if so_far is None else so_far.add_(part)
+            self.shard.grad = part if stay or so_far is None else so_far.add_(part)
+            for p in self.params if stay else ():
+                p.grad = None  # not summed
 
-        return comm.Pending(add, reduced.record)
+        return comm.Pending(arrive, reduced.record)
 
     def release_gradients(self) -> Tensor:
         """Return all gradients, [S], and drop the reference to them."""
         gradients, self.whole.grad, self._grad_views = self.whole.grad, None, []
         return gradients
-
-    def summed(self) -> None:
-        """Note that the sum has arrived in `shard.grad`."""
-        if self.gradients_stay:
-            self.shard.grad = self.whole.grad[self.mine]
-            for p in self.params:
-                p.grad = None
 
     def has_sum(self) -> bool:
         """Whether the sum has arrived, and no step used it since."""
