@@ -16,17 +16,7 @@ from lib.memory import MemoryTracker
 from lib.mesh import Group
 from lib.model import GPTConfig, mean_loss
 from lib.verify import largest_difference, weights
-from tests.lib.sharding import (
-    ENGINES,
-    adamw,
-    batch,
-    gpt,
-    momentum,
-    rows,
-    said,
-    shards_apart,
-    toy,
-)
+from tests.lib.sharding import ENGINES, adamw, batch, gpt, momentum, rows, said, shards_apart, toy
 
 ALONE = Group()
 
