@@ -1,4 +1,4 @@
-"""Units: layers whose parameters are unsharded only while they compute, and the hooks that see to it.
+"""Units: layers whose parameters are unsharded only while they compute, and the hooks that do this.
 
 A *unit* is a submodule with its parameters in flats. `unshard` gathers them, `reshard` frees their memory.
 
@@ -107,7 +107,7 @@ class Unit:
 
 
 def stand_in(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A NaN, shape [], in the place of sharded parameters: expanded to any shape, it takes no memory.
+    """A NaN, shape [], instead of sharded parameters: expanded to any shape, it takes no memory.
 
     Of integers it is the largest, an index out of range. A model has its own of each kind (`functools.cache`).
     """
@@ -126,7 +126,7 @@ class Pass(Enum):
     """
 
     EVALUATION = "units are gathered and resharded one by one"
-    FORWARD = "the same; or they stay unsharded until backward, as `FSDP` was told"
+    FORWARD = "the same; or they stay unsharded until backward"
     BACKWARD = "a unit is resharded when its gradients exist"
     KEEPS_GRAPH = "a second backward may go through this one: units stay unsharded to its end"
 
@@ -178,7 +178,10 @@ class UnitSchedule:
         """Note that a backward ended, or was given up."""
         if self._backward:
             self._catch_up(may_pass=True)
-            self._state, self.sums.held = Pass.FORWARD, False  # finish() or another microbatch sends what was held
+            self._state, self.sums.held = (
+                Pass.FORWARD,
+                False,
+            )  # finish() or the next microbatch sends the held buckets
             for unit in self.units:  # units that backward did not reach
                 unit.inputs_open = 0
                 unit.reshard()
