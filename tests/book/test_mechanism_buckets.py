@@ -8,7 +8,7 @@ from book.figures.mechanisms.buckets import play_buckets
 from book.figures.player import NARROW, WIDE
 from book.figures.svg import SMALLEST_PX, text_width
 from lib import cost
-from lib.data_parallel.buckets import fill_buckets
+from lib.data_parallel.bucketed_gradients import fill_buckets
 from lib.model import GPT, GPTConfig
 from tests.book.drawn import check_lines
 

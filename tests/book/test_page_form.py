@@ -211,7 +211,7 @@ def test_what_show_prints_is_counted_without_importing_it(thing):
     from book.figures.show import show
 
     names = {}
-    code = "from lib import collectives, cost\nfrom lib.data_parallel.buckets import Bucket\n"
+    code = "from lib import collectives, cost\nfrom lib.data_parallel.flat import Bucket\n"
     exec(code, names)
     printed = repr(show(eval(thing, names))).splitlines()
     page = read(f"```{{code-cell}}\n{code}show({thing})\n```\n")
