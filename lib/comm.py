@@ -19,9 +19,8 @@ from torch import Tensor
 
 from lib.mesh import Group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
-from lib.runtime.link import link  # noqa: F401 this too
 from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, ordered, out_like, spec, split, unordered
-from lib.runtime.transfer import Pending, collective, message
+from lib.runtime.transfer import Pending, collective, link, message  # noqa: F401 this too
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
 

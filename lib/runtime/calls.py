@@ -1,18 +1,23 @@
 """One record of each communication call, shared by all code that observes it.
 
-The problem: four readers need the calls of a rank. The call table compares them with the calls of other ranks, a hang
-report prints them, a trace counts them, and a grader judges them. With four definitions of a call, they would disagree.
+The problem: the call table compares the calls of a rank, a hang report prints them, a trace counts them, and a grader
+judges them. With four definitions of a call, they would disagree.
 The idea: `Call` holds the facts known before a call is made, by `lib.comm` or by a reader's own call of
 `torch.distributed` (`spy.py`). `Record` is the call in flight. Nothing here knows torch.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lib import cost, trace
 from lib.runtime import call_table, places
+
+if TYPE_CHECKING:
+    from lib.mesh import Group
 
 table: call_table.CallTable | None = None  # shared by the ranks of one machine; set by worker, None under torchrun
 
@@ -39,6 +44,23 @@ class Call(NamedTuple):
     what: str
     peers: tuple[int, ...]
     shown: str
+
+    @classmethod
+    def collective(cls, kind: str, what: str, payload_bytes: int | None, group: Group) -> Call:
+        """A call that all ranks of the group make alike."""
+        axis, me, n, ranks = group.axis, group.global_rank, group.size, group.ranks
+        return cls(kind, payload_bytes, axis, me, n, group.channel, ranks, what, ranks, what)
+
+    @classmethod
+    def message(cls, kind: str, what: str, n_bytes: int, group: Group, peer: int | None, tag: int = 0) -> Call:
+        """A send to a global rank, or a receive; from any rank (None), it has no order that could be compared."""
+        me, to, whom = group.global_rank, "send to" if kind == "send" else "recv from", "any rank"
+        peers, pair, channel = (), (me,), ""
+        if peer is not None:
+            peers, pair, whom = (peer,), (me, peer) if kind == "send" else (peer, me), peer
+            channel = f"{group.channel} {pair[0]}>{pair[1]}" + f" tag {tag}" * bool(tag)
+        shown = f"{to} {whom}, {what}"
+        return cls(kind, n_bytes, group.axis, me, group.size, channel, pair, f"message {what}", peers, shown)
 
     @property
     def wire_bytes(self) -> float:
@@ -78,7 +100,7 @@ class Record:
     """A call in flight: compared with the calls of other ranks, passed to listeners, counted when it is `done`.
 
     Args:
-        due_s: when this rank's emulated link finishes it (`lib.runtime.link`).
+        due_s: when this rank's emulated link finishes it (`lib.runtime.transfer`).
 
     Attributes:
         waiting: a context: inside it, this rank waits for the call.

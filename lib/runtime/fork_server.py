@@ -18,7 +18,7 @@ import tempfile
 from multiprocessing import forkserver, popen_forkserver, process, resource_tracker, util
 from multiprocessing.context import reduction, set_spawning_popen
 
-from lib.runtime.folders import SERVER, Folder
+from lib.runtime.headroom import SERVER, Folder
 
 # It starts in its own folder: if ours was removed, torch could not be imported there.
 PROGRAM = """
@@ -28,7 +28,8 @@ sys.path[:] = {1!r}
 os.chdir({2!r})
 from multiprocessing.forkserver import main
 try:
-    main({3}, {4}, {5!r})
+    exec({5!r})
+    main({3}, {4}, [])
 finally:
     shutil.rmtree({2!r}, ignore_errors=True)
 """
@@ -39,12 +40,12 @@ class ForkServer:
     """A running server.
 
     Args:
-        preload: modules that it imports.
+        first: program that it runs first, to import what its processes need.
         path: its `sys.path`.
         variables: its environment variables, added to those of this process.
     """
 
-    def __init__(self, preload: list[str], path: list[str], variables: dict[str, str]) -> None:
+    def __init__(self, first: str, path: list[str], variables: dict[str, str]) -> None:
         self.folder = Folder(SERVER, _place())
         self._address = os.path.join(self.folder.path, "socket")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -52,7 +53,7 @@ class ForkServer:
             listener.listen()
             alive, self._alive = os.pipe()  # the server ends when no process holds the other end
             try:
-                command = PROGRAM.format(variables, path, self.folder.path, listener.fileno(), alive, preload)
+                command = PROGRAM.format(variables, path, self.folder.path, listener.fileno(), alive, first)
                 args = [sys.executable, *util._args_from_interpreter_flags(), "-c", command]
                 self.pid = util.spawnv_passfds(os.fsencode(sys.executable), args, [listener.fileno(), alive])
             finally:

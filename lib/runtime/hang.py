@@ -50,16 +50,23 @@ class AwaitedCall(NamedTuple):
         """The kind of call, such as `send` or `all_reduce`."""
         return re.split(r"\W", self.what, maxsplit=1)[0]
 
-    @classmethod
-    def of(cls, rank: int, call: Sequence | None, calls_of: Callable[[int, int], int], for_s: float) -> AwaitedCall:
-        """From the call that a rank wrote: (what, where, peers, channel, number); None if it cannot be read.
 
-        Args:
-            calls_of: (rank, key of a channel) → how many calls that rank made there.
-        """
-        what, where, peers, channel, number = call or ("", "", (), "", 0)
-        late = (p for p in peers if p != rank and calls_of(p, key_of(channel)) <= number)
-        return cls(what, where, peers, tuple(late), for_s)
+class Row(NamedTuple):
+    """What a rank says of itself.
+
+    Args:
+        state: one of the five above.
+        moves: how often it wrote a state.
+        call: (what, where, peers, channel, number) of the call that it waits in; None if it cannot be read.
+        for_s: seconds since it wrote its state.
+        calls: how many calls it made on each channel, by `key_of`.
+    """
+
+    state: int
+    moves: int
+    call: Sequence | None
+    for_s: float
+    calls: Mapping[int, int]
 
 
 @dataclass
@@ -79,6 +86,18 @@ class View:
     caught: Mapping[int, str] = field(default_factory=dict)
     hosts: Mapping[int, str] = field(default_factory=dict)
     said: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Mapping[int, Row], **more: Mapping) -> View:
+        """From what each rank says of itself."""
+        waits = {}
+        for rank, row in rows.items():
+            if row.state == WAITING:
+                what, where, peers, channel, number = row.call or ("", "", (), "", 0)
+                key = key_of(channel)
+                late = tuple(p for p in peers if p != rank and rows[p].calls.get(key, 0) <= number)
+                waits[rank] = AwaitedCall(what, where, peers, late, row.for_s)
+        return cls({rank: row.state for rank, row in rows.items()}, waits, **more)
 
     @property
     def finished(self) -> tuple[int, ...]:
@@ -169,18 +188,17 @@ class Stillness:
 
     def __init__(self, pids: Iterable[int], may_send: Callable[[], bool]) -> None:
         self.pids, self.may_send = list(pids), may_send
-        self._since_s, self._moves, self._written, self._busy_s = 0.0, None, -1, None
+        self._since_s, self._heads, self._written, self._busy_s = 0.0, None, -1, None
 
-    def look(self, moves: list[int], all_wait: bool) -> float:
+    def look(self, heads: list[tuple[int, int]]) -> float:
         """Seconds since anything moved, once it is a hang; 0 before.
 
         Args:
-            moves: number of moves of each rank.
-            all_wait: whether no rank computes.
+            heads: the state of each rank, and how many moves it made.
         """
         now = time.monotonic()
-        if moves != self._moves or not all_wait:
-            self._moves, self._since_s, self._written = moves, now, -1
+        if heads != self._heads or not all_wait({state for state, _ in heads}):
+            self._heads, self._since_s, self._written = heads, now, -1
         elif (written := sum(map(written_bytes, self.pids))) != self._written:
             self._since_s, self._written, self._busy_s = now, written, None
         elif self._busy_s is None:
@@ -208,6 +226,11 @@ def written_bytes(pid: int | str = "self") -> int:
     with suppress(OSError), open(f"/proc/{pid}/io") as file:
         return int(file.read().split("wchar: ")[1].split()[0])
     return 0
+
+
+def all_wait(states: set[int]) -> bool:
+    """Whether every rank waits or has finished, and at least one waits."""
+    return WAITING in states and states <= {WAITING, FINISHED}
 
 
 def key_of(channel: str) -> int:

@@ -103,7 +103,7 @@ class Ranks:
             self._watch_headroom()
             if time.monotonic() > deadline:
                 raise RunTimeout(self._timeout(timeout_s))
-            if still_s := stillness.look(self.table.moves(), self.table.all_wait()):
+            if still_s := stillness.look(self.table.heads()):
                 raise self._hang(still_s)
 
     def _wait(self, timeout_s: float) -> list[int]:

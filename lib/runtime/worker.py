@@ -28,9 +28,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from lib import trace
+from lib import mesh, trace
 from lib.mesh import Group
-from lib.runtime import call_table, calls, groups, hang, headroom, output, places, spy, transfer
+from lib.runtime import call_table, calls, hang, headroom, output, places, spy, transfer
 from lib.runtime.pickled import Pickled, read
 
 MOST_SAID = 20_000  # letters of a traceback
@@ -41,7 +41,7 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 in_rank = False  # whether this process is a rank
 
-_IN_CALL = {transfer.__file__, spy.__file__, groups.__file__}  # files in the stack of a thread that waits for ranks
+_IN_CALL = {transfer.__file__, spy.__file__, mesh.__file__}  # files in the stack of a thread that waits for ranks
 _MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, spy.__file__))
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 

@@ -21,7 +21,7 @@ from lib import comm
 from lib.launch import RankError, Run, RunError, RunTimeout, close, device, init, run
 from lib.mesh import Group
 from lib.runtime.pickled import Pickled
-from lib.torchrun.environment import NAMES
+from lib.torchrun.start import NAMES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]

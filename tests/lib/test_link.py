@@ -10,7 +10,7 @@ import torch
 from lib import comm, cost, trace
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
-from lib.runtime import link
+from lib.runtime import transfer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # Other programs may take this machine's cores at any moment, and that only makes a time longer.
@@ -179,12 +179,12 @@ def test_outside_the_body_and_alone_nothing_is_slow():
     with comm.link(alpha_s=1, bandwidth_Bps=1):
         assert seconds(lambda: comm.all_reduce(torch.ones(100), alone)) < LATE_S
         with comm.link(alpha_s=2, bandwidth_Bps=1, axis="tp"):
-            assert link.along("tp").alpha_s == 2
-            assert link.along("dp").alpha_s == 1
+            assert transfer.along("tp").alpha_s == 2
+            assert transfer.along("dp").alpha_s == 1
             with comm.link(alpha_s=3, bandwidth_Bps=1, axis="tp"):
-                assert link.along("tp").alpha_s == 3
-            assert link.along("tp").alpha_s == 2
-    assert link.along("tp") is None
+                assert transfer.along("tp").alpha_s == 3
+            assert transfer.along("tp").alpha_s == 2
+    assert transfer.along("tp") is None
 
 
 def test_a_link_that_cannot_be():

@@ -21,7 +21,7 @@ import torch
 from lib import comm
 from lib.launch import RankError, run
 from lib.runtime import server
-from lib.runtime.folders import RUN, Folder
+from lib.runtime.headroom import RUN, Folder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ def test_what_stands_on_lib_is_no_need_of_the_server(ours, tmp_path):
     (judge / "__init__.py").write_text("this is not Python")
     (judge / "check" / "judge.py").write_text("")
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, lib.runtime.warm; assert 'torch._dynamo' in sys.modules"],
+        [sys.executable, "-c", "import sys; from lib.runtime.server import warm; warm(); assert 'torch._dynamo' in sys.modules"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, judge.parent)))},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
@@ -317,7 +317,7 @@ def test_the_rest_of_the_process_notices_nothing():
 
 # ---- folders of processes that were killed --------------------------------------------------------------------------
 
-KILLED = "import os; from lib.runtime.folders import *; print(Folder(RUN).path, flush=True); os.kill(os.getpid(), 9)"
+KILLED = "import os; from lib.runtime.headroom import *; print(Folder(RUN).path, flush=True); os.kill(os.getpid(), 9)"
 
 
 def test_who_makes_a_folder_removes_those_of_the_dead(tmp_path, monkeypatch):
