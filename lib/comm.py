@@ -11,7 +11,8 @@ Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 import torch
 import torch.distributed as dist
@@ -193,17 +194,12 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
 
     Small tensors of one dtype and device share a message, because each message costs a latency.
     """
-    before = 0  # bytes before a tensor: neighbours share a message per `TOGETHER_BYTES`
-
-    def message_of(x: Tensor) -> tuple:
-        nonlocal before
-        before += x.nbytes
-        return x.dtype, x.device, before // TOGETHER_BYTES
-
     # Of an expanded tensor, the elements that it repeats.
-    once = (x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in tensors if not x.is_meta)
-    for _, neighbours in groupby(once, key=message_of):
-        some = list(neighbours)
+    once = [x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in tensors if not x.is_meta]
+    ends = accumulate(x.nbytes for x in once)
+    messages = [(x.dtype, x.device, end // TOGETHER_BYTES) for x, end in zip(once, ends, strict=True)]
+    for _, neighbours in groupby(zip(messages, once, strict=True), key=itemgetter(0)):
+        some = [x for _, x in neighbours]
         flat = broadcast(torch.cat([x.reshape(-1) for x in some]), group)
         for x, values in zip(some, flat.split([x.numel() for x in some]), strict=True):
             x.copy_(values.view_as(x))

@@ -8,8 +8,8 @@ The idea: the ranks of one machine share a file in memory. Each rank writes its 
 rank that comes later to the same call compares; a difference raises an error that shows both calls. When nothing moves,
 the process that started the ranks reads the table and reports which rank waits for which.
 
-Under torchrun, where ranks share no memory, each has a table of its own, and compares nothing. Nothing here knows torch.
-A call costs a few microseconds (`make bench`).
+Under torchrun, where ranks share no memory, each has a table of its own, and compares nothing. Nothing here knows
+torch. A call costs a few microseconds (`make bench`).
 """
 
 from __future__ import annotations

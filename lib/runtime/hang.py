@@ -110,15 +110,16 @@ class View:
 
     def summary(self) -> str:
         """One line: which ranks wait and which are done; it is a deadlock only if there is a cycle of waits."""
-        waiting, finished, circle = sorted(self.waits), self.finished, self.circle
+        circle = self.circle
+        others = [rank for rank in sorted(self.waits) if rank not in circle]
         if circle:
             parts = [f"deadlock: {named_ranks(sorted(circle))} wait for each other"]
-            if others := [rank for rank in waiting if rank not in circle]:
-                parts.append(f"{named_ranks(others)} also {'wait' if len(others) > 1 else 'waits'}")
+            if others:
+                parts.append(_they(others, "also wait", "also waits"))
         else:
-            parts = [f"hang: {named_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"]
-        if finished:
-            parts.append(f"{named_ranks(finished)} {'have' if len(finished) > 1 else 'has'} finished")
+            parts = ["hang: " + _they(others, "wait", "waits")]
+        if self.finished:
+            parts.append(_they(self.finished, "have finished", "has finished"))
         return "; ".join(parts)
 
     def report(self) -> str:
@@ -242,6 +243,10 @@ def named_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 0, 1 and 2`."""
     listed = ", ".join(map(str, ranks[:-1])) + " and " * (len(ranks) > 1) + str(ranks[-1])
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {listed}"
+
+
+def _they(ranks: Sequence[int], many: str, one: str) -> str:
+    return f"{named_ranks(ranks)} {many if len(ranks) > 1 else one}"
 
 
 def circle_of(waits: Mapping[int, AwaitedCall]) -> tuple[int, ...]:

@@ -127,7 +127,7 @@ RUN, SERVER = "parallel-by-hand-run-", "server-of-parallel-by-hand-"
 
 
 class Folder:
-    """A new folder, locked until it is removed.
+    """A new folder, locked until it is removed; as a context, its path, and removed after the body.
 
     Args:
         kind: how its name begins, `RUN` or `SERVER`.
@@ -144,6 +144,12 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = os.path.join(place, os.path.basename(hidden)[1:])
         os.rename(hidden, self.path)
+
+    def __enter__(self) -> str:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -20,13 +20,12 @@ from typing import Any
 from lib.runtime import call_table, headroom, output
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.hang import HangError, Stillness
+from lib.runtime.places import FLOORS
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures
 
 NOISE_BYTES = headroom.MB  # of output that bypasses Python's stdout; a longer file is emptied
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
 
 
 class RankError(RunError):
@@ -69,11 +68,14 @@ class Ranks:
         """Let the server fork them."""
         from lib.runtime import worker
 
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        cwd = None  # if it was removed, ranks stay in the folder of their server
+        with contextlib.suppress(OSError):
+            cwd = os.getcwd()
+        place = [path for path in sys.path if isinstance(path, str)], sys.argv, cwd, dict(os.environ)
         with starting():
             for rank in range(self.size):
                 (ours, theirs), (asks, answers) = Pipe(), Pipe()
-                args = (rank, self.size, self.folder, loopback, theirs, answers)
+                args = (rank, self.size, self.folder, place, theirs, answers)
                 process = server.Process(target=worker.rank_main, args=args, daemon=True)
                 self.processes.append(process)
                 self.conns.append(ours)
@@ -127,8 +129,9 @@ class Ranks:
         while len(self.done) < self.size and time.monotonic() - began < GRACE_S:
             outcomes |= {r: self._outcome(r) for r in self._wait(0.02)}
             self.done |= outcomes.keys()
-        cause = next((r for r, outcome in outcomes.items() if _is_cause(outcome)), rank)
-        cause = min((r for r, outcome in outcomes.items() if _alike(outcome, outcomes[cause])), default=cause)
+        kinds = {r: (one.kind, one.error) if one else ("died", r) for r, one in outcomes.items()}
+        cause = next((r for r, (kind, _) in kinds.items() if kind in ("died", "error", "mismatch")), rank)
+        cause = min(r for r, kind in kinds.items() if kind == kinds[cause])
         raise self._error(cause, outcomes[cause])
 
     def _outcome(self, rank: int):
@@ -160,10 +163,10 @@ class Ranks:
 
     def _timeout(self, timeout_s: float) -> str:
         """Where each rank was when the time limit passed."""
-        where = self._unreadable() or self.table.view().report()
-        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", where]
-        where = self._ask()
-        lines += [f"rank {rank}:\n{where[rank][0].rstrip()}" for rank in where if rank not in self.done]
+        report = self._unreadable() or self.table.view().report()
+        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", report]
+        stacks = {rank: stack.rstrip() for rank, (stack, _) in self._ask().items() if rank not in self.done}
+        lines += [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]
         return "\n".join(lines)
 
     def _ask(self) -> dict[int, tuple[str, bool]]:
@@ -222,15 +225,14 @@ class Ranks:
         code = self.processes[rank].exitcode
         if code is None or code >= 0:
             return f"exited without returning (os._exit?), with exit code {code}"
-        name, hint = str(-code), ""
-        with contextlib.suppress(ValueError):  # not every signal has a name
-            name = signal.Signals(-code).name
-        if name == "SIGKILL":
+        hint = ""
+        if -code == signal.SIGKILL:
             hint = "; was the machine out of memory?"
-        if name == "SIGBUS":
+        if -code == signal.SIGBUS:
             full = f"is its disk full? {headroom.size_text(headroom.free_disk_bytes(self.folder))} free"
             hint = f"; ranks share memory through a file in {os.path.dirname(self.folder)}: {full}"
-        return f"was killed by {name}{hint}"
+        named = -code in {*signal.Signals}  # not every signal has a name
+        return f"was killed by {signal.Signals(-code).name if named else -code}{hint}"
 
     def _noise(self, rank: int) -> str:
         return os.path.join(self.folder, f"noise{rank}")
@@ -242,7 +244,7 @@ class Ranks:
                 said = file.read().decode(errors="replace")
         except OSError:
             return ""
-        ours = (f'  File "{os.path.join(_HERE, "runtime", "worker.py")}"', "Extension modules:")
+        ours = (f'  File "{os.path.join(FLOORS[0], "runtime", "worker.py")}"', "Extension modules:")
         lines = itertools.takewhile(lambda line: not line.startswith(ours), filter(str.strip, said.splitlines()))
         return "".join(f"\n  {line}" for line in list(lines)[-8:])
 
@@ -260,11 +262,3 @@ class Ranks:
                 if process.pid is not None:
                     process.join()
                 process.close()
-
-
-def _is_cause(outcome) -> bool:
-    return outcome is None or outcome.kind in ("error", "mismatch")
-
-
-def _alike(one, other) -> bool:
-    return None not in (one, other) and (one.kind, one.error) == (other.kind, other.error)

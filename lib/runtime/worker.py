@@ -11,7 +11,6 @@ import io
 import linecache
 import multiprocessing
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -68,15 +67,15 @@ class Outcome:
     trace_back: str = ""
 
 
-def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, questions) -> None:
-    """Run one rank from start to end."""
+def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, questions) -> None:
+    """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder and environment."""
     global in_rank
     in_rank = True
     _leave_the_terminal(folder, rank)
     table = calls.table = call_table.CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(questions, folder), daemon=True).start()
     try:
-        outcome = _work(rank, world_size, folder, loopback, table)
+        outcome = _work(rank, world_size, folder, place, table)
     except BaseException as error:
         outcome = _explain(error, os.path.dirname(folder))
     table.state(hang.FINISHED if outcome.kind == "ok" else hang.FAILED)
@@ -89,21 +88,16 @@ def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, ques
     threading.Event().wait()  # until the parent ends this process
 
 
-def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_table.CallTable) -> Outcome:
+def _work(rank: int, world_size: int, folder: str, place: tuple, table: call_table.CallTable) -> Outcome:
     torch.set_num_threads(1)
-    with open(os.path.join(folder, "place"), "rb") as file:
-        sys.path[:], sys.argv, cwd, environment = pickle.load(file)
+    sys.path[:], sys.argv, cwd, environment = place
     if cwd is not None:
         os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(environment, GLOO_SOCKET_IFNAME=loopback)
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(os.path.join(folder, "store"), world_size),
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(days=1),  # launch reports a hang long before gloo would
-    )
+    os.environ.update(environment, GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo")
+    store, limit = dist.FileStore(os.path.join(folder, "store"), world_size), datetime.timedelta(days=1)
+    # launch reports a hang long before gloo would
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     numpy.random.seed()  # or all forks would draw the same numbers as the server
     spy.watch()  # before the job is read, which may refer to such functions by name
     # torch.compile looks there for what a function uses
@@ -122,13 +116,13 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
         finally:
             if os.getpid() != me:
                 _end_of_a_copy(sys.exc_info()[1])
-    end_s = time.perf_counter()
-    returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
+    returned = result, recorded, start_s
+    path, name = os.path.join(folder, f"result{rank}"), type(result).__name__
+    what = f"returned {'an' if name[0] in 'aeiou' else 'a'} {name} that cannot be sent"
     try:
         packed = Pickled(returned)
     except Exception as error:
-        text = f"returned {_kind(result)} that cannot be sent to the process that called run: {error}"
-        return Outcome("error", text, type(error).__name__)
+        return Outcome("error", f"{what} to the process that called run: {error}", type(error).__name__)
     try:
         packed.write(path)
     except OSError as error:
@@ -136,10 +130,8 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
             raise
         with suppress(OSError):
             os.remove(path)
-        full = headroom.full_disk(
-            os.path.dirname(folder), f"the result takes {headroom.size_text(packed.size_bytes)}"
-        )
-        return Outcome("error", f"returned {_kind(result)} that cannot be sent: {full}", "OSError")
+        needs = f"the result takes {headroom.size_text(packed.size_bytes)}"
+        return Outcome("error", f"{what}: {headroom.full_disk(os.path.dirname(folder), needs)}", "OSError")
     return Outcome("ok")
 
 
@@ -150,11 +142,6 @@ def _end_of_a_copy(error: BaseException | None) -> None:
         traceback.print_exception(error)
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _kind(result: object) -> str:
-    name = type(result).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _leave_the_terminal(folder: str, rank: int) -> None:
@@ -208,30 +195,21 @@ def _waits_for_a_thread(frame: types.FrameType) -> bool:
 def _explain(error: BaseException, temporary: str) -> Outcome:
     if isinstance(error, call_table.MismatchError):
         return Outcome("mismatch", str(error))
-    name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error)))
+    name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error))).rstrip()
     if isinstance(error, SystemExit):
         did, kind = f"called sys.exit({'' if error.code is None else repr(error.code)})", "error"
     else:
         did, kind = f"raised {name}", "peer gone" if _PEER_GONE.search(trace_back) else "error"
-    return Outcome(kind, did, name, _cut(trace_back.rstrip()) + _what_ran_out(error, trace_back, temporary))
-
-
-def _cut(text: str) -> str:
-    """Shorten the text of an exception, which may hold a printed tensor."""
-    if len(text) <= MOST_SAID:
-        return text
-    half = MOST_SAID // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} letters left out ...\n{text[-half:]}"
-
-
-def _what_ran_out(error: BaseException, said: str, temporary: str) -> str:
-    """How much is left of the resource that ran out: memory, or disk for temporary files."""
+    left, memory = "", headroom.system_memory()  # of what ran out: disk for temporary files, or memory
     if isinstance(error, OSError) and headroom.is_full(error, temporary):
-        return f"\n{headroom.full_disk(temporary, 'a write did not fit')}."
-    memory = headroom.system_memory()
-    if memory and (isinstance(error, MemoryError) or "can't allocate memory" in said):
-        return f"\n{memory}."
-    return ""
+        left = f"\n{headroom.full_disk(temporary, 'a write did not fit')}."
+    elif memory and (isinstance(error, MemoryError) or "can't allocate memory" in trace_back):
+        left = f"\n{memory}."
+    if len(trace_back) > MOST_SAID:  # it may hold a printed tensor
+        half = MOST_SAID // 2
+        out = f"\n... {len(trace_back) - 2 * half:,} letters left out ...\n"
+        trace_back = trace_back[:half] + out + trace_back[-half:]
+    return Outcome(kind, did, name, trace_back + left)
 
 
 def _tidy(lines: list[str]) -> list[str]:

@@ -114,7 +114,9 @@ class Watchdog:
         if silent:
             view.said = {rank: f"has said nothing for {for_s:.0f} s" for rank, for_s in silent.items()}
             gone = "its process is stopped, or its machine or network is gone"
-            return f"hang: {named_ranks([*silent])} gave no sign of life for {SILENT_S:.0f} s: {gone}.\n{view.report()}"
+            return (
+                f"hang: {named_ranks([*silent])} gave no sign of life for {SILENT_S:.0f} s: {gone}.\n{view.report()}"
+            )
         if mine.state == STARTING and mine.for_s > START_S:
             return self.cannot_connect(f"no connection for {START_S:.0f} s")
         if still_s > STILL_S and all_wait({row.state for row in rows.values()}):
