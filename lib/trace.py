@@ -122,13 +122,12 @@ class Trace:
 
     def chrome(self) -> list[dict]:
         """The content of `save` in Chrome's trace event format: times in µs; an arrow from each send to its receive."""
-        out: list[dict] = []
-        for rank in sorted({item.rank for item in [*self.spans, *self.events]}):
-            out.append(_meta(rank, "process_name", name=f"rank {rank}"))
-            out.append(_meta(rank, "process_sort_index", sort_index=rank))
         lanes: dict[tuple[int, str], list[Span | CommEvent]] = defaultdict(list)
         for item in [*self.spans, *self.events]:
             lanes[item.rank, f"network {item.axis}" if isinstance(item, CommEvent) else item.lane].append(item)
+        ranks = sorted({rank for rank, _ in lanes})
+        out = [_meta(rank, "process_name", name=f"rank {rank}") for rank in ranks]
+        out += [_meta(rank, "process_sort_index", sort_index=rank) for rank in ranks]
         threads: dict[tuple[int, str], int] = {}
         place: dict[int, int] = {}  # id of an item -> its thread
         for (rank, lane), items in sorted(lanes.items()):
@@ -147,7 +146,7 @@ class Trace:
         """Arrows from each send to its receive: messages between two ranks keep their order."""
         ends: dict[str, dict[tuple, list[CommEvent]]] = {"send": defaultdict(list), "recv": defaultdict(list)}
         for e in sorted(self.events, key=lambda e: e.start_s):
-            if e.kind in ends:
+            if e.kind in ends and e.peers:  # a receive from any rank has none
                 src, dst = (e.rank, *e.peers) if e.kind == "send" else (*e.peers, e.rank)
                 ends[e.kind][src, dst, e.axis].append(e)
         out = []

@@ -67,10 +67,8 @@ class CallTable:
         self._moves = 0
         self._mine: dict[int, int] = {}  # channel key -> offset in my row
         self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> offset in the map
-        self._keys: dict[str, int] = {}
         self._calls: dict[int, int] = {}
         self._waits: list[Waiting] = []  # calls that my threads wait in
-        self._said = b""  # the text written last
 
     def close(self) -> None:
         self._map.close()
@@ -79,11 +77,8 @@ class CallTable:
 
     def state(self, state: int, body: bytes = b"") -> None:
         """Write this rank's state, and the dumped call that it waits in; each call counts as a move."""
-        if body and body is not self._said:
-            start = self._row + _HEAD.size
-            self._map[start : start + len(body)] = body
-            self._said = body
-        self._moves += 1
+        start, self._moves = self._row + _HEAD.size, self._moves + 1
+        self._map[start : start + len(body)] = body
         _HEAD.pack_into(self._map, self._row, state, self._moves, len(body), time.monotonic())
 
     def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
@@ -96,14 +91,12 @@ class CallTable:
         Raises:
             MismatchError: a member made a different call of the same number.
         """
-        key = self._keys.get(channel)
-        if key is None:
-            key = self._keys[channel] = key_of(channel)
+        key = key_of(channel)
         number = self._calls.get(key, 0)
         offset = self._mine.get(key)
         if offset is None:
             offset = self._mine[key] = self._place(key, number)
-        place = _CHANNEL.size + number % _RING * _ENTRY.size
+        place = _place_of(number)
         at = self._row + offset + place
         mine = what.encode()[:_TEXT]
         _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them valid
@@ -132,15 +125,9 @@ class CallTable:
 
     def due_s(self, channel: str, number: int, members: Sequence[int]) -> float:
         """The latest `due_s` that the members entered with this call; once it is done, all have entered theirs."""
-        key, latest = self._keys[channel], 0.0
-        for member in members:
-            start = self._find(member, key)
-            if start is not None:
-                entry = start + _CHANNEL.size + number % _RING * _ENTRY.size
-                count, _, _, due_s = _ENTRY.unpack_from(self._map, entry)
-                if count == number + 1:
-                    latest = max(latest, due_s)
-        return latest
+        found, place = [self._find(member, key_of(channel)) for member in members], _place_of(number)
+        entries = [_ENTRY.unpack_from(self._map, start + place) for start in found if start is not None]
+        return max((due_s for count, _, _, due_s in entries if count == number + 1), default=0.0)
 
     def waiting(self, *call: object) -> Waiting:
         """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
@@ -203,6 +190,11 @@ class CallTable:
         notes = {rank: _text(self._map[at + _NOTE : at + _HEAD_BYTES]) for rank, at in self._rows.items()}
         rows = {rank: self.row(rank) for rank in self._rows}
         return View.of(rows, caught={rank: note for rank, note in notes.items() if note})
+
+
+def _place_of(number: int) -> int:
+    """Where in a channel a call stands."""
+    return _CHANNEL.size + number % _RING * _ENTRY.size
 
 
 def _text(field: bytes) -> str:

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from multiprocessing import Pipe, connection
+from pathlib import Path
 from typing import Any
 
 from lib.runtime import call_table, headroom, output
@@ -54,7 +55,7 @@ class Ranks:
     """The processes of one run."""
 
     def __init__(self, world_size: int, folder: str, table: call_table.CallTable) -> None:
-        self.folder, self.table, self.size = folder, table, world_size
+        self.folder, self.table, self.size = Path(folder), table, world_size
         self.processes: list[Any] = []
         self.conns: list[connection.Connection] = []
         self.questions: list[connection.Connection] = []
@@ -75,7 +76,7 @@ class Ranks:
         with starting():
             for rank in range(self.size):
                 (ours, theirs), (asks, answers) = Pipe(), Pipe()
-                args = (rank, self.size, self.folder, place, theirs, answers)
+                args = (rank, self.size, str(self.folder), place, theirs, answers)
                 process = server.Process(target=worker.rank_main, args=args, daemon=True)
                 self.processes.append(process)
                 self.conns.append(ours)
@@ -144,7 +145,7 @@ class Ranks:
         who = f"rank {rank} of {self.size}"
         if outcome is None:
             self.processes[rank].join(1)
-            if not os.path.exists(self._noise(rank)):
+            if not self._noise(rank).exists():
                 return RunError(f"{who} could not start; {why_no_rank()}")
             return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
         if outcome.kind == "mismatch":
@@ -192,16 +193,15 @@ class Ranks:
         """Why the call table cannot be read, or "". On a full disk, reading a page that was never written kills."""
         if headroom.free_disk_bytes(self.folder) >= headroom.MB:
             return ""
-        return headroom.full_disk(os.path.dirname(self.folder), "the table of waiting ranks cannot be read")
+        return headroom.full_disk(self.folder.parent, "the table of waiting ranks cannot be read")
 
     def _watch_headroom(self) -> None:
         """End the ranks before memory runs out, or the system might end the notebook; keep files of noise short."""
         for rank in range(self.size):
             with contextlib.suppress(OSError):
-                if os.path.getsize(self._noise(rank)) > NOISE_BYTES:
+                if self._noise(rank).stat().st_size > NOISE_BYTES:
                     os.truncate(self._noise(rank), 0)
-        memory = headroom.system_memory()
-        if memory is None:
+        if (memory := headroom.system_memory()) is None:
             return
         self.pause_s = 0.05 if memory.free_bytes > 2 * self.floor_bytes else 0.01  # a rank can take 1 GB in 0.2 s
         if memory.free_bytes > self.floor_bytes:
@@ -217,8 +217,7 @@ class Ranks:
         raise RankError(
             f"rank {rank} of {self.size} was ended before memory ran out: {memory}.{rows}\n"
             f"Use smaller tensors or fewer ranks.{self._last_noise(rank)}",
-            rank,
-            "MemoryError",
+            *(rank, "MemoryError"),
         )
 
     def _death(self, rank: int) -> str:
@@ -230,23 +229,21 @@ class Ranks:
             hint = "; was the machine out of memory?"
         if -code == signal.SIGBUS:
             full = f"is its disk full? {headroom.size_text(headroom.free_disk_bytes(self.folder))} free"
-            hint = f"; ranks share memory through a file in {os.path.dirname(self.folder)}: {full}"
+            hint = f"; ranks share memory through a file in {self.folder.parent}: {full}"
         named = -code in {*signal.Signals}  # not every signal has a name
         return f"was killed by {signal.Signals(-code).name if named else -code}{hint}"
 
-    def _noise(self, rank: int) -> str:
-        return os.path.join(self.folder, f"noise{rank}")
+    def _noise(self, rank: int) -> Path:
+        return self.folder / f"noise{rank}"
 
     def _last_noise(self, rank: int) -> str:
         """The last output of C++ and of Python's fault handler, without the frames of this library."""
-        try:
-            with open(self._noise(rank), "rb") as file:
-                said = file.read().decode(errors="replace")
-        except OSError:
-            return ""
+        said = ""
+        with contextlib.suppress(OSError):
+            said = self._noise(rank).read_text("utf-8", "replace")
         ours = (f'  File "{os.path.join(FLOORS[0], "runtime", "worker.py")}"', "Extension modules:")
         lines = itertools.takewhile(lambda line: not line.startswith(ours), filter(str.strip, said.splitlines()))
-        return "".join(f"\n  {line}" for line in list(lines)[-8:])
+        return "".join(f"\n  {line}" for line in [*lines][-8:])
 
     def end(self) -> None:
         """End all ranks and all processes that they started, and wait until they have ended."""
