@@ -80,9 +80,10 @@ def meet(rank: int, size: int, settings: Mapping[str, object], problem: str = ""
         store = dist.PrefixStore("parallel by hand", store)
         found = _collect(store, size, mine) if rank == 0 else _enter(store, rank, mine)
     except (dist.DistError, TimeoutError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise StartError(
             f"rank {rank} of {size} on {mine.host} found no ranks at {where} for {START_S:.0f} s: torchrun must run on "
-            f"every machine, with the same --rdzv-endpoint, and reach it ({(str(error) or type(error).__name__).splitlines()[0]})"
+            f"every machine, with the same --rdzv-endpoint, and reach it ({why})"
         ) from None
     if missing := [i for i, one in enumerate(found) if one is None]:
         raise StartError(

@@ -83,6 +83,7 @@ def test_of_more_channels_than_places_the_latest_are_compared(tables):
 
 def test_states_and_moves(tables):
     parent, a, b, c = tables
+
     def moves():
         return [moves for _, moves in parent.heads()]
 

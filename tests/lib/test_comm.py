@@ -218,14 +218,7 @@ def test_two_axes_at_once():
     for rank, (got, wrong, traffic) in enumerate(run(works, 4)):
         dp, tp = [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
         assert wrong == []
-        assert got == [
-            [sum(dp)],
-            tp,
-            [sum(dp) * (10 if rank >= 2 else 1)],
-            [max(tp)],
-            sum(dp) - rank,
-            sum(tp) - rank,
-        ]
+        assert got == [[sum(dp)], tp, [sum(dp) * (10 if rank >= 2 else 1)], [max(tp)], sum(dp) - rank, sum(tp) - rank]
         assert traffic == {
             ("all_reduce", "dp"): (1, 4),
             ("all_gather", "tp"): (1, 4),

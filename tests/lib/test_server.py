@@ -142,6 +142,9 @@ def test_a_file_of_lib_is_edited_between_two_runs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+WARM = "import sys; from lib.runtime.server import warm; warm(); assert 'torch._dynamo' in sys.modules"
+
+
 @pytest.mark.thorough("a process that imports torch")
 @pytest.mark.parametrize("ours", [True, False], ids=["edited", "elsewhere"])
 def test_what_stands_on_lib_is_no_need_of_the_server(ours, tmp_path):
@@ -152,7 +155,7 @@ def test_what_stands_on_lib_is_no_need_of_the_server(ours, tmp_path):
     (judge / "__init__.py").write_text("this is not Python")
     (judge / "check" / "judge.py").write_text("")
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from lib.runtime.server import warm; warm(); assert 'torch._dynamo' in sys.modules"],
+        [sys.executable, "-c", WARM],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, judge.parent)))},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip

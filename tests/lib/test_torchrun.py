@@ -12,8 +12,8 @@ import torch.distributed as dist
 from lib.runtime.call_table import CallTable
 from lib.runtime.hang import RUNNING, STARTING
 from lib.torchrun import meeting, watchdog
-from lib.torchrun.start import StartError
 from lib.torchrun.meeting import Member, choose_interface
+from lib.torchrun.start import StartError
 from lib.torchrun.watchdog import Watchdog
 
 HERE = Member("node0", "a", "", {"lr": 0.1}, {"comm.py": 1})
