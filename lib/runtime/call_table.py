@@ -3,13 +3,10 @@
 The problem: in a collective every rank must make the same call. If one does not, gloo hangs for thirty minutes, aborts
 a process, or adds an int32 to a float32 without an error. The process that hangs cannot report why: the cause is a call
 that a *different* process did not make.
-
-The idea: the ranks of one machine share a file in memory. Each rank writes its next call there before it makes it. The
-rank that comes later to the same call compares; a difference raises an error that shows both calls. When nothing moves,
-the process that started the ranks reads the table and reports which rank waits for which.
-
-Under torchrun, where ranks share no memory, each has a table of its own, and compares nothing. Nothing here knows
-torch. A call costs a few microseconds (`make bench`).
+The idea: the ranks of one machine share a file in memory. Each writes its next call there before it makes it. The rank
+that comes later to the same call compares; a difference raises an error that shows both calls. When nothing moves, the
+process that started the ranks reads which rank waits for which. Under torchrun, where ranks share no memory, each has a
+table of its own, and compares nothing. Nothing here knows torch. A call costs a few microseconds (`make bench`).
 """
 
 from __future__ import annotations

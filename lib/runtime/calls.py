@@ -23,27 +23,18 @@ table: call_table.CallTable | None = None  # shared by the ranks of one machine;
 
 
 class Call(NamedTuple):
-    """The facts known about a call before it is made.
+    """The facts known about a call before it is made."""
 
-    Args:
-        kind: as in `trace.CommEvent`; or `new_group`, which is compared and moves nothing.
-        payload_bytes: bytes of the full array; None if there is no array (a barrier).
-        axis, rank, size: the mesh axis of the group, this rank's global number, the number of ranks in the group.
-        channel, members, what: where it is entered in the call table, the ranks that must make the same call, and the
-            text that they compare; channel is empty if nothing can be compared.
-        peers, shown: the ranks that this rank waits for, and the text in a hang report.
-    """
-
-    kind: str
-    payload_bytes: int | None
-    axis: str
-    rank: int
-    size: int
-    channel: str
-    members: tuple[int, ...]
-    what: str
-    peers: tuple[int, ...]
-    shown: str
+    kind: str  # as in `trace.CommEvent`; or `new_group`, which is compared and moves nothing
+    payload_bytes: int | None  # bytes of the full array; None if there is no array (a barrier)
+    axis: str  # of the mesh
+    rank: int  # this one's global number
+    size: int  # of the group
+    channel: str  # where it is entered in the call table; empty if nothing can be compared
+    members: tuple[int, ...]  # the ranks that must make the same call
+    what: str  # the text that they compare
+    peers: tuple[int, ...]  # the ranks that this one waits for
+    shown: str  # the text in a hang report
 
     @classmethod
     def collective(cls, kind: str, what: str, payload_bytes: int | None, group: Group) -> Call:
@@ -99,13 +90,8 @@ class label:  # noqa: N801 used as a function; a generator would take three time
 class Record:
     """A call in flight: compared with the calls of other ranks, passed to listeners, counted when it is `done`.
 
-    Args:
-        due_s: when this rank's emulated link finishes it (`lib.runtime.transfer`).
-
-    Attributes:
-        waiting: a context: inside it, this rank waits for the call.
-        works: the launched Work objects, while in flight.
-        ended_s: when it ended; 0 before it is `done`.
+    Inside the context `waiting` this rank waits for it; `works` are its Work objects while in flight; `ended_s` is 0
+    before it is `done`. `due_s` is when this rank's emulated link finishes it (`lib.runtime.transfer`).
 
     Raises:
         MismatchError: a different rank made a different call.

@@ -1,9 +1,8 @@
 """A process that forks ranks on demand: the fork server of `multiprocessing`, as a separate instance.
 
-The problem: `multiprocessing` has one such server per process. Ours differs: it has imported torch, its environment is
-set for ranks, and it never receives a Ctrl-C. A program that uses a fork server for its own processes would get ours;
-and a forked copy of the program holds a server that is not its child.
-The idea: the same server program and the same requests, over a private socket.
+`multiprocessing` has one such server per process. Ours differs: it has imported torch, its environment is set for
+ranks, and it never receives a Ctrl-C. A program that uses a fork server for its own processes would get ours; and a
+forked copy of the program holds a server that is not its child. So: the same program, over a private socket.
 """
 
 from __future__ import annotations
@@ -37,12 +36,9 @@ MOST_LETTERS = 90  # in the path of its socket's folder: the system allows 103 o
 
 
 class ForkServer:
-    """A running server.
+    """A running server, with this `sys.path`, and these variables added to the environment of this process.
 
-    Args:
-        first: program that it runs first, to import what its processes need.
-        path: its `sys.path`.
-        variables: its environment variables, added to those of this process.
+    It runs the program `first` before it forks, to import what its processes need.
     """
 
     def __init__(self, first: str, path: list[str], variables: dict[str, str]) -> None:

@@ -4,8 +4,8 @@ The problem: a rank that waits briefly looks like a rank that waits forever. The
 the system counts no bytes written and no processor time for `STILL_S`, and no rank has a thread that could still send.
 Where the system counts nothing (macOS), a transfer longer than `STILL_S` looks like a hang.
 
-The report shows the state of every rank at one time, a `View`. `call_table.py` reads it from the memory that the ranks
-of one machine share, `lib.torchrun.watchdog` from the store that the ranks of several machines share.
+The report shows a `View` of all ranks at one time, made from a `Row` of each: of the memory that the ranks of one
+machine share (`call_table.py`), or of the store that the ranks of several machines share (`lib.torchrun.watchdog`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,13 @@ SAYS = {STARTING: "is starting", RUNNING: "computes", FINISHED: "has finished", 
 
 
 class AwaitedCall(NamedTuple):
-    """The call that a rank waits in.
+    """The call that a rank waits in."""
 
-    Args:
-        what: the call as the report shows it; its first word is its kind.
-        where: the source line that made it.
-        peers: the ranks that must make their call.
-        late: the peers that have not.
-        for_s: seconds since the wait began.
-    """
-
-    what: str = ""
-    where: str = ""
-    peers: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    for_s: float = 0.0
+    what: str = ""  # as the report shows it; its first word is its kind
+    where: str = ""  # the source line that made it
+    peers: tuple[int, ...] = ()  # the ranks that must make their call
+    late: tuple[int, ...] = ()  # the peers that have not
+    for_s: float = 0.0  # seconds since the wait began
 
     @property
     def kind(self) -> str:
@@ -52,40 +44,26 @@ class AwaitedCall(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a rank says of itself.
+    """What a rank says of itself."""
 
-    Args:
-        state: one of the five above.
-        moves: how often it wrote a state.
-        call: (what, where, peers, channel, number) of the call that it waits in; None if it cannot be read.
-        for_s: seconds since it wrote its state.
-        calls: how many calls it made on each channel, by `key_of`.
-    """
-
-    state: int
-    moves: int
-    call: Sequence | None
-    for_s: float
-    calls: Mapping[int, int]
+    state: int  # one of the five above
+    moves: int  # how often it wrote a state
+    call: Sequence | None  # (what, where, peers, channel, number) of its wait; None if it cannot be read
+    for_s: float  # seconds since it wrote its state
+    calls: Mapping[int, int]  # how many it made on each channel, by `key_of`
 
 
 @dataclass
 class View:
-    """All ranks at one time.
-
-    Args:
-        states: rank → its state.
-        waits: rank → the call it waits in, for each rank that waits.
-        caught: rank → the text of a call that was refused there, and that its code caught.
-        hosts: rank → the name of its machine, if there are several.
-        said: rank → the words for it instead of its state.
-    """
+    """All ranks at one time; each mapping is by rank."""
 
     states: Mapping[int, int]
-    waits: Mapping[int, AwaitedCall]
-    caught: Mapping[int, str] = field(default_factory=dict)
-    hosts: Mapping[int, str] = field(default_factory=dict)
-    said: Mapping[int, str] = field(default_factory=dict)
+    waits: Mapping[int, AwaitedCall]  # of each rank that waits
+    caught: Mapping[int, str] = field(
+        default_factory=dict
+    )  # the text of a call that was refused, and its code caught
+    hosts: Mapping[int, str] = field(default_factory=dict)  # the name of its machine, if there are several
+    said: Mapping[int, str] = field(default_factory=dict)  # the words for it instead of its state
 
     @classmethod
     def of(cls, rows: Mapping[int, Row], **more: Mapping) -> View:
@@ -164,9 +142,6 @@ class View:
 class HangError(RunError):
     """Ranks wait for calls that never come: for others in a cycle, or for a rank that finished.
 
-    Args:
-        view: all ranks; None if the call table cannot be read.
-
     Attributes:
         waits: rank → the call it waits in.
         finished: ranks whose function returned.
@@ -180,11 +155,9 @@ class HangError(RunError):
 
 
 class Stillness:
-    """Watches whether anything moves: calls, bytes, or the processor.
+    """Watches whether anything moves: calls, bytes, or the processor of these processes.
 
-    Args:
-        pids: the processes of the ranks.
-        may_send: whether a rank has a thread that could still send. As long as one lives, only a time limit ends a run.
+    `may_send` says whether a rank has a thread that could still send: while one lives, only a time limit ends a run.
     """
 
     def __init__(self, pids: Iterable[int], may_send: Callable[[], bool]) -> None:
@@ -192,11 +165,7 @@ class Stillness:
         self._since_s, self._heads, self._written, self._busy_s = 0.0, None, -1, None
 
     def look(self, heads: list[tuple[int, int]]) -> float:
-        """Seconds since anything moved, once it is a hang; 0 before.
-
-        Args:
-            heads: the state of each rank, and how many moves it made.
-        """
+        """Seconds since anything moved, once it is a hang; 0 before. `heads`: state and moves of each rank."""
         now = time.monotonic()
         if heads != self._heads or not all_wait({state for state, _ in heads}):
             self._heads, self._since_s, self._written = heads, now, -1

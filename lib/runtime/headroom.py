@@ -80,10 +80,7 @@ def _fields(path: Path, separator: str | None) -> dict[str, int]:
 
 @functools.cache
 def _limits(proc: str, cgroup: str, total_bytes: int) -> list[tuple[int, Path, Path, str]]:
-    """For each container with its own limit: the limit, the files with its use and its caches, the name of the latter.
-
-    Innermost first: a process is in a folder of its control group, and in those around it.
-    """
+    """Of each container with a limit: the limit, the files with its use and its caches, the name of the latter."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path(proc, "self", "cgroup").read_text().splitlines():
@@ -129,9 +126,7 @@ RUN, SERVER = "parallel-by-hand-run-", "server-of-parallel-by-hand-"
 class Folder:
     """A new folder, locked until it is removed; as a context, its path, and removed after the body.
 
-    Args:
-        kind: how its name begins, `RUN` or `SERVER`.
-        place: parent folder; by default the folder for temporary files.
+    Its name begins with `kind`, `RUN` or `SERVER`; it lies in `place`, by default the folder for temporary files.
     """
 
     def __init__(self, kind: str, place: str | None = None) -> None:

@@ -2,7 +2,6 @@
 
 The problem: one of four ranks fails, and three report "connection closed by peer"; or no rank fails, and all wait. The
 reader needs one sentence with the cause, after a second, and no process left running.
-
 The idea: ranks are forked from a server that already imported torch (`server.py`). This side polls: messages from
 ranks, whether they are alive, their output, their calls so far (`call_table.py`), and free memory (`headroom.py`). A
 rank that lost a peer is never the cause. `hang.py` decides whether the ranks hang.
@@ -32,10 +31,10 @@ NOISE_BYTES = headroom.MB  # of output that bypasses Python's stdout; a longer f
 class RankError(RunError):
     """A rank raised an exception, exited, or was killed.
 
-    Args:
+    Attributes:
         rank: the rank that failed.
-        error: name of the exception type, or "" if the process died without an exception.
-        trace_back: the rank's traceback, which the message also contains; "" if there was no exception.
+        error, trace_back: the name of the exception's type, and the traceback, which the message also contains; both
+            are "" if there was no exception.
     """
 
     def __init__(self, message: str, rank: int, error: str = "", trace_back: str = "") -> None:

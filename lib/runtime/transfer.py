@@ -41,9 +41,7 @@ _works: set[tuple[dist.Work, ...]] = set()  # in flight; gloo drops a message wh
 class Pending:
     """A communication in flight; `wait()` returns its result, and a second call returns it immediately.
 
-    Args:
-        finish: waits and returns the result.
-        record: the record of the call, if it moves data.
+    `finish` waits and returns the result; `record` is of the call, if it moves data.
     """
 
     def __init__(self, finish: Callable[[], Tensor | dict | None], record: Record | None = None) -> None:

@@ -42,23 +42,14 @@ LIB = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank says of itself.
-
-    Args:
-        host: the name of its machine.
-        machine: what tells its machine, or container, from all others.
-        address: its address in the network in which it found the store; "" on the machine of the store itself.
-        settings: what must be equal on all ranks.
-        files: the checksums of the library's files.
-        problem: why it cannot start, or "".
-    """
+    """What a rank says of itself."""
 
     host: str = field(default_factory=socket.gethostname)
-    machine: str = field(default_factory=lambda: _machine())
-    address: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    files: Mapping[str, int] = field(default_factory=dict)
-    problem: str = ""
+    machine: str = field(default_factory=lambda: _machine())  # tells its machine, or container, from all others
+    address: str = ""  # in the network in which it found the store; "" on the machine of the store itself
+    settings: Mapping[str, object] = field(default_factory=dict)  # what must be equal on all ranks
+    files: Mapping[str, int] = field(default_factory=dict)  # the checksums of the library's files
+    problem: str = ""  # why it cannot start
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 

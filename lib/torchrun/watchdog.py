@@ -51,20 +51,16 @@ class Unchanged:
 
 
 class Watchdog:
-    """A thread that writes the row of this rank, and ends a run that hangs.
+    """A thread that writes the row of this rank into the store, and ends a run that hangs.
 
-    Args:
-        store: the store of this run; the thread has a separate connection, because a call of the rank may block its.
-        members: the roster, in rank order.
-        limit_s: the longest wait in one call.
-        over: the network that gloo uses.
+    `limit_s` is the longest wait in one call, `over` the network that gloo uses.
     """
 
     def __init__(self, store: dist.Store, rank: int, members: Sequence[Member], limit_s: float, over: str) -> None:
         self.table, self.rank = CallTable(None, len(members), rank), rank
         self.table.state(STARTING)
         self.members, self.limit_s, self.over = members, limit_s, over
-        self._store = store.clone()
+        self._store = store.clone()  # a connection of its own: a call of the rank may block the other
         self._store.set_timeout(timedelta(seconds=SILENT_S))
         self._beats = 0
         self._latest = [Unchanged() for _ in members]  # beat of each rank

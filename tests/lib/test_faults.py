@@ -592,14 +592,10 @@ def test_time_is_up():
         stack = str(caught.value).partition("rank 1:\n")[2]
         assert re.match(rf'  File "tests/lib/test_faults.py", line \d+, in {fault.__name__}\n    ({line})', stack)
         assert "multiprocessing" not in str(caught.value)
-
-
-def test_loops_is_known_beside_those_who_wait():
-    with pytest.raises(RunTimeout) as caught:
-        run(loops, 3, timeout_s=0.5)
-    table = str(caught.value).splitlines()[1:4]
-    assert table[0].startswith("  rank 0  waits in barrier: rank 1 did not call it  for 0.")
-    assert table[1] == "  rank 1  computes"
+        if fault is loops:  # beside those who wait for it
+            table = str(caught.value).splitlines()[1:4]
+            assert table[0].startswith("  rank 0  waits in barrier: rank 1 did not call it  for 0.")
+            assert table[1] == "  rank 1  computes"
 
 
 # ---- what cannot be sent --------------------------------------------------------------------------------------------
