@@ -17,7 +17,8 @@ from multiprocessing import Pipe, connection
 from pathlib import Path
 from typing import Any
 
-from lib.runtime import call_table, headroom, output
+from lib.runtime import headroom, output
+from lib.runtime.call_table import CallTable
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.hang import HangError, Stillness
 from lib.runtime.places import FLOORS
@@ -53,7 +54,7 @@ class RunTimeout(RunError, TimeoutError):
 class Ranks:
     """The processes of one run."""
 
-    def __init__(self, world_size: int, folder: str, table: call_table.CallTable) -> None:
+    def __init__(self, world_size: int, folder: str, table: CallTable) -> None:
         self.folder, self.table, self.size = Path(folder), table, world_size
         self.processes: list[Any] = []
         self.conns: list[connection.Connection] = []
@@ -124,35 +125,30 @@ class Ranks:
         """
         outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
         self.done.add(rank)
-        if outcomes[rank] is not None and outcomes[rank].kind == "ok":
+        if outcomes[rank] == ("ok", None):
             return
         while len(self.done) < self.size and time.monotonic() - began < GRACE_S:
             outcomes |= {r: self._outcome(r) for r in self._wait(0.02)}
             self.done |= outcomes.keys()
-        kinds = {r: (one.kind, one.error) if one else ("died", r) for r, one in outcomes.items()}
-        cause = next((r for r, (kind, _) in kinds.items() if kind in ("died", "error", "mismatch")), rank)
+        kinds = {r: (kind, getattr(error, "error", "") if error else r) for r, (kind, error) in outcomes.items()}
+        cause = next((r for r, (kind, _) in kinds.items() if kind in ("died", "error")), rank)
         cause = min(r for r, kind in kinds.items() if kind == kinds[cause])
-        raise self._error(cause, outcomes[cause])
+        raise outcomes[cause][1] or self._died(cause)
 
-    def _outcome(self, rank: int):
-        try:
-            return self.conns[rank].recv() if self.conns[rank].poll() else None
-        except (EOFError, OSError):
-            return None
+    def _outcome(self, rank: int) -> tuple[str, Exception | None]:
+        """How a rank ended: `ok`, `error`, `peer gone` or `died`; and the error that it sent."""
+        with contextlib.suppress(EOFError, OSError):
+            if self.conns[rank].poll():
+                return self.conns[rank].recv()
+        return "died", None
 
-    def _error(self, rank: int, outcome) -> Exception:
+    def _died(self, rank: int) -> RunError:
+        """The error of a rank that could say nothing."""
+        self.processes[rank].join(1)
         who = f"rank {rank} of {self.size}"
-        if outcome is None:
-            self.processes[rank].join(1)
-            if not self._noise(rank).exists():
-                return RunError(f"{who} could not start; {why_no_rank()}")
-            return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
-        if outcome.kind == "mismatch":
-            return call_table.MismatchError(outcome.text)
-        if outcome.kind == "peer gone":
-            who = f"a rank closed its connections, as destroy_process_group does, while others needed them: {who}"
-        told = f"{who} {outcome.text}" + f"\n\n{outcome.trace_back}" * bool(outcome.trace_back)
-        return RankError(told, rank, outcome.error, outcome.trace_back)
+        if not self._noise(rank).exists():
+            return RunError(f"{who} could not start; {why_no_rank()}")
+        return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
 
     def _hang(self, still_s: float) -> HangError:
         """The error with the report of a hang."""

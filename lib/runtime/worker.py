@@ -29,8 +29,10 @@ import torch.distributed as dist
 
 from lib import mesh, trace
 from lib.mesh import Group
-from lib.runtime import call_table, calls, hang, headroom, output, places, spy, transfer
+from lib.runtime import calls, hang, headroom, output, places, spy, transfer
+from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.pickled import Pickled, read
+from lib.runtime.ranks import RankError
 
 MOST_SAID = 20_000  # letters of a traceback
 
@@ -57,38 +59,29 @@ class Job:
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
-@dataclass
-class Outcome:
-    """How a rank ended: `kind` is `ok`, `error`, `peer gone` or `mismatch`; `text` goes on from "rank 2 of 4 …"."""
-
-    kind: str
-    text: str = ""
-    error: str = ""
-    trace_back: str = ""
-
-
 def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, questions) -> None:
     """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder and environment."""
     global in_rank
     in_rank = True
     _leave_the_terminal(folder, rank)
-    table = calls.table = call_table.CallTable(os.path.join(folder, "table"), world_size, rank)
+    table = calls.table = CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(questions, folder), daemon=True).start()
+    kind, failed = "ok", None
     try:
-        outcome = _work(rank, world_size, folder, place, table)
+        _work(rank, world_size, folder, place, table)
     except BaseException as error:
-        outcome = _explain(error, os.path.dirname(folder))
-    table.state(hang.FINISHED if outcome.kind == "ok" else hang.FAILED)
+        kind, failed = _explain(error, rank, world_size, os.path.dirname(folder))
+    table.state(hang.FINISHED if kind == "ok" else hang.FAILED)
     with suppress(Exception):  # a full disk, or a closed stdout: the outcome matters more
         sys.stdout.flush()
         sys.stderr.flush()
-    conn.send(outcome)
-    if outcome.kind != "ok":
+    conn.send((kind, failed))
+    if failed:
         os._exit(1)  # immediately: the peers that wait for this rank must notice
     threading.Event().wait()  # until the parent ends this process
 
 
-def _work(rank: int, world_size: int, folder: str, place: tuple, table: call_table.CallTable) -> Outcome:
+def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTable) -> None:
     torch.set_num_threads(1)
     sys.path[:], sys.argv, cwd, environment = place
     if cwd is not None:
@@ -116,13 +109,12 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: call_tab
         finally:
             if os.getpid() != me:
                 _end_of_a_copy(sys.exc_info()[1])
-    returned = result, recorded, start_s
     path, name = os.path.join(folder, f"result{rank}"), type(result).__name__
-    what = f"returned {'an' if name[0] in 'aeiou' else 'a'} {name} that cannot be sent"
+    what = f"rank {rank} of {world_size} returned {'an' if name[0] in 'aeiou' else 'a'} {name} that cannot be sent"
     try:
-        packed = Pickled(returned)
+        packed = Pickled((result, recorded, start_s))
     except Exception as error:
-        return Outcome("error", f"{what} to the process that called run: {error}", type(error).__name__)
+        raise RankError(f"{what} to the process that called run: {error}", rank, type(error).__name__) from None
     try:
         packed.write(path)
     except OSError as error:
@@ -131,8 +123,8 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: call_tab
         with suppress(OSError):
             os.remove(path)
         needs = f"the result takes {headroom.size_text(packed.size_bytes)}"
-        return Outcome("error", f"{what}: {headroom.full_disk(os.path.dirname(folder), needs)}", "OSError")
-    return Outcome("ok")
+        full = headroom.full_disk(os.path.dirname(folder), needs)
+        raise RankError(f"{what}: {full}", rank, "OSError") from None
 
 
 def _end_of_a_copy(error: BaseException | None) -> None:
@@ -192,14 +184,19 @@ def _waits_for_a_thread(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)
 
 
-def _explain(error: BaseException, temporary: str) -> Outcome:
-    if isinstance(error, call_table.MismatchError):
-        return Outcome("mismatch", str(error))
+def _explain(error: BaseException, rank: int, world_size: int, temporary: str) -> tuple[str, Exception]:
+    """`error`, or `peer gone`, which is never the cause; and the error that the run raises for it."""
+    if isinstance(error, MismatchError):
+        return "error", MismatchError(str(error))
+    if isinstance(error, RankError):  # of this file
+        return "error", error
     name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error))).rstrip()
+    who, did, kind = f"rank {rank} of {world_size}", f"raised {name}", "error"
     if isinstance(error, SystemExit):
-        did, kind = f"called sys.exit({'' if error.code is None else repr(error.code)})", "error"
-    else:
-        did, kind = f"raised {name}", "peer gone" if _PEER_GONE.search(trace_back) else "error"
+        did = f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    elif _PEER_GONE.search(trace_back):
+        who = f"a rank closed its connections, as destroy_process_group does, while others needed them: {who}"
+        kind = "peer gone"
     left, memory = "", headroom.system_memory()  # of what ran out: disk for temporary files, or memory
     if isinstance(error, OSError) and headroom.is_full(error, temporary):
         left = f"\n{headroom.full_disk(temporary, 'a write did not fit')}."
@@ -209,7 +206,8 @@ def _explain(error: BaseException, temporary: str) -> Outcome:
         half = MOST_SAID // 2
         out = f"\n... {len(trace_back) - 2 * half:,} letters left out ...\n"
         trace_back = trace_back[:half] + out + trace_back[-half:]
-    return Outcome(kind, did, name, trace_back + left)
+    trace_back += left
+    return kind, RankError(f"{who} {did}" + f"\n\n{trace_back}" * bool(trace_back), rank, name, trace_back)
 
 
 def _tidy(lines: list[str]) -> list[str]:

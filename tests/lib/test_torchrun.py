@@ -178,6 +178,5 @@ def test_a_rank_that_cannot_connect(watched):
     other = row_of_rank_1()
     assert passes(100, other) == ""
     said = passes(21, other)
-    assert said.startswith(
-        "rank 0 on node0 cannot connect to the other ranks over eth7: no connection for 120 s; set GLOO_"
-    )
+    says = "rank 0 on node0 cannot connect to the other ranks over eth7: no connection for 120 s; set GLOO_"
+    assert said.startswith(says)
