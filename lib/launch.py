@@ -2,12 +2,10 @@
 
 The problem: a new process needs seconds to import torch; eight of them on two cores need half a minute, for each
 notebook cell. If one of them dies or waits forever, the cell also hangs.
-
 The idea: one server process imports torch once, and forks a rank in a hundredth of a second. This process watches: it
 collects results and output, names the rank that failed, and ends a run in which nothing moves with a table of the ranks
-that wait. No process and no file is left in any case.
-
-`init()` is the start of the same code under `torchrun`, on many machines (`lib.torchrun`).
+that wait. No process and no file is left in any case. `init()` is the start of the same code under `torchrun`, on many
+machines (`lib.torchrun`).
 """
 
 from __future__ import annotations

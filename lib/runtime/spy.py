@@ -2,9 +2,8 @@
 
 The problem: readers call `torch.distributed` directly, and so do PyTorch's wrappers. If only calls of `lib.comm` were
 recorded, hangs in these calls would have no report, traces would be empty, and a grader would miss messages.
-The idea: in each rank that `launch` starts, wrappers replace its functions and make a `Record` of the call
-(`calls.py`). Arguments, results and errors stay the same. Messages that C++ code sends, such as the reducer of
-DistributedDataParallel, are not recorded.
+The idea: in each rank, wrappers replace its functions and make a `Record` of the call (`calls.py`). Arguments, results
+and errors stay the same. Messages that C++ code sends, as the reducer of DistributedDataParallel, are not recorded.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """The program of one rank that `lib.launch.run` started.
 
-The server imports this file, and torch with it, before it forks a rank: so a rank starts in hundredths of a second. The
-rank meets the others through a private file, opens its row in the call table, runs the function, and writes its result
-to the folder of the run. It stays until every rank is done, because a peer may still read from it.
+The server imports this file, and torch with it, before it forks a rank. The rank meets the others through a private
+file, opens its row in the call table, runs the function, and writes its result to the folder of the run. It stays until
+every rank is done, because a peer may still read from it.
 """
 
 import datetime
@@ -84,8 +84,7 @@ def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, quest
 def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTable) -> None:
     torch.set_num_threads(1)
     sys.path[:], sys.argv, cwd, environment = place
-    if cwd is not None:
-        os.chdir(cwd)
+    os.chdir(cwd or ".")
     os.environ.clear()
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo")
     store, limit = dist.FileStore(os.path.join(folder, "store"), world_size), datetime.timedelta(days=1)
@@ -130,7 +129,7 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTabl
 def _end_of_a_copy(error: BaseException | None) -> None:
     """End a process that the function forked and that returned from it: it has no part in the run."""
     code = error.code if isinstance(error, SystemExit) else error and 1
-    if not isinstance(error, (SystemExit, types.NoneType)):
+    if error and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
@@ -144,10 +143,9 @@ def _leave_the_terminal(folder: str, rank: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     multiprocessing.set_start_method("fork", force=True)  # so a rank's locks have no name that would outlive it
     multiprocessing.current_process().daemon = False  # or a DataLoader could not start workers
-    noise = os.open(os.path.join(folder, f"noise{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(noise, 1)
-    os.dup2(noise, 2)
-    os.close(noise)
+    with open(os.path.join(folder, f"noise{rank}"), "ab", buffering=0) as noise:
+        os.dup2(noise.fileno(), 1)
+        os.dup2(noise.fileno(), 2)
     faulthandler.enable(open(2, "w", closefd=False), all_threads=False)
     out = output.Writer(os.path.join(folder, f"out{rank}"), rank)
     sys.stdout = sys.stderr = io.TextIOWrapper(out, "utf-8", "backslashreplace", line_buffering=True)

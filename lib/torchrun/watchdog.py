@@ -2,9 +2,9 @@
 
 The problem: a rank is stopped, or makes a different call, and all further ranks wait. After half an hour gloo gives up
 and names a socket. The call table that finds hangs under `run` is in the memory of one machine.
-The idea: every two seconds a thread of each rank writes a row into torchrun's store: the call in which the rank waits,
-and its number of calls on each channel. The thread of a rank that waits for a long time reads the rows of all ranks. It
-has the report of `run` then, with the machine of each rank, and ends the run if
+The idea: every two seconds a thread of each rank writes its row of the table into torchrun's store. The thread of a
+rank that waits for a long time reads the rows of all ranks. It has the report of `run` then, with the machine of each
+rank, and ends the run if
 
     a row is older than SILENT_S              the process is stopped, or its machine or network is gone
     all wait, and nothing moves for STILL_S   they wait forever
