@@ -78,12 +78,12 @@ class Trace:
     def merge(cls, traces: Iterable[Trace], start_s: float = 0.0) -> Trace:
         """Merge traces, sorted by time, with `start_s` as the new zero."""
 
-        def moved(items: list) -> list:
+        def moved(items: Iterable) -> list:
             shifted = (replace(x, start_s=x.start_s - start_s, end_s=x.end_s - start_s) for x in items)
             return sorted(shifted, key=lambda x: (x.start_s, x.rank))
 
         traces = list(traces)
-        return cls(moved([e for t in traces for e in t.events]), moved([s for t in traces for s in t.spans]))
+        return cls(moved(e for t in traces for e in t.events), moved(s for t in traces for s in t.spans))
 
     def select(self, **wanted: object) -> Trace:
         """Select events and spans by their fields: `trace.select(rank=0, kind="all_reduce")`.
@@ -91,10 +91,10 @@ class Trace:
         A field that only events have (`axis`) leaves no spans.
         """
 
-        def keep(item: object) -> bool:
-            return all(getattr(item, name, None) == value for name, value in wanted.items())
+        def kept(items: list) -> list:
+            return [x for x in items if all(getattr(x, name, None) == value for name, value in wanted.items())]
 
-        return Trace([e for e in self.events if keep(e)], [s for s in self.spans if keep(s)])
+        return Trace(kept(self.events), kept(self.spans))
 
     @property
     def wire_bytes(self) -> float:

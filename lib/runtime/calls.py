@@ -45,12 +45,12 @@ class Call(NamedTuple):
     @classmethod
     def message(cls, kind: str, what: str, n_bytes: int, group: Group, peer: int | None, tag: int = 0) -> Call:
         """A send to a global rank, or a receive; from any rank (None), it has no order that could be compared."""
-        me, to, whom = group.global_rank, "send to" if kind == "send" else "recv from", "any rank"
-        peers, pair, channel = (), (me,), ""
+        me, sends, whom = group.global_rank, kind == "send", "any rank" if peer is None else peer
+        channel, pair, peers = "", (me,), ()
         if peer is not None:
-            peers, pair, whom = (peer,), (me, peer) if kind == "send" else (peer, me), peer
+            pair, peers = (me, peer) if sends else (peer, me), (peer,)
             channel = f"{group.channel} {pair[0]}>{pair[1]}" + f" tag {tag}" * bool(tag)
-        shown = f"{to} {whom}, {what}"
+        shown = f"{'send to' if sends else 'recv from'} {whom}, {what}"
         return cls(kind, n_bytes, group.axis, me, group.size, channel, pair, f"message {what}", peers, shown)
 
     @property

@@ -66,7 +66,7 @@ def start_server(use: bool = False) -> ForkServer:
 
 
 class _Here:
-    """Forks ranks from this process itself."""
+    """Forks ranks from this process itself; it holds nothing."""
 
     Process = multiprocessing.get_context("fork").Process
 
@@ -74,7 +74,7 @@ class _Here:
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
     abandon = close
 

@@ -88,7 +88,7 @@ def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTabl
     os.environ.clear()
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo")
     store, limit = dist.FileStore(os.path.join(folder, "store"), world_size), datetime.timedelta(days=1)
-    # launch reports a hang long before gloo would
+    # The process that called `run` reports a hang long before gloo would.
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     numpy.random.seed()  # or all forks would draw the same numbers as the server
     spy.watch()  # before the job is read, which may refer to such functions by name
