@@ -77,12 +77,11 @@ class Ranks:
             for rank in range(self.size):
                 (ours, theirs), (asks, answers) = Pipe(), Pipe()
                 args = (rank, self.size, str(self.folder), place, theirs, answers)
-                process = server.Process(target=worker.rank_main, args=args, daemon=True)
-                self.processes.append(process)
+                self.processes.append(server.Process(target=worker.rank_main, args=args, daemon=True))
                 self.conns.append(ours)
                 self.questions.append(asks)
                 try:
-                    process.start()
+                    self.processes[rank].start()
                 except (EOFError, ConnectionError):
                     raise RunError(f"the server that ranks come from could not start; {why_no_rank()}") from None
                 theirs.close()
@@ -90,24 +89,21 @@ class Ranks:
 
     def join(self, timeout_s: float) -> None:
         """Wait until all are done, or raise the error; in both cases show the output."""
-        try:
-            self._join(timeout_s)
-        finally:
-            self.output.show_all()
-
-    def _join(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         stillness = Stillness((process.pid for process in self.processes), self._may_send)
-        while len(self.done) < self.size:
-            ready = self._wait(self.pause_s)
-            self.output.show_rank_0()
-            for rank in ready:
-                self._hear(rank)
-            self._watch_headroom()
-            if time.monotonic() > deadline:
-                raise RunTimeout(self._timeout(timeout_s))
-            if still_s := stillness.look(self.table.heads()):
-                raise self._hang(still_s)
+        try:
+            while len(self.done) < self.size:
+                ready = self._wait(self.pause_s)
+                self.output.show_rank_0()
+                for rank in ready:
+                    self._hear(rank)
+                self._watch_headroom()
+                if time.monotonic() > deadline:
+                    raise RunTimeout(self._timeout(timeout_s))
+                if still_s := stillness.look(self.table.heads()):
+                    raise self._hang(still_s)
+        finally:
+            self.output.show_all()
 
     def _wait(self, timeout_s: float) -> list[int]:
         """Ranks that sent a message or died."""

@@ -25,7 +25,6 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import open_files
 
 from lib import comm
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, run
@@ -714,15 +713,6 @@ def test_numpy_draws_other_numbers_on_each_rank_and_in_each_run():
     assert len(set(drawn)) == len(drawn)
 
 
-@pytest.mark.thorough("each takes a second or more, alone")
-def test_ten_runs_leave_no_descriptor():
-    run(lambda world: None, 2)
-    before = len(open_files())
-    for _ in range(10):
-        run(lambda world: None, 2)
-    assert len(open_files()) == before
-
-
 # ---- torch.distributed, rightly used, is left alone -----------------------------------------------------------------
 
 
@@ -814,28 +804,6 @@ def test_groups_that_are_destroyed_too_early():
         run(destroys_too_early, 2, False)
     with pytest.raises(RankError, match="no process groups here: start ranks with .* destroy the groups last"):
         run(destroys_too_early, 2, True)
-
-
-def trains_with_ddp(world, steps):
-    torch.manual_seed(world.rank)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1)).double()
-    model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(steps):
-        with model.no_sync():
-            model(torch.randn(16, 8).double()).square().mean().backward()
-        model(torch.randn(16, 8).double()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    comm.barrier(world)
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-@pytest.mark.thorough("each takes a second or more, alone")
-def test_ddp_is_left_alone(capfd):
-    first, second = run(trains_with_ddp, 2, 3)
-    assert torch.equal(first, second)
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.thorough("each takes a second or more, alone")
