@@ -204,7 +204,7 @@ def starts_as_the_readme_says(tmp_path, words):
             hosts = stack.enter_context(TwoHosts(tmp_path))
             hosts.hosts = DEBIAN  # hosts that call themselves 127.0.1.1
             both = [hosts.start(host, *command) for host in ADDRESSES]
-        return [one.wait(90) for one in both]
+        return [one.wait(180) for one in both]
 
 
 def test_the_readmes_line_for_two_machines(tmp_path, capfd):
