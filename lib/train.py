@@ -20,7 +20,7 @@ from lib.model import GPTConfig
 from lib.planner import Plan
 from lib.planner.plan import step_profile
 from lib.planner.text import plan_text
-from lib.torchrun.environment import StartError, machines, of_torchrun, speaks
+from lib.torchrun.start import StartError, machines, of_torchrun, speaks
 from lib.training.config import (
     COMPUTE_DTYPES,
     DTYPES,
