@@ -200,10 +200,8 @@ def fill_canvas(
     """A copy of Canvas' exported gradebook with one column filled; returns the students that it does not have.
 
     Args:
-        export: the gradebook's file.
+        export: the gradebook's file; the column has the title of the assignment.
         out: the file of the copy.
-        assignment: its title is the title of the column.
-        grades: of all students.
         totals: student -> points.
 
     Raises:

@@ -53,7 +53,6 @@ def own_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int)
     Args:
         open_to_all: folders where every user may write.
         folder: for the files of user `uid`.
-        uid: the user's number.
         most_bytes: size of each folder.
     """
     if not new_view():
