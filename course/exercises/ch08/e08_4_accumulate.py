@@ -143,19 +143,16 @@ def all_in_one(model, microbatches):
 MISTAKES = """
 in gradient of the:
 * count / sum(counts) =>
-    You add the gradients up as they come: the sum of m means, about m times too large. Each microbatch counts with its
-    share.
+    You add the gradients up as they come: the sum of m means, about m times too large. Each counts with its share.
 => / len(counts)
     You divide by m. The result is the mean of the means, right only if all microbatches have equally many tokens that
     count. Here a token of a small one weighs more.
 (targets != -100).sum().item() => len(targets)
-    You weigh by sequences. The mean is over tokens that count, and a sequence may have few of them: count the targets
-    that are not -100.
+    You weigh by sequences, in which few tokens may count. Count the targets that are not -100.
 targets != -100 => targets > 0
     You count the targets above 0. Token 0 is an ordinary token: only -100 does not count.
 / sum(counts) => / sum(t.numel() for _, t in microbatches)
-    You divide the sum of the losses by all tokens. Those whose target is -100 add nothing to it: leave them out of the
-    count as well.
+    You divide the sum of the losses by all tokens. Those whose target is -100 are not in it: do not count them.
 loss = mean_loss(model(x), targets) => total = total + mean_loss(model(x), targets)
 loss.backward() => total.backward(retain_graph=True)
 total += loss.item() =>
@@ -181,8 +178,7 @@ or
 total += loss.item() => total = loss.item() * sum(counts) / count
     The gradient is right, and the loss covers only the last microbatch. Add the losses up with the same shares.
 total += loss.item() => total += loss.item() * sum(counts) / count / len(counts)
-    The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same shares as the
-    gradients.
+    The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same shares.
 
 in all:
 all_in_one

@@ -152,14 +152,12 @@ def in_one_order(group, orders, forward, backward, like):
 
 MISTAKES = """
 here[next(coming[source % p])] = x => here[action] = x
-    This is the result of the program in the task. On two ranks the neighbour before and the neighbour after are the
-    same rank: its activations and its gradients arrive in the order in which it sends them, and you receive in the
-    order in which you need them.
+    This is the result of the program in the task. On two ranks the ranks before and after are the same: its activations
+    and gradients arrive in the order in which it sends them, and you receive in the order in which you need them.
 partial(by_tags, tag=lambda op, source, target, k: target)
     You tag messages by the stage that receives them. An activation and a gradient for the same stage still cross.
 partial(by_tags, tag=lambda op, source, target, k: source)
-    You tag messages by the stage that sends them. The activations and the gradients that leave the same stage go to
-    the same rank here, and still cross.
+    You tag messages by the stage that sends them. Its activations and its gradients go to the same rank, and cross.
 
 in order of work:
 in orders[rank]: => in sorted(orders[rank], key=lambda action: action[0] == "B"):

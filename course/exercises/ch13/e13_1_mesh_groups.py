@@ -77,19 +77,15 @@ tuple(i for axis, i in here if axis not in axes) => rank // prod(sizes[axis] for
     You treat every axis as the outermost: the members of each group are world/n ranks apart. Between two neighbours on
     an axis are only the ranks of the axes to the right of it.
 returns result[:1]
-    You return the group of rank 0 alone. Making a process group is a call that all ranks share, for all groups: each
-    rank needs the list of all of them.
+    You return the group of rank 0 alone. All ranks make all groups together, so each needs the list of all of them.
 returns [ranks for ranks in result for _ in ranks]
-    Each group appears as often as it has members: you made one for every rank. Ranks that differ only along the axes
-    asked for share one group.
+    Each group appears once for every member. Ranks that differ only along the axes asked for share one group.
 axis not in axes => axis in axes
-    You made the groups of everything but the axes asked for. Along an axis, the coordinate on that axis differs, and
-    all others agree.
+    You made the groups of everything but the axes asked for. Along an axis only the coordinate on that axis differs.
 => axis != axes[0]
 or
 => axis != axes[-1]
-    Of several axes you take only one. A joint group is a plane: it holds every combination of coordinates on the axes
-    asked for, n₁ · n₂ ranks.
+    Of several axes you take only one. A joint group holds every combination of coordinates on them, n₁ · n₂ ranks.
 returns [ranks for axis in axes for ranks in mesh_groups(sizes, [axis])]
     For several axes your groups overlap: you return the lines along each axis. A gradient that is summed over dp×tp
     needs one group with all n₁ · n₂ ranks, and each rank is in exactly one.

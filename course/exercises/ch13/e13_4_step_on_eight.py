@@ -169,9 +169,8 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
     Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The second is in
     the sums: copies of norms and of the tied embedding drift apart.
 (targets != -100).sum() => dp.size * (y != -100).sum()
-    Copies agree, but the loss is wrong: each dp rank's tokens are divided by that rank's own count, and the result is
-    the mean of two means. A token counts more where fewer of them count. Every term has the same denominator: the
-    count over the global batch.
+    Copies agree, but the loss is wrong: each dp rank divides by its own count, and the result is the mean of two means.
+    A token counts more where fewer of them count. Every term has the same denominator, the global count.
 in weights on dp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
     The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences. Each
@@ -196,11 +195,9 @@ in after the step:
 clip([p.grad for p in parameters], squares, world, max_norm) =>
     The sums are right, and then nothing is clipped.
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over, op="mean")
-    The gradients are means over the ranks that hold them, but the loss is divided by the global count already: they
-    are terms of a sum. Use op="sum".
+    The gradients are means over ranks, but the loss, divided by the global count, has terms of a sum. Use op="sum".
 fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
-    The clip counts copies: each square once for every rank that holds it. fact.square divides by the number of ranks
-    that do.
+    The clip counts each square once for every rank that holds it. fact.square divides by the number of these ranks.
 """
 
 EXERCISE = exercise(

@@ -45,8 +45,7 @@ stages[-1] += head_s => stages = [stage + head_s for stage in stages]
 or
 => stages = [stage + head_s for stage in stages]
 m * stages[-1] + sum(stages[:-1]) => (m - 1) * max(stages) + sum(stages)
-    You add the head to every rank. Only the last rank computes it; the others wait for that rank, so the head costs m
-    times its seconds.
+    You add the head to every rank. Only the last computes it, and the others wait: it costs m times its seconds.
 stages[-1] += head_s =>
 or
 stages[-1] += head_s =>
@@ -65,8 +64,7 @@ sum(stages[:-1]) => (len(stages) - 1) * stages[-1]
     You fill the pipeline p - 1 times with the first rank. This would be right if all ranks but the last were equal.
     Here each has its own number of blocks.
 => sum(stages)
-    The slowest rank is counted m + 1 times: m times for its microbatches, and again in the bubble. The bubble holds
-    only the other ranks.
+    The slowest rank is counted m + 1 times: for its microbatches, and in the bubble, which holds only the others.
 => m * sum(stages[:-1])
     Every rank counts m times, as if one microbatch had to leave the pipeline before the next one enters. Only the
     slowest rank counts m times; the others work at the same time.

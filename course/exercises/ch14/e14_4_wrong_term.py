@@ -120,8 +120,7 @@ abs(corrected / row["step_s"] - 1) => corrected / row["step_s"] - 1
     is not right: take absolute values first.
 => abs(corrected - row["step_s"])
 median(error(row, kind) for row in rows) => sum(error(row, kind) for row in rows)
-    You add up seconds. Then the few runs with the longest steps dominate. Divide each difference by the measured
-    seconds of its run.
+    You add up seconds, so few long steps dominate. Divide each difference by the measured seconds of its run.
 "nothing": lambda row: 1, =>
     You always find something. One of the planners is right: compare each correction with none, "nothing".
 wrong / factors[kind](row) => wrong * factors[kind](row)

@@ -178,8 +178,7 @@ in the layout:
 min(layouts, key=larger_regret) => "tp 8"
     The first of the three is no Layout4D with cp = 1 that the planner would list.
 => min(layouts, key=larger_regret)._replace(dp=3)
-    The planner refuses this layout: tp · pp · dp is the number of GPUs, and heads, layers and sequences are shared out
-    evenly.
+    The planner refuses this layout: tp · pp · dp is the number of GPUs; heads, layers, sequences are shared out evenly.
 => Layout4D(16, 1, 1, trainings[0].cluster.gpus // 16, 1, 1, 1, True)
     tp reaches over several nodes. Its sums then go over the network, which may be the slow one.
 => Layout4D(1, 1, 4, trainings[0].cluster.gpus // 4, 1, 1, 3)
@@ -208,8 +207,7 @@ first.total / second.total - 1 => 100 * (first.total / second.total - 1)
 => first.total - second.total
     That is in seconds. Divide by the seconds of the best layout.
 => seconds[0][bests[1]].total / seconds[0][bests[0]].total - 1
-    That is the loss of the second's best in the first training. Return the reverse: the loss of the first's best in
-    the second training.
+    That is the loss of the second's best in the first training. Return the first's best's loss in the second.
 => min(map(larger_regret, layouts)) - 1
     That is the larger regret of your layout. Defend it: how much would the first's best have lost?
 
