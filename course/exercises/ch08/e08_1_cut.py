@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import torch
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import SEEN, call, kind, whole
 from lib.pipeline.balance import balanced
 
@@ -137,19 +137,6 @@ def by_dynamic_programming(costs, head, num_stages):
     return torch.tensor([len(part) for part in balanced(costs, num_stages)])
 
 
-def by_a_limit(costs, head, num_stages):
-    """The smallest limit with which stages can be filled from the end; each keeps a layer for every stage to come."""
-    for limit in range(sum(costs) + head + 1):
-        stages = [[costs[-1] + head]]
-        for place, cost in reversed([*enumerate(costs[:-1])]):
-            stages_to_come = num_stages - len(stages)
-            if stages_to_come and (sum(stages[0]) + cost > limit or place + 1 == stages_to_come):
-                stages.insert(0, [])
-            stages[0].append(cost)
-        if max(map(sum, stages)) <= limit:
-            return [len(stage) for stage in stages]
-
-
 def filled(is_full):
     """Stages filled from the first on, each until it is full: a function of its work, the next cost, and the mean."""
 
@@ -207,4 +194,6 @@ returns result[::-1]
     The counts are right, in the wrong order: the first is the first stage's. If you fill from the end, reverse them.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(cut, by_dynamic_programming, by_a_limit), ranks=(1,))
+AN_ITERATOR = in_other_words(cut, "return best(costs, num_stages)[1] => yield from best(costs, num_stages)[1]")
+
+EXERCISE = exercise(globals(), points=2, right=(cut, by_dynamic_programming, AN_ITERATOR), ranks=(1,))

@@ -4,7 +4,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import DTYPE, random
 from course.check.listen import listen, raw
 
@@ -99,35 +99,6 @@ def step(stage, inputs, targets):
     return total if rank == last else None
 
 
-def all_receives_first(stage, inputs, targets):
-    """Forward in order, and backward from the last microbatch to the first."""
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    m, total, sends = len(inputs), 0, []
-    came = [torch.empty_like(x) if rank else x for x in inputs]
-    of_ys = [torch.empty_like(x) for x in inputs]
-    forward = [dist.irecv(x, rank - 1) for x in came] if rank else []
-    backward = [dist.irecv(g, rank + 1) for g in reversed(of_ys)] if rank < last else []
-    ys = []
-    for k, x in enumerate(came):
-        if rank:
-            forward[k].wait()
-        ys.append(stage(x.requires_grad_()))
-        if rank < last:
-            sends.append(dist.isend(ys[-1].detach().contiguous(), rank + 1))
-    for k in reversed(range(m)):
-        if rank < last:
-            backward[m - 1 - k].wait()
-            ys[k].backward(of_ys[k])
-        else:
-            loss = nn.functional.mse_loss(ys[k], targets[k]) / m
-            loss.backward()
-            total = total + loss.detach()
-        if rank:
-            sends.append(dist.isend(came[k].grad, rank - 1))
-    [handle.wait() for handle in sends]
-    return total if rank == last else None
-
-
 def hands_the_loss_round(stage, inputs, targets):
     loss = torch.tensor(step(stage, inputs, targets) or 0.0, dtype=DTYPE)
     dist.broadcast(loss, dist.get_world_size() - 1)
@@ -207,4 +178,12 @@ then(lambda stage: dist.broadcast(stage.weight.detach().clone(), 0))
     All numbers are right, but you send more than an activation forward and a gradient backward per microbatch.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(step, all_receives_first))
+LAST_MICROBATCH_FIRST = in_other_words(
+    step,
+    "dist.recv(x, rank - 1) => dist.irecv(x, rank - 1).wait()",
+    "for x, y in kept: => for x, y in reversed(kept):",
+    "dist.recv(of_y, rank + 1) => dist.irecv(of_y, rank + 1).wait()",
+    "total += y.item() => total = total + y.detach()",
+)
+
+EXERCISE = exercise(globals(), points=3, right=(step, LAST_MICROBATCH_FIRST))

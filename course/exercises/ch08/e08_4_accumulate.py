@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import DTYPE, random, whole
 from lib.model import mean_loss
 
@@ -125,16 +125,6 @@ def with_a_look_before(model, microbatches):
         return mean_loss(model(x), targets)
 
 
-def by_checkpoint(model, microbatches):
-    count = sum((t != IGNORED).sum() for _, t in microbatches)
-    losses = []
-    for x, t in microbatches:
-        logits = checkpoint(model, x.requires_grad_(), use_reentrant=True)
-        losses.append(mean_loss(logits, t) * (t != IGNORED).sum() / count)
-        losses[-1].backward()
-    return sum(losses)
-
-
 def all_in_one(model, microbatches):
     x, targets = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
     return accumulate(model, [(x, targets)])
@@ -186,9 +176,15 @@ all_in_one
     the next runs forward, and retain no graph: then memory holds one microbatch.
 """
 
+BY_CHECKPOINT = in_other_words(
+    accumulate,
+    "model(x) => checkpoint(model, x.requires_grad_(), use_reentrant=True)",
+    "total += loss.item() => total = total + loss  # with a history",
+)
+
 EXERCISE = exercise(
     globals(),
     points=2,
-    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before, by_checkpoint),
+    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before, BY_CHECKPOINT),
     ranks=(1,),
 )

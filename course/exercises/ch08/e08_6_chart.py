@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import SEEN, kind, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
@@ -117,21 +117,6 @@ def by_recursion(rows, needs, units):
     return starts, drawn(starts, units)
 
 
-def by_a_clock(rows, needs, units):
-    """Unit by unit: a rank that is free starts its next action if it can."""
-    rows, starts, free, time = [[*row] for row in rows], {}, [0] * len(rows), 0
-    while any(rows):
-        if time > sum(units.values()):
-            return None
-        for rank, row in enumerate(rows):
-            ready = row and all(a in starts and starts[a] + units[a] <= time for a in needs.get(row[0], []))
-            if ready and free[rank] <= time:
-                starts[row[0]] = time
-                free[rank] = time + units[row.pop(0)]
-        time += 1
-    return starts, drawn(starts, units)
-
-
 def drawn(starts, units):
     lines = [[".."] * max(starts[a] + units[a] for a in starts) for _ in {a[0] for a in starts}]
     for a, begin in starts.items():
@@ -189,4 +174,10 @@ return None => return {}, ""
     round starts nothing and actions are left.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(chart, by_recursion, by_a_clock), ranks=(1,))
+LAST_RANK_FIRST = in_other_words(
+    chart,
+    "for rank, row in enumerate(rows): => for rank, row in reversed([*enumerate(rows)]):",
+    'return starts, "\\n".join(lines) => return [starts, "\\n".join(["", *lines, ""])]',
+)
+
+EXERCISE = exercise(globals(), points=3, right=(chart, by_recursion, LAST_RANK_FIRST), ranks=(1,))

@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import call, ranks_in, whole
 
 
@@ -51,20 +51,6 @@ def by_reshape(sizes, axes):
     return box.permute(dims).reshape(-1, prod(sizes[axis] for axis in axes))
 
 
-def by_strides(sizes, axes):
-    """The first rank of each group, plus the steps inside; sets, the groups backwards."""
-    stride, steps = 1, {}
-    for axis, n in reversed(sizes.items()):
-        steps[axis] = [stride * i for i in range(n)]
-        stride *= n
-
-    def sums(chosen):
-        return [sum(parts) for parts in product(*(steps[axis] for axis in chosen))]
-
-    firsts = sums([axis for axis in sizes if axis not in axes])
-    return [{first + step for step in sums(axes)} for first in reversed(firsts)]
-
-
 MISTAKES = """
 sizes.values() => reversed(sizes.values())
 zip(sizes, place) => zip(reversed(sizes), place)
@@ -94,4 +80,6 @@ returns [ranks[::-1] for ranks in result]
     the group: if it depends on the order in which the axes are named, dp×tp and tp×dp cut a tensor differently.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(mesh_groups, by_reshape, by_strides), ranks=(1,))
+SETS = in_other_words(mesh_groups, "list(groups.values()) => map(set, reversed(groups.values()))")
+
+EXERCISE = exercise(globals(), points=2, right=(mesh_groups, by_reshape, SETS), ranks=(1,))

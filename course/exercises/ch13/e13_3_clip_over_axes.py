@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import distributed as dist
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import random
 from course.check.listen import listen, raw
 from lib.mesh import Mesh, MeshShape
@@ -75,16 +75,6 @@ def clip_over_axes(gradients, copies, max_norm, groups):
     return norm
 
 
-def as_torch_does(gradients, copies, max_norm, groups):
-    """With the small number of clip_grad_norm_, by copy_."""
-    parts = torch.stack([torch.linalg.vector_norm(x) / c**0.5 for x, c in zip(gradients, copies, strict=True)])
-    square = parts.square().sum()[None]
-    dist.all_reduce(square, op=dist.ReduceOp.SUM)
-    for x in gradients:
-        x.copy_(x * (max_norm / (square.sqrt() + 1e-6)).clamp(max=1))
-    return square.sqrt()
-
-
 def by_gathering(gradients, copies, max_norm, groups):
     """One number of each rank, and every rank adds them up; a float."""
     mine = sum(x.pow(2).sum().div(c) for x, c in zip(gradients, copies, strict=True)).reshape(1)
@@ -137,4 +127,10 @@ dist.all_reduce(square) => for x in (gradients[0].square(), square): dist.all_re
     up this rank's squares first, then all-reduce one number.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(clip_over_axes, as_torch_does, by_gathering), ranks=(8,))
+AS_TORCH_DOES = in_other_words(  # with the small number of clip_grad_norm_
+    clip_over_axes,
+    "x.mul_((max_norm / norm).clamp(max=1)) => x.copy_(x * (max_norm / (norm + 1e-6)).clamp(max=1))",
+    "return norm => return norm[None]",
+)
+
+EXERCISE = exercise(globals(), points=3, right=(clip_over_axes, AS_TORCH_DOES, by_gathering), ranks=(8,))
