@@ -137,6 +137,10 @@ def by_dynamic_programming(costs, head, num_stages):
     return torch.tensor([len(part) for part in balanced(costs, num_stages)])
 
 
+def by_count(costs, head, num_stages):
+    return [len(part) for part in torch.arange(len(costs)).tensor_split(num_stages)]
+
+
 def filled(is_full):
     """Stages filled from the first on, each until it is full: a function of its work, the next cost, and the mean."""
 
@@ -167,7 +171,7 @@ max(sum(costs[:count]), most) => sum(costs[:count]) ** 2 + most
     different aim. All wait for the most expensive stage, however cheap the others are.
 
 in spread:
-lambda costs, head, p: [len(part) for part in torch.arange(len(costs)).tensor_split(p)]
+by_count
     You cut by count, give or take one layer. A step waits for the stage with the most work, so add up costs.
 
 in counts of layers:
