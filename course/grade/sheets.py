@@ -1,4 +1,4 @@
-"""Tables that people write: a CSV of a spreadsheet, with commas or semicolons, its encoding marked or not."""
+"""Sheets, tables that people write: a spreadsheet's CSV, with commas or semicolons, its encoding marked or not."""
 
 from __future__ import annotations
 
