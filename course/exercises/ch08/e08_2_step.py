@@ -137,8 +137,7 @@ y.backward(of_y) => y.sum().backward()
     Stages before the last begin backward with ones. Begin with the gradient that the next stage sent.
 kept.append((x, y)) => kept.append((x, y if rank == last else (y - target).square().mean() / len(inputs)))
 y.backward(of_y) => y.backward()
-    Every stage compares its own output with the targets. Only the last stage has a loss; the others begin backward with
-    the gradient that the next stage sent.
+    Every stage compares its output with the targets. Only the last has a loss; others begin with the gradient sent.
 y = stage(x) => y = x.output = stage(x)
 y.backward(of_y) => y.backward(of_y, retain_graph=True)
 x.grad => torch.autograd.grad(y, x.output, of_y)[0].contiguous()

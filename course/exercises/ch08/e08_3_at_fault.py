@@ -8,8 +8,7 @@ MISTAKES = """
 A rank: 0
     rank 0 has a long gap before its second backward: rank 1 sends late. Look for a rank that could continue.
 A rank: 2
-    rank 2 runs its backwards without a pause, one after each gradient of rank 3. The rank that reads its gradients
-    waits, although a gradient arrived.
+    rank 2 runs backward after each gradient of rank 3, without a pause. Who waits, although a gradient arrived?
 A rank: 3
     rank 3 runs without a pause, as in GPipe. The first gap that GPipe does not have is later.
 A action: "1B1"
@@ -27,8 +26,7 @@ B rank: 3
 B rank: 0 | 1
     rank {} waits for its first gradient, as in GPipe, from a rank that also waits: follow these waits to the cycle.
 B action: "2F3"
-    2F3 is the action that is missing. Name the action that rank 2 runs in its place: the line says which function it
-    waits in, and the shape says for which microbatch.
+    2F3 is missing. Name what rank 2 runs in its place: its line shows the function, the shape the microbatch.
 B action: "2B1" | "2B2" | "2B3"
     the shape names the microbatch. Microbatch 0 has 4 sequences, microbatch 3 has one.
 B units lost: 0

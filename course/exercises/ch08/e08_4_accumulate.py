@@ -135,8 +135,7 @@ in gradient of the:
 * count / sum(counts) =>
     You add the gradients up as they come: the sum of m means, about m times too large. Each counts with its share.
 => / len(counts)
-    You divide by m. The result is the mean of the means, right only if all microbatches have equally many tokens that
-    count. Here a token of a small one weighs more.
+    You divide by m: the mean of means, right only if all microbatches have equally many tokens that count.
 (targets != -100).sum().item() => len(targets)
     You weigh by sequences, in which few tokens may count. Count the targets that are not -100.
 targets != -100 => targets > 0

@@ -118,11 +118,9 @@ max(T_F) + max(T_B) => max(f + b for f, b in zip(T_F, T_B))
 first + (m - 1) * next_one => (m + p - 1) * first / p
     Your step is the formula of equal stages, with mean times. The slowest stage holds up all, and a mean hides it.
 first + (m - 1) * next_one => (m + p - 1) * next_one
-    Your step is the formula of equal stages, with the slowest times. The first microbatch passes p - 1 stages that are
-    faster: count the own times of these stages.
+    Your step is that of equal stages, with the slowest times. The first microbatch passes p - 1 stages that are faster.
 max(T_F) + max(T_B) => T_F[-1] + T_B[-1]
-    Your last rank never waits. That holds for equal stages; here a slower stage before it delays each forward, and a
-    slower stage also delays each backward.
+    Your last rank never waits, as with equal stages. Here slower stages before it delay forwards, and backwards too.
 first + (m - 1) * next_one => m * max(f + b for f, b in zip(T_F, T_B))
     Your step is as long as the slowest rank computes. It also waits for the first microbatch and the last gradient.
 first + (m - 1) * next_one => m * next_one
@@ -155,8 +153,7 @@ or
 in microbatches that are enough:
 if gain <= 0: => if False:
 busy * (first - next_one) / gain => (p - 1) * (1 - part) / part
-    Your number of microbatches is for equal stages, (p-1)(1-f)/f. Unequal stages wait in the steady state too, and for
-    some fractions no number is enough.
+    Your number is for equal stages, (p-1)(1-f)/f. Unequal ones wait in the steady state too; no number may be enough.
 if gain <= 0: => if gain == 0:  # the division raises an error
 return step, bubble, None => return step, bubble, ANYTHING
     Right where some number is enough. But with unequal stages the bubble has a limit above 0, which more microbatches

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from course.check.edits import exercise, in_other_words
-from course.check.exercise import SEEN, kind, whole
+from course.check.exercise import SEEN, kind, several, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -57,11 +57,9 @@ def body(answer, group, given):
 
 
 def facts_of(result):
-    if result is None:
-        return {"what was returned": "None"}
-    if not isinstance(result, (list, tuple)) or len(result) != 2:
-        return {"what was returned": kind(result)}
-    starts, text = result
+    if kind(result) != "2 results":
+        return {"what was returned": "None" if result is None else kind(result)}
+    starts, text = several(result, 2)
     return {
         "what was returned": "2 results",
         "starts": {a: int(start) for a, start in starts.items()} if isinstance(starts, dict) else kind(starts),

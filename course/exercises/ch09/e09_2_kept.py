@@ -64,8 +64,7 @@ min(count, num_ranks - rank) => num_ranks - rank
 => min(count, num_ranks) - rank
 or
 => max(1, min(count, num_ranks) - rank)
-    Under 1F1B with few microbatches you subtract the rank from the number of microbatches. A rank keeps the smaller of
-    the two: p less its number, or all microbatches.
+    Under 1F1B with few microbatches you subtract the rank from these. A rank keeps min(p less its number, m).
 => min(count, num_ranks - rank - 1)
 or
 => num_ranks - rank - 1
@@ -77,8 +76,7 @@ or
 
 in all:
 boundary + (layers - recomputed) * saved => layers * saved
-    With recomputation you keep the saved tensors of every layer, for each microbatch. Of the layers that are
-    recomputed, only the stage input is kept for each.
+    With recomputation you keep what every layer saves. Of recomputed layers only the stage input waits.
 max(waiting, recomputed * saved) => waiting
     With recomputation you count only what waits. Before the backward of the first layers their forward is computed
     again, and then all that they save exists for one microbatch.

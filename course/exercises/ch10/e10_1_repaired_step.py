@@ -160,8 +160,7 @@ g = torch.empty_like(like) => g = torch.zeros_like(like)
 g = backward(k, g) => backward(k, g)
     You pass on the gradient that you received. The previous rank needs the result of backward.
 range(m - warmup, m) => reversed(range(m - warmup, m))
-    In the cooldown the microbatches run backward in reverse order. Messages carry no number: the next rank sends the
-    gradients of the earlier microbatches first.
+    In the cooldown you run backward in reverse. Messages have no number: earlier microbatches' gradients come first.
 """
 
 EXERCISE = exercise(

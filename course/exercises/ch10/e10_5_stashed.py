@@ -123,8 +123,7 @@ w - lr * backward => w + lr * backward
 used.pop(k) => used[k]
     The steps are right. You never free old weights: after their last backward nothing needs them.
 used[k] = w => used[k] = w.clone()
-    The steps are right. You copy the weights at each forward. During the warmup nothing steps, so all its microbatches
-    use one version: keep a reference to it.
+    The steps are right. You copy at each forward. Nothing steps during the warmup: keep references to one version.
 
 in all:
 {id(one) for one in used.values()} | {id(w)} => used
@@ -134,8 +133,7 @@ used, most = {}, 1 => used, most = {}, 0
 | {id(w)} => - {id(w)}
     The steps are right. You count the old versions only. The newest weights are in memory as well.
 | {id(w)} =>
-    The steps are right. You count only the versions that microbatches in flight use. After a step the newest weights
-    are in memory too, before any forward uses them.
+    The steps are right. You count only versions in flight. The newest weights are in memory before a forward uses them.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(stashed, in_place), ranks=(1,))

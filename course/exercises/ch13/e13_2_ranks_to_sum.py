@@ -71,8 +71,7 @@ and sequence_parallel: => :
     norm already: a sum over tp makes it t times too large.
 kind in ("norm", "row bias", "positions") and sequence_parallel => sequence_parallel
 ["dp", "pp"] => [*axes, "pp"]
-    With sequence parallelism you sum everything over tp. A cut matrix has different elements on each tp rank:
-    gradients of different weights must not be added.
+    With sequence parallelism you sum everything over tp, also the gradients of different elements of a cut matrix.
 ("norm", "row bias", "positions") => ("norm", "row bias", "column bias", "positions")
     You treat every bias as replicated. The bias of a column layer belongs to its output features, and they are cut
     over tp: each rank has its own elements. Only the bias of a row layer is replicated.

@@ -165,8 +165,7 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over 
     parallelism each processed its slice of the tokens, so dp×tp is their sum.
 in the tied embedding on the first and the last stage:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)
-    The copies of norms agree, but the tied embedding is no longer the same on the first and the last stage. Each has
-    the gradient of one use: sum over both.
+    Copies of norms agree, but not those of the tied embedding. Each stage has the gradient of one use: sum over both.
 in the loss:
 return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
     All weights may be right, but each rank returns its own term of the loss. The terms add up over dp.

@@ -24,8 +24,7 @@ MISTAKES = """
 2 rank: 0 | 2 | 3 | 6 | 7
     that rank waits in the last call of the step. The mistake is earlier.
 2 axis: "tp" | "pp" | "world"
-    rank 5 waits for rank 4, so it called along tp: that call is too many. The one that is missing is the one that rank
-    1 waits in: ranks 1 and 5 differ along dp.
+    rank 5 called along tp, which is too many. Missing is the call that rank 1 waits in: ranks 1 and 5 differ along dp.
 """
 
 EXERCISE = findings("13.5", "culprits", "Report", ("rank", "axis"), RIGHT, MISTAKES)

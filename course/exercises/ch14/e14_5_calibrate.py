@@ -160,8 +160,7 @@ returns None
 1 / slowdown, exposed => exposed, 1 / slowdown
     The right numbers in the wrong order: first the share of the peak, then the fraction.
 parts / measured[:, None], (measured - known) / measured => parts, measured - known
-    You minimise seconds. Runs of 200 s then outweigh runs of 3 s, and the long runs hardly have any tp sums. Minimise
-    errors relative to the measured seconds.
+    You minimise seconds, so runs of 200 s, with hardly any tp sums, outweigh runs of 3 s. Minimise relative errors.
 1 / slowdown, exposed => slowdown, exposed
     A share above 1 is faster than the GPU's peak. Seconds at the peak are divided by the share, which is below 1.
 => 1 / slowdown, 100 * exposed
