@@ -12,18 +12,31 @@ LINES = ("outline", "frame", "bad")
 
 
 def check_drawing(player):
-    """Raises AssertionError where a thing leaves the drawing, or its words leave the thing."""
+    """Raises AssertionError where it is too long to be played, a thing leaves the drawing, or its words the thing."""
     assert 5 <= len(player.sentences) <= 14
-    assert all(len(sentence) <= 120 for sentence in player.sentences), max(player.sentences, key=len)
+    assert max(map(len, player.sentences)) <= 120, max(player.sentences, key=len)
+    check_inside(player)
+    for *_, where, thing in things_of(player):
+        if thing.words and thing.seen:
+            assert text_width(thing.words, SMALLEST_PX) <= thing.width + 1 and thing.height >= SMALLEST_PX, where
+
+
+def check_inside(player):
+    """Raises AssertionError where a thing leaves the drawing."""
     for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
         assert scene.height <= HIGHEST[width]
         check_lines(scene, width)
+    for scene, width, where, (x, y, wide, high, *_) in things_of(player):
+        assert min(x, y, wide, high) > -1e-6, where
+        assert x + wide < width + 1e-6 and y + high < scene.height + 1e-6, where
+
+
+def things_of(player):
+    """(scene, its width, words that say where, thing) for everything in each step."""
+    for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
         for number, step in enumerate(scene.steps):
-            for name, (x, y, wide, high, _, words, *_) in step.things.items():
-                where = f"{name!r} in step {number} at {width} pixels"
-                assert x >= 0 and x + wide <= width, where
-                assert y >= 0 and y + high <= scene.height, where
-                assert not words or text_width(words, SMALLEST_PX) <= wide and high >= SMALLEST_PX, where
+            for name, thing in step.things.items():
+                yield scene, width, f"{name!r} in step {number} at {width} pixels", thing
 
 
 def check_lines(scene, width):

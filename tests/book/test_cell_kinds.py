@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import jupytext
 import nbformat
@@ -11,7 +12,6 @@ from bs4 import BeautifulSoup
 from lib.lab.claims import _Row, _Table
 from tests.book.book_project import BOOK, build, load
 from tests.book.test_repository import NOTEBOOKS, tool
-from tools.browser import chromium
 
 notebooks, form, cells = tool("notebooks"), tool("page_form"), load("book_cells")
 SOURCE = """<p class="kick">Chapter 90 · Part</p>
@@ -209,26 +209,8 @@ def test_a_page_without_such_cells_is_left_as_it_is(site):
 
 
 @pytest.fixture
-def open_page(browser, site):
-    """Opens the page in a window of its own; at the end its console has no errors."""
-    contexts, errors = [], []
-
-    def opened(script: str = "", **options):
-        contexts.append(browser.new_context(reduced_motion="reduce", **options))
-        contexts[-1].add_init_script(script)
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((site / "chapters" / "90_x.html").as_uri())
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert errors == []
-
-
-def browsing(function):
-    return pytest.mark.browser(pytest.mark.skipif(chromium() is None, reason="no Chromium")(function))
+def open_page(opened, site):
+    return partial(opened, site / "chapters" / "90_x.html")
 
 
 OPEN = "[...document.querySelectorAll('details.folded')].map(fold => fold.open)"
@@ -245,9 +227,8 @@ SEEN = """[...document.querySelectorAll('article table.claims, article div.cell 
 
 
 @pytest.mark.parametrize("kept", [True, False])
-@browsing
 def test_the_switch_opens_all_code_and_is_remembered(open_page, kept):
-    page = open_page("" if kept else REFUSING)
+    page = open_page(script="" if kept else REFUSING)
     switch = page.get_by_role("button", name="All code")
     assert page.evaluate(OPEN) == CLOSED and switch.get_attribute("aria-pressed") == "false"
     switch.focus()
@@ -263,7 +244,6 @@ def test_the_switch_opens_all_code_and_is_remembered(open_page, kept):
         assert page.evaluate(OPEN) == CLOSED
 
 
-@browsing
 def test_a_line_opens_without_a_script(open_page):
     page = open_page(java_script_enabled=False)
     line = page.locator("details.evidence > summary").first
@@ -278,7 +258,6 @@ def test_a_line_opens_without_a_script(open_page):
     assert page.locator(".all-code").count() == 0
 
 
-@browsing
 def test_on_paper_all_is_open(open_page):
     page = open_page()
     assert page.evaluate(SEEN) == 2, "the idea, and a table"
