@@ -30,6 +30,11 @@ def parse(figure: Figure) -> ElementTree.Element:
     return ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", figure.svg))
 
 
+def texts(figure: Figure) -> list[str]:
+    """All words of a figure."""
+    return [text.text for text in parse(figure).iter("text")]
+
+
 def paths(figure: Figure, **paint: str) -> list[Drawn]:
     """The paths with this paint, from back to front: `stroke="comm"` for a colour of the palette."""
     found = []

@@ -4,13 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from book.figures.curves import draw_bars, draw_curves, draw_log_log
 from book.figures.explorer import Explorer
-from book.figures.scatter import Dot, draw_scatter
 from book.figures.svg import css
-from book.figures.timeline import draw_timeline
 from tests.book.test_figures_explorer import HOSTILE, buckets, hostile, memory, step
-from tests.book.test_figures_narrow import FIGURES
+from tests.book.test_figures_gallery import FIGURES
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,20 +109,7 @@ def test_the_address_keeps_what_was_set(opened):
 
 
 def gallery() -> list[object]:
-    """Explorers and figures with everything that they can draw."""
-    bars = [(0, "compute", "forward", "", 0, 10), (3, "network", "comm", "bucket 10", 5, 30)]
-    curves = {name: [4, 3, 2, 1.5] for name in ("1 rank", "2 ranks", "without the all-reduce")}
-    about = {"title": "A title", "alt": "What it shows.", "caption": "What to see."}
-    return [
-        buckets(),
-        draw_timeline(bars, outline=[(0, "compute", "backward", "", 10, 33.3)], unit="forwards", **about),
-        draw_curves(curves, x="step", y="loss (nats per token)", reference={"unigram entropy": 3.2}, **about),
-        draw_curves({"a": [10000, 20000]}, x=("forward", "backward"), y="MB", points=([0.5], [12345]), **about),
-        draw_log_log({"a": ([1, 1e9], [1e-3, 1e6])}, x="message (bytes)", y="time (µs)", **about),
-        draw_scatter({"fits": [Dot(1, 2, "tp 8")], "does not": [Dot(9, 9, "tp 1", "#page")]}, x="GB", y="s", **about),
-        draw_bars({"plain DP": {"parameter": 2, "gradient": 12}}, unit="bytes per parameter", **about),
-        *(draw() for draw in FIGURES.values()),
-    ]
+    return [buckets(), *(draw() for draw in FIGURES.values())]
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])

@@ -320,16 +320,6 @@ def test_no_file_names_a_machine_or_a_mirror():
     assert found == []
 
 
-def test_stylesheet_has_the_palette_of_the_figures():
-    from book.figures import svg
-
-    css = read("book/static/book.css")
-    for selector, mode in ((":root", "light"), ('html[data-theme="dark"]', "dark")):
-        block = re.search(re.escape(selector) + r" \{\n(  --pbh-.*?)\}", css, re.DOTALL).group(1)
-        assert dict(re.findall(r"(--pbh-[\w-]+): ([^;]+);", block)) == svg.variables(mode)
-    assert f"--paper: {svg.PAPER['dark']}" in css
-
-
 def test_zip_for_colab_holds_what_a_notebook_needs(tmp_path, monkeypatch):
     import zipfile
 
