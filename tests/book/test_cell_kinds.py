@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 
 from lib.lab.claims import _Row, _Table
 from tests.book.book_project import BOOK, build, load
-from tests.book.test_repository import NOTEBOOKS, tool
+from tests.book.test_repository import tool
 
 notebooks, form, cells = tool("notebooks"), tool("page_form"), load("book_cells")
 SOURCE = """<p class="kick">Chapter 90 · Part</p>
@@ -104,13 +104,6 @@ def test_both_twins_stay_as_they_are_when_written_again_and_when_made_from_the_n
 def test_a_page_that_states_no_minutes_is_refused_by_name(twins):
     with pytest.raises(ValueError, match='^chapters/90_x.ipynb: .*"NN minutes to read"'):
         twins(SOURCE.replace("90 minutes to read", "Long"))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_in_every_notebook_just_the_cells_of_a_kind_start_folded(path):
-    for cell in form.code_cells(nbformat.read(path, as_version=4)):
-        folded = cell.source.startswith("#@title "), "cellView" in cell.metadata, "jupyter" in cell.metadata
-        assert folded == (form.kind(cell) in {*form.KINDS, "generated"},) * 3, cell.source
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -138,12 +138,9 @@ def test_that_python_has_what_colab_has_and_nothing_of_ours(python):
 
 def copy(folder: Path, set_address: str) -> Path:
     """This working tree in another folder, with an address set there as `make repository` does it."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listing.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
+    for name in tool("make_colab_zip").files():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
     for arguments in (["-c", set_address], ["notebooks.py"], ["make_exercises.py"]):
         done = subprocess.run([sys.executable, *arguments], cwd=folder / "tools", capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""One figure of each kind, for a page and for a phone: its words readable, its colours the page's, the same each time."""
+"""One figure of each kind, for a page and for a phone: words readable, colours the page's, the same each time."""
 
 import importlib
 import inspect

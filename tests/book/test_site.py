@@ -490,11 +490,6 @@ def test_a_guess_is_pressed_without_a_script_and_stays_where_it_is(browser, base
     context.close()
 
 
-def test_scripts_of_our_own_are_small():
-    scripts = [*ROOT.glob("book/static/*.js"), *ROOT.glob("book/figures/*.js")]
-    assert len(scripts) >= 6 and sum(map(compressed, scripts)) <= 30_000
-
-
 SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-box').innerHTML;
     return [+e.value, picture, f.querySelector('figcaption').innerText, e.getAttribute('aria-valuetext')] }"""
 DEAD_MOVES = """e => {
