@@ -11,56 +11,22 @@ from bs4 import BeautifulSoup
 
 from lib.lab.claims import _Row, _Table
 from tests.book.book_project import BOOK, build, load
+from tests.book.test_page_form import cell
 from tests.book.test_repository import tool
 
 notebooks, form, cells = tool("notebooks"), tool("page_form"), load("book_cells")
-SOURCE = """<p class="kick">Chapter 90 · Part</p>
-
-# Three words
-
-90 minutes to read, a minute to compute.
-
-```{code-cell} ipython3
-:tags: [setup]
-
-import math
-```
-
-```{code-cell} ipython3
-:tags: [figure]
-
-draw(math.pi)
-```
-
-```{code-cell} ipython3
-two = 1 + 1
-```
-
-```{code-cell} ipython3
-:tags: [evidence]
-
-claim("one", 1, 1)
-```
-
-```{code-cell} ipython3
-:tags: [evidence, open]
-
-claim("one", 1, 1)
-claim("two", 2, two)
-```
-
-## Going deeper
-
-More.
-
-### Further
-
-```{code-cell} ipython3
-:tags: [evidence]
-
-claim("three", 3, 1 + two)
-```
-"""
+SOURCE = "\n".join(
+    [
+        '<p class="kick">Chapter 90 · Part</p>\n\n# Three words\n\n90 minutes to read, a minute to compute.\n',
+        cell("import math\n", "setup"),
+        cell("draw(math.pi)\n", "figure"),
+        cell("two = 1 + 1\n"),
+        cell('claim("one", 1, 1)\n', "evidence"),
+        cell('claim("one", 1, 1)\nclaim("two", 2, two)\n', "evidence, open"),
+        "## Going deeper\n\nMore.\n\n### Further\n",
+        cell('claim("three", 3, 1 + two)\n', "evidence"),
+    ]
+)
 
 
 @pytest.fixture
@@ -151,12 +117,12 @@ def site(tmp_path_factory):
         path.write_text(text, encoding="utf-8")
         notebook = nbformat.reads(notebooks.twins(path)[path.with_suffix(".ipynb")], as_version=4)
         path.unlink()
-        for cell in form.code_cells(notebook):
-            made = "".join(re.findall(r"^claim|^draw", cell.source, re.MULTILINE))
+        for one in form.code_cells(notebook):
+            made = "".join(re.findall(r"^claim|^draw", one.source, re.MULTILINE))
             html = {"draw": '<figure class="pbh-figure">Round.</figure>', "claim": claims(EXACT)}.get(made)
             html = claims(EXACT, EXACT) if made == "claimclaim" else html
             if html:
-                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": html, "text/plain": "-"})]
+                one.outputs = [nbformat.v4.new_output("display_data", {"text/html": html, "text/plain": "-"})]
         pages[f"chapters/{name}.ipynb"] = json.dumps(notebook)
     yield build(
         folder,

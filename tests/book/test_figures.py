@@ -11,7 +11,7 @@ from book.figures.plot import marks
 from book.figures.svg import Figure, text_width, variables
 from book.figures.timeline import draw_timeline
 from lib.trace import CommEvent, Span, Trace
-from tests.book.painted import parse, paths, texts
+from tests.book.drawn import parse, paths, texts
 
 
 def measured() -> Trace:

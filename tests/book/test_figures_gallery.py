@@ -32,8 +32,7 @@ from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_v
 from lib.pipeline.simulate import simulate
-from tests.book.drawn import check_words, words_of
-from tests.book.painted import paths
+from tests.book.drawn import check_words, paths, words_of
 
 STRETCHES = [0.1 * i for i in range(30)]
 STAGES = {"plain": 20, "ZeRO-1": 12, "ZeRO-2": 9, "ZeRO-3": 5}

@@ -17,7 +17,7 @@ from book.figures.matrices import (
     row_cut,
 )
 from book.figures.svg import color
-from tests.book.painted import texts
+from tests.book.drawn import texts
 
 SENT, ACTIVATION, PARAMETER = (f'fill="{color(name, True)}"' for name in ("comm", "activation", "param"))
 

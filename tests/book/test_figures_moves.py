@@ -6,7 +6,7 @@ from book.figures.curves import draw_log_log
 from book.figures.moves import draw_before_after, draw_step
 from book.figures.svg import color
 from lib.cost import steps
-from tests.book.painted import paths, texts
+from tests.book.drawn import paths, texts
 
 COMM = f'fill="{color("comm", True)}"'
 IDLE = f'fill="{color("idle")}"'

@@ -3,8 +3,7 @@
 import pytest
 
 from book.figures.scatter import Dot, draw_scatter
-from tests.book.drawn import check_words
-from tests.book.painted import parse, paths
+from tests.book.drawn import check_words, parse, paths
 
 SAID = {"x": "GB", "y": "s", "title": "Layouts", "alt": "Two groups of dots."}
 

@@ -9,17 +9,12 @@ import gzip
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from functools import cache
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
-import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
@@ -113,8 +108,7 @@ def test_headings_are_in_order_and_pictures_are_named(name):
 
 
 def section(page: BeautifulSoup, title: str) -> BeautifulSoup | None:
-    heading = page.find(re.compile(r"^h[23]$"), string=re.compile(f"^{title}$"))
-    heading = heading or next((h for h in page.find_all(["h2", "h3"]) if h.get_text().rstrip("#¶") == title), None)
+    heading = next((h for h in page.find_all(["h2", "h3"]) if h.get_text().rstrip("#¶") == title), None)
     return heading and heading.find_parent("section")
 
 
@@ -140,7 +134,6 @@ def test_chapter_has_all_its_parts(name):
     guess = page.find("strong", string=re.compile("Guess before you read on"))
     assert guess, "a guess before the answer"
     assert guess.find_parent("blockquote").select("div.guess"), "which can be pressed"
-    assert {len(row.select("details.option.right")) for row in page.select("div.guess")} == {1}
     assert page.select("figure.pbh-explorer"), "an Explorer"
     assert page.select("table.claims"), "a claim"
 
@@ -185,7 +178,6 @@ def test_what_is_folded_says_what_it_holds(name):
     figures = [len(cell.select("figure")) for cell in page.select("div.tag_figure:not(.tag_remove-output)")]
     assert set(figures) <= {1}, "a cell draws one figure: so many does the reading time count"
     assert page.select("figure") == page.select("div.tag_figure figure"), "a cell that draws has the tag figure"
-    assert "#@title" not in page.get_text()
 
 
 @pytest.mark.parametrize("name", each(LISTED))
@@ -260,7 +252,7 @@ class Visit:
     """One page, opened: what it asked other hosts for, and what its console complained of."""
 
     def __init__(self, browser, base: str, name: str, scheme: str = "light"):
-        self.outside: list[str] = []
+        self.name, self.outside = name, []
         self.errors: list[str] = []
         self.fetched: set[str] = set()
         # Without motion: a colour half-way through its transition has whatever contrast it has.
@@ -292,14 +284,12 @@ class Visit:
 @pytest.fixture(scope="module", params=each(PAGES))
 def served(request, browser, bases):
     with Visit(browser, bases["server"], request.param, "light") as visit:
-        visit.name = request.param
         yield visit
 
 
 @pytest.fixture(scope="module", params=each(PAGES))
 def from_disk(request, browser, bases):
     with Visit(browser, bases["disk"], request.param, "dark") as visit:
-        visit.name = request.param
         yield visit
 
 
@@ -643,21 +633,11 @@ def test_the_zip_holds_the_whole_site_and_opens_from_the_disk(browser, tmp_path)
     ]
     assert broken_links(site) == []
     assert f'<a class="offline" href="../{packed.name}">' in text("book/offline.html")
+    assert '<a href="../parallel-by-hand.zip">' in text("book/offline.html")
     with Visit(browser, site.as_uri(), "index.html") as visit:
         visit.page.wait_for_url("**/chapters/00_start.html")
         visit.page.wait_for_load_state("load")
         quiet(visit)
-
-
-def test_a_saved_notebook_runs_with_the_library_that_the_site_offers(tmp_path):
-    assert '<a href="../parallel-by-hand.zip">' in text("book/offline.html")
-    shutil.copy(SITE / "parallel-by-hand.zip", tmp_path)
-    setup = nbformat.read(SITE / "_sources" / "chapters" / "03_data_parallelism.ipynb", 4).cells[1].source
-    (tmp_path / "run.py").write_text(setup + "\nprint(lib.__file__)", encoding="utf-8")
-    installed = {"PYTHONPATH": sysconfig.get_path("purelib")}  # with -S all but this repository, which is elsewhere
-    command = [sys.executable, "-S", "run.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | installed, capture_output=True, text=True)
-    assert done.stdout.strip() == str(tmp_path / "parallel-by-hand" / "lib" / "__init__.py"), done.stderr
 
 
 def test_progress_is_remembered_and_a_record_is_read(browser, bases, tmp_path):
