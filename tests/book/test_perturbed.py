@@ -93,13 +93,12 @@ def kind_of(chapter, name, unit="", relation="=", rel=0, **_):
 
 @pytest.mark.chapters("each test executes most of a chapter")
 @pytest.mark.slow("each test executes most of a chapter")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("chapter", "counter", "fewest"),
     [
         ("00", "none", {"calls": 1}),
         ("00", "one more", {"calls": 1}),
-        ("01", "1% more", {"held": 20}),
+        ("01", "1% more", {"held": 18, "sent": 2}),
         ("02", "none", {"sent": 10}),
         ("02", "1% more", {"sent": 10}),
         ("02", "one more", {"sent": 10}),
