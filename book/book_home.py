@@ -8,7 +8,7 @@ from html import escape
 
 from book_pages import lead_of
 from docutils import nodes
-from docutils.parsers.rst import Directive
+from live_page import add_place
 
 from book.figures.player import STYLE
 
@@ -17,15 +17,6 @@ PICTURES = re.compile(  # what can be played; any other figure
     r'<svg class="pbh-wide".*?</svg>|<figure class="pbh-figure".*?(<svg.*?</svg>)', re.DOTALL
 )
 NAMES = re.compile(r' (?:role|aria-label|class|tabindex)="[^"]*"')
-
-
-class Cards(nodes.General, nodes.Element):
-    """Stands where the cards will be."""
-
-
-class CardsDirective(Directive):
-    def run(self):
-        return [Cards()]
 
 
 def picture(doctree: nodes.document) -> str:
@@ -53,15 +44,12 @@ def card(app, home: str, page: str) -> str:
     )
 
 
-def fill(app, doctree, docname):
-    pages = [page for page in app.env.toctree_includes.get(app.config.root_doc, []) if CHAPTER.match(page)]
-    for place in list(doctree.findall(Cards)):
-        cards = "".join(card(app, docname, page) for page in pages)
-        place.replace_self(nodes.raw("", f'<style>{STYLE}</style><ul class="cards">{cards}</ul>', format="html"))
+def cards(app, page: str) -> nodes.raw:
+    pages = [one for one in app.env.toctree_includes.get(app.config.root_doc, []) if CHAPTER.match(one)]
+    made = "".join(card(app, page, one) for one in pages)
+    return nodes.raw("", f'<style>{STYLE}</style><ul class="cards">{made}</ul>', format="html")
 
 
 def setup(app):
-    app.add_node(Cards)
-    app.add_directive("cards", CardsDirective)
-    app.connect("doctree-resolved", fill)
+    add_place(app, "cards", cards)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

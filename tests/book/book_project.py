@@ -4,10 +4,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from bs4 import BeautifulSoup
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
+AXE = Path(__file__).with_name("vendor") / "axe.min.js"
 
 
 def load(name: str):
@@ -42,11 +44,17 @@ def build(folder: Path, pages: dict[str, str], extensions: list[str], **config) 
     return out
 
 
-def check_live_page(folder: Path, extension, directive: str) -> None:
-    """Raises AssertionError unless a page with the directive, and no other, has its HTML and its scripts."""
-    pages = {"index": "# Home\n\n```{toctree}\nlive\n```\n", "live": f"# Live\n\n```{{{directive}}}\n```\n"}
-    out = build(folder, pages, [extension.__name__], html_static_path=[str(BOOK / "static")])
-    built = {name: (out / f"{name}.html").read_text() for name in pages}
-    assert extension.html() in built["live"]
-    for script in extension.SCRIPTS:
-        assert f'defer="defer" src="_static/{script}' in built["live"] and script not in built["index"]
+def soup(site: Path, page: str) -> BeautifulSoup:
+    return BeautifulSoup((site / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def violations(page) -> list[str]:
+    """What axe finds that somebody cannot read or reach."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    return page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
+
+
+def live_html(extension) -> str:
+    """What an extension puts into its page, with its scripts."""
+    scripts = (f'<script src="{(BOOK / "static" / name).as_uri()}"></script>' for name in extension.SCRIPTS)
+    return extension.html() + "".join(scripts)
