@@ -8,8 +8,7 @@ Letters of Korthikanti et al.: b sequences of a microbatch, s tokens of a sequen
 
 from __future__ import annotations
 
-from lib.cost.sizes import ModelShape, Recipe, check_recompute, check_zero
-from lib.cost.tensors import qkv_width
+from lib.cost.sizes import ModelShape, Recipe, check_recompute, check_zero, qkv_width
 
 
 def state_bytes(

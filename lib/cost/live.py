@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lib.cost.sizes import ModelShape
-from lib.cost.tensors import Weight, block_layers, embed_weights, head_weights, qkv_width
+from lib.cost.sizes import ModelShape, Weight, block_layers, embed_weights, head_weights, qkv_width
 
 # From an output gradient to the input gradient, weights, and the buffer of their gradients.
 Backward = Callable[[Any], tuple[Any, list[Weight], "Buffer | None"]]

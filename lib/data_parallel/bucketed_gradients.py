@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib import comm
-from lib.cost.tensors import BUCKET_BYTES
+from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.buckets import ONE, Bucket, fill_buckets
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.facts import Fact

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.cost.tensors import bucket_shares
+from lib.cost.sizes import bucket_shares
 from lib.facts import Fact
 from lib.mesh import Group
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from lib.cost.live import Backward, Buffer, LiveGPT
-from lib.cost.tensors import Weight
+from lib.cost.sizes import Weight
 from lib.pipeline.lower import message_before, message_behind, other_end, proves
 from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
 from lib.planner.plan import Bucketful, Plan

@@ -20,8 +20,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
-from lib.cost.sizes import ModelShape
-from lib.cost.tensors import BUCKET_BYTES, Weight, block_layers, bucket_shares, embed_weights, head_weights
+from lib.cost.sizes import BUCKET_BYTES, ModelShape, Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.gantt import to_trace

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from lib.cost.calls import Calls, block_calls, embed_calls, head_calls
-from lib.cost.comm import wire_bytes
+from lib.cost.comm import Calls, block_calls, embed_calls, head_calls, wire_bytes
 from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op
 from lib.planner.plan import Bucketful, Plan
 

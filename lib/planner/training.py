@@ -19,9 +19,8 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
-from lib.cost.flops import train_flops
 from lib.cost.hardware import DEVICES, Device
-from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe
+from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
 
 

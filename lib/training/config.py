@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lib.cost.tensors import BUCKET_BYTES
+from lib.cost.sizes import BUCKET_BYTES
 from lib.layout import Layout, whole_number
 from lib.model import GPTConfig
 

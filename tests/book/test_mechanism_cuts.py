@@ -6,7 +6,7 @@ from book.figures.mechanisms.cuts import Cut, play_cuts
 from book.figures.player import NARROW, WIDE
 from book.figures.svg import SMALLEST_PX, text_width
 from lib import cost
-from lib.cost.calls import block_calls
+from lib.cost.comm import block_calls
 from lib.cost.sizes import MODELS
 from tests.book.drawn import check_lines
 
