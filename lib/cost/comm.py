@@ -20,7 +20,11 @@ Calls = Counter[tuple[str, int]]  # (kind, payload bytes) → how often
 # link carries. Then the number of messages in sequence.
 _HALF = (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1)
 _CHAIN = (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1)  # n - 1 links, and each carries the full array
-_STAR = (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1)  # one link carries all shards except its own
+_STAR = (
+    lambda n: (n - 1) / n**2,
+    lambda n: (n - 1) / n,
+    lambda n: n - 1,
+)  # one link carries all shards except its own
 _RING = {
     "all_reduce": (lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1)),
     **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all"), _HALF),
@@ -179,7 +183,9 @@ def block_calls(
     heads = shape.num_kv_heads or shape.num_heads
     if heads < tp:
         of_heads = 2 * heads * (shape.d_model // shape.num_heads) * itemsize
-        calls += Counter({("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(not shape.llama)})
+        calls += Counter(
+            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(not shape.llama)}
+        )
     return calls
 
 
