@@ -1,8 +1,7 @@
 """Bytes on the wire and seconds on a link.
 
 The problem: published figures disagree by factors of two and eight, mostly because some count both directions of a
-link, or the full array instead of a shard. The idea: one function per quantity, with the unit in its name; a claim in a
-chapter compares it with counted bytes or measured seconds.
+link, or the full array instead of a shard. The idea: one function per quantity, with the unit in its name.
 
 Letters: `S` bytes of the full array, `n` ranks, `alpha_s` seconds until the first byte of a message arrives,
 `bandwidth_Bps` bytes per second in one direction of the link of one rank.
@@ -49,8 +48,7 @@ def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
 
     Args:
         kind: one of the names of `comm`.
-        payload_bytes: bytes of the full array (not of a shard).
-        n: ranks in the group.
+        payload_bytes: of the full array, not of a shard.
 
     Source: Patarasuk & Yuan, JPDC 69(2), 2009; NCCL tests, PERFORMANCE.md.
     """
@@ -61,11 +59,6 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
     """Seconds of a collective in the alpha-beta model: messages in sequence, and bytes over one-way bandwidth.
 
     `all_reduce`: 2(n-1)·alpha + 2(n-1)/n · S / bandwidth.
-
-    Args:
-        payload_bytes: bytes of the full array.
-        alpha_s: latency of one message in seconds.
-        bandwidth_Bps: bytes per second, one direction.
 
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005.
     """
@@ -220,7 +213,7 @@ def sharded_step(
     """When ZeRO-3 computes and sends in a step, if the link carries one message at a time.
 
     A unit computes when its parameters arrive. Their all-gather starts when it would compute, or with `prefetch` when
-    the previous unit begins to compute. Its reduce-scatter starts when its backward ends and the link is free.
+    the previous unit begins. Its reduce-scatter starts when its backward ends and the link is free.
 
     Args:
         forward_s, backward_s: seconds of computation of each unit, in the order of forward.
