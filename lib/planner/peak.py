@@ -1,8 +1,8 @@
 """Bytes that a rank holds at the peak of a step, by kind, as `lib.memory` measures them.
 
 Parameters and optimizer states are sums over tensors. The rest depends on the order: `step_memory` goes through the
-actions of the rank, with the tape of each (`lib/cost/live.py`), and counts the tensors that live between actions:
-activations of microbatches in flight, messages, gradients in buckets.
+actions of the rank, runs each dry (`lib/cost/live.py`), and holds the buffers that live between actions: activations of
+microbatches in flight and messages; gradients in buckets are counted beside them.
 """
 
 from __future__ import annotations
