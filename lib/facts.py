@@ -3,11 +3,8 @@
 The problem: each technique is right alone and wrong in combination. A clip that sums over the stages ignores the shards
 of the matrices; an average over data-parallel ranks ignores that the gradient of a norm is also a sum over shards of
 the sequence.
-The idea: each parameter carries two facts.
-
-    how its value is sharded         so that a norm counts each element once, and a checkpoint has the full tensor
-    over which ranks its gradient    so that an all-reduce or reduce-scatter of gradients uses the right ranks,
-      is a sum                       each once
+The idea: each parameter carries two facts. *How its value is sharded*: a norm then counts each element once, and a
+checkpoint has the full tensor. *Over which ranks its gradient is a sum*: each of them then adds once.
 
 Code that shards a module sets the first (`placements`, `partial_gradients` of the module); `lib/parallel.py`, which has
 the mesh, derives the second; code that sums, shards, clips or saves reads them here. All gradients are terms of sums: a

@@ -1,8 +1,7 @@
 """The layout of a training run: ranks along each axis, and the options of each axis.
 
 The problem: a layout is a dozen numbers, and most combinations are impossible. Eight processes would report this after
-a minute, with eight different errors.
-The idea: a plain object that raises one clear error immediately, and a search for the nearest possible layout.
+a minute. The idea: an object that raises one clear error at once, and a search for the nearest possible layout.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 if TYPE_CHECKING:
     from lib.model import GPTConfig
 
-SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved}
-SCHEDULES |= {"zb-h1": zb_h1, "zb-h2": zb_h2}
-SCHEDULES |= {"zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")  # two stages on each rank, in the order of a V
-SPLIT = ("zb-h1", "zb-h2", *V_SHAPED)  # schedules with a backward that is split into I and W
+V_SHAPED = {"zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}  # two stages a rank, in a V
+SPLIT = {"zb-h1": zb_h1, "zb-h2": zb_h2, **V_SHAPED}  # schedules with a backward that is split into I and W
+SCHEDULES = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, **SPLIT}
 AXES = ("dp", "pp", "tp")
 
 
@@ -41,15 +38,13 @@ class Layout:
         dp: data-parallel ranks: each takes some sequences of the batch; under torchrun, all remaining ranks.
         pp: pipeline ranks: each has some of the layers.
         tp: tensor-parallel ranks: each has a shard of every matrix.
-        order: order of the axes, outermost first; neighbours on the last axis have consecutive ranks, so they share a
-            node.
-        schedule: schedule of the pipeline.
-        stages_per_rank: pipeline stages per rank: 2 or more with interleaved, 2 with a V, otherwise 1.
-        microbatches: number of microbatches per step on each data-parallel rank; their gradients are added up. zero=2
-            and zero=3 send gradients of each microbatch: more bytes, less memory.
+        order: of the axes, outermost first; neighbours on the last axis have consecutive ranks, so they share a node.
+        schedule: of the pipeline.
+        stages_per_rank: 2 or more with interleaved, 2 with a V, otherwise 1.
+        microbatches: of a step on each data-parallel rank; their gradients are added up. zero=2 and zero=3 send
+            gradients of each: more bytes, less memory.
         sequence_parallel: shard the sequence over tensor-parallel ranks between the parallel layers.
-        zero: model states sharded over data-parallel ranks: 0 none, 1 optimizer state, 2 also gradients, 3 also
-            parameters.
+        zero: sharded over data-parallel ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
         recompute: activations that backward recomputes.
 
     Raises:
@@ -131,12 +126,10 @@ class Layout:
 
     def crosses_nodes(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group along this axis has ranks on more than one node, whose ranks are consecutive."""
-        sizes = list(self.sizes.items())
-        inner = math.prod(n for _, n in sizes[[name for name, _ in sizes].index(axis) + 1 :])
-        block = inner * self.sizes[axis]  # consecutive ranks, among which are whole groups
-        if self.sizes[axis] == 1 or self.num_ranks <= ranks_per_node:
-            return False
-        return bool(block > ranks_per_node or ranks_per_node % block)
+        axes = self.order.split(",")
+        block = math.prod(self.sizes[name] for name in axes[axes.index(axis) :])  # consecutive ranks, whole groups
+        fits = self.num_ranks <= ranks_per_node or ranks_per_node % block == 0
+        return self.sizes[axis] > 1 and not fits
 
     def make_schedule(self) -> Schedule:
         """The actions of each rank of the pipeline, in order."""

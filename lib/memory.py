@@ -1,13 +1,12 @@
 """Live and peak bytes of tensors, by kind.
 
-The problem: every technique of this book saves memory: ZeRO shards optimizer state, tensor parallelism shards
-activations. The size of the process does not show it (the allocator keeps freed memory, Python and torch take hundreds
-of MB). A sum of `p.numel()` shows only the parameters. Activations are larger, and soon freed.
+The problem: every technique of this book saves memory. The size of the process does not show it (the allocator keeps
+freed memory), and a sum of `p.numel()` shows only the parameters. Activations are larger, and soon freed.
 The idea: memory belongs to *storages*, which tensors only reference: a view and an in-place result share the storage of
-their source. A `TorchDispatchMode` intercepts each operation, forward and backward; every storage is counted once, and
-a weak reference reports when it is freed. The *kind* of a storage is looked up, not stored: storages that parameters,
-their `.grad` or optimizer state reference *now* have that kind; all others are activations. Gradients that are views of
-a bucket, parameters in a flat buffer, tied weights and state made in the first step therefore need no special case.
+their source. A `TorchDispatchMode` intercepts each operation; every storage is counted once, and a weak reference
+reports when it is freed. The *kind* of a storage is looked up, not stored: storages that parameters, their `.grad` or
+optimizer state reference *now* have that kind; all others are activations. Gradients that are views of a bucket, flat
+parameters, tied weights and state made in the first step therefore need no special case.
 
 Counted: full storages, in bytes, on all devices together; a storage without owner that existed before (the batch) from
 the first operation that uses it. Not counted: memory that a kernel allocates and frees inside one operation
@@ -35,7 +34,7 @@ Usage = dict[str, int]  # bytes of each of KINDS, and "total"
 
 @dataclass
 class Phase:
-    """A named interval and its peak memory. Times in seconds, as in the timeline."""
+    """A named interval with its peak; times as in the timeline."""
 
     name: str
     start_s: float
@@ -59,12 +58,11 @@ class MemoryTracker(TorchDispatchMode):
             optimizer.step()
         memory.peak["activation"], memory.phases[0].peak["total"]
 
-    Kinds, the first that fits: "parameter" (a model's parameters and buffers), "gradient" (their `.grad`, and the
-    `.grad` of master weights), "optimizer" (tensors in `state`, and parameters that only the optimizer holds:
-    master weights), "activation" (everything else: tensors saved for backward, temporaries, the batch). The tracker
-    keeps no tensor alive. It tracks operations of the thread that entered it, and of autograd. It may be entered again,
-    and then continues; outside, `live` falls when a tensor is freed but does not rise. It looks at all owners after
-    each operation, which slows down a step of a small model dozens of times: track a step or two.
+    Kinds, the first that fits: "parameter" (a model's parameters and buffers), "gradient" (their `.grad`, and that of
+    master weights), "optimizer" (tensors in `state`, and master weights, which only the optimizer holds), "activation"
+    (everything else: tensors saved for backward, temporaries, the batch). The tracker keeps no tensor alive. It tracks
+    the thread that entered it, and autograd. It may be entered again, and then continues; outside, `live` falls when a
+    tensor is freed but does not rise. It slows down a step of a small model dozens of times: track a step or two.
 
     Args:
         owners: any number of models and optimizers (objects with `state` and `param_groups`). Tensors that a module
@@ -119,7 +117,7 @@ class MemoryTracker(TorchDispatchMode):
         """
         if kind not in KINDS:
             raise ValueError(f"there is no kind {kind!r}; use one of {', '.join(KINDS)}")
-        for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+        for storage in _storages(tensors):
             counted = self._told[id(storage)] = self._count(storage)
             counted.kind = kind
 
@@ -137,7 +135,7 @@ class MemoryTracker(TorchDispatchMode):
             usage[counted.kind] += counted.bytes
         seen = set(self._told)
         for kind, tensors in self._owned():
-            for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+            for storage in _storages(tensors):
                 usage[kind] += 0 if id(storage) in seen else self._count(storage).bytes
                 seen.add(id(storage))
         self._latest, self._marks_then = usage, self._marks()
@@ -184,8 +182,7 @@ class MemoryTracker(TorchDispatchMode):
         if any(hasattr(cls, "__tensor_flatten__") for cls in types):
             return NotImplemented  # a wrapper such as DTensor calls again, with its inner tensors
         result = func(*args, **(kwargs or {}))
-        tensors = _tensors((args, list((kwargs or {}).values()), result))
-        for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+        for storage in _storages(_tensors((args, list((kwargs or {}).values()), result))):
             self._count(storage)
         self._sample()
         return result
@@ -227,8 +224,7 @@ class MemoryTracker(TorchDispatchMode):
         parameters, own, buffers, values = self._held()
         yield "parameter", parameters + buffers
         yield "gradient", [grad for p in parameters + own if (grad := p.grad) is not None]
-        yield "optimizer", own
-        yield "optimizer", [x for value in values for x in _tensors(value)]  # LBFGS keeps lists of tensors
+        yield "optimizer", [*own, *_tensors(values)]  # LBFGS keeps lists of tensors
 
     def _sample(self) -> None:
         usage = self.live
@@ -274,11 +270,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """The storages of a tensor: several if it wraps other tensors, none if it is sparse."""
-    plain = type(tensor) is Tensor or type(tensor) is nn.Parameter  # checked first: the other check is slow
-    if not plain and is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        parts = [part for name in names if isinstance(part := getattr(tensor, name), Tensor)]
-        return [storage for part in parts for storage in _storages(part)]
-    return [tensor.untyped_storage()] if tensor.layout is torch.strided else []
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    """The storages of tensors: several of one that wraps others, none of one that is sparse."""
+    for tensor in tensors:
+        plain = type(tensor) is Tensor or type(tensor) is nn.Parameter  # checked first: the other check is slow
+        if not plain and is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            yield from _storages(_tensors([getattr(tensor, name) for name in names]))
+        elif tensor.layout is torch.strided:
+            yield tensor.untyped_storage()

@@ -1,9 +1,9 @@
 """Combine all axes: turn a model and a mesh into shards, gradients and an optimizer that fit together.
 
-The problem: the ranks over which a gradient must be summed depend on all axes: a norm between two pairs of matrices may
-work on a shard of the sequence, an embedding may have a second use on a different stage.
-The idea: the techniques stay independent. Each is applied to the model in turn, and keeps the serial names. Then the
-two facts of every parameter follow from the mesh (`facts_of`), and the rest is composition:
+The problem: the ranks over which a gradient must be summed depend on all axes: a norm may work on a shard of the
+sequence, an embedding may have a second use on a different stage.
+The idea: each technique is applied to the model in turn, and keeps the serial names. Then the two facts of every
+parameter follow from the mesh (`facts_of`), and the rest is composition:
 
     tensor_parallel(model, mesh.group("tp"))                    each rank has shards of the matrices
     stages = stages_of(model, schedule, mesh.group("pp").rank)  … of some of the layers
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm, data, trace
-from lib.cost.tensors import BUCKET_BYTES
+from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import broadcast_weights, replicas
 from lib.data_parallel.flat import Flat, MakeOptimizer

@@ -1,7 +1,7 @@
 """Costs of pipeline schedules in closed form: for equal stages, and messages that take no time.
 
-The simulator computes them for any schedule (`lib.pipeline.simulate`), and the tests compare the two. The formulas are
-for a planner, which compares thousands of layouts, and for a reader with a pencil.
+`lib.pipeline.simulate` computes them for any schedule, and the tests compare the two. The formulas are for a planner,
+which compares thousands of layouts, and for a reader with a pencil.
 
 Letters: p ranks, m microbatches, v stages per rank; times are for one microbatch in all layers of a rank: T_F forward,
 T_B = T_I + T_W backward. Chapters 8 to 12.

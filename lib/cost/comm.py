@@ -1,8 +1,7 @@
 """Bytes on the wire and seconds on a link.
 
 The problem: published figures disagree by factors of two and eight, mostly because some count both directions of a
-link, or the full array instead of a shard. The idea: one function per quantity, with the unit in its name; a claim in a
-chapter compares it with counted bytes or measured seconds.
+link, or the full array instead of a shard. The idea: one function per quantity, with the unit in its name.
 
 Letters: `S` bytes of the full array, `n` ranks, `alpha_s` seconds until the first byte of a message arrives,
 `bandwidth_Bps` bytes per second in one direction of the link of one rank.
@@ -10,21 +9,26 @@ Letters: `S` bytes of the full array, `n` ranks, `alpha_s` seconds until the fir
 
 from __future__ import annotations
 
-from lib.cost.sizes import check_recompute, check_zero
+from collections import Counter
+
+from lib.cost.sizes import ModelShape, check_recompute, check_zero
+
+Calls = Counter[tuple[str, int]]  # (kind, payload bytes) → how often
 
 # For n ranks, as multiples of the full array: bytes that a rank sends, the mean over all ranks; bytes that the busiest
 # link carries. Then the number of messages in sequence.
+_HALF = (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1)
+_CHAIN = (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1)  # n - 1 links, and each carries the full array
+_STAR = (
+    lambda n: (n - 1) / n**2,
+    lambda n: (n - 1) / n,
+    lambda n: n - 1,
+)  # one link carries all shards except its own
 _RING = {
     "all_reduce": (lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1)),
-    "reduce_scatter": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
-    "all_gather": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
-    "all_to_all": (lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: n - 1),
-    # A chain of n ranks has n - 1 links, and each carries the full array.
-    "broadcast": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
-    "reduce": (lambda n: (n - 1) / n, lambda n: 1.0, lambda n: n - 1),
-    # Directly to one rank, or from it: its link carries all shards except its own.
-    "gather": (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1),
-    "scatter": (lambda n: (n - 1) / n**2, lambda n: (n - 1) / n, lambda n: n - 1),
+    **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all"), _HALF),
+    **dict.fromkeys(("broadcast", "reduce"), _CHAIN),
+    **dict.fromkeys(("gather", "scatter"), _STAR),
     "send": (lambda n: 1.0, lambda n: 1.0, lambda n: 1),
     "recv": (lambda n: 0.0, lambda n: 1.0, lambda n: 1),
     "barrier": (lambda n: 0.0, lambda n: 0.0, lambda n: 2 * (n - 1)),
@@ -44,8 +48,7 @@ def wire_bytes(kind: str, payload_bytes: float, n: int) -> float:
 
     Args:
         kind: one of the names of `comm`.
-        payload_bytes: bytes of the full array (not of a shard).
-        n: ranks in the group.
+        payload_bytes: of the full array, not of a shard.
 
     Source: Patarasuk & Yuan, JPDC 69(2), 2009; NCCL tests, PERFORMANCE.md.
     """
@@ -56,11 +59,6 @@ def comm_s(kind: str, payload_bytes: float, n: int, alpha_s: float, bandwidth_Bp
     """Seconds of a collective in the alpha-beta model: messages in sequence, and bytes over one-way bandwidth.
 
     `all_reduce`: 2(n-1)·alpha + 2(n-1)/n · S / bandwidth.
-
-    Args:
-        payload_bytes: bytes of the full array.
-        alpha_s: latency of one message in seconds.
-        bandwidth_Bps: bytes per second, one direction.
 
     Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005.
     """
@@ -115,6 +113,25 @@ def zero_wire_bytes(
     return reductions * reduce + gathers * gather
 
 
+def block_collectives(
+    recompute: str = "none", *, sequence_parallel: bool = False, regather: bool = True, early_stop: bool = False
+) -> Counter[str]:
+    """Collectives of x in a tensor-parallel block, forward and backward: 4 all-reduces.
+
+    With sequence parallelism 4 all-gathers and 4 reduce-scatters; 2 all-gathers more if column layers keep their shard
+    and gather x again in backward. `full` recomputation repeats those of forward.
+
+    Args:
+        early_stop: of a `full` checkpoint: skip the last sum, which backward does not need (the default of torch).
+
+    Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
+    """
+    again = 2 * (check_recompute(recompute) == "full")
+    if sequence_parallel:
+        return Counter(all_gather=4 + 2 * regather + again, reduce_scatter=4 + again - (early_stop and again > 0))
+    return Counter(all_reduce=4 + again - (early_stop and again > 0))
+
+
 def block_wire_bytes(
     payload_bytes: float,
     n: int,
@@ -126,20 +143,64 @@ def block_wire_bytes(
 ) -> float:
     """Bytes that one rank sends for a tensor-parallel block and microbatch: 8(n-1)/n · x, four all-reduces of x.
 
-    With sequence parallelism the same in four all-gathers and four reduce-scatters, and 10(n-1)/n · x if column layers
-    keep their shard and gather x again in backward.
+    With sequence parallelism the same in halves, and 10(n-1)/n · x if column layers gather x again in backward.
 
     Args:
         payload_bytes: of the full x[b, s, h], in the dtype of messages.
-        recompute: `full` repeats the communication of forward; `none` and `selective` repeat nothing.
-        early_stop: of a `full` checkpoint: skip the last sum, which backward does not need (the default of torch).
-
-    Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
+        recompute, early_stop: as in `block_collectives`.
     """
-    halves = 10 if sequence_parallel and regather else 8  # of an all-reduce
-    last = 1 if sequence_parallel else 2
-    halves += {"none": 0, "selective": 0, "full": 4 - last * early_stop}[check_recompute(recompute)]
+    how = {"sequence_parallel": sequence_parallel, "regather": regather, "early_stop": early_stop}
+    calls = block_collectives(recompute, **how)
+    halves = sum(times * (2 if kind == "all_reduce" else 1) for kind, times in calls.items())
     return halves * wire_bytes("all_gather", payload_bytes, n)
+
+
+def block_calls(
+    shape: ModelShape,
+    rows: int,
+    itemsize: int,
+    tp: int,
+    *,
+    sequence_parallel: bool = False,
+    regather: bool = True,
+    recompute: str = "none",
+) -> Calls:
+    """The collectives of a block for one microbatch, as this library runs it: `full` stops early.
+
+    If keys and values have fewer heads than ranks, the gradients of their copies are all-reduced: weights, and biases
+    if there are any.
+    """
+    x = rows * shape.context * shape.d_model * itemsize
+    how = {"sequence_parallel": sequence_parallel, "regather": regather, "early_stop": True}
+    calls = Counter({(kind, x): times for kind, times in block_collectives(recompute, **how).items()})
+    heads = shape.num_kv_heads or shape.num_heads
+    if heads < tp:
+        of_heads = 2 * heads * (shape.d_model // shape.num_heads) * itemsize
+        calls += Counter(
+            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(not shape.llama)}
+        )
+    return calls
+
+
+def embed_calls(shape: ModelShape, rows: int, itemsize: int, *, sequence_parallel: bool = False) -> Calls:
+    """The embedding: an all-reduce of x forward; or a reduce-scatter, and an all-gather backward."""
+    x = rows * shape.context * shape.d_model * itemsize
+    return Counter([("reduce_scatter", x), ("all_gather", x)] if sequence_parallel else [("all_reduce", x)])
+
+
+def head_calls(
+    shape: ModelShape, rows: int, itemsize: int, *, sequence_parallel: bool = False, regather: bool = True
+) -> Calls:
+    """The head and the loss: an all-reduce of the gradient of x; or a gather forward, a reduce-scatter backward.
+
+    The loss never gathers logits: it all-reduces a maximum per token, then two sums, in float32 at least.
+    """
+    tokens, wide = rows * shape.context, max(itemsize, 4)
+    x = tokens * shape.d_model * itemsize
+    calls = Counter([("all_reduce", tokens * wide), ("all_reduce", 2 * tokens * wide)])
+    if sequence_parallel:
+        return calls + Counter({("all_gather", x): 1 + regather, ("reduce_scatter", x): 1})
+    return calls + Counter([("all_reduce", x)])
 
 
 def sharded_step(
@@ -152,7 +213,7 @@ def sharded_step(
     """When ZeRO-3 computes and sends in a step, if the link carries one message at a time.
 
     A unit computes when its parameters arrive. Their all-gather starts when it would compute, or with `prefetch` when
-    the previous unit begins to compute. Its reduce-scatter starts when its backward ends and the link is free.
+    the previous unit begins. Its reduce-scatter starts when its backward ends and the link is free.
 
     Args:
         forward_s, backward_s: seconds of computation of each unit, in the order of forward.

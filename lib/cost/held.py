@@ -8,8 +8,7 @@ Letters of Korthikanti et al.: b sequences of a microbatch, s tokens of a sequen
 
 from __future__ import annotations
 
-from lib.cost.sizes import ModelShape, Recipe, check_recompute, check_zero
-from lib.cost.tensors import qkv_width
+from lib.cost.sizes import ModelShape, Recipe, check_recompute, check_zero, qkv_width
 
 
 def state_bytes(
@@ -77,17 +76,16 @@ def block_saved_bytes(
 ) -> int:
     """Bytes that one of *our* blocks keeps on a rank between forward and backward, on a CPU; tp=1 is the serial block.
 
-    The count of `activation_bytes`, as PyTorch saves it. 16h elements per token: the inputs of two norms and four
-    matrices (h, h; h, h, h, 4h), queries, keys, values (3h), the input of GELU (4h). Each rank holds 4h of them
-    unsharded, the means and deviations of the norms, and with dropout two masks of h. Sequence parallelism shards
-    these as well. Fused attention adds one element per token and head. The fused kernel of a CPU has no dropout. The
-    unfused kernel computes in float32 at least, and keeps copies of queries, keys and values (with one head per rank
-    the values are not copied, and their storage stays) and s elements per token and head; with dropout 3s: before,
-    mask, after.
+    16h elements per token: the inputs of two norms and four matrices (h, h; h, h, h, 4h), queries, keys, values (3h),
+    the input of GELU (4h). Each rank holds 4h of them unsharded, the means and deviations of the norms, and with
+    dropout two masks of h; sequence parallelism shards these as well. Fused attention adds one element per token and
+    head, and has no dropout on a CPU. The unfused kernel computes in float32 at least, and keeps copies of queries,
+    keys and values (with one head per rank not of the values, whose storage stays) and s elements per token and head;
+    with dropout 3s: before, mask, after.
 
-    A Llama block keeps 3f elements in SwiGLU (gate, up, silu of the gate) instead of the 4h that enter GELU. Each norm
-    keeps its normalised input instead of means and deviations, in float32 at least. Once for all sequences a block
-    keeps s angles for each element of a head, by which queries and keys are rotated.
+    A Llama block keeps 3f elements in SwiGLU (gate, up, silu of the gate) instead of 4h. Each norm keeps its normalised
+    input instead of means and deviations, in float32 at least. Once for all sequences a block keeps s angles for each
+    element of a head, by which queries and keys are rotated.
 
     Args:
         recompute: of `none`; `selective`, attention between its projections; `full`, everything except the input.

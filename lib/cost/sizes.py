@@ -1,14 +1,19 @@
-"""Sizes of a transformer, sizes of published models, and the bytes that training keeps for each parameter.
+"""Sizes of a transformer, and what follows from them alone: its tensors, and the operations of a step.
 
 The problem: "a 7B model" has 6.74 billion parameters, or 6.61 if its head shares a weight, and needs 4 to 18
 bytes for each. The idea: a model is a few sizes, a recipe is four numbers of bytes, and `lib.cost` takes both.
+
+Letters: b sequences of a microbatch, s tokens of a sequence, h width, l layers, V vocabulary size, t tensor-parallel
+ranks.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
+
+BUCKET_BYTES = 4 * 2**20  # of gradients, unless a run asks for another size
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,119 @@ RECIPES = {  # Rajbhandari et al. 2020, section 3.1; Megatron-LM's estimator kee
     "mixed Adam, fp32 gradients": Recipe(2, 4, 4, 8),
 }
 
+
+# ---- tensors, as a tensor-parallel rank holds them ------------------------------------------------------------------
+
+
+class Weight(NamedTuple):
+    """One parameter.
+
+    Args:
+        name: in the serial model.
+        size: elements on one tensor-parallel rank.
+        whole: every tensor-parallel rank holds all of it. With sequence parallelism its gradient is a partial sum.
+    """
+
+    name: str
+    size: int
+    whole: bool = False
+
+
+def embed_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
+    """V/t · h of the tokens (vocabulary-parallel); s · h of the positions of a GPT-2."""
+    h = shape.d_model
+    positions = [] if shape.llama else [Weight("embed.position.weight", shape.context * h, True)]
+    return [Weight("embed.token.weight", shape.vocab_size // tp * h), *positions]
+
+
+def block_layers(shape: ModelShape, layer: int, tp: int = 1) -> list[list[Weight]]:
+    """Weights of one block, by layers. Without grouped keys: 12h²/t + 13h, less for the biases that t divides."""
+    h, qkv, mlp = shape.d_model, qkv_width(shape, tp), shape.mlp_width // tp
+    up = 2 * mlp if shape.llama else mlp  # with the gate
+    attention = ("attention.qkv", qkv * h, qkv, "weight, bias"), ("attention.out", h * h // tp, h, "weight")
+    mlp = ("mlp.up", up * h, up, "weight, bias"), ("mlp.down", h * mlp, h, "weight")
+    sizes = ("norm1", h, h), *attention, ("norm2", h, h), *mlp
+    return [_layer(shape, f"blocks.{layer}.{name}", *rest) for name, *rest in sizes]
+
+
+def _layer(shape: ModelShape, name: str, weight: int, bias: int, cut: str = "") -> list[Weight]:
+    """The weight of a layer, and its bias in a GPT-2; `cut` names the sharded tensors."""
+    both = [Weight(f"{name}.{what}", size, what not in cut) for what, size in (("weight", weight), ("bias", bias))]
+    return both[:1] if shape.llama else both
+
+
+def head_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
+    """The last norm, and V/t · h of the head: the token embedding itself if the two are tied."""
+    linear = "embed.token.weight" if shape.tied else "head.linear.weight"
+    norm = _layer(shape, "head.norm", shape.d_model, shape.d_model)
+    return [*norm, Weight(linear, shape.vocab_size // tp * shape.d_model)]
+
+
+def qkv_width(shape: ModelShape, tp: int = 1) -> int:
+    """Width of queries, keys and values of the heads of a rank: 3h/t; grouped keys and values have at least one."""
+    return shape.d_model // tp + 2 * max(shape.d_kv // tp, shape.d_model // shape.num_heads)
+
+
+def bucket_shares(sizes_bytes: list[int], bucket_bytes: int) -> list[range]:
+    """Neighbours in buckets of equal shares of about `bucket_bytes`: which go into each."""
+    total = sum(sizes_bytes)
+    share = total / max(1, round(total / bucket_bytes))
+    starts: list[int] = []
+    room = 0.0
+    for i, size in enumerate(sizes_bytes):
+        if room <= 0:
+            starts.append(i)
+            room = share
+        room -= size
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(sizes_bytes)], strict=True)]
+
+
+# ---- operations -----------------------------------------------------------------------------------------------------
+
+
+def forward_flops(shape: ModelShape, rows: int) -> int:
+    """FLOPs of the matmuls of one forward; a multiply-add counts as two.
+
+    24sbh²l(1 + s/6h + V/12hl) for a GPT: each token is multiplied with each weight once, and attention has two
+    matmuls with s × s scores. Like the papers and the counter of PyTorch, it counts the scores above the diagonal.
+
+    Source: Korthikanti et al. 2022, appendix A.
+    """
+    block = shape.num_block_weights + 2 * shape.context * shape.d_model
+    head = shape.vocab_size * shape.d_model
+    return 2 * rows * shape.context * (shape.num_layers * block + head)
+
+
+def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
+    """Operations of one step: forward, a backward of twice as many, and recomputation.
+
+    Without recomputation it counts the operations of the *model* (for MFU); with it, of the *hardware* (for HFU).
+
+    Source: Korthikanti et al. 2022, appendix A (for `selective` it also counts a second backward, which does not run);
+    Narayanan et al. 2021, section 5.1.
+    """
+    tokens, forward = rows * shape.context, forward_flops(shape, rows)
+    again = {
+        "none": 0,
+        "selective": 4 * tokens * shape.context * shape.d_model * shape.num_layers,  # both matmuls of attention
+        "full": forward - 2 * tokens * shape.vocab_size * shape.d_model,  # the layers, not the head
+    }
+    return 3 * forward + again[check_recompute(recompute)]
+
+
+def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> float:
+    """Seconds that `n` devices need for `flops` operations, about 6·parameters·tokens (Kaplan et al. 2020).
+
+    Args:
+        peak_flops: of one device, per second, dense.
+        utilisation: fraction of the peak that is reached (MFU), above 0 and at most 1.
+    """
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"utilisation={utilisation} must be above 0 and at most 1, such as 0.4")
+    return flops / (peak_flops * utilisation * n)
+
+
+# ---- what can be chosen ---------------------------------------------------------------------------------------------
 
 ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
 RECOMPUTE = ("none", "selective", "full")  # what backward recomputes: nothing, the inside of attention, blocks

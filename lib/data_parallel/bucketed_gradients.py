@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib import comm
-from lib.cost.tensors import BUCKET_BYTES, bucket_shares
+from lib.cost.sizes import BUCKET_BYTES, bucket_shares
 from lib.data_parallel.flat import ONE, Bucket
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.facts import Fact

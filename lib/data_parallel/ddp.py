@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.cost.tensors import BUCKET_BYTES
+from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.gradient_sums import GradientSums, NaiveGradients
 from lib.facts import Fact, check_trains

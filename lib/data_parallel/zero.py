@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lib import comm
-from lib.cost.tensors import BUCKET_BYTES
+from lib.cost.sizes import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen

@@ -11,10 +11,9 @@ Must never know an implementation: a plan is compared with a measured run (`test
 published runs (`lib.planner.rows`), with plans, and with a run on this machine.
 """
 
-from lib.planner.fits import fits, memory_bytes
 from lib.planner.peak import step_memory
 from lib.planner.plan import Plan, step_bubble
-from lib.planner.search import Choices, Planned, best_layouts
+from lib.planner.search import Choices, Planned, best_layouts, fits, memory_bytes
 from lib.planner.seconds import step_s
 from lib.planner.traffic import step_traffic
 from lib.planner.training import Cluster, Layout4D, Stack, Training

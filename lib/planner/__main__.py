@@ -18,7 +18,7 @@ from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training,
 
 TOKENS = 4 * 2**20  # of a step, unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size"}
-MORE_SIZES = {"kv_heads": "num_kv_heads", "ffn": "d_mlp"}
+ALL_SIZES = SIZES | {"kv_heads": "num_kv_heads", "ffn": "d_mlp"}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m lib.planner", description="Which layout for a model and a cluster."
     )
     parser.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}; or give its numbers:")
-    for name in (*SIZES, *MORE_SIZES):
+    for name in ALL_SIZES:
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N")
     parser.add_argument("--gated", action="store_true", help="three MLP matrices, no biases, as in Llama")
     parser.add_argument("--seq", type=int, metavar="TOKENS", help="sequence length; default: of the model")
@@ -76,8 +76,7 @@ def _training(args: argparse.Namespace) -> Training:
 
 
 def _model(args: argparse.Namespace) -> ModelShape:
-    fields = (SIZES | MORE_SIZES).items()
-    given = {field: _positive(args, name) for name, field in fields if getattr(args, name) is not None}
+    given = {field: _positive(args, name) for name, field in ALL_SIZES.items() if getattr(args, name) is not None}
     if args.model:
         return replace(PRESET_MODELS[known(args.model.lower(), PRESET_MODELS, "model")], **given)
     missing = [f"--{name}" for name, field in SIZES.items() if field not in given] + ([] if args.seq else ["--seq"])
@@ -94,8 +93,7 @@ def _model(args: argparse.Namespace) -> ModelShape:
 def _positive(args: argparse.Namespace, name: str) -> int:
     value = getattr(args, name)
     if value is None or value < 1:
-        given = f"--{name.replace('_', '-')}" + (f" {value}" if value is not None else "")
-        raise ValueError(f"{given} must be at least 1")
+        raise ValueError(f"--{name.replace('_', '-')}{'' if value is None else f' {value}'} must be at least 1")
     return value
 
 
@@ -105,13 +103,11 @@ def _bytes(text: str, name: str, bits: bool) -> float:
     if not match or not float(match[1]):
         raise ValueError(f"{name} {text} needs a number and a unit: 50GB" + (" or 400Gb" if bits else ""))
     number, unit = float(match[1]), match[2]
-    if unit in ("Gb", "Gbit"):
-        if not bits:
-            raise ValueError(
-                f"{name} {text} are gigabits, {number / 8:g} gigabytes; memory is sold in bytes: {number:g}GB"
-            )
-        return number / 8 * 1e9
-    return number * (2**30 if unit == "GiB" else 1e9)
+    if unit in ("Gb", "Gbit") and not bits:
+        raise ValueError(
+            f"{name} {text} are gigabits, {number / 8:g} gigabytes; memory is sold in bytes: {number:g}GB"
+        )
+    return number * {"GB": 1e9, "GiB": 2**30, "Gb": 1e9 / 8, "Gbit": 1e9 / 8}[unit]
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """Bytes that a rank holds at the peak of a step, by kind, as `lib.memory` measures them.
 
 Parameters and optimizer states are sums over tensors. The rest depends on the order: `step_memory` goes through the
-actions of the rank, with the tape of each (`lib/cost/live.py`), and counts the tensors that live between actions:
-activations of microbatches in flight, messages, gradients in buckets.
+actions of the rank, runs each dry (`lib/cost/live.py`), and holds the buffers that live between actions: activations of
+microbatches in flight and messages; gradients in buckets are counted beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
-from lib.cost.live import LiveGPT, Tape
-from lib.cost.tensors import Weight
-from lib.pipeline.lower import message_before, other_end, proves
+from lib.cost.live import Backward, Buffer, LiveGPT
+from lib.cost.sizes import Weight
+from lib.pipeline.lower import message_before, message_behind, other_end, proves
 from lib.pipeline.schedules.action import RECVS, SENDS, Action, Op
 from lib.planner.plan import Bucketful, Plan
 
@@ -86,86 +87,73 @@ class _Walk:
     def __init__(self, plan: Plan, place: int) -> None:
         layout = plan.layout
         self.plan, self.place, self.row = plan, place, plan.schedule.actions[place]
-        sizes = plan.shape, plan.rows, plan.itemsize, layout.tp, layout.sequence_parallel
-        self.whole, self.halved = LiveGPT(*sizes, split=False), LiveGPT(*sizes, split=True)
-        self.between = self.whole.between
         self.sums = _Sums(plan, place)
+        self.activation = self.gradient = self.total = 0
+        tied = layout.num_stages == 1 and plan.shape.tied
+        sizes = plan.shape, plan.rows, plan.itemsize
+        self.model = LiveGPT(self.see, self.gradient_made, *sizes, layout.tp, layout.sequence_parallel, tied)
         # The text, the full batch and its targets, the indices of the sequences of this rank, a loss per microbatch.
         tokens = plan.global_batch * plan.shape.context
         rows = plan.global_batch // layout.dp
-        self.held = plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16
+        self.data = self.model.new(plan.corpus_bytes + 16 * tokens + 8 * rows + 8 * layout.microbatches + 16)
+        self.outputs: dict[tuple[int, int], Buffer] = {}  # by stage and microbatch
+        self.gradients: dict[tuple[int, int], Buffer] = {}  # of outputs
+        self.backwards: dict[tuple[int, int], list[Backward]] = {}
+        self.deferred: dict[tuple[int, int], list[Backward]] = {key: [] for key in plan.schedule.in_halves}
+        self.sent: dict[Action, Buffer] = {}  # gradients
+        self.kept: Buffer | None = None  # by the optimizer
         self.proved = proves(plan.schedule, place)
-        self.activation = self.gradient = self.total = 0
 
     def run(self) -> None:
         back = [a for a in self.row if a.op in (Op.B, Op.W, Op.REDUCE)]
-        closing = {a for a, b in zip(back, back[1:], strict=False) if b.op == Op.REDUCE}
-        self.see(0)
+        closing = {a for a, b in pairwise(back) if b.op == Op.REDUCE}
         for action in self.row:
-            stage, op, _ = action
+            stage, op, microbatch = action
             if op in RECVS:
-                self.see(2 * self.between)
-                self.held += self.between
+                kind, of = (self.outputs, stage - 1) if op == Op.RECV_F else (self.gradients, stage)
+                kind[of, microbatch] = self.model.new(self.model.between)
+                self.model.new(self.model.between)
             elif op == Op.REDUCE:
                 self.sums.reduce(stage)
             elif op not in SENDS:
                 if action in closing:
                     self.sums.close(stage)
-                tape = Tape(self.see, self.gradient_made)
-                self.compute(action, tape)
-                self.held += tape.live
+                self.compute(action)
 
-    def see(self, live: int) -> None:
-        """Record a time at which these bytes are live in the action, in addition to tensors between actions."""
-        activation = self.held + live + self.sums.flying
+    def see(self) -> None:
+        """Record a time in an action, at which no gradient is on its way to a bucket."""
+        activation = self.model.live + self.sums.flying
         self.activation = max(self.activation, activation)
         self.gradient = max(self.gradient, self.sums.held)
         self.total = max(self.total, activation + self.sums.held)
 
-    def gradient_made(self, weight: Weight, live: int) -> None:
+    def gradient_made(self, weight: Weight) -> None:
         """A gradient moves to its bucket. If the bucket is allocated now, it first counts as an activation."""
-        size, before, waits = weight.size * self.plan.itemsize, self.sums.held, self.held + self.sums.flying
+        size, before, waits = weight.size * self.plan.itemsize, self.sums.held, self.model.live + self.sums.flying
         on_its_way = self.sums.made(weight)
         bucket = max(0, on_its_way - before - size)
-        self.activation = max(self.activation, waits + live - size + bucket)
+        self.activation = max(self.activation, waits - size + bucket)
         self.gradient = max(self.gradient, on_its_way)
 
-    def compute(self, action: Action, tape: Tape) -> None:
+    def compute(self, action: Action) -> None:
         stage, op, microbatch = action
-        live = self.halved if (stage, microbatch) in self.plan.schedule.in_halves else self.whole
-        layers, last = self.plan.layers[stage], stage == self.plan.layout.num_stages - 1
-        head = self.plan.model.num_layers
-        self.release_sends(action)
+        key, before, schedule = (stage, microbatch), (stage - 1, microbatch), self.plan.schedule
+        arrived, sends = message_before(action, schedule), message_behind(action, schedule)
+        for send in self.proved.get(other_end(arrived[1]), ()) if arrived else ():
+            self.sent.pop(send, None)  # the message for this action proves that it was received
         if op == Op.F:
-            if stage == 0:
-                live.embed(tape)
-            for layer in layers:
-                live.head(tape) if layer == head else live.block(tape)
-            return
-        if op == Op.W:
-            for layer in reversed(layers):
-                live.head_weight_gradients(tape) if layer == head else live.block_weight_gradients(tape, layer)
-            return
-        tied = last and stage == 0 and self.plan.shape.tied
-        for layer in reversed(layers):
-            if layer == head:
-                live.head_backward(tape, tied)
+            x = (self.outputs.pop if arrived else self.outputs.get)(before, None)
+            run = self.model.forward(x, self.plan.layers[stage], self.deferred.get(key))
+            self.outputs[key], *self.backwards[key] = run
+        elif op == Op.W:
+            self.model.backward(None, self.deferred.pop(key))
+        else:
+            ends = self.outputs.pop(key), self.gradients.pop(key, None)  # they live until the backward is through
+            of_input = self.model.backward(ends[1], self.backwards.pop(key))
+            if sends:
+                self.sent[sends[1]] = of_input
             else:
-                live.block_backward(tape, layer, held=not last and layer == layers[-1])
-        if stage == 0:
-            live.embed_backward(tape, tied)
-        elif message_before(Action(stage, Op.F, microbatch), self.plan.schedule) is None:
-            tape.live += live.between  # its input is the output of a stage on this rank, which still needs it
-        if not last:
-            # The output gradient may be a factor of a weight gradient, so that W still needs it.
-            is_factor = live.split and not live.slices
-            tape.live -= live.between * (1 if is_factor else 2)  # the output, and its gradient
-
-    def release_sends(self, action: Action) -> None:
-        """Free the sent gradients that a message for this action proves to be used."""
-        message = message_before(action, self.plan.schedule)
-        for send in self.proved.get(other_end(message[1]), ()) if message else ():
-            self.held -= self.between if send.op == Op.SEND_B else 0
+                self.gradients[before] = of_input
 
     def optimizer_step(self, owned: Iterable[tuple[int, list[int]]]) -> None:
         """Adam allocates two temporary tensors per parameter, and keeps one of them until it updates the next.
@@ -173,17 +161,18 @@ class _Walk:
         With master weights, a call of Adam steps one bucket, with a copy of its gradients in their precision.
         """
         self.sums.finish()
-        master, before = self.plan.master_itemsize, 0
+        master = self.plan.master_itemsize
         for share, pieces in owned:
             copied = share * (master or 0)
-            self.activation = max(self.activation, self.held + copied)  # before it belongs to the pieces
+            self.activation = max(self.activation, self.model.live + copied)  # before it belongs to the pieces
             self.sums.held += copied
             for size in pieces:
-                self.see(before + 2 * size * (master or self.plan.itemsize))
-                before = size * (master or self.plan.itemsize)
+                of_adam = size * (master or self.plan.itemsize)
+                self.model.new(2 * of_adam)
+                self.kept = self.model.new(of_adam)
             if master:
                 self.sums.held -= share * (master + (self.plan.itemsize if self.plan.layout.zero >= 2 else 0))
-                before = 0
+                self.kept = None
 
 
 class _Sums:
@@ -222,37 +211,37 @@ class _Sums:
     def made(self, weight: Weight) -> int:
         """A weight gradient is computed; return the bytes of all gradients while it is copied into its bucket."""
         bucket, size = self.of[weight.name], weight.size * self.itemsize
-        first, closes = weight.name not in self.known, set(bucket.stages) <= self.closed[bucket.line]
+        new = size * (weight.name not in (self.known if self.zero < 2 else self.own))
         self.known.add(weight.name)
-        if self.zero < 2:
-            if closes:
-                self._fill(bucket, weight.name)
-            return self.held + size * first
-        if not closes or bucket.crosses:
-            self.held += 0 if weight.name in self.own else size
+        closes = set(bucket.stages) <= self.closed[bucket.line]
+        if self.zero >= 2 and (not closes or bucket.crosses):
+            self.held += new
             self.own[weight.name] = size
             return self.held
-        self._allocate(bucket)
-        most = self.held + (0 if weight.name in self.own else size)
+        if not closes:
+            return self.held + new
+        self._open(bucket)
+        most = self.held + new
         self._fill(bucket, weight.name)
         return most
 
-    def _allocate(self, bucket: Bucketful) -> None:
-        if self.zero >= 2 and bucket not in self.missing:
-            self.held += self._bytes(bucket)
+    def _open(self, bucket: Bucketful) -> None:
+        """Gradients begin to fill a bucket, which zero=2 allocates now."""
+        if bucket not in self.missing:
+            self.missing[bucket] = {weight.name for weight in bucket.weights}
+            self.held += self._bytes(bucket) if self.zero >= 2 else 0
 
     def _fill(self, bucket: Bucketful, name: str) -> None:
-        missing = self.missing.setdefault(bucket, {weight.name for weight in bucket.weights})
-        missing.discard(name)
+        self.missing[bucket].discard(name)
         self.held -= self.own.pop(name, 0)
-        if not missing:
+        if not self.missing[bucket]:
             self._send(bucket)
 
     def _send(self, bucket: Bucketful) -> None:
         """A sum starts when the previous sum ends: zero=1 receives as many bytes, zero=2 also frees the sent bytes."""
         whole, n = self._bytes(bucket), bucket.ranks
-        self._arrive(bucket.line)
         received = whole if n > 1 else 0
+        self._arrive(bucket.line)
         if self.zero:
             self.arriving[bucket.line] = bucket, received + (whole + whole // n if self.zero >= 2 else 0)
         self.held -= whole if self.zero >= 2 else 0
@@ -279,8 +268,8 @@ class _Sums:
     def _send_rest(self, bucket: Bucketful) -> None:
         names = [weight.name for weight in bucket.weights]
         if self.zero >= 2 and (bucket in self.missing or self.own.keys() & {*names}):
-            self._allocate(bucket)
-            for name in list(self.missing.get(bucket, names)):
+            self._open(bucket)
+            for name in [*self.missing[bucket]]:
                 self._fill(bucket, name)
 
     def finish(self) -> None:

@@ -3,9 +3,8 @@
 The problem: a run shows its messages and its memory when it ends, or when memory runs out. The idea: both follow from a
 few numbers, so write the numbers into one object and compute the rest.
 
-A profile of a run has the plan beside it: one step of all ranks as a trace, with measured and predicted lanes. The
-prediction uses the durations of the forward and backward of each stage, the median over microbatches and replicas, and
-no further data of the run: where the two lanes differ, ranks waited for messages, or for a core.
+A profile of a run has the plan beside it: one step of all ranks as a trace, with measured and predicted lanes. Only
+the durations of forward and backward are from the run: where the lanes differ, ranks waited for messages, or a core.
 
 Letters: d, p, t data-, pipeline- and tensor-parallel ranks; m microbatches; b sequences of a microbatch; s tokens of a
 sequence; h width; V vocabulary; Ψ parameters.
@@ -20,8 +19,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
-from lib.cost.sizes import ModelShape
-from lib.cost.tensors import BUCKET_BYTES, Weight, block_layers, bucket_shares, embed_weights, head_weights
+from lib.cost.sizes import BUCKET_BYTES, ModelShape, Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
 from lib.pipeline.gantt import to_trace
@@ -144,11 +142,10 @@ class Plan:
 
     def place_in(self, bucket: Bucketful, place: int, dp_rank: int, tp_rank: int) -> int:
         """The number of a rank among the ranks that shard a bucket."""
-        coordinate = {"dp": (dp_rank, self.layout.dp), "tp": (tp_rank, self.layout.tp), "pp": (int(place > 0), 2)}
-        number = 0
-        for axis in (axis for axis in self.layout.order.split(",") if axis in bucket.axes):
-            here, size = coordinate[axis]
-            number = number * size + here
+        here, number = {"dp": dp_rank, "tp": tp_rank, "pp": int(place > 0)}, 0
+        for axis, size in self.layout.sizes.items():
+            if axis in bucket.axes:
+                number = number * (2 if axis == "pp" else size) + here[axis]
         return number
 
     def axis(self, *axes: str) -> str:
@@ -221,22 +218,21 @@ def predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
         stage, op, _ = Action.parse(span.label)
         seconds[stage, op].append(span.end_s - span.start_s)
 
-    def of_stages(*ways: tuple[Op, float]) -> list[float]:
-        """The median of each stage, in the first of these ops that it has, times its factor."""
+    def of_stages(op: Op) -> list[float]:
+        """The median of each stage; of a half the median of its full backwards, halved, if it has no halves."""
         stages = range(plan.layout.num_stages)
-        return [next(k * median(seconds[s, op]) for op, k in ways if (s, op) in seconds) for s in stages]
+        return [median(seconds[s, op]) if (s, op) in seconds else median(seconds[s, Op.B]) / 2 for s in stages]
 
-    costs = Costs(of_stages((Op.F, 1)), of_stages((Op.I, 1), (Op.B, 0.5)), of_stages((Op.W, 1), (Op.B, 0.5)))
+    costs = Costs(of_stages(Op.F), of_stages(Op.I), of_stages(Op.W))
     zero_s = min(span.start_s for span in measured)
     of_places = to_trace(simulate(plan.layout.make_schedule(), costs), lane="predicted").spans
-    return Trace(
-        spans=[
-            replace(span, rank=rank, start_s=zero_s + span.start_s, end_s=zero_s + span.end_s)
-            for rank in range(plan.layout.num_ranks)
-            for span in of_places
-            if span.rank == plan.place(rank)
-        ]
-    )
+    spans = [
+        replace(span, rank=rank, start_s=zero_s + span.start_s, end_s=zero_s + span.end_s)
+        for rank in range(plan.layout.num_ranks)
+        for span in of_places
+        if span.rank == plan.place(rank)
+    ]
+    return Trace(spans=spans)
 
 
 def _is_action(span: Span) -> bool:

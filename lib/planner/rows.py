@@ -19,10 +19,7 @@ from lib.planner.training import GPUS, Cluster, Layout4D, Training, known, stack
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
 PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
-NEEDED = (
-    *("hidden", "layers", "heads", "vocab", "seq", "global_batch", "gpus", "gpu"),
-    *("tp", "pp", "dp", "microbatch", "step_s"),
-)
+NEEDED = "hidden layers heads vocab seq global_batch gpus gpu tp pp dp microbatch step_s".split()
 
 
 @dataclass(frozen=True)
@@ -68,26 +65,20 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     sizes = (row[name] for name in ("hidden", "layers", "heads", "vocab", "seq"))
     inside = row.get("kv_heads") or row["heads"], row.get("ffn") or 4 * row["hidden"]
     model = ModelShape(*sizes, *inside, llama=gated, tied=not gated)
-    axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"]
-    options = slices, row.get("recompute", "none"), row.get("schedule", "1f1b")
-    layout = Layout4D(*axes, row["microbatch"], row.get("interleave", 1), zero, *options)
+    axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"], row["microbatch"], row.get("interleave", 1)
+    layout = Layout4D(*axes, zero, slices, row.get("recompute", "none"), row.get("schedule", "1f1b"))
     cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
     stack = stack_for(STACK_OF.get(row.get("stack"), default), gpu)
     return Training(model, cluster, stack, row["global_batch"]), layout
 
 
 def predict(row: Mapping) -> Prediction:
-    """Seconds of a step by kind, with the measured seconds."""
+    """Seconds of a step by kind, with the measured seconds; its group is its stack and GPU, unless it names one."""
     training, layout = training_of(row)
-    seconds = step_s(training, layout)
+    seconds, stack = step_s(training, layout), row.get("stack", "")
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
-    return Prediction(row.get("id", ""), group_of(row), seconds, row["step_s"], tflops)
-
-
-def group_of(row: Mapping) -> str:
-    """The group of rows that it is judged with: the same stack and GPU, unless the row names a group."""
-    stack = row.get("stack", "")
-    return row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
+    group = row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
+    return Prediction(row.get("id", ""), group, seconds, row["step_s"], tflops)
 
 
 def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, float]]:

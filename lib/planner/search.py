@@ -1,24 +1,86 @@
-"""All possible layouts, in order of their predicted seconds; and why the next layout is slower.
+"""All possible layouts that fit into memory, in order of their predicted seconds; and why the next is slower.
 
 The problem: a cluster of 16,384 GPUs has thousands of layouts, and a person compares three. The idea: list them all,
-drop those that do not fit into memory, and sort. A layout takes microseconds, because the costs of a block are computed
-once for each (tp, cp, microbatch, recomputation).
+drop those that do not fit, and sort. A layout takes microseconds, because the costs of a block are computed once for
+each (tp, cp, microbatch, recomputation).
+
+Memory is model states by the stage of ZeRO (`lib.cost.held`); activations of the blocks of a rank, times the
+microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
+from lib.cost.bubble import kept_by
+from lib.cost.held import activation_bytes, state_bytes
 from lib.layout import divisors
-from lib.planner.fits import Bytes, memory_bytes
-from lib.planner.seconds import Seconds, has_even_stages, step_s
+from lib.planner.seconds import Seconds, has_even_stages, stage_layers, step_s
 from lib.planner.training import Layout4D, Training
 
 MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
 FEWEST_TOKENS = 2048  # of a sequence, on a context-parallel rank
+
+
+class Bytes(NamedTuple):
+    """On one rank, at the peak of a step."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    gathered: float  # a block that ZeRO-3 unsharded, and its gradients
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
+    """By kind, on the rank with the highest peak.
+
+    The first rank of a pipeline keeps the most microbatches, the last rank the logits, and the second may have a layer
+    more than both: it is one of these three.
+    """
+    ranks = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
+    return max((_of_rank(training, layout, rank) for rank in ranks), key=sum)
+
+
+def fits(training: Training, layout: Layout4D) -> bool:
+    """Whether the rank with the highest peak stays within the memory of a GPU."""
+    return memory_bytes(training, layout).total <= training.room_bytes
+
+
+def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
+    model, stack, is_v = training.model, training.stack, schedule == "zb-v"
+    has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
+    blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]
+    ends = has_embedding + (has_head and not (has_embedding and model.tied))
+    held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
+    state = state_bytes(held, stack.recipe, zero=zero, dp=dp * cp)
+    m = max(1, int(layout.microbatches(training.global_batch)))
+    in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
+    kept = in_flight * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
+    if recompute == "full":  # the inside of one block, while backward recomputes it
+        kept += _block_bytes(training, tp, cp, rows, slices, "none")
+    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0
+    gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
+    return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
+
+
+@lru_cache(maxsize=4096)
+def _block_bytes(training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str) -> float:
+    """Bytes that a block keeps for backward; fused attention keeps no matrix."""
+    if recompute == "none" and training.stack.fused_attention:
+        recompute = "selective"
+    bytes_ = activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices) / cp
+    return bytes_ / tp if recompute == "full" and slices else bytes_
 
 
 class Planned(NamedTuple):
@@ -54,14 +116,14 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     model, gpus = training.model, training.cluster.gpus
     most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
     keys = model.num_kv_heads or model.num_heads
-    shared = (n for n in divisors(model.num_heads) if keys % n == 0 or n % keys == 0)
-    for tp in (n for n in shared if n <= most_tp and gpus % n == 0):
-        cuts = _context_ranks(training) if choices.context_parallel else (1,)
-        for cp in (n for n in cuts if gpus // tp % n == 0):
-            for pp in divisors(gpus // tp // cp):
-                dp = gpus // tp // cp // pp
-                if pp <= model.num_layers + 2 and training.global_batch % dp == 0:
-                    yield from _with(training, choices, tp, cp, pp, dp)
+    shared = [n for n in divisors(model.num_heads) if n <= most_tp and (keys % n == 0 or n % keys == 0)]
+    cuts = [2**k for k in range(10 if choices.context_parallel else 1)]
+    cuts = [n for n in cuts if n == 1 or model.context // n >= FEWEST_TOKENS]
+    for tp, cp in ((tp, cp) for tp, cp in product(shared, cuts) if gpus % (tp * cp) == 0):
+        for pp in divisors(gpus // tp // cp):
+            dp = gpus // tp // cp // pp
+            if pp <= model.num_layers + 2 and training.global_batch % dp == 0:
+                yield from _with(training, choices, tp, cp, pp, dp)
 
 
 def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
@@ -70,26 +132,16 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
     zeros = [zero for zero in choices.zero if not (zero == 3 and (pp > 1 or tp > 1) or zero and dp * cp == 1)]
     for rows in (2**k for k in range(MOST_ROWS.bit_length()) if mine % 2**k == 0):
         m = mine // rows
-        for v in _stages_per_rank(training.model.num_layers, pp, m, choices.interleaved):
-            for recompute, zero in product(choices.recompute, zeros):
-                layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
-                yield layout
-                if choices.zero_bubble and pp > 1 and recompute == "none":
-                    if v == 1 and m >= pp:
-                        yield layout._replace(schedule="zb-h1")
-                    if v == 2 and m >= 2 * pp - 1:
-                        yield layout._replace(schedule="zb-v")
-
-
-def _stages_per_rank(layers: int, pp: int, m: int, interleaved: bool) -> list[int]:
-    """v that split the layers evenly; above 1 only in a pipeline where m is a multiple of the ranks."""
-    most = MOST_STAGES_PER_RANK if interleaved and pp > 1 and m % pp == 0 else 1
-    return [v for v in range(1, most + 1) if has_even_stages(layers, pp * v)]
-
-
-def _context_ranks(training: Training) -> list[int]:
-    """Numbers of ranks that can split a sequence: each has at least `FEWEST_TOKENS`."""
-    return [2**k for k in range(10) if training.model.context // 2**k >= FEWEST_TOKENS or k == 0]
+        most = MOST_STAGES_PER_RANK if choices.interleaved and pp > 1 and m % pp == 0 else 1
+        even = [v for v in range(1, most + 1) if has_even_stages(training.model.num_layers, pp * v)]
+        for v, recompute, zero in product(even, choices.recompute, zeros):
+            layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
+            yield layout
+            if choices.zero_bubble and pp > 1 and recompute == "none":
+                if v == 1 and m >= pp:
+                    yield layout._replace(schedule="zb-h1")
+                if v == 2 and m >= 2 * pp - 1:
+                    yield layout._replace(schedule="zb-v")
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
@@ -98,32 +150,25 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
-    room = training.room_bytes
-    found: list[Planned] = []
-    smallest: tuple[float, Layout4D] | None = None
-    for layout in all_layouts(training, choices or Choices()):
-        memory = memory_bytes(training, layout)
-        if memory.total <= room:
-            found.append(Planned(layout, step_s(training, layout), memory))
-        elif smallest is None or memory.total < smallest[0]:
-            smallest = memory.total, layout
-    if not found:
-        raise ValueError(_nothing(training, smallest, room))
-    found.sort(key=lambda one: (one.seconds.total, one.memory.total))
-    return found[:best]
+    held = {layout: memory_bytes(training, layout) for layout in all_layouts(training, choices or Choices())}
+    fitting = {layout: memory for layout, memory in held.items() if memory.total <= training.room_bytes}
+    if not fitting:
+        raise ValueError(_nothing(training, held))
+    found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting.items()]
+    return sorted(found, key=lambda one: (one.seconds.total, one.memory.total))[:best]
 
 
-def _nothing(training: Training, smallest: tuple[float, Layout4D] | None, room: float) -> str:
+def _nothing(training: Training, held: dict[Layout4D, Bytes]) -> str:
     """Why there is no layout, and the way out."""
-    model, gpus = training.model, training.cluster.gpus
-    if smallest is None:
+    model, gpus, room = training.model, training.cluster.gpus, training.room_bytes
+    if not held:
         return (
             f"no layout cuts {model.num_layers} layers, {model.num_heads} heads and {training.global_batch} sequences "
             f"evenly over {gpus} GPUs; use powers of two, such as {2 ** (gpus.bit_length() - 1)} GPUs and "
             f"{2 ** (training.global_batch - 1).bit_length()} sequences"
         )
-    size, layout = smallest
-    many = gpus
+    layout = min(held, key=lambda layout: held[layout].total)
+    size, many = held[layout].total, gpus
     while many < 2**20 and model.num_parameters * 16 / many > room / 2:
         many *= 2
     help_ = f"use {many} GPUs" if many > gpus else "use shorter sequences, or context parallelism"
@@ -145,10 +190,11 @@ def layout_text(layout: Layout4D) -> str:
     """A layout in a line: `tp 8 · pp 4 · dp 2, b 1, v 2, ZeRO-1, sp`."""
     sizes = zip(("tp", "cp", "pp", "dp"), layout[:4], strict=True)
     axes = [f"{axis} {n}" for axis, n in sizes if n > 1 or axis != "cp"]
-    parts = [" · ".join(axes), f"b {layout.rows}"]
-    parts += [f"v {layout.stages_per_rank}"] if layout.stages_per_rank > 1 else []
-    parts += [f"ZeRO-{layout.zero}"] if layout.zero else []
-    parts += ["sp"] if layout.sequence_parallel else []
-    parts += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
-    parts += [layout.schedule] if layout.schedule != "1f1b" else []
-    return ", ".join(parts)
+    options = {
+        f"v {layout.stages_per_rank}": layout.stages_per_rank > 1,
+        f"ZeRO-{layout.zero}": layout.zero > 0,
+        "sp": layout.sequence_parallel,
+        f"recompute {layout.recompute}": layout.recompute != "none",
+        layout.schedule: layout.schedule != "1f1b",
+    }
+    return ", ".join([" · ".join(axes), f"b {layout.rows}", *(name for name, on in options.items() if on)])

@@ -148,18 +148,15 @@ def block_s(
     memory = moved / (stack.memory_share * device.memory_Bps)
 
     sums = (6 if full else 4) * wire_bytes("all_reduce", 2 * tokens * h, tp)
-    if tp > training.cluster.per_node:  # overlap with matmuls works only inside a node, on small messages
-        over_tp = sums / training.cluster.bandwidth(stack, tp, 1, stack.message_share)
-    else:
-        over_tp = stack.exposed_tp * sums / training.cluster.bandwidth(stack, tp, 1) if tp > 1 else 0.0
+    outside = tp > training.cluster.per_node  # overlap with matmuls works only inside a node, on small messages
+    share, exposed = (stack.message_share, 1.0) if outside else (None, stack.exposed_tp)
+    over_tp = exposed * sums / training.cluster.bandwidth(stack, tp, 1, share)
     keys = (4 if full else 3) * wire_bytes("all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp)
-    over_cp = stack.exposed_tp * keys / training.cluster.bandwidth(stack, cp, tp) if cp > 1 else 0.0
+    over_cp = stack.exposed_tp * keys / training.cluster.bandwidth(stack, cp, tp)
     return matmuls, attention, memory, over_tp, over_cp
 
 
 def _over_dp_s(training: Training, gathered_bytes: float, replicas: int, tp: int) -> float:
     """An all-gather over data-parallel ranks; a reduce-scatter takes the same time, an all-reduce is both."""
-    if replicas == 1:
-        return 0.0
     sent = wire_bytes("all_gather", gathered_bytes, replicas)
     return sent / training.cluster.bandwidth(training.stack, replicas, tp)

@@ -11,30 +11,18 @@ from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, step_bubble
 from lib.planner.rows import Prediction, medians
 from lib.planner.search import Planned, why_slower
-from lib.planner.seconds import Seconds
 from lib.planner.traffic import bytes_out_of_a_node, step_traffic
 from lib.planner.training import Layout4D, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
-KINDS = {  # kind of bytes → its word
-    "parameter": "parameters",
-    "gradient": "gradients",
-    "optimizer": "optimizer",
-    "activation": "activations",
-    "total": "total",
-}
+KINDS = {"parameter": "parameters", "gradient": "gradients", "optimizer": "optimizer", "activation": "activations"}
+KINDS |= {"total": "total"}  # kind of bytes → its word
 
 
 def plan_text(plan: Plan, ranks_per_node: int) -> str:
     """The full plan, at most 100 characters wide."""
-    return "\n\n".join(
-        [
-            _holds(plan),
-            "\n".join([table(_shares(plan)), *map("not exact: {}".format, not_counted(plan))]),
-            table(_sends(plan, ranks_per_node)),
-            _waits(plan),
-        ]
-    ).rstrip()
+    shares = "\n".join([table(_shares(plan)), *map("not exact: {}".format, not_counted(plan))])
+    return "\n\n".join([_holds(plan), shares, table(_sends(plan, ranks_per_node)), _waits(plan)]).rstrip()
 
 
 def _holds(plan: Plan) -> str:
@@ -43,30 +31,24 @@ def _holds(plan: Plan) -> str:
     order = " x ".join(f"{axis} {n}" for axis, n in layout.sizes.items())
     rows, tokens = plan.global_batch // layout.dp, model.context
     between = tokens // layout.tp if layout.sequence_parallel else tokens
-    return "\n".join(
-        [
-            f"{layout.num_ranks} ranks = {order} (neighbours on the last axis have consecutive numbers)",
-            f"dp {layout.dp}: {rows} of {plan.global_batch} sequences each, in {layout.microbatches} microbatches of "
-            f"{plan.rows}; zero {layout.zero}",
-            f"pp {layout.pp}: {layout.num_stages} stages, schedule {plan.schedule.name}",
-            f"tp {layout.tp}: {model.num_heads // layout.tp} of {model.num_heads} heads, "
-            f"{model.vocab_size // layout.tp} of {model.vocab_size} vocabulary entries, "
-            f"{between} of {tokens} tokens between the layers",
-        ]
-    )
+    return f"""\
+{layout.num_ranks} ranks = {order} (neighbours on the last axis have consecutive numbers)
+dp {layout.dp}: {rows} of {plan.global_batch} sequences each, in {layout.microbatches} microbatches of {plan.rows}; \
+zero {layout.zero}
+pp {layout.pp}: {layout.num_stages} stages, schedule {plan.schedule.name}
+tp {layout.tp}: {model.num_heads // layout.tp} of {model.num_heads} heads, \
+{model.vocab_size // layout.tp} of {model.vocab_size} vocabulary entries, \
+{between} of {tokens} tokens between the layers"""
 
 
 def _shares(plan: Plan) -> list[list[str]]:
     """A row for each place in the pipeline: its ranks, layers and memory."""
     rows = [["ranks", "layers", "Ψ", *KINDS.values(), "MB"]]
-    of_places: list[list[int]] = [[] for _ in range(plan.layout.pp)]
-    for rank in range(plan.layout.num_ranks):
-        of_places[plan.place(rank)].append(rank)
     for place in range(plan.layout.pp):
-        held = step_memory(plan, place)
+        held, ranks = step_memory(plan, place), [r for r in range(plan.layout.num_ranks) if plan.place(r) == place]
         layers = " + ".join(_layers(plan, stage) for stage in plan.stages(place))
         sizes = [f"{held[kind] / 1e6:.3f}" for kind in KINDS]
-        rows.append([ranks_text(of_places[place]), layers, f"{plan.num_parameters(place):,}", *sizes, ""])
+        rows.append([ranks_text(ranks), layers, f"{plan.num_parameters(place):,}", *sizes, ""])
     return rows
 
 
@@ -113,55 +95,50 @@ def _waits(plan: Plan) -> str:
 
 def layouts_text(training: Training, found: list[Planned]) -> str:
     """The layouts, a column each: memory and seconds by kind, utilisation, and why the next layout is slower."""
+    plain = layouts_json(training, found)["layouts"]
     rows = [["", *(f"{place}." for place, _ in enumerate(found, 1))]]
-    rows += [[name, *(str(getattr(one.layout, name)) for one in found)] for name in Layout4D._fields]
-    rows += [["GB: " + kind, *(f"{one.memory[i] / 1e9:.2f}" for one in found)] for i, kind in _kinds(found, "memory")]
-    rows += [["GB in all", *(f"{one.memory.total / 1e9:.1f}" for one in found)]]
-    rows += [["s: " + kind, *(f"{one.seconds[i]:.2f}" for one in found)] for i, kind in _kinds(found, "seconds")]
-    rows += [["s per step", *(f"{one.seconds.total:.2f}" for one in found)]]
-    for name, counted in (("MFU", lambda one: "none"), ("HFU", lambda one: one.layout.recompute)):
-        shares = [training.utilisation(one.seconds.total, counted(one)) for one in found]
-        rows.append([name, *(f"{share:.1%}" for share in shares)])
+    rows += [[name, *(str(one["layout"][name]) for one in plain)] for name in Layout4D._fields]
+    for part, unit, scale, last, form in (
+        ("memory_bytes", "GB: ", 1e9, "GB in all", ".1f"),
+        ("seconds", "s: ", 1, "s per step", ".2f"),
+    ):
+        of_kinds = {kind: [one[part][kind] / scale for one in plain] for kind in plain[0][part]}
+        total = of_kinds.pop("total")
+        rows += [[unit + kind, *(f"{n:.2f}" for n in each)] for kind, each in of_kinds.items() if any(each)]
+        rows.append([last, *(format(n, form) for n in total)])
+    rows += [[name.upper(), *(f"{one[name]:.1%}" for one in plain)] for name in ("mfu", "hfu")]
     reasons = [f"{place}. is {why_slower(found[0], one)}" for place, one in enumerate(found[1:], 2)]
     return "\n".join([table(rows), *reasons])
 
 
-def _kinds(found: list[Planned], what: str) -> list[tuple[int, str]]:
-    """The kinds that are not zero in every layout, with their places."""
-    names = getattr(found[0], what)._fields
-    return [(i, name) for i, name in enumerate(names) if any(getattr(one, what)[i] for one in found)]
-
-
 def layouts_json(training: Training, found: list[Planned]) -> dict:
     """The same as plain data."""
-    return {
-        "model": asdict(training.model),
-        "gpus": training.cluster.gpus,
-        "global_batch": training.global_batch,
-        "layouts": [
-            {
-                "layout": one.layout._asdict(),
-                "seconds": one.seconds._asdict() | {"total": one.seconds.total},
-                "memory_bytes": one.memory._asdict() | {"total": one.memory.total},
-                "mfu": training.utilisation(one.seconds.total),
-                "hfu": training.utilisation(one.seconds.total, one.layout.recompute),
-            }
-            for one in found
-        ],
-    }
+    layouts = [
+        {
+            "layout": one.layout._asdict(),
+            "seconds": one.seconds._asdict() | {"total": one.seconds.total},
+            "memory_bytes": one.memory._asdict() | {"total": one.memory.total},
+            "mfu": training.utilisation(one.seconds.total),
+            "hfu": training.utilisation(one.seconds.total, one.layout.recompute),
+        }
+        for one in found
+    ]
+    sizes = {"model": asdict(training.model), "gpus": training.cluster.gpus, "global_batch": training.global_batch}
+    return sizes | {"layouts": layouts}
 
 
 def rows_text(predictions: list[Prediction]) -> str:
     """Measured and predicted seconds, a line for each run, and the medians of each group."""
+    plain = rows_json(predictions)
     rows = [["run", "measured s", "predicted s", "error", "TFLOP/s", "mostly"]]
-    for one in predictions:
-        kind = max(Seconds._fields, key=lambda kind: getattr(one.seconds, kind))
-        share = getattr(one.seconds, kind) / one.seconds.total
-        times = f"{one.measured_s:.3f}", f"{one.seconds.total:.3f}", f"{one.error:+.1%}", f"{one.tflops:.0f}"
-        rows.append([one.id, *times, f"{share:.0%} {kind}"])
+    for one in plain["runs"]:
+        kind = max(one["kinds"], key=one["kinds"].get)
+        mostly = f"{one['kinds'][kind] / one['seconds']:.0%} {kind}"
+        times = f"{one['measured_s']:.3f}", f"{one['seconds']:.3f}", f"{one['error']:+.1%}", f"{one['tflops']:.0f}"
+        rows.append([one["id"], *times, mostly])
     groups = [["group", "runs", "median", "worst"]]
-    for name, (n, middle, worst) in medians((one.group, one.error) for one in predictions).items():
-        groups.append([name, str(n), f"{middle:.1%}", f"{worst:.1%}"])
+    for name, of in plain["medians"].items():
+        groups.append([name, str(of["runs"]), f"{of['median']:.1%}", f"{of['worst']:.1%}"])
     return "\n\n".join([table(rows), table(groups)])
 
 
@@ -174,19 +151,14 @@ def rows_json(predictions: list[Prediction]) -> dict:
             | {"tflops": one.tflops, "error": one.error, "kinds": one.seconds._asdict()}
             for one in predictions
         ],
-        "medians": {name: {"runs": n, "median": mid, "worst": worst} for name, (n, mid, worst) in found.items()},
+        "medians": {name: dict(zip(("runs", "median", "worst"), of, strict=True)) for name, of in found.items()},
     }
 
 
 def table(rows: list[list[str]]) -> str:
     """Rows as columns side by side; words to the left, numbers to the right."""
-    columns = list(zip(*rows, strict=True))
-    wide = [max(map(len, column)) for column in columns]
-    is_word = [i == 0 or not column[-1][:1].isdigit() for i, column in enumerate(columns)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(size) if word else cell.rjust(size)
-            for cell, size, word in zip(row, wide, is_word, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    columns = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        place = str.ljust if i == 0 or not column[-1][:1].isdigit() else str.rjust
+        columns.append([place(cell, max(map(len, column))) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))

@@ -3,9 +3,9 @@
 One function per cause, and a step is their sum. The counts of a rank depend only on its place in the pipeline: all
 ranks along d and t send the same.
 
-What leaves a node, its network card has to carry. A collective is a ring in the order of ranks, as in gloo, and of its
-ranks on a node only those send to another node whose next rank is there. With t tensor-parallel ranks on two nodes that
-is one rank of each node, not t/2 of them. A message of a pipeline leaves the node if its receiver is on another.
+What leaves a node, its network card has to carry. A collective is a ring in the order of ranks, as in gloo: a rank
+sends out of its node if the next rank is on another. With t tensor-parallel ranks on two nodes that is one rank of each
+node, not t/2 of them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from lib.cost.calls import Calls, block_calls, embed_calls, head_calls
-from lib.cost.comm import wire_bytes
+from lib.cost.comm import Calls, block_calls, embed_calls, head_calls, wire_bytes
 from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Op
 from lib.planner.plan import Bucketful, Plan
 
@@ -113,10 +112,8 @@ def loss_sends(plan: Plan, place: int) -> Sends:
 def norm_sends(plan: Plan, place: int) -> Sends:
     """For clipping: one float64, over the ranks of one replica; over all ranks if replicas shard gradients."""
     layout = plan.layout
-    if layout.zero:
-        yield "all_reduce", "world", layout.num_ranks, 8, 1
-    else:
-        yield "all_reduce", plan.axis("pp", "tp"), layout.pp * layout.tp, 8, 1
+    over = ("world", layout.num_ranks) if layout.zero else (plan.axis("pp", "tp"), layout.pp * layout.tp)
+    yield "all_reduce", *over, 8, 1
 
 
 def bytes_out_of_a_node(plan: Plan, ranks_per_node: int) -> dict[tuple[str, str], float]:

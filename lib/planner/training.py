@@ -1,12 +1,11 @@
 """The model to train, the cluster, the software and the layout; and those with a usual name.
 
 The problem: a planner with forty inputs is too much work to use, and a planner with five hides its assumptions. The
-idea: four small objects. A model (`lib.cost.sizes`), a cluster, a layout; and a stack: the fractions of data-sheet
-figures that a GPU reaches with its software. The stack holds all assumptions, where a reader finds and changes them.
+idea: a model (`lib.cost.sizes`), a cluster, a layout; and a stack, which has all assumptions: the fractions of
+data-sheet figures that a GPU reaches with its software.
 
-The constants of a stack were chosen once, by hand, among round numbers. One constant per GPU is calibrated on a
-published run (`CALIBRATED`): the fraction of the peak that a large matmul reaches. Chapter 14 tests all of them on the
-remaining runs.
+The constants of a stack were chosen by hand, among round numbers. One per GPU, the fraction of the peak that a large
+matmul reaches, is calibrated on a published run (`CALIBRATED`). Chapter 14 tests all of them on the remaining runs.
 
 Letters: d, t, p, c data-, tensor-, pipeline- and context-parallel ranks; v stages per rank; m microbatches of b
 sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
@@ -19,9 +18,8 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
-from lib.cost.flops import train_flops
 from lib.cost.hardware import DEVICES, Device
-from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe
+from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
 
 
@@ -76,8 +74,8 @@ class Stack:
         logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
             where the software keeps less than the formula has.
-        usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 80 GiB, that is 86 GB:
-            the driver, the collectives and the gaps of the allocator take about the difference.
+        usable_share: of the memory of a GPU as it is sold, by all of this. An "80 GB" GPU has 86 GB: the driver, the
+            collectives and the gaps of the allocator take about the difference.
     """
 
     matmul_share: float
@@ -144,8 +142,8 @@ class Training:
 class Layout4D(NamedTuple):
     """A layout in the notation of planners and papers: one that is proposed, for any library.
 
-    It may be impossible: a page or an exercise says why. A `lib.layout.Layout` is one that this library runs, and
-    raises an error otherwise; it has no c, and counts microbatches where a planner counts their sequences.
+    It may be impossible. A `lib.layout.Layout` is one that this library runs, and raises an error otherwise; it has no
+    c, and counts microbatches where a planner counts their sequences.
 
     Args:
         tp, cp, pp, dp: ranks along each axis; from the innermost to the outermost.

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from lib.cost.sizes import RECOMPUTE, ZERO_STAGES
-from lib.cost.tensors import BUCKET_BYTES
+from lib.cost.sizes import BUCKET_BYTES, RECOMPUTE, ZERO_STAGES
 from lib.layout import SCHEDULES, Layout, whole_number
 from lib.model import GPTConfig
 

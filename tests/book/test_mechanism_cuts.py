@@ -5,7 +5,7 @@ import pytest
 from book.figures.mechanisms.cuts import Cut, play_cuts
 from book.figures.player import NARROW, WIDE
 from lib import cost
-from lib.cost.calls import block_calls
+from lib.cost.comm import block_calls
 from lib.cost.sizes import MODELS
 
 CUTS = {

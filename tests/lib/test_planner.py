@@ -19,8 +19,7 @@ from book.published.steps import (
     kendall_tau,
     matmul_share_of,
 )
-from lib import cost
-from lib.cost.sizes import MODELS, ModelShape, Recipe
+from lib.cost.sizes import MODELS, ModelShape
 from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
@@ -315,21 +314,7 @@ def test_llama_3_on_16384_gpus_in_a_blink(say):
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
-GPT_22B = ModelShape(6144, 48, 64, 51_200, 2048)
 GPT_175B = ModelShape(12_288, 96, 96, 51_200, 2048)
-FIRST_STAGE_GIB = {  # activations, Korthikanti et al. 2022, without the interleaving factor
-    "22B": (GPT_22B, 4, (59.3, 39.6, 9.6, 4.5)),
-    "175B": (GPT_175B, 1, (51.8, 32.1, 9.6, 4.5)),
-}
-
-
-@pytest.mark.parametrize("name", FIRST_STAGE_GIB)
-def test_activations_of_the_first_stage(name):
-    shape, rows, printed = FIRST_STAGE_GIB[name]
-    ways = (("none", False), ("none", True), ("selective", True), ("full", False))
-    for (recompute, slices), digits in zip(ways, printed, strict=True):
-        layer = cost.activation_bytes(shape, rows, recompute, tp=8, sequence_parallel=slices)
-        assert shape.num_layers * layer / 2**30 == pytest.approx(digits, abs=0.0501)
 
 
 def test_interleaving_keeps_more():
@@ -337,16 +322,6 @@ def test_interleaving_keeps_more():
     run = Training(GPT_175B, Cluster(GPUS["a100"], 64), stack_for("megatron-2021", "a100"), 64)
     plain, three = (memory_bytes(run, Layout4D(8, 1, 8, 1, 1, v, 0, True, "selective")).activations for v in (1, 3))
     assert three / plain == pytest.approx(1 + 7 / 24)
-
-
-def test_a_175b_model_on_32_and_on_64_ranks():
-    """Each kind over its own ranks: a printed 17.8 GB divides each of them by another number."""
-    psi, recipe, narrow = 175e9, Recipe(2, 4, 4, 8), Recipe(2, 2, 4, 8)
-    plain = {zero: cost.state_bytes(psi, narrow, zero=zero, tp=8, pp=4, dp=8) for zero in (0, 1, 2, 3)}
-    totals = {zero: sum(state.values()) / 1e9 for zero, state in plain.items()}
-    assert totals == pytest.approx({0: 87.5, 1: 30.1, 2: 20.5, 3: 10.9}, abs=0.05)
-    wide = sum(cost.state_bytes(psi, recipe, zero=1, tp=8, pp=4, dp=8).values()) / 1e9
-    assert wide == pytest.approx(41.0, abs=0.05)
 
 
 def test_the_fuller_end_counts():

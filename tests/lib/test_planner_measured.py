@@ -1,32 +1,22 @@
-"""The planner against eight ranks: the seconds of a virtual cluster's steps, the bytes of a real model's."""
+"""The planner against eight ranks: the seconds of a virtual cluster's steps; its formulas against exact bytes."""
 
-import sys
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from math import inf
 
-import cloudpickle
 import pytest
-import torch
 
 from book.published.steps import kendall_tau
-from lib import data, run
 from lib.cost.hardware import Device
 from lib.cost.sizes import ModelShape, Recipe
 from lib.lab.virtual import virtual_steps
 from lib.layout import Layout
-from lib.mesh import Mesh, MeshShape
-from lib.model import GPT, GPTConfig
-from lib.parallel import parallelize
-from lib.planner import Cluster, Layout4D, Plan, Stack, Training, memory_bytes, step_memory, step_s
+from lib.model import GPTConfig
+from lib.planner import Cluster, Layout4D, Plan, Stack, Training, memory_bytes, step_s
 from lib.planner.peak import optimizer_bytes, parameter_bytes
 from lib.planner.search import layout_text
 from lib.planner.training import PRESET_MODELS
-from lib.training import loop as train_loop
-from lib.training.config import TrainConfig
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 FLOAT32 = Recipe(4, 4, 0, 8)
 EXACT = Stack(1, 1, 0, 1, 1, 1, 1, overlaps_dp=True, recipe=FLOAT32)  # it reaches all that the data sheet says
 
@@ -104,9 +94,6 @@ def test_what_is_not_rehearsed():
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
-SMALL = GPTConfig(context=16, d_model=32, num_layers=4, num_heads=8)
-KINDS = "parameter", "gradient", "optimizer"
-BUCKET_BYTES = 20_000
 CELLS = [
     Layout(
         dp, pp, tp, order="pp,dp,tp", microbatches=max(pp, 2) if pp > 1 else 1, zero=zero, sequence_parallel=tp > 2
@@ -118,46 +105,12 @@ CELLS = [
 ]
 
 
-def peaks(world):
-    """Of each layout: the most bytes of each kind on this rank in a step."""
-    torch.set_num_threads(1)
-    tokens, found = data.load().train, []
-    for layout in CELLS:
-        mesh = Mesh(MeshShape(**layout.sizes), world)
-        config = TrainConfig(SMALL, layout, global_batch=layout.dp * layout.microbatches, bucket_bytes=BUCKET_BYTES)
-        ours = parallelize(
-            GPT(SMALL), mesh, layout, partial(torch.optim.AdamW, lr=1e-3), bucket_bytes=config.bucket_bytes
-        )
-        train_loop.train_step(ours, tokens, 0, config)
-        with ours.memory() as memory:
-            train_loop.train_step(ours, tokens, 1, config)
-        found.append([memory.peak_by_kind[kind] for kind in KINDS])
-    return found
-
-
 def planned(model, layout):
     """What the formulas say: one number of each kind, for the fullest rank."""
     rows = layout.dp * layout.microbatches
     training = Training(ModelShape.of(model), Cluster(SLOW, layout.num_ranks), EXACT, rows)
     sizes = layout.tp, 1, layout.pp, layout.dp, 1, 1, layout.zero
     return memory_bytes(training, Layout4D(*sizes, layout.sequence_parallel))[:3]
-
-
-@pytest.mark.slow("eight layouts on up to eight ranks")
-@pytest.mark.thorough("eight layouts on up to eight ranks")
-def test_state_of_eight_layouts(say):
-    of_ranks = run(peaks, 8, timeout_s=600)
-    for i, layout in enumerate(CELLS):
-        plan = Plan(SMALL, layout, layout.dp * layout.microbatches, bucket_bytes=BUCKET_BYTES)
-        for rank, found in enumerate(of_ranks):
-            here = MeshShape(**layout.sizes).coordinates(rank)
-            exact = step_memory(plan, here["pp"], here["dp"], here["tp"])
-            assert found[i] == [exact[kind] for kind in KINDS], (layout, rank)
-        fullest = max((found[i] for found in of_ranks), key=sum)
-        off = sum(planned(SMALL, layout)) / sum(fullest) - 1
-        say(
-            f"{layout.dp}·{layout.pp}·{layout.tp}: {sum(fullest):,} bytes on the fullest rank, by formulas {off:+.1%}"
-        )
 
 
 def test_what_the_formulas_leave_out_is_small_in_a_large_model():

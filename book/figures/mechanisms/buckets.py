@@ -12,7 +12,7 @@ from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Player, Scene, Step, Thing
 from book.figures.svg import SMALLEST_PX, color, num, text_width
 from lib.cost.comm import overlap
-from lib.cost.tensors import bucket_shares
+from lib.cost.sizes import bucket_shares
 
 HIGH, ROW, LANE = 24, 50, 30  # pixels: of a bar, from bucket to bucket, from lane to lane
 LEAST, GAP = 2, 1  # pixels of a gradient, added to the pixels for its bytes, and to the next gradient

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Player, Scene, Step, Thing
 from book.figures.svg import SMALLEST_PX, text_width
-from lib.cost.calls import block_calls
-from lib.cost.comm import wire_bytes, zero_wire_bytes
+from lib.cost.comm import block_calls, wire_bytes, zero_wire_bytes
 from lib.cost.sizes import MODELS
 
 SIDE = 4  # rows of the batch, layers and columns of the model
