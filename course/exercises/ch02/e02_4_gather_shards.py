@@ -111,26 +111,21 @@ dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
     The result is right, and you send several times the bytes needed: functions whose names end in _object pickle the
     tensor. Send the lengths as one tensor, then the values.
 rows[i][: lengths[i]] => rows[i]
-    You return the padding too: the result has n times the longest shard. Cut each received tensor to the length of its
-    shard.
+    You return the padding too: n times the longest shard. Cut each received tensor to the length of its shard.
 padded[: len(x)] = x => padded[longest - len(x) :] = x
-    You padded at the front and cut at the end, so zeros remain and numbers are lost. Pad at the end: pad(x, (0,
-    count)).
+    You padded at the front and cut at the end: zeros remain, numbers are lost. Pad at the end: pad(x, (0, count)).
 rows[i][: lengths[i]] => rows[i][: len(x)]
-    You cut every shard to this rank's own length. Each rank has its own: gather the lengths first, and cut shard i to
-    length i.
+    You cut every shard to this rank's own length. Each has its own: gather the lengths, and cut shard i to length i.
 rows[i][: lengths[i]] => rows[i][rows[i] != 0]
     You removed zeros to remove the padding. A shard can contain a 0, and loses it: cut by length, not by value.
 [torch.empty_like(padded) for _ in range(n)] => [torch.empty_like(padded)] * n
-    Every shard is the last rank's: [t] * n is a list with one tensor n times, and each receive overwrites the one
-    before. Allocate n tensors.
+    Every shard is the last rank's: [t] * n is one tensor n times, and each receive overwrites it. Allocate n tensors.
 for i in range(n) => for i in [*range(dist.get_rank(), n), *range(dist.get_rank())]
 or
 for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__ne__)
 or
 for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
-    You put your own shard before or after all others, so the order differs from rank to rank. A shard has the same
-    place on all ranks.
+    You put your own shard before or after all others. A shard has the same place on all ranks.
 for i in range(n) => for i in range(n) if i != dist.get_rank()
     Your own shard is missing. Ranks send to the others; add your own x in its place.
 in all shards:

@@ -155,12 +155,10 @@ MISTAKES = """
 in dtype, weights:
 [torch.empty_like(new) for _ in range(n)] => [new if r == rank else old for r, old in enumerate(shards(weights))]
 dist.all_gather(parts, new) =>
-    Each rank stepped its own shard and has the old shards of the others: no rank got their new weights. All-gather the
-    stepped shards.
+    Each rank stepped its own shard and has old shards of the others. All-gather the stepped shards.
 dist.all_gather(parts, new) => dist.all_gather(parts, shards(weights)[rank])
 torch.cat(parts)[:k] => torch.cat([*parts[:rank], new, *parts[rank + 1 :]])[:k]
-    Each rank has the other ranks' shards of the previous step. Gather after the step, so that the all-gather sends its
-    result.
+    Each rank has the others' shards of the previous step. Gather after the step, so that its result is sent.
 torch.cat(parts)[:k] => weights
     You return the old weights. Gather the new tensors that the step made.
 kept["optimizer"].step() => new = kept["master"].bfloat16().detach()
@@ -173,8 +171,7 @@ torch.cat(parts)[:k] => new
     n tensors, as with [torch.empty_like(t) for _ in range(n)].
 in dtype:
 .detach().bfloat16() => .detach()
-    You return the weights in float32. The model computes in bfloat16: convert the master weights to bfloat16, then
-    gather them.
+    You return the weights in float32. The model computes in bfloat16: convert the master weights, then gather them.
 in dtype, weights:
 torch.cat(parts)[:k] => torch.cat(parts)
     You return the padding with the weights: only the first k elements are weights.
@@ -186,8 +183,8 @@ pad(x, (0, -k % n)) => x[: k - k % n]
     The last weights are missing: you cut k // n elements for each rank, and k % n of them have no owner. Pad weights
     and gradient with zeros until n divides their length, and return the first k elements.
 shards(weights)[rank] => weights[rank * (k // n) :][: len(shards(weights)[0])]
-    The shard of the weights and the shard of the gradient are different elements: the weights are cut at multiples of
-    k // n, the gradient at multiples of ceil(k / n). Pad both, then cut both in the same way.
+    The shard of the weights and the shard of the gradient are different elements: the weights are cut at multiples of k
+    // n, the gradient at multiples of ceil(k / n). Pad both, then cut both in the same way.
 shards(weights)[rank] => shards(weights)[0]
     Every rank stepped the first shard of the weights. Rank r owns shard r.
 total.float() / n => total.float()
@@ -215,8 +212,7 @@ by_hand(lambda w, m, v, t: (None, m, v, t))
     in the first step; keep that copy in `kept` and step it.
 if not kept: => if True:
     Every step is a first step: it begins at the rounded weights, with moments at zero. Fill `kept` in the first step
-    alone (`if not kept:`), and use what is in it. `kept = {...}` makes a different dict, which the next step does not
-    get.
+    alone (`if not kept:`). `kept = {...}` makes a different dict, which the next step does not get.
 torch.optim.AdamW => torch.optim.Adam
     This is Adam, which adds the weight decay to the gradient. AdamW takes it from the weights.
 **settings => lr=settings["lr"]
@@ -233,8 +229,7 @@ torch.cat(parts)[:k] => new
     The weights are right, but each rank steps all of them and keeps the full optimizer state: ZeRO-1 then saves
     nothing. Keep master weights and moments of this rank's shard alone.
 shards(weights)[rank].float() => shards(weights.float())[rank]
-    The weights are right, but your float32 shard is a view of all weights in float32, and keeps all of them in memory.
-    Cut first and convert then, or clone the shard.
+    The weights are right, but your float32 shard is a view of all weights in float32, and keeps them. Cut first.
 in memory, dtype, weights:
 shards(weights)[rank].float() => shards(weights)[rank].double()
 total.float() / n => total.double() / n

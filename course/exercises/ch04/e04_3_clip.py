@@ -70,8 +70,8 @@ def by_one_long_tensor(shards, replicated, max_norm, group):
 
 MISTAKES = """
 comm.all_reduce(squares, group) => squares
-    Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its direction. Add
-    the squares up over the ranks: comm.all_reduce returns the sum of all, and does not change its argument.
+    Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its direction. Add the
+    squares up over the ranks: comm.all_reduce returns the sum of all, and does not change its argument.
 squares = comm.all_reduce(squares, group) =>
 norm = squares.sqrt() => norm = comm.all_reduce(squares.sqrt(), group)
 or
@@ -91,8 +91,7 @@ comm.all_reduce(squares, group) => comm.all_reduce(squares.sqrt(), group) ** 2
     add the squares of `replicated`, then take the root.
 squares = comm.all_reduce(squares, group) =>
 norm = squares.sqrt() => norm = comm.all_reduce(squares, group).sqrt()
-    `replicated` is in your norm n times, once for each rank. Add the squares of the shards up over the ranks, and then
-    the squares of `replicated` once.
+    `replicated` is in your norm n times, once per rank. Add up the shards' squares over the ranks, then its own once.
 squares = squares + sum((x * x).sum() for x in replicated) =>
     `replicated` is not in your norm. It belongs to the same gradient.
 comm.all_reduce(squares, group) => comm.all_reduce(squares, group, op="mean")
@@ -102,16 +101,13 @@ norm = squares.sqrt() => norm = squares
     You return the square of the norm. Take the root.
 in all:
 if norm > max_norm: => if True:
-    You scale small gradients up. Clipping shortens gradients longer than max_norm and does not change the rest: the
-    factor is at most 1.
+    You scale small gradients up. Clipping only shortens gradients longer than max_norm: the factor is at most 1.
 x.mul_(max_norm / norm) => x = x * max_norm / norm
-    The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * factor makes
-    a new tensor and leaves the old.
+    The norm is right, and nothing is scaled. Change tensors in place, x.mul_(factor); x = x * factor makes a new one.
 for x in (*shards, *replicated): => for x in shards:
     The shards are clipped, `replicated` is not. The same factor scales the full gradient.
 comm.all_reduce(squares, group) => sum(comm.all_gather(x.flatten(), group).square().sum() for x in shards)
-    The norm is right, but you send whole shards to all ranks, as much as the model. One number of each rank is enough:
-    the sum of its squares.
+    The norm is right, but you send whole shards, as much as the model. One number is enough: the sum of squares.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(clip, by_one_long_tensor))

@@ -86,13 +86,11 @@ MISTAKES = """
 in y, gathered:
 zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
 whole = comm.all_gather(shard, group) => whole = shard
-    The output is right, but four layers or more are in memory at the same time. With many layers, that may be the
-    model that does not fit. Gather a layer just before it computes, or one layer earlier, and keep no reference to it
-    afterwards.
+    The output is right, but four layers or more are in memory at the same time. With many layers, the model may not
+    fit. Gather a layer just before it computes, or one earlier, and keep no reference to it afterwards.
 in y:
 whole[end : end + out_size] => whole[-out_size:]
-    You took the bias from the end of the gathered tensor, and there is padding. The bias begins where the weight ends,
-    at out · in, and has `out` elements.
+    You took the bias from the end, where padding is. It begins where the weight ends, at out · in, with `out` elements.
 whole[:end].view(out_size, in_size) => whole[out_size : out_size + end].view(out_size, in_size)
 whole[end : end + out_size] => whole[:out_size]
     You read the bias first. The flat tensor of a layer holds its weight, then its bias, then padding.

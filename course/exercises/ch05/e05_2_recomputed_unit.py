@@ -152,16 +152,14 @@ in gradient, kept:
 ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
 return compute(gathered(shard), x) => return compute(ctx.full, x)
 full = gathered(shard).requires_grad_() => full = ctx.full.requires_grad_()
-    The gradients are right, but between forward and backward the full unit stays in memory: you gather only in
-    forward, and save the result. Save x and the shard, and gather again in backward.
+    The gradients are right, but between forward and backward the full unit stays in memory: you gather only in forward,
+    and save the result. Save x and the shard, and gather again in backward.
 in all:
 full = gathered(shard).requires_grad_() => full, again = gathered(shard).requires_grad_(), gathered(shard)
-    You gather three times: backward computes forward again and then needs the same parameters for the gradients.
-    Gather once in backward, and use it for both.
+    You gather three times: backward computes forward, then needs the same parameters. Gather once in it, use it twice.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) => mean = averaged(of_full)
 return of_x, mine / n => return of_x, mean.chunk(n)[dist.get_rank()]
-    The gradients are right, but an all-reduce gives every rank the gradient of all shards, for twice the bytes. Each
-    rank needs its own shard: reduce-scatter.
+    The gradients are right, but an all-reduce sends twice the bytes. A rank needs only its own shard: reduce-scatter.
 in gradient:
 return of_x, mine / n, None => return of_x, mine, None
     The gradient of the shard is n times too large: it is the sum over the ranks, not the mean. Divide by n.
@@ -169,21 +167,17 @@ return of_x, mine / n, None => return of_x, mine / n / n, None
     The gradient of the shard is n times too small: you divided by n twice. ReduceOp.AVG divides already.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) =>
 return of_x, mine / n => return of_x, of_full.chunk(n)[dist.get_rank()]
-    The gradient of the shard covers only the rows of this rank: you cut your own gradient and sent nothing. Rows of
-    the other ranks went through the same weights: reduce-scatter it.
+    The gradient of the shard covers only the rows of this rank: you cut your own gradient and sent nothing. Rows of the
+    other ranks went through the same weights: reduce-scatter it.
 return of_x, mine / n, None => return None, mine / n, None
-    Backward returns no gradient of x, so the layers before this unit get none. autograd.grad takes several tensors:
-    compute both gradients in one call.
+    Backward returns no gradient of x: layers before get none. autograd.grad takes several tensors: compute both.
 return of_x, mine / n, None => return averaged(of_x), mine / n, None
-    You averaged the gradient of x over the ranks. Each rank has different rows: x is not shared, only the parameters
-    are.
+    You averaged the gradient of x over the ranks. Each rank has different rows: only the parameters are shared.
 return of_x, mine / n, None => return of_x / n, mine / n, None
-    You divided the gradient of x by n. That mean is over rows of all ranks, and x has only this rank's: divide the
-    gradient of the shard alone.
+    You divided the gradient of x by n. x has only this rank's rows: divide the gradient of the shard alone.
 in without wait:
 dist.all_gather(parts, shard.detach()) => dist.all_gather(parts, shard.detach(), async_op=True)
-    You do not wait for a collective that you started with async_op=True: its buffer may not be filled when you read
-    it. Keep the returned work and call wait() first.
+    You do not wait for a collective with async_op=True: its buffer may not be filled. Keep the work, and call wait().
 in afterwards:
 n, mine = dist.get_world_size(), torch.empty_like(shard) => n, mine = dist.get_world_size(), shard.detach()
     The shard is overwritten: you received its gradient in the memory of the parameter. torch.distributed writes into

@@ -104,11 +104,9 @@ x = unit.compute(whole, x) => coming.wait(); x = unit.compute(whole, x)
     You start the next all-gather in time, and wait for it before this unit computes. Keep the result of
     all_gather_start, and call wait() when the next unit is about to compute.
 partial(several_ahead, ahead=UNITS - 1)
-    You start all all-gathers at the beginning. Each takes memory from its start, so the full model is in memory. Start
-    one at a time.
+    You start all all-gathers at the beginning. Each takes memory from then on: the full model. Start one at a time.
 partial(several_ahead, ahead=2)
-    You start more than the next all-gather. At most two units may be in memory: the unit that computes and the unit
-    that arrives.
+    You start more than the next all-gather. At most two units may be in memory: the one that computes and the next.
 whole = coming.wait() => unit.compute(unit.shard.repeat(group.size), x); coming.wait()
 x = unit.compute(whole, x) =>
 returns ANYTHING
@@ -117,8 +115,7 @@ if i + 1 < len(units): => if True:
 units[i + 1] => units[(i + 1) % len(units)]
     The output is right, but you start one all-gather too many: after the last unit there is none to prefetch.
 enumerate(units) => enumerate(units[:-1])
-    The last unit has not computed. A loop over pairs of neighbours ends one unit too early: the last all-gather is
-    still in flight when the loop ends.
+    The last unit has not computed: a loop over pairs of neighbours ends one unit early, its all-gather still in flight.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(prefetched, prefetched_into_two_buffers))

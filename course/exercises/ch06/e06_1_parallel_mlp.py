@@ -63,16 +63,14 @@ partial_sum, group) + down_bias => partial_sum + down_bias, group)
     Next to the partial sums, the bias of the last matrix counts once per rank. Either it is added before the
     all-reduce, or the all-reduce takes a mean (the norm hides the factor): sum, then add the bias once.
 comm.all_reduce(partial_sum, group) => partial_sum
-    Each rank goes on with its partial sum, of the right shape: nothing was summed over the ranks. The last matrix ends
-    in an all-reduce.
+    Each rank goes on with its partial sum: nothing was summed over the ranks. The last matrix ends in an all-reduce.
 => partial_sum
 rms_norm(h, scale.shape, scale) => comm.all_reduce(rms_norm(h, scale.shape, scale), group)
     Each rank normalises its partial sum, and the all-reduce comes after the norm. The norm divides by the root mean
     square of y, which no rank knows before the sum: sum, add the bias, then normalise.
 comm.all_reduce(partial_sum, group) => partial_sum
 returns comm.all_reduce(result, group)
-    The all-reduce is the last operation: x is in the sum once per rank, and each rank normalises its partial sum. Sum
-    right after the last matrix.
+    The all-reduce comes last: x is summed n times, and partial sums are normalised. Sum after the last matrix.
 x @ gate_up.T => rms_norm(x, scale.shape, scale) @ gate_up.T
 return x + rms_norm(h, scale.shape, scale) => return x + h
     You normalise the input of the MLP, as Llama does. In this block the norm is applied to the output of the MLP.
@@ -87,8 +85,7 @@ return x + rms_norm(h, scale.shape, scale) => return x + h
     hidden features, complete: nothing is to be summed there.
 => comm.all_reduce(x @ gate_up.T, group)
 comm.all_reduce(partial_sum, group) => partial_sum
-    Your all-reduce is in the wrong place. Before the gate each rank has different hidden features, complete. Sum the
-    partial sums after the last matrix.
+    Your all-reduce is in the wrong place. Hidden features are complete: sum the partial sums after the last matrix.
 silu(gate) * up => gate * silu(up)
     Gate and up are swapped. The first half of the rows of gate_up is the gate, and SiLU is applied to it.
 (x @ gate_up.T).chunk(2, dim=-1) => x @ gate_up[::2].T, x @ gate_up[1::2].T
@@ -96,19 +93,16 @@ silu(gate) * up => gate * silu(up)
 silu(gate) * up => silu(gate) * silu(up)
 or
 => silu(gate * up)
-    SiLU is applied to both halves, or to their product. It is applied to the gate alone, and the result is multiplied
-    by up.
+    SiLU is applied to both halves, or to their product. Apply it to the gate alone, and multiply the result by up.
 => gate * up
     There is no SiLU: gate times up, without it.
 + down_bias =>
     The bias of the last matrix is missing.
-
 in all:
 (silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
 @ down.T => @ comm.all_gather(down, group, dim=1).T
 comm.all_reduce(partial_sum, group) => partial_sum
-    The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or full
-    weights.
+    The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or weights.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(parallel_mlp, by_torch_distributed, in_two_halves))

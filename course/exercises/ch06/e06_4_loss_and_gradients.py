@@ -141,8 +141,7 @@ comm.all_reduce(both, group) => both
     The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was summed over
     the ranks. One all-reduce of the two, stacked, is enough.
 comm.all_reduce(both, group) => [both[0], comm.all_reduce(both, group)[1]]
-    The sum of the exponentials covers only the shard of this rank. The softmax is over the full vocabulary: sum it
-    over the ranks before the logarithm.
+    The sum of the exponentials covers only this rank's shard. Sum it over the ranks before the logarithm.
 comm.all_reduce(both, group) => [comm.all_reduce(both, group)[0], both[1]]
     The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.
 comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => logits.amax(-1, keepdim=True)
@@ -150,21 +149,16 @@ or
 logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => largest = logits.amax(-1, keepdim=True)
 logits.exp() => (logits - largest).exp()
 total.log() => total.log() + largest[:, 0]
-    Each rank subtracts the largest logit of its shard, and exponentials with different factors do not add up. Subtract
-    a common maximum: an all-reduce with op="max".
+    Each rank subtracts its own largest logit, and the sums do not add up. Take a common maximum: all-reduce, op="max".
 logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") =>
-    Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit, over all ranks, before you
-    take exponentials.
+    Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit over all ranks first.
 logits.amax(-1, keepdim=True) => logits.max()
-    Right for small logits; but you subtract one maximum for all tokens, and for some tokens every exponential
-    vanishes. Use a maximum per token.
+    Right for small logits; but with one maximum for all tokens, some lose every exponential. Use a maximum per token.
 group, op="max") => group, op="max").clamp(min=0)
-    Your maximum is never below 0. Where all logits of a token are far below, every exponential vanishes: let the
-    maximum be one of the logits.
+    Your maximum is never below 0: with logits far below, every exponential vanishes. Let it be one of the logits.
 logits -= comm => shifted = logits - comm
 logits.exp() => shifted.exp()
-    You subtract the maximum in the exponentials, and not from the logit of the target. Subtract it from both, or add
-    it again at the end.
+    You subtract the maximum in the exponentials, not from the target's logit. Subtract it from both, or add it again.
 + group.rank * len(head) =>
     You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: subtract that.
 (logits * is_target).sum(-1) => logits.gather(-1, is_target.argmax(-1)[:, None])[:, 0]
@@ -172,11 +166,9 @@ or
 (logits * is_target).sum(-1) => logits.gather(-1, targets[:, None] % len(head))[:, 0]
 or
 (logits * is_target).sum(-1) => logits.gather(-1, (targets - entries[0]).clamp(0, len(head) - 1)[:, None])[:, 0]
-    Each rank adds a logit for every target, also for targets outside its shard. Only one rank has the logit of the
-    target: all the rest must add 0.
+    Each rank adds a logit for every target. Only one rank has the logit of the target: all the rest must add 0.
 return losses[counts] => return -losses[counts]
-    The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, and never
-    below 0.
+    The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, never below 0.
 losses[counts].mean() => losses * counts
 or
 losses[counts].mean() => losses
@@ -184,17 +176,14 @@ losses[counts].mean() => losses
 losses[counts].mean() => losses[counts].sum()
     Your loss is the sum over the tokens. Return the mean over the tokens that count.
 losses[counts].mean() => losses.mean()
-    Your loss contains tokens whose target is -100. They have no target: leave them out of the sum, and out of the
-    count.
+    Your loss contains tokens whose target is -100. They have none: leave them out of the sum, and out of the count.
 losses[counts].mean() => losses[counts].sum() / len(counts)
     You divide the loss by the number of all tokens. Those with target -100 do not count.
 in gradient:
 of_logits /= counts.sum() => of_logits /= -counts.sum()
-    The gradients have the wrong sign. The gradient of a logit is its softmax minus one-hot: a logit that is not the
-    target's gets a positive gradient.
+    The gradients have the wrong sign. A logit's gradient is softmax minus one-hot: positive, unless it is the target's.
 exponentials / total[:, None] => exponentials / exponentials.sum(-1, keepdim=True)
-    Each rank divides its exponentials by its own sum, so the softmax is over one shard. Divide by the sum over all
-    ranks, which the loss uses too.
+    Each rank divides by its own sum: the softmax is over one shard. Divide by the sum over all ranks, as for the loss.
 total[:, None] - is_target => total[:, None]
     Your gradient of a logit is the softmax alone. On the rank that has the target's logit, subtract 1 there.
 total[:, None] - is_target => total[:, None] - functional.one_hot(is_target.argmax(-1), len(head))
@@ -202,11 +191,9 @@ or
 total[:, None] - is_target => total[:, None] - functional.one_hot(targets % len(head), len(head))
 or
 total[:, None] - is_target => total[:, None] - (targets[:, None].clamp(entries[0], entries[-1]) == entries).double()
-    In the gradient, every rank subtracts a 1 for every target, also for targets outside its shard. Only one rank has
-    the logit of the target.
+    In the gradient, every rank subtracts a 1 for every target. Only one rank has the logit of the target.
 of_logits *= counts[:, None] =>
-    Tokens with target -100 change your gradients: there is no one-hot to subtract, and the softmax is left. They do
-    not count: the gradient of their logits is 0.
+    Tokens with target -100 change your gradients: the softmax is left. They do not count: their logits' gradient is 0.
 of_logits /= counts.sum() =>
     You return the gradients of the sum over tokens. The loss is a mean: divide by the number of tokens that count.
 of_logits /= counts.sum() => of_logits /= len(counts)

@@ -105,8 +105,7 @@ or
     MLP would still be right. They are shards of the sequence: dim=1, in the gather and in the scatter.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=1)
 ("norm", "bias") => ("norm",)
-    The bias is in the output n times: each rank adds it to its partial sum, and the reduce-scatter adds up the partial
-    sums. Add it afterwards.
+    The bias is in the output n times: each rank adds it to its partial sum. Add it after the reduce-scatter.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=1)
     The bias is still added before the reduce-scatter, so it is in the output n times. Added there, its gradient already
     comes from all tokens; sum it only when each rank adds it to its own tokens.
@@ -115,8 +114,7 @@ or
     the bias to its own tokens. Sum it over the ranks, like the gradient of the norm.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=1)
 ("norm", "bias") => ("norm",)
-    The output is right. Each rank adds 1/n of the bias, so each finds 1/n of its gradient. Sum that as well, or add the
-    full bias after the reduce-scatter.
+    The output is right. Each rank adds 1/n of the bias and finds 1/n of its gradient. Sum that, or add all afterwards.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] * (group.rank == 0), group, dim=1)
 ("norm", "bias") => ("norm",)
     The output is right, but only one rank adds the bias, so only that rank has its gradient: the replicas would drift
@@ -124,14 +122,11 @@ or
 + W["bias"] => + 0 * W["bias"]
     The bias is gone. Add it, once per token: after the reduce-scatter.
 ("norm", "bias") => ("bias",)
-    The gradient of the norm is no longer summed. It was right in the program that you were given: the norm multiplies
-    only the tokens of this rank.
+    The gradient of the norm is no longer summed. It was right as given: the norm multiplies only this rank's tokens.
 ("norm", "bias") => ()
-    Neither of the two replicated parameters has its full gradient. The norm and the bias each meet only the tokens of
-    this rank: sum both over the ranks.
+    Neither replicated parameter has its full gradient: each meets only this rank's tokens. Sum both over the ranks.
 comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op="mean")
-    You averaged the gradients of norm and bias. The ranks have different tokens of the same sequences, and the loss is
-    a sum over all of them: op="sum".
+    You averaged the gradients of norm and bias. Tokens are of the same sequences, and the loss is a sum: op="sum".
 ("norm", "bias") => W
     You summed the gradients of the matrices as well. A rank has its own heads, and the gather and the scatter give it
     all tokens: no other rank has a part of its gradient.
