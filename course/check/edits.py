@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course.check.exercise import ALL, Exercise, Mistake
+from course.check.exercise import ALL, Exercise, Mistake, each_call, formula
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,31 @@ def exercise(
     points: float,
     right: Sequence[Callable],
     edited: Sequence[Callable] = (),
+    same_as: Callable | None = None,
     **more: Any,
 ) -> Exercise:
     """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
+
+    `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. Without a `body`
+    one process calls the answer for each of the `cases` in its inputs.
 
     Args:
         names: `globals()`; the docstring of the file begins with the id.
         right: right programs, first the solution, which is called as its function.
         edited: the programs whose text is edited, first the answer; by default the solution.
+        same_as: without a `body`, a function with the right results for the same arguments.
         more: further fields of an `Exercise`.
     """
     given = {name: names[name] for name in ("inputs", "body", "reference") if name in names}
+    named = {"id": names["__doc__"].partition(":")[0], "title": right[0].__name__} | given | more
+    if facts := names.get("FACTS"):
+        named["reference"] = lambda inputs: [facts | of_rank for of_rank in given["reference"](inputs)]
+    if "body" not in named:
+        named |= {"body": each_call(named["title"]), "ranks": (1,)}
+    if same_as:
+        named["reference"] = formula(named["title"], same_as)
     mistakes = read_mistakes(names["MISTAKES"], *(edited or right[:1]))
-    named = {"id": names["__doc__"].partition(":")[0], "title": right[0].__name__}
-    return Exercise(**named | given | more, points=points, right=tuple(right), mistakes=mistakes)
+    return Exercise(**named, points=points, right=tuple(right), mistakes=mistakes)
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
