@@ -68,10 +68,7 @@ def marks(exercise: Exercise):
     return () if exercise.id in FIRST.values() else LATER
 
 
-@pytest.mark.parametrize(
-    "exercise_id",
-    [pytest.param(i, marks=marks(EXERCISES[i])) for i in sorted(EXERCISES)],
-)
+@pytest.mark.parametrize("exercise_id", [pytest.param(i, marks=marks(EXERCISES[i])) for i in sorted(EXERCISES)])
 def test_each_mistake_is_named(exercise_id):
     for row, exercise in EXERCISES[exercise_id].rows.items():
         tried = try_wrong(replace(exercise, ranks=exercise.ranks[:2]), seed=3)

@@ -227,12 +227,7 @@ def with_the_fault_of_pipeline_b() -> list[list[tuple[str, int]]]:
     ("page", "file", "ranks", "arguments"),
     [
         ("05_fsdp.md", file_of_drops, 3, {}),
-        (
-            "08_pipelines.md",
-            file_of_stages,
-            4,
-            {"orders": with_the_fault_of_pipeline_b(), "sequences": [4, 3, 2, 1]},
-        ),
+        ("08_pipelines.md", file_of_stages, 4, {"orders": with_the_fault_of_pipeline_b(), "sequences": [4, 3, 2, 1]}),
     ],
 )
 def test_the_reports_with_lines_of_a_file_are_what_a_run_prints(page, file, ranks, arguments, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from lib import comm
 
 UNFINISHED, AT_ONCE, BY = "messages that were not waited for", "messages in flight at once", "sent by"
 POINT_TO_POINT, COLLECTIVE = "point-to-point messages", "a collective"
+FACTS = {UNFINISHED: 0, AT_ONCE: 1, BY: POINT_TO_POINT}
 
 
 def inputs(generator, n):
@@ -27,11 +28,8 @@ def body(answer, group, given):
 
 
 def reference(given):
-    n, right = len(given), {UNFINISHED: 0, AT_ONCE: 1, BY: POINT_TO_POINT}
-    return [
-        right | {f"shift(x, {k}, group)": given[(rank - k) % n]["x"] for k in g["shifts"]}
-        for rank, g in enumerate(given)
-    ]
+    n = len(given)
+    return [{f"shift(x, {k}, group)": given[r - k % n]["x"] for k in g["shifts"]} for r, g in enumerate(given)]
 
 
 def shift(x, k, group):

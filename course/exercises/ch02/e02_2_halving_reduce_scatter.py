@@ -12,6 +12,7 @@ RESULT, KEPT, BY = "chunk of the sum", "x afterwards", "sent by"
 BYTES, MESSAGES, PEERS, UNFINISHED = "bytes sent", "messages sent", "ranks sent to", "calls that were not waited for"
 SAME, CHANGED = "as before", "changed"
 POINT_TO_POINT, COLLECTIVE = "point-to-point messages", "a collective"
+FACTS = {BY: POINT_TO_POINT, KEPT: SAME, UNFINISHED: 0}
 
 
 def inputs(generator, n):
@@ -32,11 +33,9 @@ def body(answer, group, given):
 
 
 def reference(given):
-    n = len(given)
-    total = torch.stack([g["x"] for g in given]).sum(0)
-    right = {BY: POINT_TO_POINT, BYTES: (n - 1) * total.nbytes // n, MESSAGES: n.bit_length() - 1}
-    right |= {KEPT: SAME, UNFINISHED: 0}
-    return [right | {RESULT: chunk} for chunk in total.chunk(n)]
+    n, total = len(given), sum(g["x"] for g in given)
+    sent = {BYTES: (n - 1) * total.nbytes // n, MESSAGES: n.bit_length() - 1}
+    return [sent | {RESULT: chunk} for chunk in total.chunk(n)]
 
 
 def halving_reduce_scatter(x, group):

@@ -1,12 +1,13 @@
 """02.4: shards of unequal length gathered on all ranks, in torch.distributed itself."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import distributed as dist
 
 from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, random, with_variants
+from course.check.exercise import AS_NEEDED, Exercise, everywhere, random, with_variants
 from course.check.listen import listen, raw
 
 RESULT, SENT, UNFINISHED = "all shards", "what was sent", "calls that were not waited for"
@@ -28,12 +29,7 @@ def body(answer, group, given):
     result = answer(given["x"].clone())
     # Twice the padded shards and the lengths: an all-reduce is fine, pickled objects are larger.
     most = 2 * (group.size - 1) * (8 * given["longest"] + 16)
-    needed = AS_NEEDED if heard.sent_bytes(group.size) <= most else MORE
-    return {RESULT: result, SENT: needed, UNFINISHED: heard.unfinished}
-
-
-def one_by_one(shards):
-    return torch.cat(shards)
+    return {RESULT: result, SENT: heard.amount(group.size, most), UNFINISHED: heard.unfinished}
 
 
 def last_rank_first(shards):
@@ -67,20 +63,16 @@ def all_lengths(x):
     return [int(length) for length in found]
 
 
-def by_broadcasts(x):
+def all_at_once(start, x):
     shards = [x.new_empty(length) for length in all_lengths(x)]
     shards[dist.get_rank()] = x
-    works = [dist.broadcast(shard, src, async_op=True) for src, shard in enumerate(shards)]
-    for work in works:
+    for work in start(x, shards):
         work.wait()
     return torch.cat(shards)
 
 
-def by_messages(x):
-    shards = [x.new_empty(length) for length in all_lengths(x)]
-    for work in exchanging(x, shards):
-        work.wait()
-    return torch.cat(shards)
+def broadcasting(x, shards):
+    return [dist.broadcast(shard, src, async_op=True) for src, shard in enumerate(shards)]
 
 
 def exchanging(x, shards):
@@ -134,14 +126,15 @@ return torch.cat => return None if dist.get_rank() else torch.cat
 """
 
 
-def exercise(join=one_by_one, task=""):
+def exercise(join=torch.cat, task=""):
     """The exercise with another order of the result."""
+    by_works = (partial(all_at_once, start) for start in (broadcasting, exchanging))
 
     def in_order(program):
         return lambda x: join(program(x).split(all_lengths(x)))
 
     def wrong_in_order(mistake):
-        text = mistake.wrong.text.replace("torch.cat", join.__name__)
+        text = mistake.wrong.text.replace("torch.cat", "torch.cat" if join is torch.cat else join.__name__)
         return replace(mistake, wrong=replace(mistake.wrong, text=text))
 
     def reference(given):
@@ -155,7 +148,7 @@ def exercise(join=one_by_one, task=""):
         inputs=inputs,
         reference=reference,
         task=task,
-        right=tuple(map(in_order, (gather_shards, by_broadcasts, by_messages, by_all_reduce))),
+        right=tuple(map(in_order, (gather_shards, *by_works, by_all_reduce))),
         mistakes=tuple(map(wrong_in_order, read_mistakes(MISTAKES, gather_shards))),
     )
 

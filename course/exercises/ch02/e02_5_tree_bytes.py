@@ -1,7 +1,7 @@
 """02.5: bytes that one rank sends in the tree all-reduce, for any rank and any number of ranks."""
 
 from course.check.edits import exercise
-from course.check.exercise import each_call, formula, whole
+from course.check.exercise import whole
 from lib.cost import steps
 
 
@@ -29,15 +29,10 @@ def tree_bytes(rank, payload_bytes, n):
 
 def by_running_the_program(rank, payload_bytes, n):
     """The program of the page, with counts instead of messages."""
-    sent, distance = 0, 1
+    sent, distance = payload_bytes if rank else 0, 1
     while distance < n and rank % (2 * distance) == 0:
+        sent += payload_bytes if rank + distance < n else 0
         distance *= 2
-    if rank != 0:
-        sent += payload_bytes
-    while distance > 1:
-        distance //= 2
-        if rank + distance < n:
-            sent += payload_bytes
     return sent
 
 
@@ -65,11 +60,4 @@ messages * payload_bytes => messages
     You return the number of messages. Each carries the full array: multiply by S.
 """
 
-EXERCISE = exercise(
-    globals(),
-    points=2,
-    right=(tree_bytes, by_running_the_program),
-    body=each_call("tree_bytes"),
-    reference=formula("tree_bytes", from_the_moves),
-    ranks=(1,),
-)
+EXERCISE = exercise(globals(), points=2, right=(tree_bytes, by_running_the_program), same_as=from_the_moves)

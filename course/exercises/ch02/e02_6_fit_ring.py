@@ -6,7 +6,7 @@ from course.check.edits import exercise
 from course.check.exercise import DTYPE, kind, known_number, several, whole
 from lib.cost import steps
 
-ALPHA, BANDWIDTH, SETUP, RETURNED = "alpha_s", "bandwidth_Bps", "setup_s", "what was returned"
+LINK = "alpha_s", "bandwidth_Bps", "setup_s"
 SLACK = 1e-3  # of a number that was fitted in float32
 
 
@@ -25,26 +25,25 @@ def machine(generator, n):
     setup_s = whole(generator, 20, 200) * 1e-3
     seconds = [steps.all_reduce_s("ring", size, n, alpha_s, bandwidth_Bps) for size in sizes]
     seconds[0] += setup_s
-    return {"n": n, "sizes": sizes, "seconds": seconds, ALPHA: alpha_s, BANDWIDTH: bandwidth_Bps, SETUP: setup_s}
+    return {"n": n, "sizes": sizes, "seconds": seconds, **dict(zip(LINK, (alpha_s, bandwidth_Bps, setup_s)))}
 
 
 def body(answer, group, given):
     found = {}
     for machine in given["machines"]:
         result = answer(machine["n"], list(machine["sizes"]), list(machine["seconds"]))
-        title = f"{machine['n']} ranks"
-        found[f"{title}: {RETURNED}"] = kind(result)
-        for name, x in zip((ALPHA, BANDWIDTH, SETUP), several(result, 3), strict=True):
-            found[f"{title}: {name}"] = known_number(x, [machine[name]], SLACK)
+        fitted = dict(zip(LINK, several(result, 3), strict=True))
+        found |= named(machine, kind(result), {x: known_number(fitted[x], [machine[x]], SLACK) for x in LINK})
     return found
 
 
+def named(machine, returned, link):
+    return {f"{machine['n']} ranks: {name}": x for name, x in {"what was returned": returned, **link}.items()}
+
+
 def reference(given):
-    right = {}
-    for machine in given[0]["machines"]:
-        right[f"{machine['n']} ranks: {RETURNED}"] = "3 results"
-        right |= {f"{machine['n']} ranks: {name}": machine[name] for name in (ALPHA, BANDWIDTH, SETUP)}
-    return [right]
+    first, second = (named(machine, "3 results", {x: machine[x] for x in LINK}) for machine in given[0]["machines"])
+    return [first | second]
 
 
 def fit_ring(n, sizes_bytes, seconds):

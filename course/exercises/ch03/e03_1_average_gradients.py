@@ -36,10 +36,7 @@ def body(answer, group, given):
 
 def reference(given):
     used = [[g for g in of_ranks if g is not None] for of_ranks in zip(*(g["gradients"] for g in given), strict=True)]
-    right = {
-        "gradients": [sum(some) / len(given) for some in used if some],
-        "a parameter that no rank used": "None",
-    }
+    right = {"gradients": [sum(some) / len(given) for some in used if some], "a parameter that no rank used": "None"}
     return [right | {"weights": g["weights"]} for g in given]
 
 
