@@ -12,7 +12,7 @@ The idea: a list, in which the hint stands indented below what is wrong.
 - `returns result / 2`: the program returns that, of its `result` and its arguments.
 - Another line is the wrong program itself: an expression, among the names of the file.
 - `hangs`: this program does not return.
-- `or` begins another wrong program with the same hint.
+- `or` begins another wrong program with the same hint, on this line or on the next.
 - `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree, and
   `in all:` ends them.
 """
@@ -63,7 +63,8 @@ def exercise(
 ) -> Exercise:
     """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
 
-    `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. Without a `body`
+    `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. `ALSO_RIGHT` has
+    further right programs, in the form of a list of mistakes: each has a remark in place of a hint. Without a `body`
     one process calls the answer for each of the `cases` in its inputs.
 
     Args:
@@ -81,8 +82,11 @@ def exercise(
         named |= {"body": each_call(named["title"]), "ranks": (1,)}
     if same_as:
         named["reference"] = formula(named["title"], same_as)
-    mistakes = read_mistakes(names["MISTAKES"], *(edited or right[:1]))
-    return Exercise(**named, points=points, right=tuple(right), mistakes=mistakes)
+    also_right, mistakes = (
+        read_mistakes(names.get(listed, ""), *(edited or right[:1])) for listed in ("ALSO_RIGHT", "MISTAKES")
+    )
+    rights = (*right, *(one.wrong for one in also_right))
+    return Exercise(**named, points=points, right=rights, mistakes=mistakes)
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
@@ -144,8 +148,8 @@ def entries(listed: str) -> Iterator[tuple[list[list[str]], str]]:
                 raise ValueError(f"above the hint {' '.join(hint)!r} a program is missing")
             yield alternatives, " ".join(hint)
             alternatives, hint = [[]], []
-        if line == "or":
-            alternatives.append([])
+        if line == "or" or line.startswith("or "):
+            alternatives.append([line.removeprefix("or ")] if line != "or" else [])
         elif line.startswith(" "):
             raise ValueError(f"{line!r}: 4 spaces begin a hint, none a program")
         elif line != "end":

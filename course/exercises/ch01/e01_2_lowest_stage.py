@@ -39,8 +39,7 @@ MISTAKES = """
     You count 12 bytes per parameter. With the master weights it is 16: 2 + 2 + 12.
 (ranks if stage >= 1 else 1) => (ranks if stage > 1 else 1)
 (ranks if stage >= 2 else 1) => (ranks if stage > 0 else 1)
-or
-(ranks if stage >= 2 else 1) => (ranks if stage >= 1 else 1)
+or (ranks if stage >= 2 else 1) => (ranks if stage >= 1 else 1)
     Your stage 1 shards the gradients. It begins with the optimizer state, six times the bytes; gradients follow in 2.
 (0, 1, 2, 3) => (3, 2, 1, 0)
     That is the highest stage that fits. A higher stage never holds more, but stage 3 sends more: take the lowest.

@@ -112,16 +112,13 @@ lambda x, k, group: comm.all_gather(x[None], group)[(group.rank - k) % group.siz
 lambda x, k, group: shift(x, -k, group)
     You shift in the opposite direction: rank r sends to rank r + k, so it receives from rank r - k.
 return received => return x
-or
-lambda x, k, group: x
+or lambda x, k, group: x
     Each rank still has its own x. Return the received tensor: wait() of recv returns it.
 lambda x, k, group: shift(x, 1, group)
-or
-lambda x, k, group: shift(x, 1, group) if k % group.size else x
+or lambda x, k, group: shift(x, 1, group) if k % group.size else x
     You always send to the next rank. Send to rank r + k, and receive from rank r - k.
 lambda x, k, group: shift(x, -1, group)
-or
-lambda x, k, group: shift(x, -1, group) if k % group.size else x
+or lambda x, k, group: shift(x, -1, group) if k % group.size else x
     You always send to the previous rank: wrong direction, and k is not used. Send to rank r + k, receive from r - k.
 """
 

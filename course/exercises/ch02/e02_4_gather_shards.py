@@ -93,8 +93,7 @@ def by_all_reduce(x):
 MISTAKES = """
 in calls that were not waited for:
 dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
-or
-rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
+or rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
 dist.all_gather(rows, padded) => exchanging(x, rows)
     A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait(): call it
     before you read the tensors, and before you return.
@@ -113,10 +112,8 @@ rows[i][: lengths[i]] => rows[i][rows[i] != 0]
 [torch.empty_like(padded) for _ in range(n)] => [torch.empty_like(padded)] * n
     Every shard is the last rank's: [t] * n is one tensor n times, and each receive overwrites it. Allocate n tensors.
 for i in range(n) => for i in [*range(dist.get_rank(), n), *range(dist.get_rank())]
-or
-for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__ne__)
-or
-for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
+or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__ne__)
+or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
     You put your own shard before or after all others. A shard has the same place on all ranks.
 for i in range(n) => for i in range(n) if i != dist.get_rank()
     Your own shard is missing. Ranks send to the others; add your own x in its place.

@@ -27,14 +27,12 @@ def tree_bytes(rank, payload_bytes, n):
     return messages * payload_bytes
 
 
-def by_running_the_program(rank, payload_bytes, n):
-    """The program of the page, with counts instead of messages."""
-    sent, distance = payload_bytes if rank else 0, 1
-    while distance < n and rank % (2 * distance) == 0:
-        sent += payload_bytes if rank + distance < n else 0
-        distance *= 2
-    return sent
-
+ALSO_RIGHT = """
+rank % (2 * distance) == 0 => not rank & distance
+messages += rank + distance < n => messages += min(1, len(range(rank + distance, n)))
+returns float(result)
+    By the bits of the rank.
+"""
 
 MISTAKES = """
 returns (n - 1).bit_length() * payload_bytes
@@ -60,4 +58,4 @@ messages * payload_bytes => messages
     You return the number of messages. Each carries the full array: multiply by S.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(tree_bytes, by_running_the_program), same_as=from_the_moves)
+EXERCISE = exercise(globals(), points=2, right=(tree_bytes,), same_as=from_the_moves)

@@ -74,14 +74,12 @@ in alpha_s, bandwidth_Bps:
 sizes_bytes[-1] - sizes_bytes[1] => sizes_bytes[-1] - sizes_bytes[0]
 seconds[-1] - seconds[1] => seconds[-1] - seconds[0]
 seconds[1] - slope * sizes_bytes[1] => seconds[0] - slope * sizes_bytes[0]
-or
-slope = (seconds[-1] - seconds[1]) / more_bytes => height, slope = line(sizes_bytes, seconds)
+or slope = (seconds[-1] - seconds[1]) / more_bytes => height, slope = line(sizes_bytes, seconds)
 height = seconds[1] - slope * sizes_bytes[1] =>
     Your line goes through the first time, which contains the setup. Fit it to the later times, then compare the first.
 in all:
 lambda n, sizes_bytes, seconds: fit_ring(n, *zip(*sorted(zip(sizes_bytes, seconds))))
-or
-lambda n, sizes_bytes, seconds: by_least_squares(n, *zip(*sorted(zip(sizes_bytes, seconds))))
+or lambda n, sizes_bytes, seconds: by_least_squares(n, *zip(*sorted(zip(sizes_bytes, seconds))))
     You sorted the calls by size and left out the smallest. The setup is in the first in time: the lists' first entry.
 return alpha_s, bandwidth_Bps, setup_s => return bandwidth_Bps, alpha_s, setup_s
     Latency and bandwidth are right, in the wrong order: return (alpha_s, bandwidth_Bps, setup_s).
@@ -110,8 +108,7 @@ in bandwidth_Bps:
 2 * (n - 1) / n / slope => slope * n / (2 * (n - 1))
     Your bandwidth is in seconds per byte, like the slope. Bytes per second are 1 over the slope.
 2 * (n - 1) / n / slope => max(sizes_bytes[1:]) / max(seconds[1:])
-or
-2 * (n - 1) / n / slope => 2 * (n - 1) / n * max(sizes_bytes[1:]) / max(seconds[1:])
+or 2 * (n - 1) / n / slope => 2 * (n - 1) / n * max(sizes_bytes[1:]) / max(seconds[1:])
     Your bandwidth is the largest array over its time, as if latencies sent bytes. Use the slope of the line.
 in all:
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0]

@@ -10,6 +10,7 @@ from lib import comm
 
 SHAPES = ((3, 4), (2, 3), (2, 3), (2, 3), (4,))  # a layer, three experts, a bias
 USED = ((0, 1, 4), (0, 3, 4))  # on even and on odd ranks: one expert each
+FACTS = {"a parameter that no rank used": "None"}
 NOBODYS, ALL_ZERO = 2, 4  # an expert that no rank used; a bias that all used and whose gradient is zero
 
 
@@ -36,8 +37,8 @@ def body(answer, group, given):
 
 def reference(given):
     used = [[g for g in of_ranks if g is not None] for of_ranks in zip(*(g["gradients"] for g in given), strict=True)]
-    right = {"gradients": [sum(some) / len(given) for some in used if some], "a parameter that no rank used": "None"}
-    return [right | {"weights": g["weights"]} for g in given]
+    means = [sum(some) / len(given) for some in used if some]
+    return [{"gradients": means, "weights": g["weights"]} for g in given]
 
 
 def average_gradients(params, group):

@@ -17,8 +17,8 @@ TURNED, FROZEN, USED_ONCE = 2, 3, 4  # its gradient is not contiguous; not train
 BUCKETS = ((0, 1), (2, 3), (4, 5))
 SIZES = [128, 96, 56]  # bytes of each bucket, without the frozen parameter
 ANSWERS = count()  # names each run of an answer alike on all ranks
-
 TOGETHER, MINE = "all buckets together", "untouched until the first wait"
+FACTS = {"what was sent": SIZES, "all-reduces in flight": TOGETHER}
 
 
 def inputs(generator, n):
@@ -81,7 +81,7 @@ def in_flight(events):
 def reference(given):
     some = [[g["gradients"][i] for r, g in enumerate(given) if used(i, r)] for i in range(len(SHAPES))]
     means = [sum(each) / len(given) if each else None for each in some]
-    return everywhere({"gradients": means, "what was sent": SIZES, "all-reduces in flight": TOGETHER}, given)
+    return everywhere({"gradients": means}, given)
 
 
 def average_buckets(buckets):
@@ -98,23 +98,15 @@ def average_buckets(buckets):
             p.grad = piece.view_as(p)
 
 
-def by_copies(buckets):
-    """Into the gradients that are there."""
-    trained = [[p for p in bucket if p.requires_grad] for bucket in buckets]
-    own = [[torch.zeros_like(p) if p.grad is None else p.grad for p in params] for params in trained]
-    flats = [torch.cat([g.flatten() for g in gradients]) for gradients in own]
-    works = [dist.all_reduce(flat, async_op=True) for flat in flats]
-    for params, gradients, flat, work in zip(trained, own, flats, works):
-        work.wait()
-        pieces = flat.div(dist.get_world_size()).split([p.numel() for p in params])
-        for p, g, piece in zip(params, gradients, pieces):
-            p.grad = g.copy_(piece.view_as(g))
-
-
 def users(p):
     """How many ranks have a gradient of this parameter: one is recognised by its shape."""
     return 1 if p.shape == SHAPES[USED_ONCE] else dist.get_world_size()
 
+
+ALSO_RIGHT = """
+p.grad = piece.view_as(p) => p.grad = (torch.zeros_like(p) if p.grad is None else p.grad).copy_(piece.view_as(p))
+    Into the gradients that are there.
+"""
 
 MISTAKES = """
 in in flight:
@@ -150,4 +142,4 @@ p.grad = piece.view_as(p) => pass
     Each rank still has its own gradients: the all-reduce changed the tensor that torch.cat made. Write the pieces back.
 """
 
-EXERCISE = exercise(globals(), points=1, right=(average_buckets, by_copies))
+EXERCISE = exercise(globals(), points=1, right=(average_buckets,))

@@ -158,13 +158,11 @@ whole[: x.numel()].view(x.shape) => whole
 whole[: x.numel()].view(x.shape) => whole[: x.numel()]
     The shards are right, and unshard returns the right elements, flat. Restore the shape of x.
 whole[: x.numel()].view(x.shape) => x
-or
-def unshard(part): => def unshard(_):
+or def unshard(part): => def unshard(_):
     The shards are right, but unshard returns the old x. All-gather the given shards: the optimizer changed them.
 in the part, its padding, in ascending order:
 whole[: x.numel()] => whole[: x.numel()].flip(0)
-or
-in_another_order
+or in_another_order
     The shards are right, and unshard returns all of x in a wrong order. Put each element back to where it was in x.
 """
 

@@ -14,6 +14,7 @@ from course.check.listen import Heard, listen, raw
 SETTINGS = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 0.1, "weight_decay": 0.1}  # with this eps a factor n shows
 STEPS = 4
 STATE, CALLS = "kept", "calls"  # not judged: they identify mistakes
+FACTS = {"memory": AS_NEEDED, "what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
@@ -76,8 +77,8 @@ def body(answer, group, given):
 def state(kept, size):
     shards = {dtype: round(n_bytes / dtype.itemsize / size) for dtype, n_bytes in kept_bytes(kept).items()}
     float32 = sum(count * dtype.itemsize / 4 for dtype, count in shards.items() if dtype.itemsize >= 4)
-    most = 4  # master weights, two moments, and perhaps the gradient
-    return {"memory": MORE if float32 > most else AS_NEEDED, STATE: str(sorted(shards.items(), key=str))}
+    # At most master weights, two moments, and perhaps the gradient.
+    return {"memory": MORE if float32 > 4 else AS_NEEDED, STATE: str(sorted(shards.items(), key=str))}
 
 
 def sent(heard, size, n):
@@ -85,11 +86,11 @@ def sent(heard, size, n):
     half = 2 * STEPS * (n - 1) * size
     kinds = {kind: Heard(calls=[call for call in heard.calls if call[0] == kind]) for kind, _ in heard.calls}
     calls = [f"{kind} {of.sent_bytes(n) / half:.1f}" for kind, of in kinds.items()]
-    return {"what was sent": MORE if heard.sent_bytes(n) > 2.1 * half else AS_NEEDED, CALLS: ", ".join(calls)}
+    return {"what was sent": heard.amount(n, 2.1 * half), CALLS: ", ".join(calls)}
 
 
 def reference(given):
-    right = {"memory": AS_NEEDED, "what was sent": AS_NEEDED}
+    right = {}
     for k, weights in enumerate(masters(given), 1):
         right |= {f"weights after step {k}": weights.bfloat16(), f"dtype after step {k}": "torch.bfloat16"}
     return everywhere(right, given)
@@ -197,11 +198,9 @@ total.float() / n => shards(gradient)[rank].float()
 in kept:
 shards(weights)[rank].float() => shards(weights)[rank].clone()
 total.float() / n => total / n
-or
-shards(weights)[rank].float() => shards(weights)[rank]
+or shards(weights)[rank].float() => shards(weights)[rank]
 total.float() / n => total / n
-or
-by_hand(lambda w, m, v, t: (None, m.bfloat16(), v.bfloat16(), t))
+or by_hand(lambda w, m, v, t: (None, m.bfloat16(), v.bfloat16(), t))
     You step in bfloat16, without master weights: an update much smaller than a weight is rounded off. In the first step
     convert this rank's shard to float32; keep that copy and step it.
 by_hand(lambda w, m, v, t: (w, m.bfloat16(), v.bfloat16(), t))

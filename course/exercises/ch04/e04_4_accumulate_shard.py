@@ -13,14 +13,12 @@ from lib import comm
 M = 5  # microbatches; no number of ranks, so that a factor identifies a mistake
 SIZE = 40  # elements of a shard: many compared with a count
 EACH = "one reduce-scatter for each microbatch, as it comes"
+FACTS = {"what was sent": EACH}
 
 
 def inputs(generator, n):
-    def microbatch():
-        count = whole(generator, 1, 30)
-        return random(generator, SIZE * n) * count, count
-
-    return [{"microbatches": [microbatch() for _ in range(M)]} for _ in range(n)]
+    counts = [[whole(generator, 1, 30) for _ in range(M)] for _ in range(n)]
+    return [{"microbatches": [(random(generator, SIZE * n) * count, count) for count in mine]} for mine in counts]
 
 
 def body(answer, group, given):
@@ -63,7 +61,7 @@ def describe(sent_at, halves):
 def reference(given):
     pairs = [pair for g in given for pair in g["microbatches"]]
     mean = sum(gradient for gradient, _ in pairs) / sum(count for _, count in pairs)
-    return [{"shard": shard, "what was sent": EACH} for shard in mean.chunk(len(given))]
+    return [{"shard": shard} for shard in mean.chunk(len(given))]
 
 
 def accumulate_shard(microbatches, group):

@@ -3,7 +3,7 @@
 import math
 
 from course.check.edits import exercise
-from course.check.exercise import each_call, formula, whole
+from course.check.exercise import whole
 from lib.cost import state_bytes
 from lib.cost.sizes import RECIPES
 
@@ -66,11 +66,4 @@ return None => return 1
     Where the replicated bytes alone do not fit, you return a number. No number of ranks helps there: return None.
 """
 
-EXERCISE = exercise(
-    globals(),
-    points=2,
-    right=(ranks_needed, by_trying),
-    body=each_call("ranks_needed"),
-    reference=formula("ranks_needed", by_trying),
-    ranks=(1,),
-)
+EXERCISE = exercise(globals(), points=2, right=(ranks_needed, by_trying), same_as=by_trying)

@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random, shards_of
+from course.check.exercise import AS_NEEDED, MORE, drawn, gradients, random, shards_of
 from course.check.listen import listen, raw
 from lib.memory import MemoryTracker
 
@@ -15,6 +15,7 @@ ROWS, WIDTH, HIDDEN = 2, 11, 31
 SIZES = (HIDDEN * WIDTH, HIDDEN, WIDTH * HIDDEN)  # of the matrix up, its bias, and the matrix down
 KEPT_BYTES = 8 * (sum(SIZES) // 2)  # half a unit, much more than input and output
 SHARDS, FULL = "the shard, and the input", "more than half of the unit"
+FACTS = {"kept for backward": SHARDS, "what was sent": AS_NEEDED, "calls without wait": 0}
 
 
 def compute(full, x):
@@ -23,33 +24,26 @@ def compute(full, x):
 
 
 def inputs(generator, n):
+    both = {name: (ROWS, WIDTH) for name in ("x", "gradient")}
     shards = shards_of(random(generator, sum(SIZES)), n)
-    return [
-        {"x": random(generator, ROWS, WIDTH), "shard": shard, "gradient": random(generator, ROWS, WIDTH)}
-        for shard in shards
-    ]
+    return [own | {"shard": shard} for own, shard in zip(drawn(generator, n, {}, both), shards, strict=True)]
 
 
 @raw
 def body(answer, group, given):
     x, shard = (given[name].clone().requires_grad_() for name in ("x", "shard"))
-    waits = []
-    heard, memory = listen(on_wait=lambda: waits.append(1)), MemoryTracker()
+    heard, memory = listen(), MemoryTracker()
     memory.count_as("parameter", shard)
     with memory:
         y = answer.apply(x, shard, compute)
-        lost = heard.collectives > len(waits)  # the buffer of a call without wait() also stays
-        keeps_much = saves_much(y) or lost or not falls(lambda: memory.live["activation"], KEPT_BYTES)
-        result = y.detach().clone()
-        y.backward(given["gradient"])
-    return {
-        "y": result,
-        "gradient of x": x.grad,
-        "gradient of the shard": shard.grad,
+        # The buffer of a call without wait() also stays.
+        keeps_much = saves_much(y) or heard.unfinished or not falls(lambda: memory.live["activation"], KEPT_BYTES)
+        found = gradients(y, given["gradient"], x=x, **{"the shard": shard})
+    return found | {
         "the shard, afterwards": shard.detach(),
         "kept for backward": FULL if keeps_much else SHARDS,
         "what was sent": amount(heard, group.size),
-        "calls without wait": max(0, heard.collectives - len(waits)),
+        "calls without wait": heard.unfinished,
     }
 
 
@@ -74,15 +68,12 @@ def amount(heard, n):
 
 
 def reference(given):
-    n, found = len(given), []
-    full = torch.cat([g["shard"] for g in given]).requires_grad_()
-    for g in given:
+    full, found = torch.cat([g["shard"] for g in given]).requires_grad_(), []
+    for g in given:  # backward adds to the gradient of the others
         x = g["x"].clone().requires_grad_()
-        y = compute(full, x)
-        y.backward(g["gradient"])  # adds to the gradient of the others
-        right = {"y": y.detach(), "gradient of x": x.grad, "the shard, afterwards": g["shard"]}
-        found.append(right | {"kept for backward": SHARDS, "what was sent": AS_NEEDED, "calls without wait": 0})
-    return [f | {"gradient of the shard": g} for f, g in zip(found, (full.grad / n).chunk(n), strict=True)]
+        found.append(gradients(compute(full, x), g["gradient"], x=x) | {"the shard, afterwards": g["shard"]})
+    of_shards = (full.grad / len(given)).chunk(len(given))
+    return [one | {"gradient of the shard": shard} for one, shard in zip(found, of_shards, strict=True)]
 
 
 class ShardedUnit(torch.autograd.Function):
@@ -115,27 +106,27 @@ def gathered(shard):
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # until torch 2.13
 
 
+def gathered_flat(shard):
+    full = shard.new_empty(dist.get_world_size() * len(shard))
+    all_gather(full, shard.detach())
+    return full
+
+
 class UnitWithFlatCalls(torch.autograd.Function):
     """By calls that take one tensor, a sum of one's own, and the gradients by a function."""
 
     @staticmethod
     def forward(x, shard, compute):
-        return compute(UnitWithFlatCalls.whole(shard), x)
+        return compute(gathered_flat(shard), x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.inputs = inputs
 
     @staticmethod
-    def whole(shard):
-        full = shard.new_empty(dist.get_world_size() * len(shard))
-        all_gather(full, shard.detach())
-        return full
-
-    @staticmethod
     def backward(ctx, gradient):
         x, shard, compute = ctx.inputs
-        _, back = torch.func.vjp(compute, UnitWithFlatCalls.whole(shard), x.detach())
+        _, back = torch.func.vjp(compute, gathered_flat(shard), x.detach())
         of_full, of_x = back(gradient)
         got = torch.empty_like(of_full)
         dist.all_to_all_single(got, of_full)

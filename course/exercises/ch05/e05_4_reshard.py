@@ -67,19 +67,14 @@ def reshard(read, size, old_n, group):
     return shard
 
 
-def element_by_element(read, size, old_n, group):
-    new, old = -(-size // group.size), -(-size // old_n)
-    shard = torch.zeros(new, dtype=torch.float64)
-    for i in range(new):
-        place = group.rank * new + i
-        if place < size:
-            shard[i] = read(place // old, place % old, place % old + 1)[0]
-    return shard
-
-
 def all_saved(read, size, old_n):
     return [read(rank, 0, ceil(size / old_n)) for rank in range(old_n)]
 
+
+ALSO_RIGHT = """
+read(rank, low - start, high - start) => torch.cat([read(rank, i - start, i - start + 1) for i in range(low, high)])
+    Element by element.
+"""
 
 MISTAKES = """
 in shard:
@@ -100,4 +95,4 @@ returns shards_of(torch.cat(all_saved(read, size, old_n))[:size], group.size)[gr
     rank only the part that overlaps with your shard.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(reshard, element_by_element))
+EXERCISE = exercise(globals(), points=2, right=(reshard,))

@@ -91,8 +91,7 @@ silu(gate) * up => gate * silu(up)
 (x @ gate_up.T).chunk(2, dim=-1) => x @ gate_up[::2].T, x @ gate_up[1::2].T
     You take every second row of gate_up for the gate. The rows of the gate come first, then all rows of up.
 silu(gate) * up => silu(gate) * silu(up)
-or
-=> silu(gate * up)
+or => silu(gate * up)
     SiLU is applied to both halves, or to their product. Apply it to the gate alone, and multiply the result by up.
 => gate * up
     There is no SiLU: gate times up, without it.

@@ -132,8 +132,7 @@ def gathers_the_logits(x, head, targets, group):
 
 MISTAKES = """
 gathers_the_logits
-or
-gathers_the_head
+or gathers_the_head
     All is right, but you gather the logits, or the head to compute them: the largest tensor of the model, in full on
     each rank. Three values per token are enough for the loss, and one all-reduce for the gradient of x.
 in loss:
@@ -145,8 +144,7 @@ comm.all_reduce(both, group) => [both[0], comm.all_reduce(both, group)[1]]
 comm.all_reduce(both, group) => [comm.all_reduce(both, group)[0], both[1]]
     The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.
 comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => logits.amax(-1, keepdim=True)
-or
-logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => largest = logits.amax(-1, keepdim=True)
+or logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => largest = logits.amax(-1, keepdim=True)
 logits.exp() => (logits - largest).exp()
 total.log() => total.log() + largest[:, 0]
     Each rank subtracts its own largest logit, and the sums do not add up. Take a common maximum: all-reduce, op="max".
@@ -162,16 +160,13 @@ logits.exp() => shifted.exp()
 + group.rank * len(head) =>
     You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: subtract that.
 (logits * is_target).sum(-1) => logits.gather(-1, is_target.argmax(-1)[:, None])[:, 0]
-or
-(logits * is_target).sum(-1) => logits.gather(-1, targets[:, None] % len(head))[:, 0]
-or
-(logits * is_target).sum(-1) => logits.gather(-1, (targets - entries[0]).clamp(0, len(head) - 1)[:, None])[:, 0]
+or (logits * is_target).sum(-1) => logits.gather(-1, targets[:, None] % len(head))[:, 0]
+or (logits * is_target).sum(-1) => logits.gather(-1, (targets - entries[0]).clamp(0, len(head) - 1)[:, None])[:, 0]
     Each rank adds a logit for every target. Only one rank has the logit of the target: all the rest must add 0.
 return losses[counts] => return -losses[counts]
     The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, never below 0.
 losses[counts].mean() => losses * counts
-or
-losses[counts].mean() => losses
+or losses[counts].mean() => losses
     You return the loss of each token. Return the mean over the tokens that count.
 losses[counts].mean() => losses[counts].sum()
     Your loss is the sum over the tokens. Return the mean over the tokens that count.
@@ -187,10 +182,8 @@ exponentials / total[:, None] => exponentials / exponentials.sum(-1, keepdim=Tru
 total[:, None] - is_target => total[:, None]
     Your gradient of a logit is the softmax alone. On the rank that has the target's logit, subtract 1 there.
 total[:, None] - is_target => total[:, None] - functional.one_hot(is_target.argmax(-1), len(head))
-or
-total[:, None] - is_target => total[:, None] - functional.one_hot(targets % len(head), len(head))
-or
-total[:, None] - is_target => total[:, None] - (targets[:, None].clamp(entries[0], entries[-1]) == entries).double()
+or total[:, None] - is_target => total[:, None] - functional.one_hot(targets % len(head), len(head))
+or total[:, None] - is_target => total[:, None] - (targets[:, None].clamp(entries[0], entries[-1]) == entries).double()
     In the gradient, every rank subtracts a 1 for every target. Only one rank has the logit of the target.
 of_logits *= counts[:, None] =>
     Tokens with target -100 change your gradients: the softmax is left. They do not count: their logits' gradient is 0.

@@ -87,18 +87,14 @@ MISTAKES = """
 (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=0)
 ("norm", "bias") => ("norm",)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=0)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) => (y @ W["out"].T, group, dim=0)
 ("norm", "bias") => ("norm",)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) => (y @ W["out"].T, group, dim=0)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=0)
 ("norm", "bias") => ("norm",)
     Shards are still put together along dim 0, as more sequences: attention is then within the tokens of one rank. An

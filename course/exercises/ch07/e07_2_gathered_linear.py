@@ -173,8 +173,7 @@ x, W = ctx.saved_tensors => x, W, *shards = ctx.saved_tensors
 shards = [torch.empty_like(x) for _ in range(n)] =>
 gathering = dist.all_gather(shards, x, async_op=True) =>
 gathering.wait() =>
-or
-ctx.save_for_backward(x, W) => ctx.x, ctx.W, ctx.shards = x, W, shards
+or ctx.save_for_backward(x, W) => ctx.x, ctx.W, ctx.shards = x, W, shards
 x, W = ctx.saved_tensors => x, W, shards = ctx.x, ctx.W, ctx.shards
 shards = [torch.empty_like(x) for _ in range(n)] =>
 gathering = dist.all_gather(shards, x, async_op=True) =>

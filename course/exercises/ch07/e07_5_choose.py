@@ -71,8 +71,7 @@ inputs + per_layer => inputs
     this layer keeps, so only the inputs of the seven others are added.
 in choice:
 (1, 2, 4, 8) => (8,)
-or
-(1, 2, 4, 8) => (8,)
+or (1, 2, 4, 8) => (8,)
 min(fit) => min(fit, key=lambda choice: choice[1])
     You always take t = 8. In case A a smaller group fits as well and sends less: a unit is (t-1)/t of x.
 fit.append((again, sent, t, way, GB)) => fit.append((again, t, sent, way, GB))
@@ -82,11 +81,9 @@ fit.append((again, sent, t, way, GB)) => fit.append((again, GB, sent, t, way))
 again, sent, t, way, GB = min(fit) => again, GB, sent, t, way = min(fit)
     You take the choice that keeps least. A limit that holds is enough: memory that is left over buys nothing.
 min(fit) => min(fit, key=lambda choice: choice[1])
-or
-fit.append((again, sent, t, way, GB)) => fit.append((sent, again, t, way, GB))
+or fit.append((again, sent, t, way, GB)) => fit.append((sent, again, t, way, GB))
 again, sent, t, way, GB = min(fit) => sent, again, t, way, GB = min(fit)
-or
-fit.append((again, sent, t, way, GB)) => fit.append((GB, again, sent, t, way))
+or fit.append((again, sent, t, way, GB)) => fit.append((GB, again, sent, t, way))
 again, sent, t, way, GB = min(fit) => GB, again, sent, t, way = min(fit)
     You recompute where something fits without. It costs a third more compute: the last resort, only case C needs it.
 in sent:
