@@ -259,6 +259,14 @@ def word(found: Any) -> Any:
     return found.strip().lower() if isinstance(found, str) else found
 
 
+def rounded(found: Any, digits: int | None = None, unit: float = 1) -> Any:
+    """A number in these units, whole or to so many decimal digits; anything else unchanged."""
+    try:
+        return round(float(found) / unit, digits)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return found
+
+
 def known_number(found: Any, numbers: Iterable[float], slack: float = 0.01) -> Any:
     """The number of these that was found, within `slack`; without one, the found value unchanged."""
     try:

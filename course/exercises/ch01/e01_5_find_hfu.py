@@ -3,7 +3,7 @@
 import torch
 
 from course.check.edits import exercise
-from course.check.exercise import several, whole
+from course.check.exercise import rounded, several, whole
 
 # MFU in percent, and the operations that its claim counts, over 6 per parameter and token: attention adds to 6. The
 # second run has the highest claim, the fifth (long sequences) the claim with the most percentage points above its MFU,
@@ -31,15 +31,11 @@ def body(answer, group, given):
     found = {}
     for i, runs in enumerate(given["tables"]):
         name, mfu = several(answer([dict(run) for run in runs]), 2)
-        found |= {f"table {i}: name of the run": name, f"table {i}: its MFU in whole percent": percent(mfu)}
+        found |= {
+            f"table {i}: name of the run": name,
+            f"table {i}: its MFU in whole percent": rounded(mfu, unit=0.01),
+        }
     return found
-
-
-def percent(x):
-    try:
-        return round(100 * float(x))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return x
 
 
 def find_hfu(runs):

@@ -6,11 +6,12 @@ from functools import partial
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, Exercise, everywhere, random, with_variants
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, everywhere, random, with_variants
 from course.check.listen import listen, raw
 
 RESULT, SENT, UNFINISHED = "all shards", "what was sent", "calls that were not waited for"
+FACTS = {SENT: AS_NEEDED, UNFINISHED: 0}
 
 
 def inputs(generator, n):
@@ -123,7 +124,7 @@ return torch.cat => return None if dist.get_rank() else torch.cat
 """
 
 
-def exercise(join=torch.cat, task=""):
+def row(join=torch.cat, task=""):
     """The exercise with another order of the result."""
     by_works = (partial(all_at_once, start) for start in (broadcasting, exchanging))
 
@@ -135,34 +136,27 @@ def exercise(join=torch.cat, task=""):
         return replace(mistake, wrong=replace(mistake.wrong, text=text))
 
     def reference(given):
-        return everywhere({RESULT: join([g["x"] for g in given]), SENT: AS_NEEDED, UNFINISHED: 0}, given)
+        return everywhere({RESULT: join([g["x"] for g in given])}, given)
 
-    return Exercise(
-        id="02.4",
-        title="gather_shards",
-        points=3,
-        body=body,
-        inputs=inputs,
-        reference=reference,
-        task=task,
-        right=tuple(map(in_order, (gather_shards, *by_works, by_all_reduce))),
-        mistakes=tuple(map(wrong_in_order, read_mistakes(MISTAKES, gather_shards))),
+    one = exercise(
+        globals() | {"reference": reference}, points=3, right=(gather_shards, *by_works, by_all_reduce), task=task
     )
+    return replace(one, right=tuple(map(in_order, one.right)), mistakes=tuple(map(wrong_in_order, one.mistakes)))
 
 
 EXERCISE = with_variants(
-    exercise(),
-    exercise(
+    row(),
+    row(
         last_rank_first,
         "Instead of the order of the ranks, join the shards in the reverse order: the shard of the last rank comes "
         "first, the shard of rank 0 last.",
     ),
-    exercise(
+    row(
         in_turn,
         "Instead of one shard after the other, join them element by element: first element 0 of every shard, in the "
         "order of the ranks, then element 1 of every shard that has one, and so on.",
     ),
-    exercise(
+    row(
         backwards,
         "Each shard is reversed: join the shards in the order of the ranks, each from its last element to its first.",
     ),

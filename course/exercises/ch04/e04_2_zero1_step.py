@@ -75,9 +75,9 @@ def body(answer, group, given):
 
 
 def state(kept, size):
+    """In shards, at most 4 of float32: master weights, two moments, and perhaps the gradient."""
     shards = {dtype: round(n_bytes / dtype.itemsize / size) for dtype, n_bytes in kept_bytes(kept).items()}
     float32 = sum(count * dtype.itemsize / 4 for dtype, count in shards.items() if dtype.itemsize >= 4)
-    # At most master weights, two moments, and perhaps the gradient.
     return {"memory": MORE if float32 > 4 else AS_NEEDED, STATE: str(sorted(shards.items(), key=str))}
 
 

@@ -8,6 +8,7 @@ from torch import distributed as dist
 
 from course.check.edits import exercise
 from course.check.exercise import AS_NEEDED, MORE, drawn, gradients, random, shards_of
+from course.check.kept import saved_bytes
 from course.check.listen import listen, raw
 from lib.memory import MemoryTracker
 
@@ -36,8 +37,9 @@ def body(answer, group, given):
     memory.count_as("parameter", shard)
     with memory:
         y = answer.apply(x, shard, compute)
+        frees = falls(lambda: memory.live["activation"], KEPT_BYTES)
         # The buffer of a call without wait() also stays.
-        keeps_much = saves_much(y) or heard.unfinished or not falls(lambda: memory.live["activation"], KEPT_BYTES)
+        keeps_much = saved_bytes(y) > KEPT_BYTES or heard.unfinished or not frees
         found = gradients(y, given["gradient"], x=x, **{"the shard": shard})
     return found | {
         "the shard, afterwards": shard.detach(),
@@ -45,12 +47,6 @@ def body(answer, group, given):
         "what was sent": amount(heard, group.size),
         "calls without wait": heard.unfinished,
     }
-
-
-def saves_much(y):
-    """Whether a large tensor is in the context of the function, where falls() would wait for it in vain."""
-    kept = [*getattr(y.grad_fn, "saved_tensors", ()), *getattr(y.grad_fn, "__dict__", {}).values()]
-    return any(torch.is_tensor(x) and x.nbytes > KEPT_BYTES for x in kept)
 
 
 def falls(live_bytes, most):

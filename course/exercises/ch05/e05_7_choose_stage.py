@@ -1,9 +1,9 @@
 """05.7: the way of sharding, and the number of microbatches, that fit and send least; and a number against another."""
 
 import random
+from collections import namedtuple
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 
@@ -20,16 +20,8 @@ STAGES = {PLAIN: 0, ONE: 1, TWO: 2, TWO_ONCE: 2, THREE: 3, THREE_ONCE: 3, THREE_
 ONCE = (TWO_ONCE, THREE_ONCE)  # full gradients until the last microbatch
 
 
-class Case(NamedTuple):
-    """A model and a cluster, as an answer gets them."""
-
-    parameters: int
-    unit: int
-    root: int
-    n: int
-    sequences: int
-    sequence_bytes: int
-    room_bytes: int
+# A model and a cluster, as an answer gets them.
+Case = namedtuple("Case", "parameters unit root n sequences sequence_bytes room_bytes")
 
 
 def inputs(generator, n):
@@ -184,14 +176,6 @@ def in_units(units):
     return answer(sent)
 
 
-def larger_than_mine(proposed, mine, room):
-    return ("memory", proposed[0] - mine[0]) if proposed[0] > room else ("sent", proposed[1] - mine[1])
-
-
-def in_full(proposed, mine, room):
-    return ("memory", proposed[0]) if proposed[0] > room else ("sent", proposed[1])
-
-
 def in_gigabytes(case, proposed):
     way, m, sent, why, by = by_search(case, proposed)
     return way, m, sent / 1e9, why, by / 1e9
@@ -252,9 +236,9 @@ answer(sent=lambda *one: 2 * sent_bytes(*one))
     You send 4 bytes per element. Parameters and gradients travel in bfloat16, 2 bytes.
 in_gigabytes
     You return gigabytes. Return bytes.
-answer(defend=in_full)
+answer(defend=lambda proposed, mine, room: ("memory", proposed[0]) if proposed[0] > room else ("sent", proposed[1]))
     You return all bytes of the proposed choice. Return by how much it exceeds the memory, or the bytes of your choice.
-answer(defend=larger_than_mine)
+answer(defend=lambda proposed, mine, room: against(proposed, mine, mine[0] if proposed[0] > room else room))
     You compare the proposed memory with yours. More does not rule it out: return by how much it exceeds `room_bytes`.
 answer(defend=lambda proposed, mine, room: ("sent", proposed[1] - mine[1]))
     You compare the bytes sent, even where the proposed choice does not fit. There memory rules it out.

@@ -5,26 +5,24 @@ from torch import distributed as dist
 from torch.nn.functional import linear, pad, rms_norm, silu
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, everywhere, random
+from course.check.exercise import AS_NEEDED, drawn, everywhere
 from course.check.listen import listen
 from lib import comm, cost
 
 WIDTH, HIDDEN = 6, 8  # of x; of each rank: gathering them sends more than a sum of y
 ARGUMENTS = ("x", "gate_up", "down", "down_bias", "scale")
+FACTS = {"what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
-    replicated = {"x": random(generator, 2, WIDTH)}
-    replicated |= {name: random(generator, WIDTH) for name in ("down_bias", "scale")}
-    shapes = {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
-    return [replicated | {name: random(generator, *shape) for name, shape in shapes.items()} for _ in range(n)]
+    replicated = {"x": (2, WIDTH), "down_bias": (WIDTH,), "scale": (WIDTH,)}
+    return drawn(generator, n, replicated, {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)})
 
 
 def body(answer, group, given):
     heard, n = listen(), group.size
     y = answer(*(given[name].clone() for name in ARGUMENTS), group)
-    much = heard.sent_bytes(n) > 1.2 * cost.wire_bytes("all_reduce", given["x"].nbytes, n)
-    return {"y": y, "what was sent": MORE if much else AS_NEEDED}
+    return {"y": y, "what was sent": heard.amount(n, 1.2 * cost.wire_bytes("all_reduce", given["x"].nbytes, n))}
 
 
 def reference(given):
@@ -32,7 +30,7 @@ def reference(given):
     gate, up = (torch.cat(parts) for parts in zip(*(g["gate_up"].split(HIDDEN) for g in given), strict=True))
     down = torch.cat([g["down"] for g in given], 1)
     y = linear(silu(x @ gate.T) * (x @ up.T), down, given[0]["down_bias"])
-    return everywhere({"y": x + rms_norm(y, scale.shape, scale), "what was sent": AS_NEEDED}, given)
+    return everywhere({"y": x + rms_norm(y, scale.shape, scale)}, given)
 
 
 def parallel_mlp(x, gate_up, down, down_bias, scale, group):

@@ -46,10 +46,8 @@ def by_repeating(weight, heads, kv_heads, d_head, group):
 
 
 def head_by_head(weight, heads, kv_heads, d_head, group):
-    if heads != kv_heads:
-        return ANYTHING
-    each = weight.view(3, heads, d_head, -1).chunk(group.size, 1)[group.rank]
-    return each.transpose(0, 1).flatten(0, 2)
+    each = weight.view(3, heads, d_head, -1).chunk(group.size, 1)[group.rank] if heads == kv_heads else None
+    return ANYTHING if each is None else each.transpose(0, 1).flatten(0, 2)
 
 
 MISTAKES = """

@@ -5,7 +5,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, kind, random, several, whole
+from course.check.exercise import AS_NEEDED, kind, random, several, whole
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import identity_all_reduce
@@ -18,24 +18,22 @@ CASES = {  # the factor of x, and the constant that is added to each logit
     "logits of about -10,000": (1.0, -1e4),
 }
 WHATS = "loss", "gradient of x", "gradient of head"
-RETURNED, SENT = "what was returned", "what was sent"
+RETURNED = "what was returned"
+FACTS = {f"{RETURNED}, {case}": "3 results" for case in CASES} | {"what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
     targets = [r * ENTRIES + place for r in range(n) for place in (0, ENTRIES - 1)]  # each rank's first and last
     targets += [whole(generator, 0, n * ENTRIES) for _ in range(3)] + [NO_TARGET] * 3
     targets = torch.tensor(targets)[torch.randperm(len(targets), generator=generator)]
-    x = {name: scale * random(generator, len(targets), WIDTH) for name, (scale, _) in CASES.items()}
-    for name in x:
-        x[name][:, -1] = 1  # the last feature adds a constant to all logits
+    rows = {case: random(generator, len(targets), WIDTH - 1) for case in CASES}
+    # The last feature adds a constant to all logits.
+    x = {case: functional.pad(scale * rows[case], (0, 1), value=1) for case, (scale, _) in CASES.items()}
 
-    def head():
-        found = {name: random(generator, ENTRIES, WIDTH) for name in CASES}
-        for name, (scale, shift) in CASES.items():
-            found[name][:, -1] = scale * found[name][:, -1] + shift
-        return found
+    def head(scale, shift):
+        return random(generator, ENTRIES, WIDTH) * torch.tensor([1, 1, 1, scale]) + torch.tensor([0, 0, 0, shift])
 
-    return [{"targets": targets, "x": x, "head": head()} for _ in range(n)]
+    return [{"targets": targets, "x": x, "head": {c: head(*CASES[c]) for c in CASES}} for _ in range(n)]
 
 
 def body(answer, group, given):
@@ -46,8 +44,7 @@ def body(answer, group, given):
         found[f"{RETURNED}, {case}"] = kind(result)
         found |= {f"{what}, {case}": y for what, y in zip(WHATS, several(result, 3), strict=True)}
     needed = len(CASES) * len(given["targets"]) * (3 + WIDTH) * 8
-    much = heard.sent_bytes(group.size) > 2 * cost.wire_bytes("all_reduce", needed, group.size)
-    return found | {SENT: MORE if much else AS_NEEDED}
+    return found | {"what was sent": heard.amount(group.size, 2 * cost.wire_bytes("all_reduce", needed, group.size))}
 
 
 def reference(given):
@@ -58,9 +55,8 @@ def reference(given):
         loss = functional.cross_entropy(x @ torch.cat(heads).T, given[0]["targets"], ignore_index=NO_TARGET)
         loss.backward()
         for of_rank, head in zip(found, heads, strict=True):
-            of_rank[f"{RETURNED}, {case}"] = "3 results"
             of_rank |= {f"{w}, {case}": y for w, y in zip(WHATS, (loss.item(), x.grad, head.grad), strict=True)}
-    return [of_rank | {SENT: AS_NEEDED} for of_rank in found]
+    return found
 
 
 def loss_and_gradients(x, head, targets, group):
@@ -81,25 +77,18 @@ def loss_and_gradients(x, head, targets, group):
 
 
 def by_torch_distributed(x, head, targets, group):
-    logits, first = x @ head.T, dist.get_rank() * len(head)
-    m = logits.max(dim=-1).values
+    logits, counts = x @ head.T, targets != NO_TARGET
+    m = logits.amax(-1)
     dist.all_reduce(m, dist.ReduceOp.MAX)
-    both = torch.zeros(2, len(targets), dtype=x.dtype)
-    of_logits = (logits - m[:, None]).exp()
-    both[0] = of_logits.sum(-1)
-    mine = [(i, t - first) for i, t in enumerate(targets.tolist()) if first <= t < first + len(head)]
-    for i, t in mine:
-        both[1, i] = logits[i, t]
+    softmax = (logits - m[:, None]).exp()
+    is_target = functional.one_hot(targets.clamp(min=0), group.size * len(head)).chunk(group.size, 1)[dist.get_rank()]
+    both = torch.stack([softmax.sum(-1), (logits * is_target).sum(-1)])
     dist.all_reduce(both)
-    of_logits /= both[0][:, None]
-    for i, t in mine:
-        of_logits[i, t] -= 1
-    of_logits[targets == NO_TARGET] = 0
-    count = (targets != NO_TARGET).sum()
-    grad_x = of_logits @ head / count
-    dist.all_reduce(grad_x)
-    losses = (both[0].log() + m - both[1])[targets != NO_TARGET]
-    return losses.sum() / count, grad_x, of_logits.T @ x / count
+    of_logits = (softmax / both[0][:, None] - is_target)[counts] / counts.sum()
+    of_x = torch.zeros_like(x)
+    of_x[counts] = of_logits @ head
+    dist.all_reduce(of_x)
+    return (both[0].log() + m - both[1])[counts].sum() / counts.sum(), of_x, of_logits.T @ x[counts]
 
 
 def by_a_loss_with_the_same_gradient(x, head, targets, group):

@@ -6,7 +6,7 @@ from torch.nn.functional import rms_norm
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from course.check.edits import exercise
-from course.check.exercise import random
+from course.check.exercise import drawn, random
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, reduce_scatter_all_gather
 
@@ -18,12 +18,10 @@ def inputs(generator, n):
     d = n * HEAD  # a head for each rank
     full = {name: random(generator, d, d) / d**0.5 for name in ("q", "k", "v", "out")}
     alike = {name: 1 + random(generator, d) for name in REPLICATED}
-    ranks = []
-    for r in range(n):
+    ranks = drawn(generator, n, {}, dict.fromkeys(("x", "goal"), (ROWS, TOKENS, d)))
+    for r, given in enumerate(ranks):
         qkv = torch.cat([full[name].chunk(n)[r] for name in "qkv"])
-        mine = {"qkv": qkv, "out": full["out"].chunk(n, dim=1)[r]}
-        tokens = {name: random(generator, ROWS, TOKENS, d) for name in ("x", "goal")}
-        ranks.append(tokens | {"W": alike | mine})
+        given["W"] = alike | {"qkv": qkv, "out": full["out"].chunk(n, dim=1)[r]}
     return ranks
 
 
@@ -71,17 +69,13 @@ def corrected_step(x, goal, W, group):
     return loss
 
 
-def in_one_message(x, goal, W, group):
-    """1/n of the bias in each partial sum, both sums in one all-reduce, and the loss as a number."""
-    tokens = all_gather_reduce_scatter(rms_norm(x, W["norm"].shape, W["norm"]), group, 1)
-    partial_sum = attention(tokens @ W["qkv"].T) @ W["out"].T + W["bias"] / group.size
-    loss = (x + reduce_scatter_all_gather(partial_sum, group, 1) - goal).square().sum()
-    loss.backward()
-    both = comm.all_reduce(torch.stack([W[name].grad for name in REPLICATED]), group)
-    for name, summed in zip(REPLICATED, both, strict=True):
-        W[name].grad.copy_(summed)
-    return loss.item()
-
+ALSO_RIGHT = """
+q, k, v = qkv.permute(2, 0, 3, 1, 4) => y = attention(qkv.flatten(2))
+y = attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2) =>
+(y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=1)
+return loss => return loss.item()
+    1/n of the bias in each partial sum, and the loss as a number.
+"""
 
 MISTAKES = """
 (normed, group, dim=1) => (normed, group, dim=0)
@@ -128,4 +122,4 @@ comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op=
     all tokens: no other rank has a part of its gradient.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(corrected_step, in_one_message))
+EXERCISE = exercise(globals(), points=2, right=(corrected_step,))

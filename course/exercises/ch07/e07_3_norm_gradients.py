@@ -5,7 +5,7 @@ from torch import distributed as dist
 from torch.nn.functional import layer_norm
 
 from course.check.edits import exercise
-from course.check.exercise import kind, random, several
+from course.check.exercise import drawn, kind, several
 from course.check.listen import listen
 from lib import comm
 
@@ -13,14 +13,12 @@ B, T, D = 2, 8, 6  # of a shard; n times T tokens in all
 NAMES = ("gradient of x", "gradient of the weight", "gradient of the bias")
 GIVEN = ("x", "gradient", "weight", "bias")
 ONE, SEVERAL, MORE = "one message, of two vectors", "more than one message", "more bytes than the two need"
+FACTS = {"what was returned": "3 results", "what was sent": ONE}
 
 
 def inputs(generator, n):
-    alike = {"weight": random(generator, D), "bias": random(generator, D)}
-    shape = (generator, B, T, D)
-    return [
-        alike | {"x": 1 + 2 * random(*shape), "gradient": random(*shape)} for _ in range(n)
-    ]  # x is not normalised
+    ranks = drawn(generator, n, {"weight": (D,), "bias": (D,)}, {"x": (B, T, D), "gradient": (B, T, D)})
+    return [given | {"x": 1 + 2 * given["x"]} for given in ranks]  # x is not normalised
 
 
 def body(answer, group, given):
@@ -43,8 +41,7 @@ def backward(x, gradient, weight, bias):
 def reference(given):
     full = {name: torch.cat([g[name] for g in given], 1) for name in ("x", "gradient")}
     of_x, *two = backward(*((given[0] | full)[name] for name in GIVEN))
-    right = {"what was returned": "3 results", "what was sent": ONE}
-    return [right | dict(zip(NAMES, (mine, *two), strict=True)) for mine in of_x.chunk(len(given), 1)]
+    return [dict(zip(NAMES, (mine, *two), strict=True)) for mine in of_x.chunk(len(given), 1)]
 
 
 def norm_gradients(x, gradient, weight, bias, group):

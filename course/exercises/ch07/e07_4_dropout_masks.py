@@ -38,10 +38,6 @@ def inputs(generator, n):
 
 def body(answer, group, given):
     p, shapes = given["p"], shapes_of(group.size)
-
-    def draw():
-        return several(answer(p, shapes[FIRST], group), 2)
-
     torch.manual_seed(given["seed"])
     returned = answer(p, shapes[FIRST], group)
     masks = several(returned, 2)
@@ -58,9 +54,9 @@ def body(answer, group, given):
         next_drawn = torch.rand(4)
     first, second = (mask == 0 for mask in masks)
     firsts, seconds, nexts = (comm.all_gather(x[None], group) for x in (first, second, next_drawn))
-    following = [mask == 0 for mask in draw()]
+    following = [mask == 0 for mask in several(answer(p, shapes[FIRST], group), 2)]
     torch.manual_seed(given["seed"])
-    again = draw()
+    again = several(answer(p, shapes[FIRST], group), 2)
     a_part = overlap(first, second) or torch.equal(first[:, group.rank :: group.size], second)
     return found | {
         AMONG[FIRST]: EQUAL if (firsts == firsts[0]).all() else DIFFERENT,
@@ -92,8 +88,7 @@ def frequency(masks, p):
 
 
 def values(masks, p):
-    values = torch.cat([mask.double().unique() for mask in masks])
-    values = values[values != 0]
+    values = torch.cat([mask[mask != 0].double().unique() for mask in masks])
     rounding = max(torch.finfo(mask.dtype).eps if mask.is_floating_point() else 0 for mask in masks)
     for said, wanted in ((SCALED, 1 / (1 - p)), (UNSCALED, 1.0)):
         if len(values) and (values - wanted).abs().max() <= max(1e-6, rounding) * wanted:

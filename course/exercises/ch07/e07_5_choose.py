@@ -1,7 +1,7 @@
 """07.5: how to fit the activations of a stage of Llama 3 405B into three limits, with the numbers that defend it."""
 
 from course.check.edits import exercise
-from course.check.exercise import kind, several
+from course.check.exercise import kind, rounded, several
 
 
 def body(answer, group, given):
@@ -10,15 +10,8 @@ def body(answer, group, given):
     for name, row in zip("ABC", several(result, 3), strict=True):
         t, way, recompute, gigabytes, sent = several(row, 5)
         found[f"case {name}: the choice"] = f"t={t}, {way}, {'' if recompute else 'not '}recomputed"
-        found |= {f"case {name}: GB": tenth(gigabytes), f"case {name}: sent": tenth(sent)}
+        found |= {f"case {name}: GB": rounded(gigabytes, 1), f"case {name}: sent": rounded(sent, 1)}
     return found
-
-
-def tenth(number):
-    try:
-        return round(float(number), 1)
-    except (TypeError, ValueError):
-        return number
 
 
 def choose():
