@@ -24,6 +24,7 @@ from course.check.tried import Tried, try_right, try_wrong
 from course.exercises.ch03.e03_1_average_gradients import average_gradients
 from lib import comm
 from lib.launch import RankError, RunError, run
+from tests.course.answers import notebook
 from tests.course.bytes_sent import right_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -204,27 +205,32 @@ def test_nbgrader_counts_an_answer_that_is_partly_right(monkeypatch):
         check(exercise, with_three)
 
 
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs that the judge has started."""
+    started = []
+    counted = lambda *args, **kwargs: started.append(1) or run(*args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(sys.modules[judge.__module__], "run", counted)
+    return started
+
+
 def without_times(verdicts):
     return re.sub(r"for \d+\.\d s", "for _ s", str(verdicts))
 
 
 @pytest.mark.thorough("hangs are waited for")
-def test_where_a_wrong_program_hangs_is_found_out_once(monkeypatch):
+def test_where_a_wrong_program_hangs_is_found_out_once(runs):
     """To run it takes seconds: the second FAIL by a hang does not wait for it again."""
     exercise = replace(ADDS, mistakes=(Mistake("Rank 0 alone calls it.", waits_alone_on_0, hangs=True),))
-    done = []
-    monkeypatch.setattr(
-        sys.modules[judge.__module__], "run", lambda *args, **kwargs: done.append(1) or run(*args, **kwargs)
-    )
     first, second = (judge(exercise, [waits_alone], seed=seed)[0][0] for seed in (1, 2))
     assert without_times(first) == without_times(second) and first.hint.startswith("hang: ranks 1 and 2 wait"), first
-    assert len(done) == 2 + 1
+    assert len(runs) == 2 + 1
     assert judge(exercise, [waits_alone_on_0], seed=1)[0][0].hint.startswith("Rank 0 alone calls it.")
-    assert len(done) == 3 + 1
+    assert len(runs) == 3 + 1
 
 
 @pytest.mark.parametrize(
-    ("answers", "runs"),
+    ("answers", "count"),
     [
         ([doubles_in_place, adds, draws, draws, passes_on, adds], 1),
         ([sends_for_nothing, passes_on], 1 + 2),
@@ -232,15 +238,12 @@ def test_where_a_wrong_program_hangs_is_found_out_once(monkeypatch):
         ([waits_alone, adds], 1 + 2),
     ],
 )
-def test_answers_that_are_tried_together_are_judged_as_if_alone(answers, runs, monkeypatch):
+def test_answers_that_are_tried_together_are_judged_as_if_alone(answers, count, runs):
     """What one leaves behind, in its numbers, in the generator or on the wire, is not for the next."""
     alone = [judge(ADDS, [answer], seed=1)[0] for answer in answers]
-    done = []
-    monkeypatch.setattr(
-        sys.modules[judge.__module__], "run", lambda *args, **kwargs: done.append(1) or run(*args, **kwargs)
-    )
+    runs.clear()
     assert without_times(judge(ADDS, answers, seed=1)) == without_times(alone)
-    assert len(done) == runs
+    assert len(runs) == count
     assert [case.status for (case,) in alone] == [
         "PASS" if f in (adds, sends_for_nothing) else "FAIL" for f in answers
     ]
@@ -439,12 +442,6 @@ def test_what_check_prints(capsys, monkeypatch):
 # ---- from a file ----------------------------------------------------------------------------------------------------
 
 
-def notebook(tmp_path, *cells):
-    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.ipynb"
-    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": source} for source in cells]}))
-    return str(path)
-
-
 def test_only_definitions_are_taken(tmp_path):
     read = read_notebook(
         notebook(
@@ -484,21 +481,13 @@ def test_an_answer_in_words_is_found_where_its_metadata_is_lost(tmp_path):
     assert read_notebook(str(path)).texts == {"why": "Because.", "who": "I."}
 
 
-def run_cli(*args):
-    done = subprocess.run(
-        [sys.executable, "-m", "course.check", *map(str, args)],
-        cwd=ROOT,
-        env={**os.environ, "CHECK_STRICT": "1"},  # keeps no progress in the book's folder
-        capture_output=True,
-        text=True,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.slow("a process that imports torch, and twelve verdicts")
 def test_the_terminal_gives_the_same_verdicts(capsys):
-    code, out, err = run_cli(ROOT / "solutions" / "01_memory.ipynb")
-    assert (code, err) == (0, "") and out.count("PASS") == 6 and "13/13 points" in out
+    command = [sys.executable, "-m", "course.check", str(ROOT / "solutions" / "01_memory.ipynb")]
+    environment = os.environ | {"CHECK_STRICT": "1"}  # keeps no progress in the book's folder
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("PASS") == 6 and "13/13 points" in done.stdout
     assert main([str(ROOT / "exercises" / "01_memory.ipynb")]) == 1
     out, err = capsys.readouterr()
     assert err == "" and out.count("TODO") == 6 and "0/13 points" in out
