@@ -14,13 +14,14 @@ The idea: a list, in which the hint stands indented below what is wrong.
 - `hangs`: this program does not return.
 - `or` begins another wrong program with the same hint, on this line or on the next.
 - `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree, and
-  `in all:` ends them.
+  `in all:` ends them. On the line of a program it counts for this hint alone.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,9 +103,12 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     module, text = programs[0].__module__, "".join(map(inspect.getsource, programs))
     found, about, old = [], ALL, ""
     for alternatives, hint in entries(listed):
-        if (head := alternatives[0][0]).startswith("in ") and head.endswith(":"):
-            words = alternatives[0].pop(0)[3:-1]
-            about = ALL if words == "all" else tuple(words.split(", "))
+        head, here = alternatives[0][0], about
+        if head.startswith("in ") and head.endswith(":") and "=>" not in head:
+            about = here = _words(head[3:-1])
+            alternatives[0].pop(0)
+        elif scope := re.match(r"in ([^=:]+): (.+)", head):
+            here, alternatives[0][0] = _words(scope[1]), scope[2]
         for lines in alternatives:
             edits = []
             for line in (line for line in lines if "=>" in line):
@@ -113,8 +117,12 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
                 edits.append((old, new))
             others = [line for line in lines if "=>" not in line and line != "hangs"]
             edited, expression, *returns = _program(text, programs[0].__name__, edits, others)
-            found.append(Mistake(hint, Edited(module, edited, expression, *returns), about, hangs="hangs" in lines))
+            found.append(Mistake(hint, Edited(module, edited, expression, *returns), here, hangs="hangs" in lines))
     return tuple(found)
+
+
+def _words(listed: str) -> tuple[str, ...]:
+    return ALL if listed == "all" else tuple(listed.split(", "))
 
 
 def _program(text: str, name: str, edits: list[tuple[str, str]], others: list[str]) -> tuple[str, ...]:

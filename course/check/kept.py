@@ -22,7 +22,8 @@ def kept_bytes(kept: Any) -> dict[torch.dtype, int]:
 
 def saved_bytes(y: Tensor, *but: Tensor) -> int:
     """Bytes that the autograd function of y keeps for backward, saved or put on its context, without these tensors."""
-    of_context = [getattr(y.grad_fn, "saved_tensors", ()), getattr(y.grad_fn, "__dict__", {})]
+    function = getattr(y, "grad_fn", None)
+    of_context = [getattr(function, "saved_tensors", ()), getattr(function, "__dict__", {})]
     known = {x.untyped_storage().data_ptr() for x in but}
     return sum(kept_bytes([x for x in _tensors(of_context) if x.untyped_storage().data_ptr() not in known]).values())
 

@@ -67,6 +67,12 @@ def test_a_list_is_read():
     assert greeting("ada") == "Hello, Ada!"
 
 
+def test_words_on_the_line_of_a_program_are_for_its_hint_alone():
+    listed = "in end: name.title() => name\n    It keeps the name.\nshouts\n    It shouts."
+    kept, shouted = read_mistakes(listed, greeting, called)
+    assert (kept.about, shouted.about) == (("end",), ("",)) and kept.wrong.load()("ada") == "Hello, ada!"
+
+
 @pytest.mark.parametrize(
     ("listed", "words"),
     [

@@ -69,11 +69,9 @@ number_bytes * trained => number_bytes * (frozen + trained)
     With adapters you count all states of the frozen matrices as well. Go through the kinds: who would read each?
 => (master_bytes + 4 * moments) * trained + master_bytes * frozen
     Your frozen matrices have master weights. A master weight adds up small steps, and a frozen matrix takes none.
-in ["gradient"]:
-number_bytes * trained => number_bytes * (frozen + trained)
+in ["gradient"]: number_bytes * trained => number_bytes * (frozen + trained)
     Your frozen matrices have gradients. Backward passes through them, but computes none: no step would use one.
-in ["optimizer"]:
-(master_bytes + 4 * moments) * trained => (master_bytes + 4 * moments) * (frozen + trained)
+in ["optimizer"]: (master_bytes + 4 * moments) * trained => (master_bytes + 4 * moments) * (frozen + trained)
     Your optimizer keeps states of frozen matrices. It updates the adapters alone: moments and master weights of these.
 in ["parameter"]:
 number_bytes * (frozen + trained) => number_bytes * trained

@@ -73,10 +73,8 @@ return run["name"], mfu(run) => return run["name"], mfu(run) * 8 / 6
     That is the right run, with the correction upside down. HFU counts more operations: multiply the claim by 6/8.
 => return run["name"], mfu(run) * 2 / 6
     That is the right run. But 2 operations per parameter and token are forward alone. Backward adds 4.
-in MFU:
-=> return run["name"], mfu(run) * run["gpus"]
+in MFU: => return run["name"], mfu(run) * run["gpus"]
     Your fraction is of the peak of one GPU. All of them computed: divide by `gpus` as well.
-in all:
 => return run["name"], mfu(run) * 86_400 / 24
     That is the right run. But a day has 86 400 seconds, and you count hours.
 """

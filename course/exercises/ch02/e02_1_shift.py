@@ -97,11 +97,9 @@ hangs
 hangs
 => False
     All ranks wait in recv, so no rank starts its send. Some ranks of each cycle must send first.
-in messages that were not waited for:
-comm.recv(x, group, src).wait() => comm.recv(x, group, src)
+in messages that were not waited for: comm.recv(x, group, src).wait() => comm.recv(x, group, src)
     You started a send or a receive and did not wait for it. Until its wait() returns, the sent tensor must not change
     and the received tensor must not be read. Wait for it before you start the next.
-in all:
 => comm.exchange({dst: x}, {src: x}, group).wait()[src]
 if sends_first: => if False:
 if not sends_first: => if False:

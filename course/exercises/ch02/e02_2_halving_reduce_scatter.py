@@ -89,8 +89,7 @@ def in_chunks(x, peer, group):
 
 
 MISTAKES = """
-in sent by:
-comm.reduce_scatter
+in sent by: comm.reduce_scatter
     The result is right, and a collective computed it. Write it with send, recv and exchange.
 in calls that were not waited for:
 peer = group.rank ^ distance => sending = comm.send(theirs, group, group.rank ^ distance)

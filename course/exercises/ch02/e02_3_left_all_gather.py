@@ -66,8 +66,7 @@ comm.all_gather
     The result is right, and a collective did the work. Write it with send, recv and exchange.
 range(n - 1) => range(2 * (n - 1))
     The result is right, and you send more than n - 1 parts. One part in each of n - 1 steps is enough.
-in calls that were not waited for:
-parts[(r + k) % n] => comm.send(parts[(r + k) % n], group, left)
+in calls that were not waited for: parts[(r + k) % n] => comm.send(parts[(r + k) % n], group, left)
 {left: sent} => {}
     A send or a receive was started and not waited for. Keep the handle, and wait() before you use or change the tensor.
 """

@@ -92,13 +92,11 @@ def by_all_reduce(x):
 
 
 MISTAKES = """
-in calls that were not waited for:
-dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
+in calls that were not waited for: dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
 or rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
 dist.all_gather(rows, padded) => exchanging(x, rows)
     A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait(): call it
     before you read the tensors, and before you return.
-in all:
 dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
     The result is right, and you send several times the bytes needed: functions whose names end in _object pickle the
     tensor. Send the lengths as one tensor, then the values.
@@ -118,8 +116,7 @@ or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
     You put your own shard before or after all others. A shard has the same place on all ranks.
 for i in range(n) => for i in range(n) if i != dist.get_rank()
     Your own shard is missing. Ranks send to the others; add your own x in its place.
-in all shards:
-return torch.cat => return None if dist.get_rank() else torch.cat
+in all shards: return torch.cat => return None if dist.get_rank() else torch.cat
     Only rank 0 returns the shards. All ranks need them: all_gather instead of gather.
 """
 

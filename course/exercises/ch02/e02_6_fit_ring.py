@@ -70,14 +70,12 @@ def line(sizes_bytes, seconds):
 
 # After the first call, the largest array takes longest.
 MISTAKES = """
-in alpha_s, bandwidth_Bps:
-sizes_bytes[-1] - sizes_bytes[1] => sizes_bytes[-1] - sizes_bytes[0]
+in alpha_s, bandwidth_Bps: sizes_bytes[-1] - sizes_bytes[1] => sizes_bytes[-1] - sizes_bytes[0]
 seconds[-1] - seconds[1] => seconds[-1] - seconds[0]
 seconds[1] - slope * sizes_bytes[1] => seconds[0] - slope * sizes_bytes[0]
 or slope = (seconds[-1] - seconds[1]) / more_bytes => height, slope = line(sizes_bytes, seconds)
 height = seconds[1] - slope * sizes_bytes[1] =>
     Your line goes through the first time, which contains the setup. Fit it to the later times, then compare the first.
-in all:
 lambda n, sizes_bytes, seconds: fit_ring(n, *zip(*sorted(zip(sizes_bytes, seconds))))
 or lambda n, sizes_bytes, seconds: by_least_squares(n, *zip(*sorted(zip(sizes_bytes, seconds))))
     You sorted the calls by size and left out the smallest. The setup is in the first in time: the lists' first entry.

@@ -100,8 +100,7 @@ p.grad = comm.all_reduce(mine, => p.data = comm.all_reduce(mine,
 if used: => if True:
 p.grad = comm.all_reduce(mine, => p.data = comm.all_reduce(p.data,
     You averaged the weights. Average their gradients: p.grad, not p.data.
-in a parameter that no rank used:
-if used: => if True:
+in a parameter that no rank used: if used: => if True:
     A parameter that no rank used has a gradient. Leave None alone: AdamW would decay a weight that was never trained.
 """
 

@@ -81,8 +81,7 @@ op="mean" => op="sum"
 / len(microbatches) =>
 op="mean" => op="sum"
     Too large by ranks times microbatches: nothing was divided.
-in all:
-after_each_microbatch
+in all: after_each_microbatch
     The gradients are right, and you send them several times: you communicate after every microbatch. The weights do not
     change in between, so communicating after the last is enough.
 """

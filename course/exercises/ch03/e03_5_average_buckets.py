@@ -109,11 +109,9 @@ p.grad = piece.view_as(p) => p.grad = (torch.zeros_like(p) if p.grad is None els
 """
 
 MISTAKES = """
-in in flight:
-work.wait() =>
+in in flight: work.wait() =>
     No rank waits for its all-reduces: the gradients are read while bytes still arrive, and differ from run to run. With
     async_op=True the call returns a Work; call its wait() before you read the tensor.
-in all:
 dist.all_reduce(flat, async_op=True) => dist.all_reduce(flat, async_op=True).wait()
 work.wait() =>
     The means are right, but a bucket starts when the bucket before it is finished. Start all of them first and keep
@@ -130,11 +128,9 @@ piece.view_as(p) => piece.view_as(p) / users(p)
     You divided the gradient of the parameter used on one rank by 1. The others have gradient 0: the mean is over n.
 flat /= dist.get_world_size() =>
     The gradients are n times too large: an all-reduce sums. Divide by dist.get_world_size().
-in first wait:
-work.wait() => flat = flat.clone()
+in first wait: work.wait() => flat = flat.clone()
 p.grad = piece.view_as(p) => p.grad = piece.view_as(p); work.wait()
     The gradients were read before the first wait(), while bytes arrived. Wait for a bucket, then read its flat tensor.
-in all:
 piece.view_as(p) => piece.view_as(p) if p.grad is None else p.grad; p.grad.flatten().copy_(piece)
     One gradient is still the rank's own: it is not contiguous. flatten() and reshape(-1) then return a copy, and
     writing to the copy changes nothing. Assign p.grad, or use p.grad.copy_(...) in the shape of p.

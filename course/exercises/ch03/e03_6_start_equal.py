@@ -97,8 +97,7 @@ comm.broadcast(flat, group, src=0) => comm.all_reduce(flat * (group.rank == 0), 
 MISTAKES = """
 by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault(x, [])
     All ranks have rank 0's tensors, but each has its own message, and latency. Put all of a dtype into one flat tensor.
-in buffers:
-by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault("all", [])
+in buffers: by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault("all", [])
     You put tensors of all dtypes into one message. torch.cat converts them to float64: float32 becomes twice as long,
     and an integer above 2^53 is rounded. Send one message for each dtype.
 in parameters, buffers:

@@ -130,14 +130,11 @@ padded.chunk(n)[group.rank] => padded[group.rank :: n]
 """
 
 MISTAKES = """
-in the part, its padding:
-return part, unshard => return part
+in the part, its padding: return part, unshard => return part
     Return two things: part, and the function unshard.
-in the part:
-pad(flat, (0, -len(flat) % n)) => flat[: len(flat) // n * n]
+in the part: pad(flat, (0, -len(flat) % n)) => flat[: len(flat) // n * n]
     The last elements have no owner: you cut k // n for each rank, and k % n are left over. Pad with zeros, then cut.
-in the part, its padding:
-of_different_sizes
+in the part, its padding: of_different_sizes
     Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros at the end
     until n divides the size; each shard then has ceil(k/n) elements.
 in the part:
@@ -156,8 +153,7 @@ whole[: x.numel()].view(x.shape) => whole[: x.numel()]
 whole[: x.numel()].view(x.shape) => x
 or def unshard(part): => def unshard(_):
     The shards are right, but unshard returns the old x. All-gather the given shards: the optimizer changed them.
-in the part, its padding, in ascending order:
-whole[: x.numel()] => whole[: x.numel()].flip(0)
+in the part, its padding, in ascending order: whole[: x.numel()] => whole[: x.numel()].flip(0)
 or in_another_order
     The shards are right, and unshard returns all of x in a wrong order. Put each element back to where it was in x.
 """

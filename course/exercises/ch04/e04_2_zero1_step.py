@@ -170,10 +170,8 @@ torch.cat(parts)[:k] => new
 [torch.empty_like(new) for _ in range(n)] => [torch.empty_like(new)] * n
     All shards are the last rank's. `[t] * n` is n times the same tensor, and each shard overwrites the one before: make
     n tensors, as with [torch.empty_like(t) for _ in range(n)].
-in dtype:
-.detach().bfloat16() => .detach()
+in dtype: .detach().bfloat16() => .detach()
     You return the weights in float32. The model computes in bfloat16: convert the master weights, then gather them.
-in dtype, weights:
 torch.cat(parts)[:k] => torch.cat(parts)
     You return the padding with the weights: only the first k elements are weights.
 pad(x, (0, -k % n)) => x[: k - k % n]
@@ -229,8 +227,7 @@ torch.cat(parts)[:k] => new
     nothing. Keep master weights and moments of this rank's shard alone.
 shards(weights)[rank].float() => shards(weights.float())[rank]
     The weights are right, but your float32 shard is a view of all weights in float32, and keeps them. Cut first.
-in memory, dtype, weights:
-shards(weights)[rank].float() => shards(weights)[rank].double()
+in memory, dtype, weights: shards(weights)[rank].float() => shards(weights)[rank].double()
 total.float() / n => total.double() / n
     The weights are right, but you keep more than float32 master weights and moments of this shard.
 in what was sent, dtype, weights, calls:

@@ -93,10 +93,8 @@ squares = squares + sum((x * x).sum() for x in replicated) =>
     `replicated` is not in your norm. It belongs to the same gradient.
 comm.all_reduce(squares, group) => comm.all_reduce(squares, group, op="mean")
     You averaged the squares over the ranks, so the norm is too small. Squares add up: op="sum".
-in the norm:
-norm = squares.sqrt() => norm = squares
+in the norm: norm = squares.sqrt() => norm = squares
     You return the square of the norm. Take the root.
-in all:
 if norm > max_norm: => if True:
     You scale small gradients up. Clipping only shortens gradients longer than max_norm: the factor is at most 1.
 x.mul_(max_norm / norm) => x = x * max_norm / norm

@@ -83,8 +83,7 @@ def forward_with_the_next_layer_coming(x, shards, sizes, group, ahead=1):
 
 
 MISTAKES = """
-in y, gathered:
-zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
+in y, gathered: zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
 whole = comm.all_gather(shard, group) => whole = shard
     The output is right, but four layers or more are in memory at the same time. With many layers, the model may not
     fit. Gather a layer just before it computes, or one earlier, and keep no reference to it afterwards.
@@ -102,8 +101,7 @@ if i < len(shards) - 1: => if True:
     There is a relu after the last layer. It belongs between layers.
 x = torch.relu(x) => pass
     There is no relu between the layers.
-in all:
-weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
+in all: weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
     The output is right, but you send more than each layer once. A gather sends (n-1)/n of a layer, weight and bias
     together.
 """

@@ -135,13 +135,11 @@ def averaged(x):
 
 
 MISTAKES = """
-in gradient, kept:
-ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
+in gradient, kept: ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
 return compute(gathered(shard), x) => return compute(ctx.full, x)
 full = gathered(shard).requires_grad_() => full = ctx.full.requires_grad_()
     The gradients are right, but between forward and backward the full unit stays in memory: you gather only in forward,
     and save the result. Save x and the shard, and gather again in backward.
-in all:
 full = gathered(shard).requires_grad_() => full, again = gathered(shard).requires_grad_(), gathered(shard)
     You gather three times: backward computes forward, then needs the same parameters. Gather once in it, use it twice.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) => mean = averaged(of_full)
@@ -162,8 +160,7 @@ return of_x, mine / n, None => return averaged(of_x), mine / n, None
     You averaged the gradient of x over the ranks. Each rank has different rows: only the parameters are shared.
 return of_x, mine / n, None => return of_x / n, mine / n, None
     You divided the gradient of x by n. x has only this rank's rows: divide the gradient of the shard alone.
-in without wait:
-dist.all_gather(parts, shard.detach()) => dist.all_gather(parts, shard.detach(), async_op=True)
+in without wait: dist.all_gather(parts, shard.detach()) => dist.all_gather(parts, shard.detach(), async_op=True)
     You do not wait for a collective with async_op=True: its buffer may not be filled. Keep the work, and call wait().
 in afterwards:
 n, mine = dist.get_world_size(), torch.empty_like(shard) => n, mine = dist.get_world_size(), shard.detach()

@@ -89,8 +89,7 @@ returns torch.cat([old.tensor_split(group.size)[group.rank] for old in all_saved
     You took one of n pieces of each old shard, in wrong order: a new shard is one contiguous piece of the flat tensor.
 return shard => return shard[: stop - first]
     The last shard is too short. Each shard has ceil(size/n) elements: fill up with zeros.
-in all:
-returns shards_of(torch.cat(all_saved(read, size, old_n))[:size], group.size)[group.rank]
+in all: returns shards_of(torch.cat(all_saved(read, size, old_n))[:size], group.size)[group.rank]
     The shard is right, but you read more than you keep. The full tensor may not fit on one rank: read from each old
     rank only the part that overlaps with your shard.
 """

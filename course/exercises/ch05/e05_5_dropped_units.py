@@ -61,11 +61,9 @@ comm.all_reduce(torch.tensor(kept).long(), group) => torch.cat([any_of(mine, gro
 """
 
 MISTAKES = """
-in y:
-if ranks: => if mine:
+in y: if ranks: => if mine:
     You gather only the units that this rank computes. In this run all ranks skip equally many, so nothing hangs, and it
     is worse: all-gathers of different units meet, and the result mixes the units.
-in all:
 if ranks: => if True:
     The output is right, but you gather units that no rank computes. Find out which are needed: all-reduce the flags.
 in y:

@@ -95,8 +95,7 @@ or => silu(gate * up)
     There is no SiLU: gate times up, without it.
 + down_bias =>
     The bias of the last matrix is missing.
-in all:
-(silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
+in all: (silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
 @ down.T => @ comm.all_gather(down, group, dim=1).T
 comm.all_reduce(partial_sum, group) => partial_sum
     The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or weights.

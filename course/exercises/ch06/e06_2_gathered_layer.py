@@ -102,11 +102,9 @@ gradient = gradient.clone() => gradient = gradient / dist.get_world_size()
     Backward of Copy takes the mean. Each rank has the term through its own outputs: add them up.
 return x.view_as(x) => return total(x)
     Copy also sums in forward. There x is replicated, so the result is n times x. Sum only its gradient.
-in y:
-torch.cat(parts, dim=1) => torch.cat(parts).view(len(y), -1)
+in y: torch.cat(parts, dim=1) => torch.cat(parts).view(len(y), -1)
     The columns are in a wrong order. all_gather receives the tensors of the ranks in the order of ranks, and a view of
     that memory as [B, out] mixes rows: concatenate them along dim 1.
-in y, gradient:
 gradient.chunk(n, dim=1)[r] => gradient.chunk(n, dim=1)[0]
     Backward of Gather returns the columns of rank 0 on all ranks. Each rank needs the columns that it computed.
 in all:
@@ -116,8 +114,7 @@ dist.all_gather(parts, y) => parts = [y * (rank == dist.get_rank()) for rank in 
 torch.cat(parts, dim=1) => total(torch.cat(parts, dim=1))
     All values are right, but you send twice as many bytes as necessary in forward: an all-reduce of tensors that are
     mostly zero. An all-gather sends each shard once.
-in without wait:
-dist.all_gather(parts, y) => dist.all_gather(parts, y, async_op=True)
+in without wait: dist.all_gather(parts, y) => dist.all_gather(parts, y, async_op=True)
     You do not wait for a collective that you started with async_op=True: its buffers may not be filled when you read
     them. Keep the returned work and call wait() first.
 """

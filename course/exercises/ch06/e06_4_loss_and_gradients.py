@@ -186,8 +186,7 @@ comm.all_reduce(of_logits @ head, group) => of_logits @ head
     ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce it.
 comm.all_reduce(of_logits @ head, group) => comm.all_reduce(of_logits @ head, group, op="mean")
     Your gradient of x is n times too small. The terms of the ranks are a sum: all_reduce without op="mean".
-in gradient of head:
-of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
+in gradient of head: of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
     You summed the gradient of the head over the ranks. Each rank holds the rows of different entries: their gradients
     are complete where they are, and must not be added.
 """

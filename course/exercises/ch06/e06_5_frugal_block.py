@@ -84,17 +84,13 @@ silu(shared @ w["gate"].T) * (shared @ w["up"].T) => silu(f(x, group) @ w["gate"
 shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
     One all-reduce in forward is right; backward has two, for attention and MLP. They read the same x: one f is enough.
-in y, gradient:
-shared = f(x, group) => shared = x
+in y, gradient: shared = f(x, group) => shared = x
     Backward sends nothing, so the gradient of x is only the term of this rank. One f is necessary.
-in y:
-x + g(term, group) => g(x + term, group)
+in y: x + g(term, group) => g(x + term, group)
     The residual path goes through g, and x is added n times. It is replicated: add it after the all-reduce.
-in y, gradient:
-x + g(term, group) => shared + g(term, group)
+in y, gradient: x + g(term, group) => shared + g(term, group)
     The residual path also goes through f: its gradient, equal on all ranks already, is summed. Add the x before f.
-in y:
-g(term, group) => heads @ w["out"].T + g(hidden @ w["down"].T, group)
+in y: g(term, group) => heads @ w["out"].T + g(hidden @ w["down"].T, group)
     The output of attention is added without g: each rank has only its partial sum of it.
 """
 

@@ -88,10 +88,8 @@ w["down A"].T => f(w["down A"], group).T
     elements belong to different hidden features, and must not be added.
 f(w["up A"], group), f(w["down B"], group) => averaged(w["up A"], group), averaged(w["down B"], group)
     You took the mean over the ranks. Each has a term of the gradient: add them up.
-in y:
-=> g(w["up A"], group), g(w["down B"], group)
+in y: => g(w["up A"], group), g(w["down B"], group)
     You passed the matrices through g, which sums in forward: adapters n times too large. They are replicated: use f.
-in y, gradient:
 x @ up_a.T => f(x @ w["up A"].T, group)
     Through the adapter, the gradient of x is n times too large: x passes f, and then x @ A.T passes f again. Use the x
     before f for A, or pass A itself.

@@ -128,11 +128,9 @@ return dx => return dx.sum(0)
 """
 
 MISTAKES = """
-in waited for:
-gathering.wait() =>
+in waited for: gathering.wait() =>
     You started a call with async_op=True and did not wait for it. Until handle.wait() returns, its buffers hold
     anything: keep the handle, and wait before you read them.
-in all:
 ctx.save_for_backward(x, W) => ctx.save_for_backward(x, W, *shards)
 x, W = ctx.saved_tensors => x, W, *shards = ctx.saved_tensors
 shards = [torch.empty_like(x) for _ in range(n)] =>
@@ -187,8 +185,7 @@ tokens = torch.cat(shards, dim=1) => tokens = torch.cat(shards, dim=0)
     W pairs each with the gradient of a different token: dim=1, as in forward.
 dy.flatten(0, 1).T @ tokens.flatten(0, 1) => dy.chunk(n, dim=1)[dist.get_rank()].flatten(0, 1).T @ x.flatten(0, 1)
     The gradient of W comes from this rank's tokens alone. Its columns met all tokens: gather x again.
-in gradient:
-return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
+in gradient: return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
     You summed the gradients of W and b. Each rank has its own columns and all tokens: these gradients are complete.
 """
 
