@@ -221,7 +221,7 @@ def everywhere(data: Data, given: list[Data]) -> list[Data]:
     return [data] * len(given)
 
 
-def gradients(y: Any, gradient: Tensor, **leaves: Tensor) -> Data:
+def after_backward(y: Any, gradient: Tensor, **leaves: Tensor) -> Data:
     """y, and the gradients of the leaves after backward from y with this gradient: zeros where none arrived.
 
     A `y` that is no tensor of the shape of `gradient` is alone, and one without a graph has no gradients.

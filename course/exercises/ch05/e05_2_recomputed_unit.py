@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, drawn, gradients, random, shards_of
+from course.check.exercise import AS_NEEDED, MORE, after_backward, drawn, random, shards_of
 from course.check.kept import saved_bytes
 from course.check.listen import listen, raw
 from lib.memory import MemoryTracker
@@ -40,7 +40,7 @@ def body(answer, group, given):
         frees = falls(lambda: memory.live["activation"], KEPT_BYTES)
         # The buffer of a call without wait() also stays.
         keeps_much = saved_bytes(y) > KEPT_BYTES or heard.unfinished or not frees
-        found = gradients(y, given["gradient"], x=x, **{"the shard": shard})
+        found = after_backward(y, given["gradient"], x=x, **{"the shard": shard})
     return found | {
         "the shard, afterwards": shard.detach(),
         "kept for backward": FULL if keeps_much else SHARDS,
@@ -67,7 +67,7 @@ def reference(given):
     full, found = torch.cat([g["shard"] for g in given]).requires_grad_(), []
     for g in given:  # backward adds to the gradient of the others
         x = g["x"].clone().requires_grad_()
-        found.append(gradients(compute(full, x), g["gradient"], x=x) | {"the shard, afterwards": g["shard"]})
+        found.append(after_backward(compute(full, x), g["gradient"], x=x) | {"the shard, afterwards": g["shard"]})
     of_shards = (full.grad / len(given)).chunk(len(given))
     return [one | {"gradient of the shard": shard} for one, shard in zip(found, of_shards, strict=True)]
 

@@ -4,7 +4,7 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, drawn, gradients
+from course.check.exercise import AS_NEEDED, after_backward, drawn
 from course.check.listen import listen, raw
 from lib import cost
 
@@ -28,7 +28,7 @@ def body(answer, group, given):
         y = answer(torch.tanh(y), weight, group)
         if not torch.is_tensor(y) or y.shape != given["gradient"].shape:
             return {"y": y}
-    found = gradients(y, given["gradient"], x=x, **dict(zip(LAYERS, weights, strict=True)))
+    found = after_backward(y, given["gradient"], x=x, **dict(zip(LAYERS, weights, strict=True)))
     of_backward = sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, y))
     sent = heard.amount(n, 1.05 * (2 * cost.wire_bytes("all_gather", y.nbytes, n) + of_backward))
     return found | {"what was sent": sent, "calls without wait": heard.unfinished}
@@ -40,7 +40,7 @@ def reference(given):
     y = x
     for weight in weights.values():
         y = torch.tanh(y) @ weight.T
-    found = gradients(y, given[0]["gradient"], x=x)
+    found = after_backward(y, given[0]["gradient"], x=x)
     of_ranks = zip(*(weight.grad.split(EACH) for weight in weights.values()), strict=True)
     return [found | {f"gradient of {k}": g for k, g in zip(LAYERS, both, strict=True)} for both in of_ranks]
 

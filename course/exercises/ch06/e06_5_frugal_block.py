@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from course.check.edits import exercise
-from course.check.exercise import drawn, gradients
+from course.check.exercise import after_backward, drawn
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import all_reduce_identity as g
@@ -28,7 +28,7 @@ def body(answer, group, given):
     heard = listen()
     y, forward = answer(x, weights, group), amount(heard, x, group.size)
     heard.forget()
-    found = gradients(y, given["gradient"], x=x, **weights)
+    found = after_backward(y, given["gradient"], x=x, **weights)
     return found | {"forward sends": forward, "backward sends": amount(heard, x, group.size)}
 
 
@@ -40,7 +40,7 @@ def amount(heard, x, n):
 def reference(given):
     x = given[0]["x"].clone().requires_grad_()
     each = [{name: w.clone().requires_grad_() for name, w in g["weights"].items()} for g in given]
-    found = gradients(x + sum(partial_sum(x, w) for w in each), given[0]["gradient"], x=x)
+    found = after_backward(x + sum(partial_sum(x, w) for w in each), given[0]["gradient"], x=x)
     return [found | {f"gradient of {name}": w.grad for name, w in weights.items()} for weights in each]
 
 

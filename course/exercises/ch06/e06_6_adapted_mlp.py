@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import gelu
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, drawn, gradients
+from course.check.exercise import AS_NEEDED, after_backward, drawn
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import all_reduce_identity as g
@@ -28,7 +28,7 @@ def body(answer, group, given):
     x, n = given["x"].clone().requires_grad_(), group.size
     weights = {name: w.clone().requires_grad_(name in ADAPTERS) for name, w in given["weights"].items()}
     heard = listen()
-    found = gradients(answer(x, weights, group), given["gradient"], x=x, **{k: weights[k] for k in ADAPTERS})
+    found = after_backward(answer(x, weights, group), given["gradient"], x=x, **{k: weights[k] for k in ADAPTERS})
     most = sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, x, *(weights[k] for k in REPLICATED)))
     return found | {"what was sent": heard.amount(n, 1.1 * most)}
 
@@ -37,7 +37,7 @@ def reference(given):
     x = given[0]["x"].clone().requires_grad_()
     both = {name: given[0]["weights"][name].clone().requires_grad_() for name in REPLICATED}
     each = [{k: w.clone().requires_grad_() for k, w in g["weights"].items()} | both for g in given]
-    found = gradients(sum(partial_sum(x, w) for w in each), given[0]["gradient"], x=x)
+    found = after_backward(sum(partial_sum(x, w) for w in each), given[0]["gradient"], x=x)
     return [found | {f"gradient of {name}": w[name].grad for name in ADAPTERS} for w in each]
 
 

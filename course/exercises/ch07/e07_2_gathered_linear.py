@@ -7,7 +7,7 @@ from torch import distributed as dist
 from torch import nn
 
 from course.check.edits import exercise
-from course.check.exercise import drawn, gradients
+from course.check.exercise import after_backward, drawn
 from course.check.kept import saved_bytes
 from course.check.listen import listen, raw
 
@@ -35,7 +35,7 @@ def body(answer, group, given):
         return {"y": y}
     found = {FORWARD: units(heard, group.size, x), KEPT: MORE if saved_bytes(y, W, b) > x.nbytes else OWN}
     heard.forget()
-    found |= gradients(y, given["gradient"], x=x, W=W, b=b) | {BACKWARD: units(heard, group.size, x)}
+    found |= after_backward(y, given["gradient"], x=x, W=W, b=b) | {BACKWARD: units(heard, group.size, x)}
     if SEEN_BY.x is not None:
         found["gradient of x"] = SEEN_BY.x
     return found | {WAITED: SOME if heard.unfinished else ALL}
