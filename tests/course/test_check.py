@@ -201,7 +201,7 @@ def test_nbgrader_counts_an_answer_that_is_partly_right(monkeypatch):
         check(exercise, draws)
     monkeypatch.setattr(checks, "NBGRADER", False)
     monkeypatch.setenv("CHECK_STRICT", "1")
-    with pytest.raises(AssertionError, match="2/4 points"):
+    with pytest.raises(AssertionError, match=r"(?s)FAIL .* 2/4 points\n  \[x\] 3 ranks\n  \[ \] 4 ranks"):
         check(exercise, with_three)
 
 
@@ -395,22 +395,6 @@ def test_a_missing_return_is_told():
     assert status == "FAIL" and "is a `return` missing?" in text
 
 
-def test_todo_does_not_cost_points_that_were_kept(capsys):
-    check("03.9", right_bytes)
-    check("03.9", lambda p, b, n: not_done(None, None))
-    assert json.loads(record.place().read_text())["03.9"]["points"] == 1
-
-
-def test_partial_credit():
-    def only_with_three(params, group):
-        average_gradients(params, group)
-        for p in params:
-            p.grad = p.grad if group.size == 3 or p.grad is None else p.grad * group.size
-
-    text, status = verdict("03.1", only_with_three)
-    assert status == "FAIL" and "1/2 points" in text and "[x] 3 ranks" in text and "[ ] 4 ranks" in text
-
-
 def test_wrong_use():
     with pytest.raises(ValueError, match=r"there is no exercise '03\.11'; did you mean '03\.1'"):
         check("03.11", average_gradients)
@@ -424,17 +408,12 @@ def test_what_check_prints(capsys, monkeypatch):
     assert check("03.9", right_bytes) is None
     assert check("03.9", lambda p, b, n: 0) is None
     printed = capsys.readouterr()
-    assert printed.out.startswith(
-        "PASS  03.9 bytes_sent   1/1 points\n  [x] several sizes\nFAIL  03.9 bytes_sent   0/1"
-    )
-    assert printed.err == ""
+    wanted = "PASS  03.9 bytes_sent   1/1 points\n  [x] several sizes\nFAIL  03.9 bytes_sent   0/1"
+    assert printed.out.startswith(wanted) and printed.err == ""
     progress()
     said, _, advice = capsys.readouterr().out.partition("Next to do: ")
-    assert re.search(
-        r"average_gradients +0/2   not checked yet\n.*03.9  bytes_sent +0/1\nall +0/15 points\n\nchapter 1",
-        said,
-        re.S,
-    )
+    table = r"average_gradients +0/2   not checked yet\n.*03.9  bytes_sent +0/1\nall +0/15 points\n\nchapter 1"
+    assert re.search(table, said, re.S)
     assert advice == "03.1 average_gradients, in exercises/03_data_parallelism.ipynb\n"
     assert json.loads(record.place().read_text())["03.9"]["max"] == 1
 
@@ -443,16 +422,14 @@ def test_what_check_prints(capsys, monkeypatch):
 
 
 def test_only_definitions_are_taken(tmp_path):
-    read = read_notebook(
-        notebook(
-            tmp_path,
-            "import torch\nFACTOR = 2\nprint('no')\nx = open('/nowhere')\n%matplotlib inline\n!rm -rf /",
-            "while True: pass",
-            "def f(p, b, n):\n    return FACTOR * g(n) * p * b\ncheck('03.9', f)",
-            "def g(n:\n  broken",
-            "def g(n):\n    return (n - 1) / n",
-        )
+    cells = (
+        "import torch\nFACTOR = 2\nprint('no')\nx = open('/nowhere')\n%matplotlib inline\n!rm -rf /",
+        "while True: pass",
+        "def f(p, b, n):\n    return FACTOR * g(n) * p * b\ncheck('03.9', f)",
+        "def g(n:\n  broken",
+        "def g(n):\n    return (n - 1) / n",
     )
+    read = read_notebook(notebook(tmp_path, *cells))
     names, notes = read.define()
     assert read.checks == (("03.9", "f", ""),) and names["f"](8, 1, 4) == 12
     assert "x" not in names and not notes and "code cell 4, line 1 does not parse" in read.notes[0]

@@ -39,7 +39,8 @@ def test_the_best_points_are_kept(place):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"01.1": 3}', '{"01.1": {"points": "many", "max": 2}}', '{"01.1": {"points": 1}}']
+    "text",
+    ["[]", "{", "1", '"text"', '{"01.1": 3}', '{"01.1": {"points": "many", "max": 2}}', '{"01.1": {"points": 1}}'],
 )
 def test_a_file_that_somebody_edited_counts_for_nothing(place, text):
     place.write_text(text)
@@ -161,7 +162,7 @@ def test_a_drive_that_is_mounted_later_takes_nothing_away(drive):
     assert record.kept() == merged
 
 
-@pytest.mark.parametrize("spoilt", ["[]", "{", '{"01.1": {"points": "many", "max": 2}}'])
+@pytest.mark.parametrize("spoilt", ["[]", "{", "1", '{"01.1": {"points": "many", "max": 2}}'])
 def test_a_spoilt_record_in_one_place_is_left_alone_and_the_other_counts(drive, spoilt):
     record.keep(find("01.1"), 2)
     drive.mkdir()
