@@ -78,7 +78,7 @@ def exercise(
     given = {name: names[name] for name in ("inputs", "body", "reference") if name in names}
     named = {"id": names["__doc__"].partition(":")[0], "title": right[0].__name__} | given | more
     if facts := names.get("FACTS"):
-        named["reference"] = lambda inputs: [facts | of_rank for of_rank in given["reference"](inputs)]
+        named["reference"] = lambda inputs: [of_rank | facts for of_rank in given["reference"](inputs)]
     if "body" not in named:
         named |= {"body": each_call(named["title"]), "ranks": (1,)}
     if same_as:

@@ -112,7 +112,7 @@ def test_an_exercise_is_made_of_the_names_of_its_file():
     names |= {"FACTS": {"all": 1}, "body": lambda answer, group, given: {"y": answer("ada"), "all": 1}}
     names["reference"] = lambda given: [{"y": "Hello, Ada!"}]
     of_file = exercise(names, points=1, right=(greeting,), edited=(greeting, called))
-    assert of_file.ranks == (3, 4) and of_file.reference([{}]) == [{"all": 1, "y": "Hello, Ada!"}]
+    assert of_file.ranks == (3, 4) and [*of_file.reference([{}])[0].items()] == [("y", "Hello, Ada!"), ("all", 1)]
 
 
 def test_a_table_names_each_wrong_entry():
