@@ -12,20 +12,21 @@ The idea: a list, in which the hint stands indented below what is wrong.
 - `returns result / 2`: the program returns that, of its `result` and its arguments.
 - Another line is the wrong program itself: an expression, among the names of the file.
 - `hangs`: this program does not return.
-- `or` begins another wrong program with the same hint.
+- `or` begins another wrong program with the same hint, on this line or on the next.
 - `in loss, weights:` begins mistakes of which only the results with one of these words in their name must agree, and
-  `in all:` ends them.
+  `in all:` ends them. On the line of a program it counts for this hint alone.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course.check.exercise import ALL, Exercise, Mistake
+from course.check.exercise import ALL, Exercise, Mistake, each_call, formula
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,35 @@ def exercise(
     points: float,
     right: Sequence[Callable],
     edited: Sequence[Callable] = (),
+    same_as: Callable | None = None,
     **more: Any,
 ) -> Exercise:
     """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
+
+    `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. `ALSO_RIGHT` has
+    further right programs, in the form of a list of mistakes: each has a remark in place of a hint. Without a `body`
+    one process calls the answer for each of the `cases` in its inputs.
 
     Args:
         names: `globals()`; the docstring of the file begins with the id.
         right: right programs, first the solution, which is called as its function.
         edited: the programs whose text is edited, first the answer; by default the solution.
+        same_as: without a `body`, a function with the right results for the same arguments.
         more: further fields of an `Exercise`.
     """
     given = {name: names[name] for name in ("inputs", "body", "reference") if name in names}
-    mistakes = read_mistakes(names["MISTAKES"], *(edited or right[:1]))
-    named = {"id": names["__doc__"].partition(":")[0], "title": right[0].__name__}
-    return Exercise(**named | given | more, points=points, right=tuple(right), mistakes=mistakes)
+    named = {"id": names["__doc__"].partition(":")[0], "title": right[0].__name__} | given | more
+    if facts := names.get("FACTS"):
+        named["reference"] = lambda inputs: [of_rank | facts for of_rank in given["reference"](inputs)]
+    if "body" not in named:
+        named |= {"body": each_call(named["title"]), "ranks": (1,)}
+    if same_as:
+        named["reference"] = formula(named["title"], same_as)
+    also_right, mistakes = (
+        read_mistakes(names.get(listed, ""), *(edited or right[:1])) for listed in ("ALSO_RIGHT", "MISTAKES")
+    )
+    rights = (*right, *(one.wrong for one in also_right))
+    return Exercise(**named, points=points, right=rights, mistakes=mistakes)
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
@@ -87,9 +103,12 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     module, text = programs[0].__module__, "".join(map(inspect.getsource, programs))
     found, about, old = [], ALL, ""
     for alternatives, hint in entries(listed):
-        if (head := alternatives[0][0]).startswith("in ") and head.endswith(":"):
-            words = alternatives[0].pop(0)[3:-1]
-            about = ALL if words == "all" else tuple(words.split(", "))
+        head, here = alternatives[0][0], about
+        if head.startswith("in ") and head.endswith(":") and "=>" not in head:
+            about = here = _words(head[3:-1])
+            alternatives[0].pop(0)
+        elif scope := re.match(r"in ([^=:]+): (.+)", head):
+            here, alternatives[0][0] = _words(scope[1]), scope[2]
         for lines in alternatives:
             edits = []
             for line in (line for line in lines if "=>" in line):
@@ -98,14 +117,12 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
                 edits.append((old, new))
             others = [line for line in lines if "=>" not in line and line != "hangs"]
             edited, expression, *returns = _program(text, programs[0].__name__, edits, others)
-            found.append(Mistake(hint, Edited(module, edited, expression, *returns), about, hangs="hangs" in lines))
+            found.append(Mistake(hint, Edited(module, edited, expression, *returns), here, hangs="hangs" in lines))
     return tuple(found)
 
 
-def in_other_words(program: Callable, *lines: str) -> Edited:
-    """A right program that is this one with these edits; a line is as in a list of mistakes."""
-    edits = [tuple(part.strip() for part in line.split("=>")) for line in lines]
-    return Edited(program.__module__, *_program(inspect.getsource(program), program.__name__, edits, []))
+def _words(listed: str) -> tuple[str, ...]:
+    return ALL if listed == "all" else tuple(listed.split(", "))
 
 
 def _program(text: str, name: str, edits: list[tuple[str, str]], others: list[str]) -> tuple[str, ...]:
@@ -139,8 +156,8 @@ def entries(listed: str) -> Iterator[tuple[list[list[str]], str]]:
                 raise ValueError(f"above the hint {' '.join(hint)!r} a program is missing")
             yield alternatives, " ".join(hint)
             alternatives, hint = [[]], []
-        if line == "or":
-            alternatives.append([])
+        if line == "or" or line.startswith("or "):
+            alternatives.append([line.removeprefix("or ")] if line != "or" else [])
         elif line.startswith(" "):
             raise ValueError(f"{line!r}: 4 spaces begin a hint, none a program")
         elif line != "end":

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 DTYPE = torch.float64
+Shapes = dict[str, tuple[int, ...]]
 Data = dict[str, Any]  # tensors, numbers and strings by name: the inputs or the results of one rank
 SEEN = "what was seen"  # name of a result, or the end of its name: a text to print below the verdict
 AS_NEEDED, MORE = "what is needed", "more than that"  # the bytes that a rank sent
@@ -143,6 +144,12 @@ def _same(got: Any, expected: Any, tolerance: float) -> bool:
             and len(got) == len(expected)
             and all(_same(g, w, tolerance) for g, w in zip(got, expected, strict=True))
         )
+    if isinstance(expected, dict):
+        return (
+            isinstance(got, dict)
+            and got.keys() == expected.keys()
+            and all(_same(got[name], value, tolerance) for name, value in expected.items())
+        )
     if isinstance(expected, Tensor):
         if type(got) in (int, float) and not expected.dim():
             got = torch.tensor(got)
@@ -189,6 +196,16 @@ def random(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=DTYPE)
 
 
+def drawn(generator: torch.Generator, n: int, alike: Shapes, own: Shapes) -> list[Data]:
+    """The inputs of n ranks: random tensors of these shapes, equal on all ranks and different on each."""
+
+    def tensors(shapes: Shapes) -> Data:
+        return {name: random(generator, *shape) for name, shape in shapes.items()}
+
+    equal = tensors(alike)
+    return [equal | tensors(own) for _ in range(n)]
+
+
 def whole(generator: torch.Generator, low: int, high: int) -> int:
     """An integer from `low` up to, not including, `high`."""
     return int(torch.randint(low, high, (), generator=generator))
@@ -202,6 +219,21 @@ def shards_of(whole: Tensor, n: int) -> list[Tensor]:
 def everywhere(data: Data, given: list[Data]) -> list[Data]:
     """The same data on every rank."""
     return [data] * len(given)
+
+
+def after_backward(y: Any, gradient: Tensor, **leaves: Tensor) -> Data:
+    """y, and the gradients of the leaves after backward from y with this gradient: zeros where none arrived.
+
+    A `y` that is no tensor of the shape of `gradient` is alone, and one without a graph has no gradients.
+    """
+    if not isinstance(y, Tensor) or y.shape != gradient.shape:
+        return {"y": y}
+    found: Data = {"y": y.detach().clone()}
+    if not y.requires_grad:
+        return found | {f"gradient of {name}": "none: y has no graph" for name in leaves}
+    y.backward(gradient)
+    grads = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}
+    return found | {f"gradient of {name}": grad for name, grad in grads.items()}
 
 
 def several(result: Any, count: int) -> tuple:
@@ -225,6 +257,14 @@ def _row(result: Any) -> Any:
 def word(found: Any) -> Any:
     """A word in lower case, without spaces around it; anything else unchanged."""
     return found.strip().lower() if isinstance(found, str) else found
+
+
+def rounded(found: Any, digits: int | None = None, unit: float = 1) -> Any:
+    """A number in these units, whole or to so many decimal digits; anything else unchanged."""
+    try:
+        return round(float(found) / unit, digits)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return found
 
 
 def known_number(found: Any, numbers: Iterable[float], slack: float = 0.01) -> Any:
@@ -263,7 +303,7 @@ def each_call(name: str) -> Callable:
 
 
 def formula(name: str, of: Callable) -> Callable:
-    """A reference: the results of a function of the same arguments."""
+    """A reference to `each_call`: the results of a function of the same arguments."""
     return lambda given: [{call(name, case): of(*case) for case in g["cases"]} for g in given]
 
 

@@ -29,11 +29,7 @@ USES_COMM = (
 )
 UNFINISHED = "a handle without a wait"
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_LIBRARY = (
-    '  File "lib/',
-    '  File "course/',
-    '  File "torch/',
-)  # frames that are not the learner's
+_LIBRARY = ('  File "lib/', '  File "course/', '  File "torch/')  # frames that are not the learner's
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The state of a rank between two steps: bytes of the tensors in a dict, list or optimizer."""
+"""Bytes of the tensors that a rank keeps: between two steps in a dict, list or optimizer, and for backward."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def kept_bytes(kept: Any) -> dict[torch.dtype, int]:
     for x in storages.values():
         found[x.dtype] = found.get(x.dtype, 0) + x.untyped_storage().nbytes()
     return found
+
+
+def saved_bytes(y: Tensor, *but: Tensor) -> int:
+    """Bytes that the autograd function of y keeps for backward, saved or put on its context, without these tensors."""
+    function = getattr(y, "grad_fn", None)
+    of_context = [getattr(function, "saved_tensors", ()), getattr(function, "__dict__", {})]
+    known = {x.untyped_storage().data_ptr() for x in but}
+    return sum(kept_bytes([x for x in _tensors(of_context) if x.untyped_storage().data_ptr() not in known]).values())
 
 
 def _tensors(kept: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import distributed as dist
 
-from course.check.exercise import SEEN, Data
+from course.check.exercise import AS_NEEDED, MORE, SEEN, Data
 from lib import comm, cost
 from lib.mesh import Group
 from lib.runtime import calls, places
@@ -44,6 +44,10 @@ class Heard:
         """All bytes that this rank sent, if the collectives of n ranks are rings."""
         collectives = sum(cost.wire_bytes(kind, payload_bytes, n) for kind, payload_bytes in self.calls)
         return sum(n_bytes for _, n_bytes in self.sent) + collectives
+
+    def amount(self, n: int, most_bytes: float) -> str:
+        """Whether that is `AS_NEEDED` or `MORE`."""
+        return MORE if self.sent_bytes(n) > most_bytes else AS_NEEDED
 
 
 def listen(on_start: Callable[[], None] = lambda: None, on_wait: Callable[[], None] = lambda: None) -> Heard:

@@ -53,6 +53,8 @@ def _all(change: Callable, x: Any) -> Any:
     """Each number of a value."""
     if isinstance(x, (list, tuple)):
         return [_all(change, one) for one in x]
+    if isinstance(x, dict):
+        return {name: _all(change, one) for name, one in x.items()}
     if isinstance(x, bool) or not isinstance(x, (int, float, Tensor)):
         raise TypeError
     return change(x)

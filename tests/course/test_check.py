@@ -24,6 +24,7 @@ from course.check.tried import Tried, try_right, try_wrong
 from course.exercises.ch03.e03_1_average_gradients import average_gradients
 from lib import comm
 from lib.launch import RankError, RunError, run
+from tests.course.answers import notebook
 from tests.course.bytes_sent import right_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -68,10 +69,7 @@ def marks(exercise: Exercise):
     return () if exercise.id in FIRST.values() else LATER
 
 
-@pytest.mark.parametrize(
-    "exercise_id",
-    [pytest.param(i, marks=marks(EXERCISES[i])) for i in sorted(EXERCISES)],
-)
+@pytest.mark.parametrize("exercise_id", [pytest.param(i, marks=marks(EXERCISES[i])) for i in sorted(EXERCISES)])
 def test_each_mistake_is_named(exercise_id):
     for row, exercise in EXERCISES[exercise_id].rows.items():
         tried = try_wrong(replace(exercise, ranks=exercise.ranks[:2]), seed=3)
@@ -203,8 +201,17 @@ def test_nbgrader_counts_an_answer_that_is_partly_right(monkeypatch):
         check(exercise, draws)
     monkeypatch.setattr(checks, "NBGRADER", False)
     monkeypatch.setenv("CHECK_STRICT", "1")
-    with pytest.raises(AssertionError, match="2/4 points"):
+    with pytest.raises(AssertionError, match=r"(?s)FAIL .* 2/4 points\n  \[x\] 3 ranks\n  \[ \] 4 ranks"):
         check(exercise, with_three)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs that the judge has started."""
+    started = []
+    counted = lambda *args, **kwargs: started.append(1) or run(*args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(sys.modules[judge.__module__], "run", counted)
+    return started
 
 
 def without_times(verdicts):
@@ -212,22 +219,18 @@ def without_times(verdicts):
 
 
 @pytest.mark.thorough("hangs are waited for")
-def test_where_a_wrong_program_hangs_is_found_out_once(monkeypatch):
+def test_where_a_wrong_program_hangs_is_found_out_once(runs):
     """To run it takes seconds: the second FAIL by a hang does not wait for it again."""
     exercise = replace(ADDS, mistakes=(Mistake("Rank 0 alone calls it.", waits_alone_on_0, hangs=True),))
-    done = []
-    monkeypatch.setattr(
-        sys.modules[judge.__module__], "run", lambda *args, **kwargs: done.append(1) or run(*args, **kwargs)
-    )
     first, second = (judge(exercise, [waits_alone], seed=seed)[0][0] for seed in (1, 2))
     assert without_times(first) == without_times(second) and first.hint.startswith("hang: ranks 1 and 2 wait"), first
-    assert len(done) == 2 + 1
+    assert len(runs) == 2 + 1
     assert judge(exercise, [waits_alone_on_0], seed=1)[0][0].hint.startswith("Rank 0 alone calls it.")
-    assert len(done) == 3 + 1
+    assert len(runs) == 3 + 1
 
 
 @pytest.mark.parametrize(
-    ("answers", "runs"),
+    ("answers", "count"),
     [
         ([doubles_in_place, adds, draws, draws, passes_on, adds], 1),
         ([sends_for_nothing, passes_on], 1 + 2),
@@ -235,15 +238,12 @@ def test_where_a_wrong_program_hangs_is_found_out_once(monkeypatch):
         ([waits_alone, adds], 1 + 2),
     ],
 )
-def test_answers_that_are_tried_together_are_judged_as_if_alone(answers, runs, monkeypatch):
+def test_answers_that_are_tried_together_are_judged_as_if_alone(answers, count, runs):
     """What one leaves behind, in its numbers, in the generator or on the wire, is not for the next."""
     alone = [judge(ADDS, [answer], seed=1)[0] for answer in answers]
-    done = []
-    monkeypatch.setattr(
-        sys.modules[judge.__module__], "run", lambda *args, **kwargs: done.append(1) or run(*args, **kwargs)
-    )
+    runs.clear()
     assert without_times(judge(ADDS, answers, seed=1)) == without_times(alone)
-    assert len(done) == runs
+    assert len(runs) == count
     assert [case.status for (case,) in alone] == [
         "PASS" if f in (adds, sends_for_nothing) else "FAIL" for f in answers
     ]
@@ -395,22 +395,6 @@ def test_a_missing_return_is_told():
     assert status == "FAIL" and "is a `return` missing?" in text
 
 
-def test_todo_does_not_cost_points_that_were_kept(capsys):
-    check("03.9", right_bytes)
-    check("03.9", lambda p, b, n: not_done(None, None))
-    assert json.loads(record.place().read_text())["03.9"]["points"] == 1
-
-
-def test_partial_credit():
-    def only_with_three(params, group):
-        average_gradients(params, group)
-        for p in params:
-            p.grad = p.grad if group.size == 3 or p.grad is None else p.grad * group.size
-
-    text, status = verdict("03.1", only_with_three)
-    assert status == "FAIL" and "1/2 points" in text and "[x] 3 ranks" in text and "[ ] 4 ranks" in text
-
-
 def test_wrong_use():
     with pytest.raises(ValueError, match=r"there is no exercise '03\.11'; did you mean '03\.1'"):
         check("03.11", average_gradients)
@@ -424,17 +408,12 @@ def test_what_check_prints(capsys, monkeypatch):
     assert check("03.9", right_bytes) is None
     assert check("03.9", lambda p, b, n: 0) is None
     printed = capsys.readouterr()
-    assert printed.out.startswith(
-        "PASS  03.9 bytes_sent   1/1 points\n  [x] several sizes\nFAIL  03.9 bytes_sent   0/1"
-    )
-    assert printed.err == ""
+    wanted = "PASS  03.9 bytes_sent   1/1 points\n  [x] several sizes\nFAIL  03.9 bytes_sent   0/1"
+    assert printed.out.startswith(wanted) and printed.err == ""
     progress()
     said, _, advice = capsys.readouterr().out.partition("Next to do: ")
-    assert re.search(
-        r"average_gradients +0/2   not checked yet\n.*03.9  bytes_sent +0/1\nall +0/15 points\n\nchapter 1",
-        said,
-        re.S,
-    )
+    table = r"average_gradients +0/2   not checked yet\n.*03.9  bytes_sent +0/1\nall +0/15 points\n\nchapter 1"
+    assert re.search(table, said, re.S)
     assert advice == "03.1 average_gradients, in exercises/03_data_parallelism.ipynb\n"
     assert json.loads(record.place().read_text())["03.9"]["max"] == 1
 
@@ -442,23 +421,15 @@ def test_what_check_prints(capsys, monkeypatch):
 # ---- from a file ----------------------------------------------------------------------------------------------------
 
 
-def notebook(tmp_path, *cells):
-    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.ipynb"
-    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": source} for source in cells]}))
-    return str(path)
-
-
 def test_only_definitions_are_taken(tmp_path):
-    read = read_notebook(
-        notebook(
-            tmp_path,
-            "import torch\nFACTOR = 2\nprint('no')\nx = open('/nowhere')\n%matplotlib inline\n!rm -rf /",
-            "while True: pass",
-            "def f(p, b, n):\n    return FACTOR * g(n) * p * b\ncheck('03.9', f)",
-            "def g(n:\n  broken",
-            "def g(n):\n    return (n - 1) / n",
-        )
+    cells = (
+        "import torch\nFACTOR = 2\nprint('no')\nx = open('/nowhere')\n%matplotlib inline\n!rm -rf /",
+        "while True: pass",
+        "def f(p, b, n):\n    return FACTOR * g(n) * p * b\ncheck('03.9', f)",
+        "def g(n:\n  broken",
+        "def g(n):\n    return (n - 1) / n",
     )
+    read = read_notebook(notebook(tmp_path, *cells))
     names, notes = read.define()
     assert read.checks == (("03.9", "f", ""),) and names["f"](8, 1, 4) == 12
     assert "x" not in names and not notes and "code cell 4, line 1 does not parse" in read.notes[0]
@@ -487,21 +458,13 @@ def test_an_answer_in_words_is_found_where_its_metadata_is_lost(tmp_path):
     assert read_notebook(str(path)).texts == {"why": "Because.", "who": "I."}
 
 
-def run_cli(*args):
-    done = subprocess.run(
-        [sys.executable, "-m", "course.check", *map(str, args)],
-        cwd=ROOT,
-        env={**os.environ, "CHECK_STRICT": "1"},  # keeps no progress in the book's folder
-        capture_output=True,
-        text=True,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.slow("a process that imports torch, and twelve verdicts")
 def test_the_terminal_gives_the_same_verdicts(capsys):
-    code, out, err = run_cli(ROOT / "solutions" / "01_memory.ipynb")
-    assert (code, err) == (0, "") and out.count("PASS") == 6 and "13/13 points" in out
+    command = [sys.executable, "-m", "course.check", str(ROOT / "solutions" / "01_memory.ipynb")]
+    environment = os.environ | {"CHECK_STRICT": "1"}  # keeps no progress in the book's folder
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("PASS") == 6 and "13/13 points" in done.stdout
     assert main([str(ROOT / "exercises" / "01_memory.ipynb")]) == 1
     out, err = capsys.readouterr()
     assert err == "" and out.count("TODO") == 6 and "0/13 points" in out

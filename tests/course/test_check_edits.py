@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from course.check.catalogue import EXERCISES
-from course.check.edits import Edited, read_mistakes
+from course.check.edits import Edited, exercise, read_mistakes
 from course.check.judge import judge
 from course.check.table import findings
 from tests.book.test_repository import ROOT
@@ -36,8 +36,7 @@ shouts
     in two lines.
 in end, start:
 Hello => Bye
-or
-{called(name)} => {name}
+or {called(name)} => {name}
 hangs
     It says goodbye.
 in all:
@@ -68,6 +67,12 @@ def test_a_list_is_read():
     assert greeting("ada") == "Hello, Ada!"
 
 
+def test_words_on_the_line_of_a_program_are_for_its_hint_alone():
+    listed = "in end: name.title() => name\n    It keeps the name.\nshouts\n    It shouts."
+    kept, shouted = read_mistakes(listed, greeting, called)
+    assert (kept.about, shouted.about) == (("end",), ("",)) and kept.wrong.load()("ada") == "Hello, ada!"
+
+
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
@@ -90,6 +95,24 @@ def test_a_list_is_read():
 def test_what_is_written_wrongly_is_said_at_once(listed, words):
     with pytest.raises(ValueError, match=words):
         read_mistakes(listed, greeting, called)
+
+
+def test_an_exercise_is_made_of_the_names_of_its_file():
+    names = {
+        "__doc__": "77.2: greet.",
+        "inputs": lambda generator, n: [{"cases": [("ada",)]}],
+        "ALSO_RIGHT": "name.title() => name.capitalize()\n    By another function.",
+        "MISTAKES": "['hello'] => .get('bye', 'Bye')\n    It says goodbye.",
+    }
+    one = exercise(names, points=1, right=(greeting,), edited=(greeting, called), same_as=greeting)
+    assert (one.id, one.title, one.ranks) == ("77.2", "greeting", (1,))
+    bye = one.mistakes[0].wrong
+    found = [cases[0] for cases in judge(one, [*one.right, bye], 1)]
+    assert [case.status for case in found] == ["PASS", "PASS", "FAIL"] and found[2].hint == "It says goodbye."
+    names |= {"FACTS": {"all": 1}, "body": lambda answer, group, given: {"y": answer("ada"), "all": 1}}
+    names["reference"] = lambda given: [{"y": "Hello, Ada!"}]
+    of_file = exercise(names, points=1, right=(greeting,), edited=(greeting, called))
+    assert of_file.ranks == (3, 4) and [*of_file.reference([{}])[0].items()] == [("y", "Hello, Ada!"), ("all", 1)]
 
 
 def test_a_table_names_each_wrong_entry():

@@ -46,7 +46,7 @@ from lib.planner.rows import predict, read_rows
 from lib.planner.training import stack_for
 from lib.tensor_parallel.gpt import tensor_parallel
 from tests.book.test_repository import read
-from tests.course.test_check_edges import edited
+from tests.course.answers import edited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PAGE_13, PAGE_14 = read("solutions/13_3d_parallelism.md"), read("solutions/14_choosing.md")

@@ -12,23 +12,20 @@ from statistics import median
 
 import pytest
 
-from course import check as checks
 from course.check import check, find, progress, record
 from course.check.__main__ import main
 from course.check.catalogue import EXERCISES
 from course.check.edits import Edited
+from tests.course.answers import notebook
 
 ROOT = Path(__file__).parents[2]
 ALL = sum(e.points for e in EXERCISES.values())
 
 
 @pytest.fixture(autouse=True)
-def place(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "place", lambda: tmp_path / "progress.json")
-    monkeypatch.setattr(checks, "_session", {})
-    for variable in ("CHECK_STRICT", "NBGRADER_EXECUTION"):
-        monkeypatch.delenv(variable, raising=False)
-    return tmp_path / "progress.json"
+def place(own_progress, monkeypatch):
+    monkeypatch.delitem(EXERCISES, "03.9")  # the exercises of the book, and no other
+    return record.place()
 
 
 def test_the_best_points_are_kept(place):
@@ -42,7 +39,8 @@ def test_the_best_points_are_kept(place):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"01.1": 3}', '{"01.1": {"points": "many", "max": 2}}', '{"01.1": {"points": 1}}']
+    "text",
+    ["[]", "{", "1", '"text"', '{"01.1": 3}', '{"01.1": {"points": "many", "max": 2}}', '{"01.1": {"points": 1}}'],
 )
 def test_a_file_that_somebody_edited_counts_for_nothing(place, text):
     place.write_text(text)
@@ -164,7 +162,7 @@ def test_a_drive_that_is_mounted_later_takes_nothing_away(drive):
     assert record.kept() == merged
 
 
-@pytest.mark.parametrize("spoilt", ["[]", "{", '{"01.1": {"points": "many", "max": 2}}'])
+@pytest.mark.parametrize("spoilt", ["[]", "{", "1", '{"01.1": {"points": "many", "max": 2}}'])
 def test_a_spoilt_record_in_one_place_is_left_alone_and_the_other_counts(drive, spoilt):
     record.keep(find("01.1"), 2)
     drive.mkdir()
@@ -201,8 +199,8 @@ def test_a_watched_notebook_is_checked_at_each_save(tmp_path):
     path = tmp_path / "a.ipynb"
 
     def save(body):
-        cells = [f"def plan(T_F, T_B, m, part):\n    {body}", 'check("08.5", plan)']
-        path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": text} for text in cells]}))
+        cells = f"def plan(T_F, T_B, m, part):\n    {body}", 'check("08.5", plan)'
+        notebook(tmp_path, *cells, name=path.name)
 
     save("raise NotImplementedError")
     command = [sys.executable, "-m", "course.check", "--watch", str(path)]

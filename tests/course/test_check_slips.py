@@ -8,8 +8,8 @@ from course.check.slips import named_slip
 from course.check.tried import try_slips
 
 GOT = [
-    {"sum": torch.tensor([1.0, 2.0]), "count": 3, "name": "a"},
-    {"sum": torch.tensor([3.0, 4.0]), "count": 3, "name": "b"},
+    {"sum": torch.tensor([1.0, 2.0]), "count": 3, "name": "a", "times": {"F": 1.0, "B": 2.0}},
+    {"sum": torch.tensor([3.0, 4.0]), "count": 3, "name": "b", "times": {"F": 1.0, "B": 2.0}},
 ]
 
 
@@ -25,6 +25,9 @@ GOT = [
             "The value of sum is 1/2 of the right one, and there are 2 ranks: a mean in place of a sum.",
         ),
         ({"sum": lambda x: 1000 * x, "count": lambda x: 1000 * x}, "Each value is 1000 times the right one."),
+        ({"times": lambda x: {k: 3 * v for k, v in x.items()}}, "The value of times is 3 times the right one."),
+        ({"times": lambda x: x | {"B": 3.0}}, ""),
+        ({"times": lambda x: x | {"W": 3.0}}, ""),
         ({"count": lambda x: x - 1}, "The value of count is 1 less than the right one."),
         ({"count": lambda x: x + 1}, "The value of count is 1 more than the right one."),
         ({"sum": lambda x: x[1:]}, "The value of sum is right, but the first is missing."),

@@ -105,11 +105,9 @@ def test_another_function_is_not_meant(cell):
     assert stale.sentence(cell("f")) and stale.sentence(cell("f = g")) == stale.sentence(sys.exit) == ""
 
 
-def test_the_verdict_begins_with_it(cell, monkeypatch, tmp_path):
+def test_the_verdict_begins_with_it(cell, own_progress):
     from course import check as checks
 
-    monkeypatch.setattr(checks.record, "place", lambda: tmp_path / "progress.json")
-    monkeypatch.setattr(checks, "_session", {})
     cell("f = None\ndef plan(T_F, T_B, m, part):\n    raise NotImplementedError\n")
     cell("def plan(T_F, T_B, m, part)\n    return 0")
     cell("f = plan")

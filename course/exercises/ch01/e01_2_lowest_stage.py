@@ -1,7 +1,7 @@
 """01.2: the lowest stage of ZeRO whose model states fit into one rank."""
 
 from course.check.edits import exercise
-from course.check.exercise import each_call, whole
+from course.check.exercise import whole
 
 
 def inputs(generator, n):
@@ -34,16 +34,13 @@ MISTAKES = """
 (ranks if stage >= 1 else 1) => ranks
 (ranks if stage >= 2 else 1) => ranks
 (ranks if stage >= 3 else 1) => ranks
-    You divided all 16 bytes by the number of ranks at every stage. Stage 0 divides nothing, stage 1 the 12 bytes of
-    optimizer state, stage 2 gradients as well.
+    You divided all 16 bytes at every stage. Stage 0 divides nothing, stage 1 the 12 of the optimizer, 2 gradients too.
 12 * num_parameters => 8 * num_parameters
     You count 12 bytes per parameter. With the master weights it is 16: 2 + 2 + 12.
 (ranks if stage >= 1 else 1) => (ranks if stage > 1 else 1)
 (ranks if stage >= 2 else 1) => (ranks if stage > 0 else 1)
-or
-(ranks if stage >= 2 else 1) => (ranks if stage >= 1 else 1)
-    Your stage 1 shards the gradients. Stage 1 begins with the optimizer state, which takes six times the bytes; the
-    gradients follow in stage 2.
+or (ranks if stage >= 2 else 1) => (ranks if stage >= 1 else 1)
+    Your stage 1 shards the gradients. It begins with the optimizer state, six times the bytes; gradients follow in 2.
 (0, 1, 2, 3) => (3, 2, 1, 0)
     That is the highest stage that fits. A higher stage never holds more, but stage 3 sends more: take the lowest.
 <= memory_bytes => < memory_bytes
@@ -52,4 +49,4 @@ or
     Your stage 3 does not shard the parameters: it is stage 2 again. Stage 3 shards all 16 bytes.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(lowest_stage, from_above), body=each_call("lowest_stage"), ranks=(1,))
+EXERCISE = exercise(globals(), points=2, right=(lowest_stage, from_above))

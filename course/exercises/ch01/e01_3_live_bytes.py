@@ -35,12 +35,11 @@ def trained(vocab_size, width, padding):
 
 
 def body(answer, group, given):
-    results = [answer(*trained(*sizes)) for sizes in given["sizes"]]
-    return {
-        f"model {i}: {kind}": result.get(kind) if isinstance(result, dict) else None
-        for i, result in enumerate(results)
-        for kind in KINDS
-    }
+    found = {}
+    for i, sizes in enumerate(given["sizes"]):
+        result = answer(*trained(*sizes))
+        found |= {f"model {i}: {kind}": result.get(kind) if isinstance(result, dict) else None for kind in KINDS}
+    return found
 
 
 def live_bytes(model, optimizer):
@@ -66,16 +65,13 @@ def by_the_tracker(model, optimizer):
 
 MISTAKES = """
 sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = 4 * t.numel()
-    You take every element for 4 bytes. This model is in bfloat16, and its moments are not: use element_size() of each
-    tensor, or nbytes() of its storage.
+    You take every element for 4 bytes, and this model is in bfloat16: use element_size(), or nbytes() of the storage.
 occupied(params) => sum(p.nbytes for _, p in model.named_parameters(remove_duplicate=False))
     The tied weight is counted twice. The embedding and the head share one storage: count storages, not names.
 sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = t.nbytes
-    The gradients are views of a bucket, and the bucket is longer than they are. All of it stays in memory: count its
-    storage.
+    The gradients are views of a bucket that is longer than they are. All of it stays in memory: count its storage.
 sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = storage.nbytes()
-    You counted the bucket once for each gradient in it. Remember the storages that you counted: two views have the
-    same untyped_storage().data_ptr().
+    You counted the bucket once per gradient. Remember counted storages: two views have the same data_ptr() of theirs.
 torch.is_tensor(v) => torch.is_tensor(v) and v.dim()
     Adam's step count is also a tensor, 4 bytes for each parameter that is trained.
 occupied(params) => occupied(p for p in params if p.requires_grad)

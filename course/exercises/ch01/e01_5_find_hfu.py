@@ -3,7 +3,7 @@
 import torch
 
 from course.check.edits import exercise
-from course.check.exercise import several, whole
+from course.check.exercise import rounded, several, whole
 
 # MFU in percent, and the operations that its claim counts, over 6 per parameter and token: attention adds to 6. The
 # second run has the highest claim, the fifth (long sequences) the claim with the most percentage points above its MFU,
@@ -31,15 +31,11 @@ def body(answer, group, given):
     found = {}
     for i, runs in enumerate(given["tables"]):
         name, mfu = several(answer([dict(run) for run in runs]), 2)
-        found |= {f"table {i}: name of the run": name, f"table {i}: its MFU in whole percent": percent(mfu)}
+        found |= {
+            f"table {i}: name of the run": name,
+            f"table {i}: its MFU in whole percent": rounded(mfu, unit=0.01),
+        }
     return found
-
-
-def percent(x):
-    try:
-        return round(100 * float(x))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return x
 
 
 def find_hfu(runs):
@@ -63,30 +59,22 @@ def nearest_to_eight(runs):
 MISTAKES = """
 in name:
 run["claimed"] / mfu(run) => run["claimed"]
-    You named the run with the highest claim. A high claim can be true: compare each claim with 6 · parameters ·
-    tokens, over the operations that its GPUs could execute in that time.
+    You named the run with the highest claim. A high claim can be true: compare each claim with 6 · parameters · tokens,
+    over the operations that its GPUs could execute in that time.
 => run["claimed"] - mfu(run)
     You named the run whose claim is furthest above 6 · parameters · tokens in percentage points. Its claim counts
     attention, a seventh more at its sequence length. Recomputation adds a third: compare ratios.
 => -mfu(run)
-    You named the run that reached the smallest fraction of the peak. Its claim says so: compare the fraction with the
-    claim.
-
+    You named the run with the smallest fraction of the peak. Its claim says so: compare the fraction with the claim.
 in all:
 return run["name"], mfu(run) => return run["name"], mfu(run) * 8 / 6
-    That is the right run, and still its HFU: 8 operations per parameter and token, 2 of them for the forward that runs
-    again. MFU counts 6.
+    That is the right run, and still its HFU: 8 operations, 2 of them for the forward that runs again. MFU counts 6.
 => return run["name"], run["claimed"] * 8 / 6
-    That is the right run, with the correction upside down. HFU counts more operations than MFU: multiply the claim by
-    6/8.
+    That is the right run, with the correction upside down. HFU counts more operations: multiply the claim by 6/8.
 => return run["name"], mfu(run) * 2 / 6
     That is the right run. But 2 operations per parameter and token are forward alone. Backward adds 4.
-
-in MFU:
-=> return run["name"], mfu(run) * run["gpus"]
+in MFU: => return run["name"], mfu(run) * run["gpus"]
     Your fraction is of the peak of one GPU. All of them computed: divide by `gpus` as well.
-
-in all:
 => return run["name"], mfu(run) * 86_400 / 24
     That is the right run. But a day has 86 400 seconds, and you count hours.
 """

@@ -11,6 +11,7 @@ from lib import comm
 
 UNFINISHED, AT_ONCE, BY = "messages that were not waited for", "messages in flight at once", "sent by"
 POINT_TO_POINT, COLLECTIVE = "point-to-point messages", "a collective"
+FACTS = {UNFINISHED: 0, AT_ONCE: 1, BY: POINT_TO_POINT}
 
 
 def inputs(generator, n):
@@ -27,11 +28,8 @@ def body(answer, group, given):
 
 
 def reference(given):
-    n, right = len(given), {UNFINISHED: 0, AT_ONCE: 1, BY: POINT_TO_POINT}
-    return [
-        right | {f"shift(x, {k}, group)": given[(rank - k) % n]["x"] for k in g["shifts"]}
-        for rank, g in enumerate(given)
-    ]
+    n = len(given)
+    return [{f"shift(x, {k}, group)": given[r - k % n]["x"] for k in g["shifts"]} for r, g in enumerate(given)]
 
 
 def shift(x, k, group):
@@ -79,35 +77,29 @@ def these_first(count):
 MISTAKES = """
 hangs
 dst > group.rank => group.rank % 2 == 0
-    Parity does not separate the ranks of every cycle. With k = 2 all messages of even ranks go to even ranks, and all
-    of these ranks make the same call first and wait in it; odd ranks likewise. Find what some ranks of every cycle
-    have and some have not.
+    Parity does not separate the ranks of every cycle. With k = 2 even ranks send to even ranks only, and all of them
+    make the same call first; odd ranks likewise. Find what some ranks of every cycle have and some have not.
 hangs
 => True
     All ranks wait in send, so no rank starts its receive. Some ranks of each cycle must receive first.
 hangs
 => group.rank % 2 == 1
-    Parity does not separate the ranks of every cycle. With k = 2 all messages of even ranks go to even ranks, and all
-    of these ranks make the same call first and wait in it; odd ranks likewise. Find what some ranks of every cycle
-    have and some have not.
+    Parity does not separate the ranks of every cycle. With k = 2 even ranks send to even ranks only, and all of them
+    make the same call first; odd ranks likewise. Find what some ranks of every cycle have and some have not.
 hangs
 => group.rank != 0
     Rank 0 receives first, which opens the cycle that it is part of. With k = 2 ranks 1, 3 and 5 form a separate cycle,
     and all of them send first. Each cycle needs a rank that receives first.
 hangs
 => group.rank == 0
-    Rank 0 sends first, which opens the cycle that it is part of. With k = 2 ranks 1, 3 and 5 form a separate cycle,
-    and all of them receive first. Each cycle needs a rank that sends first.
+    Rank 0 sends first, which opens the cycle that it is part of. With k = 2 ranks 1, 3 and 5 form a separate cycle, and
+    all of them receive first. Each cycle needs a rank that sends first.
 hangs
 => False
     All ranks wait in recv, so no rank starts its send. Some ranks of each cycle must send first.
-
-in messages that were not waited for:
-comm.recv(x, group, src).wait() => comm.recv(x, group, src)
+in messages that were not waited for: comm.recv(x, group, src).wait() => comm.recv(x, group, src)
     You started a send or a receive and did not wait for it. Until its wait() returns, the sent tensor must not change
     and the received tensor must not be read. Wait for it before you start the next.
-
-in all:
 => comm.exchange({dst: x}, {src: x}, group).wait()[src]
 if sends_first: => if False:
 if not sends_first: => if False:
@@ -118,18 +110,14 @@ lambda x, k, group: comm.all_gather(x[None], group)[(group.rank - k) % group.siz
 lambda x, k, group: shift(x, -k, group)
     You shift in the opposite direction: rank r sends to rank r + k, so it receives from rank r - k.
 return received => return x
-or
-lambda x, k, group: x
+or lambda x, k, group: x
     Each rank still has its own x. Return the received tensor: wait() of recv returns it.
 lambda x, k, group: shift(x, 1, group)
-or
-lambda x, k, group: shift(x, 1, group) if k % group.size else x
+or lambda x, k, group: shift(x, 1, group) if k % group.size else x
     You always send to the next rank. Send to rank r + k, and receive from rank r - k.
 lambda x, k, group: shift(x, -1, group)
-or
-lambda x, k, group: shift(x, -1, group) if k % group.size else x
-    Two mistakes: you always send to the previous rank, so the direction is wrong and k is not used. Send to rank
-    r + k, and receive from rank r - k.
+or lambda x, k, group: shift(x, -1, group) if k % group.size else x
+    You always send to the previous rank: wrong direction, and k is not used. Send to rank r + k, receive from r - k.
 """
 
 EXERCISE = exercise(

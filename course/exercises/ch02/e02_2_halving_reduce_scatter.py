@@ -12,6 +12,7 @@ RESULT, KEPT, BY = "chunk of the sum", "x afterwards", "sent by"
 BYTES, MESSAGES, PEERS, UNFINISHED = "bytes sent", "messages sent", "ranks sent to", "calls that were not waited for"
 SAME, CHANGED = "as before", "changed"
 POINT_TO_POINT, COLLECTIVE = "point-to-point messages", "a collective"
+FACTS = {BY: POINT_TO_POINT, KEPT: SAME, UNFINISHED: 0}
 
 
 def inputs(generator, n):
@@ -32,11 +33,9 @@ def body(answer, group, given):
 
 
 def reference(given):
-    n = len(given)
-    total = torch.stack([g["x"] for g in given]).sum(0)
-    right = {BY: POINT_TO_POINT, BYTES: (n - 1) * total.nbytes // n, MESSAGES: n.bit_length() - 1}
-    right |= {KEPT: SAME, UNFINISHED: 0}
-    return [right | {RESULT: chunk} for chunk in total.chunk(n)]
+    n, total = len(given), sum(g["x"] for g in given)
+    sent = {BYTES: (n - 1) * total.nbytes // n, MESSAGES: n.bit_length() - 1}
+    return [sent | {RESULT: chunk} for chunk in total.chunk(n)]
 
 
 def halving_reduce_scatter(x, group):
@@ -90,20 +89,18 @@ def in_chunks(x, peer, group):
 
 
 MISTAKES = """
-in sent by:
-comm.reduce_scatter
+in sent by: comm.reduce_scatter
     The result is right, and a collective computed it. Write it with send, recv and exchange.
 in calls that were not waited for:
 peer = group.rank ^ distance => sending = comm.send(theirs, group, group.rank ^ distance)
 comm.exchange({peer: theirs}, {peer: mine}, group).wait()[peer] => comm.recv(mine, group, group.rank ^ distance).wait()
-    A send or a receive was started and not waited for. Keep the handle, and call its wait() before you use or change
-    the tensor.
+    A send or a receive was started and not waited for. Keep the handle, and wait() before you use or change the tensor.
 in all:
 x = mine + got => x = mine.add_(got)
     The result is right, and you change x: a chunk is a view, and add_ or += writes into x. Add into a new tensor.
 ring
-    The result and the bytes are right, with a ring: n - 1 messages from each rank to its right neighbour. Halving
-    needs log2 n messages: in each round, send one message to rank r ^ d.
+    The result and the bytes are right, with a ring: n - 1 messages from each rank to its right neighbour. Halving needs
+    log2 n messages: in each round, send one message to rank r ^ d.
 directly
     The result and the bytes are right, and each rank sends a message to each of the n - 1 others. Halving needs log2 n
     messages: in each round, send to one partner all chunks that its side owns.
@@ -118,8 +115,7 @@ return x => return x.chunk(group.size)[group.rank]
 lower, upper = x.chunk(2) =>
 mine, theirs = (upper, lower) if in_upper_side else (lower, upper) => mine = theirs = x
 x = mine + got => x = (mine + got).chunk(2)[bool(in_upper_side)]
-    The result is right, and each round sends everything that the rank holds, twice the bytes needed. The partner needs
-    only the half that its side owns.
+    The result is right, and each round sends all that the rank holds. The partner needs the half that its side owns.
 in chunk of the sum:
 lower, upper = x.chunk(2) =>
 mine, theirs = (upper, lower) if in_upper_side else (lower, upper) => mine = theirs = x
@@ -137,8 +133,7 @@ x = mine + got => x = mine
 x = mine + got => x = got
     The received half replaces yours. Add it: the other rank's sums do not contain your numbers.
 while distance: => while distance > 1:
-    The last round is missing: each rank returns two chunks, with the numbers of every second rank. Continue down to
-    distance 1.
+    The last round is missing: each rank returns two chunks, with the numbers of every second rank. Go on to distance 1.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(halving_reduce_scatter, near_first), ranks=(4, 8))

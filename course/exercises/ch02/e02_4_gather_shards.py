@@ -1,15 +1,17 @@
 """02.4: shards of unequal length gathered on all ranks, in torch.distributed itself."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import distributed as dist
 
-from course.check.edits import read_mistakes
-from course.check.exercise import AS_NEEDED, MORE, Exercise, everywhere, random, with_variants
+from course.check.edits import exercise
+from course.check.exercise import AS_NEEDED, everywhere, random, with_variants
 from course.check.listen import listen, raw
 
 RESULT, SENT, UNFINISHED = "all shards", "what was sent", "calls that were not waited for"
+FACTS = {SENT: AS_NEEDED, UNFINISHED: 0}
 
 
 def inputs(generator, n):
@@ -28,12 +30,7 @@ def body(answer, group, given):
     result = answer(given["x"].clone())
     # Twice the padded shards and the lengths: an all-reduce is fine, pickled objects are larger.
     most = 2 * (group.size - 1) * (8 * given["longest"] + 16)
-    needed = AS_NEEDED if heard.sent_bytes(group.size) <= most else MORE
-    return {RESULT: result, SENT: needed, UNFINISHED: heard.unfinished}
-
-
-def one_by_one(shards):
-    return torch.cat(shards)
+    return {RESULT: result, SENT: heard.amount(group.size, most), UNFINISHED: heard.unfinished}
 
 
 def last_rank_first(shards):
@@ -67,20 +64,16 @@ def all_lengths(x):
     return [int(length) for length in found]
 
 
-def by_broadcasts(x):
+def all_at_once(start, x):
     shards = [x.new_empty(length) for length in all_lengths(x)]
     shards[dist.get_rank()] = x
-    works = [dist.broadcast(shard, src, async_op=True) for src, shard in enumerate(shards)]
-    for work in works:
+    for work in start(x, shards):
         work.wait()
     return torch.cat(shards)
 
 
-def by_messages(x):
-    shards = [x.new_empty(length) for length in all_lengths(x)]
-    for work in exchanging(x, shards):
-        work.wait()
-    return torch.cat(shards)
+def broadcasting(x, shards):
+    return [dist.broadcast(shard, src, async_op=True) for src, shard in enumerate(shards)]
 
 
 def exchanging(x, shards):
@@ -99,85 +92,68 @@ def by_all_reduce(x):
 
 
 MISTAKES = """
-in calls that were not waited for:
-dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
-or
-rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
+in calls that were not waited for: dist.all_gather(rows, padded) => dist.all_gather(rows, padded, async_op=True)
+or rows = [torch.empty_like(padded) for _ in range(n)] => rows = [x.new_zeros(int(k)) for k in lengths]
 dist.all_gather(rows, padded) => exchanging(x, rows)
     A call was started and not waited for. The handle of isend, irecv or async_op=True has a method wait(): call it
     before you read the tensors, and before you return.
-in all:
 dist.all_gather(rows, padded) => dist.all_gather_object(rows, x)
     The result is right, and you send several times the bytes needed: functions whose names end in _object pickle the
     tensor. Send the lengths as one tensor, then the values.
 rows[i][: lengths[i]] => rows[i]
-    You return the padding too: the result has n times the longest shard. Cut each received tensor to the length of its
-    shard.
+    You return the padding too: n times the longest shard. Cut each received tensor to the length of its shard.
 padded[: len(x)] = x => padded[longest - len(x) :] = x
-    You padded at the front and cut at the end, so zeros remain and numbers are lost. Pad at the end: pad(x, (0,
-    count)).
+    You padded at the front and cut at the end: zeros remain, numbers are lost. Pad at the end: pad(x, (0, count)).
 rows[i][: lengths[i]] => rows[i][: len(x)]
-    You cut every shard to this rank's own length. Each rank has its own: gather the lengths first, and cut shard i to
-    length i.
+    You cut every shard to this rank's own length. Each has its own: gather the lengths, and cut shard i to length i.
 rows[i][: lengths[i]] => rows[i][rows[i] != 0]
     You removed zeros to remove the padding. A shard can contain a 0, and loses it: cut by length, not by value.
 [torch.empty_like(padded) for _ in range(n)] => [torch.empty_like(padded)] * n
-    Every shard is the last rank's: [t] * n is a list with one tensor n times, and each receive overwrites the one
-    before. Allocate n tensors.
+    Every shard is the last rank's: [t] * n is one tensor n times, and each receive overwrites it. Allocate n tensors.
 for i in range(n) => for i in [*range(dist.get_rank(), n), *range(dist.get_rank())]
-or
-for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__ne__)
-or
-for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
-    You put your own shard before or after all others, so the order differs from rank to rank. A shard has the same
-    place on all ranks.
+or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__ne__)
+or for i in range(n) => for i in sorted(range(n), key=dist.get_rank().__eq__)
+    You put your own shard before or after all others. A shard has the same place on all ranks.
 for i in range(n) => for i in range(n) if i != dist.get_rank()
     Your own shard is missing. Ranks send to the others; add your own x in its place.
-in all shards:
-return torch.cat => return None if dist.get_rank() else torch.cat
+in all shards: return torch.cat => return None if dist.get_rank() else torch.cat
     Only rank 0 returns the shards. All ranks need them: all_gather instead of gather.
 """
 
 
-def exercise(join=one_by_one, task=""):
+def row(join=torch.cat, task=""):
     """The exercise with another order of the result."""
+    by_works = (partial(all_at_once, start) for start in (broadcasting, exchanging))
 
     def in_order(program):
         return lambda x: join(program(x).split(all_lengths(x)))
 
     def wrong_in_order(mistake):
-        text = mistake.wrong.text.replace("torch.cat", join.__name__)
+        text = mistake.wrong.text.replace("torch.cat", "torch.cat" if join is torch.cat else join.__name__)
         return replace(mistake, wrong=replace(mistake.wrong, text=text))
 
     def reference(given):
-        return everywhere({RESULT: join([g["x"] for g in given]), SENT: AS_NEEDED, UNFINISHED: 0}, given)
+        return everywhere({RESULT: join([g["x"] for g in given])}, given)
 
-    return Exercise(
-        id="02.4",
-        title="gather_shards",
-        points=3,
-        body=body,
-        inputs=inputs,
-        reference=reference,
-        task=task,
-        right=tuple(map(in_order, (gather_shards, by_broadcasts, by_messages, by_all_reduce))),
-        mistakes=tuple(map(wrong_in_order, read_mistakes(MISTAKES, gather_shards))),
+    one = exercise(
+        globals() | {"reference": reference}, points=3, right=(gather_shards, *by_works, by_all_reduce), task=task
     )
+    return replace(one, right=tuple(map(in_order, one.right)), mistakes=tuple(map(wrong_in_order, one.mistakes)))
 
 
 EXERCISE = with_variants(
-    exercise(),
-    exercise(
+    row(),
+    row(
         last_rank_first,
         "Instead of the order of the ranks, join the shards in the reverse order: the shard of the last rank comes "
         "first, the shard of rank 0 last.",
     ),
-    exercise(
+    row(
         in_turn,
         "Instead of one shard after the other, join them element by element: first element 0 of every shard, in the "
         "order of the ranks, then element 1 of every shard that has one, and so on.",
     ),
-    exercise(
+    row(
         backwards,
         "Each shard is reversed: join the shards in the order of the ranks, each from its last element to its first.",
     ),

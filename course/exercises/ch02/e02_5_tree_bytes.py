@@ -1,7 +1,7 @@
 """02.5: bytes that one rank sends in the tree all-reduce, for any rank and any number of ranks."""
 
 from course.check.edits import exercise
-from course.check.exercise import each_call, formula, whole
+from course.check.exercise import whole
 from lib.cost import steps
 
 
@@ -27,56 +27,35 @@ def tree_bytes(rank, payload_bytes, n):
     return messages * payload_bytes
 
 
-def by_running_the_program(rank, payload_bytes, n):
-    """The program of the page, with counts instead of messages."""
-    sent, distance = 0, 1
-    while distance < n and rank % (2 * distance) == 0:
-        distance *= 2
-    if rank != 0:
-        sent += payload_bytes
-    while distance > 1:
-        distance //= 2
-        if rank + distance < n:
-            sent += payload_bytes
-    return sent
-
+ALSO_RIGHT = """
+rank % (2 * distance) == 0 => not rank & distance
+messages += rank + distance < n => messages += min(1, len(range(rank + distance, n)))
+returns float(result)
+    By the bits of the rank.
+"""
 
 MISTAKES = """
 returns (n - 1).bit_length() * payload_bytes
-    ⌈log₂ n⌉·S are the bytes that rank 0 sends, the busiest rank. Count the messages of this rank: one to its parent,
-    and one to each child.
+    ⌈log₂ n⌉·S are the bytes of rank 0, the busiest. Count this rank's messages: one to its parent, one to each child.
 returns 2 * (n - 1) / n * payload_bytes
-    You give every rank the mean of all ranks, 2(n-1)/n · S. In a tree the ranks send different amounts: count the
-    messages of this rank.
+    You give every rank the mean of all, 2(n-1)/n · S. Tree ranks send different amounts: count this one's messages.
 0 if rank == 0 else 1 => 0
-    You count only the messages to the children. Before that, every rank except rank 0 also sends its partial sum to
-    its parent.
+    You count only the messages to the children. Before, every rank except 0 also sends its partial sum to its parent.
 messages += rank + distance < n =>
     You count only the message to the parent. After that, a rank sends the sum to each of its children.
 0 if rank == 0 else 1 => 1
     Rank 0 has no parent, so it sends no partial sum. It sends S to each child, and nothing more.
 returns 2 * result
-    You also count the bytes that the rank receives. Count only the bytes that it sends: S to its parent, and S to
-    each child.
+    You also count the bytes that the rank receives. Count only what it sends: S to its parent, and S to each child.
 rank + distance < n => 1
-    You count children that do not exist. If n is not a power of two, rank r has a child at distance d only if
-    r + d < n.
+    You count children that do not exist. If n is no power of two, rank r has a child at distance d only if r + d < n.
 rank + distance < n => len(range(rank + distance, min(rank + 2 * distance, n)))
-    You count a message of the full sum for each rank below this one. A rank sends the sum to its children, and they
-    send it on.
+    You count a message for each rank below this one. A rank sends the sum to its children, and they send it on.
 and rank % (2 * distance) == 0 =>
 rank + distance < n => rank < distance < n - rank
-    These are the children in a different tree, at distances above the highest bit of r. Here round d pairs ranks r
-    and r + d where r is a multiple of 2d.
+    These are children in another tree, at distances above r's highest bit. Here r and r + d pair where 2d divides r.
 messages * payload_bytes => messages
     You return the number of messages. Each carries the full array: multiply by S.
 """
 
-EXERCISE = exercise(
-    globals(),
-    points=2,
-    right=(tree_bytes, by_running_the_program),
-    body=each_call("tree_bytes"),
-    reference=formula("tree_bytes", from_the_moves),
-    ranks=(1,),
-)
+EXERCISE = exercise(globals(), points=2, right=(tree_bytes,), same_as=from_the_moves)

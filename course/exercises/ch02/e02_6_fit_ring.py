@@ -6,7 +6,7 @@ from course.check.edits import exercise
 from course.check.exercise import DTYPE, kind, known_number, several, whole
 from lib.cost import steps
 
-ALPHA, BANDWIDTH, SETUP, RETURNED = "alpha_s", "bandwidth_Bps", "setup_s", "what was returned"
+LINK = "alpha_s", "bandwidth_Bps", "setup_s"
 SLACK = 1e-3  # of a number that was fitted in float32
 
 
@@ -25,26 +25,25 @@ def machine(generator, n):
     setup_s = whole(generator, 20, 200) * 1e-3
     seconds = [steps.all_reduce_s("ring", size, n, alpha_s, bandwidth_Bps) for size in sizes]
     seconds[0] += setup_s
-    return {"n": n, "sizes": sizes, "seconds": seconds, ALPHA: alpha_s, BANDWIDTH: bandwidth_Bps, SETUP: setup_s}
+    return {"n": n, "sizes": sizes, "seconds": seconds, **dict(zip(LINK, (alpha_s, bandwidth_Bps, setup_s)))}
 
 
 def body(answer, group, given):
     found = {}
     for machine in given["machines"]:
         result = answer(machine["n"], list(machine["sizes"]), list(machine["seconds"]))
-        title = f"{machine['n']} ranks"
-        found[f"{title}: {RETURNED}"] = kind(result)
-        for name, x in zip((ALPHA, BANDWIDTH, SETUP), several(result, 3), strict=True):
-            found[f"{title}: {name}"] = known_number(x, [machine[name]], SLACK)
+        fitted = dict(zip(LINK, several(result, 3), strict=True))
+        found |= named(machine, kind(result), {x: known_number(fitted[x], [machine[x]], SLACK) for x in LINK})
     return found
 
 
+def named(machine, returned, link):
+    return {f"{machine['n']} ranks: {name}": x for name, x in {"what was returned": returned, **link}.items()}
+
+
 def reference(given):
-    right = {}
-    for machine in given[0]["machines"]:
-        right[f"{machine['n']} ranks: {RETURNED}"] = "3 results"
-        right |= {f"{machine['n']} ranks: {name}": machine[name] for name in (ALPHA, BANDWIDTH, SETUP)}
-    return [right]
+    first, second = (named(machine, "3 results", {x: machine[x] for x in LINK}) for machine in given[0]["machines"])
+    return [first | second]
 
 
 def fit_ring(n, sizes_bytes, seconds):
@@ -71,29 +70,22 @@ def line(sizes_bytes, seconds):
 
 # After the first call, the largest array takes longest.
 MISTAKES = """
-in alpha_s, bandwidth_Bps:
-sizes_bytes[-1] - sizes_bytes[1] => sizes_bytes[-1] - sizes_bytes[0]
+in alpha_s, bandwidth_Bps: sizes_bytes[-1] - sizes_bytes[1] => sizes_bytes[-1] - sizes_bytes[0]
 seconds[-1] - seconds[1] => seconds[-1] - seconds[0]
 seconds[1] - slope * sizes_bytes[1] => seconds[0] - slope * sizes_bytes[0]
-or
-slope = (seconds[-1] - seconds[1]) / more_bytes => height, slope = line(sizes_bytes, seconds)
+or slope = (seconds[-1] - seconds[1]) / more_bytes => height, slope = line(sizes_bytes, seconds)
 height = seconds[1] - slope * sizes_bytes[1] =>
-    Your line goes through the first time, which contains the setup of the connections. Fit the line to the later
-    times, then compare the first time with it.
-in all:
+    Your line goes through the first time, which contains the setup. Fit it to the later times, then compare the first.
 lambda n, sizes_bytes, seconds: fit_ring(n, *zip(*sorted(zip(sizes_bytes, seconds))))
-or
-lambda n, sizes_bytes, seconds: by_least_squares(n, *zip(*sorted(zip(sizes_bytes, seconds))))
-    You sorted the calls by size and left out the smallest. The setup is in the call that came first in time: take the
-    first entry of the lists as they are.
+or lambda n, sizes_bytes, seconds: by_least_squares(n, *zip(*sorted(zip(sizes_bytes, seconds))))
+    You sorted the calls by size and left out the smallest. The setup is in the first in time: the lists' first entry.
 return alpha_s, bandwidth_Bps, setup_s => return bandwidth_Bps, alpha_s, setup_s
     Latency and bandwidth are right, in the wrong order: return (alpha_s, bandwidth_Bps, setup_s).
 in alpha_s:
 height / (2 * (n - 1)) => height
     Your latency is the height of the line at 0 bytes: the latency of all 2(n-1) steps. Divide by their number.
 height / (2 * (n - 1)) => height / (n - 1)
-    Your latency counts n - 1 steps. An all-reduce has the n - 1 steps of the reduce-scatter and the n - 1 steps of the
-    all-gather.
+    Your latency counts n - 1 steps. An all-reduce has n - 1 of the reduce-scatter and n - 1 of the all-gather.
 height / (2 * (n - 1)) => height / n
     Your latency counts n steps. A ring all-reduce has 2(n-1).
 height / (2 * (n - 1)) => height / (2 * n)
@@ -104,8 +96,7 @@ height / (2 * (n - 1)) => 1e6 * height / (2 * (n - 1))
     Your latency is in microseconds. The name says seconds.
 in bandwidth_Bps:
 2 * (n - 1) / n / slope => 1 / slope
-    Your bandwidth is 1 over the slope, the algorithm bandwidth. The link carries 2(n-1)/n bytes for each byte of the
-    array: multiply by that.
+    Your bandwidth is 1 over the slope, the algorithm bandwidth. The link carries 2(n-1)/n bytes per byte: multiply.
 2 * (n - 1) / n / slope => (n - 1) / n / slope
     Your bandwidth counts (n-1)/n · S, the reduce-scatter. The all-gather sends the same number of bytes again.
 2 * (n - 1) / n / slope => 2 * (n - 1) / slope
@@ -115,20 +106,15 @@ in bandwidth_Bps:
 2 * (n - 1) / n / slope => slope * n / (2 * (n - 1))
     Your bandwidth is in seconds per byte, like the slope. Bytes per second are 1 over the slope.
 2 * (n - 1) / n / slope => max(sizes_bytes[1:]) / max(seconds[1:])
-or
-2 * (n - 1) / n / slope => 2 * (n - 1) / n * max(sizes_bytes[1:]) / max(seconds[1:])
-    Your bandwidth is the largest array over its time, which counts the latency of all steps as if bytes were sent
-    meanwhile. Use the slope of the line.
+or 2 * (n - 1) / n / slope => 2 * (n - 1) / n * max(sizes_bytes[1:]) / max(seconds[1:])
+    Your bandwidth is the largest array over its time, as if latencies sent bytes. Use the slope of the line.
 in all:
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0]
-    Latency and bandwidth are right. Your setup is the full first time: subtract the all-reduce, which the line
-    predicts for that size.
+    Latency and bandwidth are right. Your setup is the full first time: subtract the line's prediction for that size.
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0] - height
-    Latency and bandwidth are right. You subtracted only the latency from the first time: subtract the time of its
-    bytes as well.
+    Latency and bandwidth are right. You subtracted only the latency: subtract the time of its bytes as well.
 seconds[0] - (height + slope * sizes_bytes[0]) => seconds[0] - (alpha_s + sizes_bytes[0] / bandwidth_Bps)
-    Latency and bandwidth are right. You subtracted the time of a single message from the first time. It was an
-    all-reduce of 2(n-1) steps.
+    Latency and bandwidth are right. You subtracted a single message's time. It was an all-reduce of 2(n-1) steps.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(fit_ring, by_least_squares), ranks=(1,))

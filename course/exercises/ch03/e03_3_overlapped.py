@@ -15,6 +15,7 @@ ROOM = 12  # elements in a bucket
 ENDS = (2, 3, 4, 6, 8)  # how many gradients there are when each bucket is full
 TOO_FULL = (3, 4, 7, 8)  # and if each takes one that does not fit
 RIGHT = "each bucket as it fills"
+FACTS = {"what was sent when": RIGHT}
 
 
 def inputs(generator, n):
@@ -34,8 +35,7 @@ def body(answer, group, given):
 
     listen(lambda: starts.append(made), lambda: waits.append(made))
     averages = answer(backward(), ROOM * 8, group)
-    averages = None if averages is None else list(averages)
-    return {"averages": averages, "what was sent when": describe(starts, waits)}
+    return {"averages": None if averages is None else list(averages), "what was sent when": describe(starts, waits)}
 
 
 def describe(starts, waits):
@@ -59,7 +59,7 @@ def describe(starts, waits):
 
 def reference(given):
     averages = [sum(same) / len(given) for same in zip(*(g["gradients"] for g in given))]
-    return everywhere({"averages": averages, "what was sent when": RIGHT}, given)
+    return everywhere({"averages": averages}, given)
 
 
 def overlapped(gradients, bucket_bytes, group):
@@ -116,30 +116,25 @@ def two_ahead(gradients):
 
 MISTAKES = """
 for g in gradients: => for g in list(gradients):
-    The averages are right, and no byte is sent during backward: you start every all-reduce after the last gradient.
-    Do not collect the iterator into a list; start a bucket while you loop.
+    The averages are right, and no byte is sent during backward: you start every all-reduce after the last gradient. Do
+    not collect the iterator into a list; start a bucket while you loop.
 comm.all_reduce_start(flat, group, op="mean") => comm.all_reduce(flat, group, op="mean")
 all_reduce.wait() => all_reduce
     The averages are right, but you wait for an all-reduce before the last gradient exists, and backward stops
     meanwhile. Keep the return value of all_reduce_start, and wait after the loop.
 if held_bytes >= bucket_bytes: => if True:
-    The averages are right, but each gradient is sent alone and pays its own latency. Put several into one flat tensor
-    (torch.cat of the flattened gradients).
+    The averages are right, but each gradient is sent alone and pays its own latency. Put several into one torch.cat.
 if bucket and held_bytes + size_bytes > bucket_bytes: => if False:
     The averages are right, but a bucket takes a gradient that no longer fits. Look at the size of the next gradient
     before you add it: if it does not fit, send the bucket first.
 for g in gradients: => for g in two_ahead(gradients):
-    The averages are right, but a full bucket waits while you take more gradients. Start its all-reduce before the
-    loop takes the next gradient.
-
+    The averages are right, but a full bucket waits while you take more. Start its all-reduce before the next gradient.
 in averages:
 if bucket: => if False:
-    The last bucket was never sent: its gradients are missing. It is not full when the iterator ends: send it after
-    the loop.
+    The last bucket was never sent: its gradients are missing. It is not full at the end: send it after the loop.
 if bucket: => if False:
 return averages => return averages + bucket
-    The last bucket was never sent: its gradients are still this rank's own. It is not full when the iterator ends:
-    send it after the loop.
+    The last bucket was never sent: its gradients are this rank's. It is not full at the end: send it after the loop.
 op="mean" => op="sum"
     You summed and did not divide by the number of ranks. Use op="mean".
 returns result[::-1]

@@ -11,10 +11,11 @@ from lib import comm
 
 MICROBATCHES = 5  # no number of ranks, so that a factor identifies a mistake; more than parameters: see `body`
 ONCE, EACH_TIME = "at most one message for each parameter", "more than one message for each parameter"
+FACTS = {"how often was sent": ONCE}
 
 
 def inputs(generator, n):
-    weights = [random(generator, 5, 4), random(generator, 5), random(generator, 2, 5), random(generator, 2)]
+    weights = [random(generator, *shape) for shape in ((5, 4), (5,), (2, 5), (2,))]
     batches = [[(random(generator, 4, 4), random(generator, 4, 2)) for _ in range(MICROBATCHES)] for _ in range(n)]
     return [{"weights": weights, "microbatches": of_rank} for of_rank in batches]
 
@@ -42,7 +43,7 @@ def reference(given):
     for rank in given:
         for x, y in rank["microbatches"]:
             (mse_loss(model(x), y) / (MICROBATCHES * len(given))).backward()
-    return everywhere({"gradients": [p.grad for p in model.parameters()], "how often was sent": ONCE}, given)
+    return everywhere({"gradients": [p.grad for p in model.parameters()]}, given)
 
 
 def accumulate(model, microbatches, loss_fn, group):
@@ -80,11 +81,9 @@ op="mean" => op="sum"
 / len(microbatches) =>
 op="mean" => op="sum"
     Too large by ranks times microbatches: nothing was divided.
-
-in all:
-after_each_microbatch
-    The gradients are right, and you send them several times: you communicate after every microbatch. The weights do
-    not change in between, so communicating after the last is enough.
+in all: after_each_microbatch
+    The gradients are right, and you send them several times: you communicate after every microbatch. The weights do not
+    change in between, so communicating after the last is enough.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(accumulate, in_one_message))

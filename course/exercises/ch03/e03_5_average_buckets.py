@@ -17,8 +17,8 @@ TURNED, FROZEN, USED_ONCE = 2, 3, 4  # its gradient is not contiguous; not train
 BUCKETS = ((0, 1), (2, 3), (4, 5))
 SIZES = [128, 96, 56]  # bytes of each bucket, without the frozen parameter
 ANSWERS = count()  # names each run of an answer alike on all ranks
-
 TOGETHER, MINE = "all buckets together", "untouched until the first wait"
+FACTS = {"what was sent": SIZES, "all-reduces in flight": TOGETHER}
 
 
 def inputs(generator, n):
@@ -81,7 +81,7 @@ def in_flight(events):
 def reference(given):
     some = [[g["gradients"][i] for r, g in enumerate(given) if used(i, r)] for i in range(len(SHAPES))]
     means = [sum(each) / len(given) if each else None for each in some]
-    return everywhere({"gradients": means, "what was sent": SIZES, "all-reduces in flight": TOGETHER}, given)
+    return everywhere({"gradients": means}, given)
 
 
 def average_buckets(buckets):
@@ -98,64 +98,44 @@ def average_buckets(buckets):
             p.grad = piece.view_as(p)
 
 
-def by_copies(buckets):
-    """Into the gradients that are there."""
-    trained = [[p for p in bucket if p.requires_grad] for bucket in buckets]
-    own = [[torch.zeros_like(p) if p.grad is None else p.grad for p in params] for params in trained]
-    flats = [torch.cat([g.flatten() for g in gradients]) for gradients in own]
-    works = [dist.all_reduce(flat, async_op=True) for flat in flats]
-    for params, gradients, flat, work in zip(trained, own, flats, works):
-        work.wait()
-        pieces = flat.div(dist.get_world_size()).split([p.numel() for p in params])
-        for p, g, piece in zip(params, gradients, pieces):
-            p.grad = g.copy_(piece.view_as(g))
-
-
 def users(p):
     """How many ranks have a gradient of this parameter: one is recognised by its shape."""
     return 1 if p.shape == SHAPES[USED_ONCE] else dist.get_world_size()
 
 
-MISTAKES = """
-in in flight:
-work.wait() =>
-    No rank waits for its all-reduces: the gradients are read while bytes still arrive, and differ from run to run.
-    With async_op=True the call returns a Work; call its wait() before you read the tensor.
+ALSO_RIGHT = """
+p.grad = piece.view_as(p) => p.grad = (torch.zeros_like(p) if p.grad is None else p.grad).copy_(piece.view_as(p))
+    Into the gradients that are there.
+"""
 
-in all:
+MISTAKES = """
+in in flight: work.wait() =>
+    No rank waits for its all-reduces: the gradients are read while bytes still arrive, and differ from run to run. With
+    async_op=True the call returns a Work; call its wait() before you read the tensor.
 dist.all_reduce(flat, async_op=True) => dist.all_reduce(flat, async_op=True).wait()
 work.wait() =>
     The means are right, but a bucket starts when the bucket before it is finished. Start all of them first and keep
     (bucket, flat tensor, Work) in a list; then wait for each.
 for bucket in buckets: => for bucket in [[p] for p in sum(buckets, []) if p.requires_grad]:
-    The means are right, but each parameter has its own all-reduce. Put the gradients of a bucket into one flat tensor
-    with torch.cat.
+    The means are right, but each parameter has its own all-reduce. Put a bucket's gradients into one torch.cat.
 if p.requires_grad =>
-    The frozen parameter was sent and now has a gradient. Leave parameters out that do not require one
-    (p.requires_grad).
+    The frozen parameter was sent and now has a gradient. Leave out what does not require one (p.requires_grad).
 p.grad = piece.view_as(p) => p.grad = None if p.grad is None else piece.view_as(p)
     The parameter used on one rank has its mean there, and None on the ranks that did not use it: its copies drift
     apart. Every rank sends zeros for a missing gradient, and every rank takes the mean.
 flat /= dist.get_world_size() =>
 piece.view_as(p) => piece.view_as(p) / users(p)
-    You divided the gradient of the parameter used on one rank by 1, the number of ranks that used it. The other ranks
-    have gradient 0: the mean is over all n ranks.
+    You divided the gradient of the parameter used on one rank by 1. The others have gradient 0: the mean is over n.
 flat /= dist.get_world_size() =>
     The gradients are n times too large: an all-reduce sums. Divide by dist.get_world_size().
-
-in first wait:
-work.wait() => flat = flat.clone()
+in first wait: work.wait() => flat = flat.clone()
 p.grad = piece.view_as(p) => p.grad = piece.view_as(p); work.wait()
-    The gradients were read before the first wait(), while bytes still arrived. Wait for a bucket, then read its flat
-    tensor.
-
-in all:
+    The gradients were read before the first wait(), while bytes arrived. Wait for a bucket, then read its flat tensor.
 piece.view_as(p) => piece.view_as(p) if p.grad is None else p.grad; p.grad.flatten().copy_(piece)
     One gradient is still the rank's own: it is not contiguous. flatten() and reshape(-1) then return a copy, and
     writing to the copy changes nothing. Assign p.grad, or use p.grad.copy_(...) in the shape of p.
 p.grad = piece.view_as(p) => pass
-    Each rank still has its own gradients. torch.cat makes a new tensor: the all-reduce changed that, and not the
-    gradients. Write the pieces back.
+    Each rank still has its own gradients: the all-reduce changed the tensor that torch.cat made. Write the pieces back.
 """
 
-EXERCISE = exercise(globals(), points=1, right=(average_buckets, by_copies))
+EXERCISE = exercise(globals(), points=1, right=(average_buckets,))

@@ -1,7 +1,5 @@
 """03.6: all ranks start from the weights and buffers of rank 0, which arrive in one message for each dtype."""
 
-from functools import partial
-
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -12,6 +10,7 @@ from course.check.listen import listen
 from lib import comm
 
 MESSAGES, ONE_EACH = "messages", "at most one for each dtype"
+FACTS = {MESSAGES: ONE_EACH}
 
 
 class Model(nn.Module):
@@ -34,11 +33,13 @@ def inputs(generator, n):
             return random(generator, *x.shape).to(x.dtype)
         return torch.tensor(2 * whole(generator, 2**53, 2**61) + 1)
 
-    like = Model()
-    return [
-        {"parameters": [value(p) for p in like.parameters()], "buffers": [value(b).abs() for b in like.buffers()]}
-        for _ in range(n)
-    ]
+    def tensors(like):
+        return {
+            "parameters": [value(p) for p in like.parameters()],
+            "buffers": [value(b).abs() for b in like.buffers()],
+        }
+
+    return [tensors(Model()) for _ in range(n)]
 
 
 def body(answer, group, given):
@@ -64,8 +65,7 @@ def as_text(x):
 
 
 def reference(given):
-    buffers = [as_text(b) for b in given[0]["buffers"]]
-    return everywhere(given[0] | {"buffers": buffers, MESSAGES: ONE_EACH}, given)
+    return everywhere(given[0] | {"buffers": [as_text(b) for b in given[0]["buffers"]]}, given)
 
 
 def start_equal(model, group):
@@ -80,48 +80,39 @@ def start_equal(model, group):
                 x.copy_(piece.view_as(x))
 
 
-def by_torch_distributed(model, group, by_a_sum=False):
+def by_torch_distributed(model, group):
     for dtype in (torch.int64, torch.float32, torch.float64):
         some = [x for x in model.state_dict().values() if x.dtype == dtype]
-        flat, begin = torch.cat([x.flatten() for x in some]), 0
-        if by_a_sum:  # of zeros, except on rank 0
-            dist.all_reduce(flat.mul_(group.rank == 0))
-        else:
-            dist.broadcast(flat, src=0)
-        for x in some:
-            x.copy_(flat[begin : begin + x.numel()].view(x.shape))
-            begin += x.numel()
+        flat = torch.cat([x.flatten() for x in some])
+        dist.broadcast(flat, src=0)
+        for x, piece in zip(some, flat.split([x.numel() for x in some])):
+            x.copy_(piece.view(x.shape))
 
+
+ALSO_RIGHT = """
+comm.broadcast(flat, group, src=0) => comm.all_reduce(flat * (group.rank == 0), group)
+    By a sum of zeros, except on rank 0.
+"""
 
 MISTAKES = """
 by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault(x, [])
-    All ranks have the tensors of rank 0, but you send a message for each tensor, and each pays its own latency. Put
-    all tensors of a dtype into one flat tensor.
-
-in buffers:
-by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault("all", [])
+    All ranks have rank 0's tensors, but each has its own message, and latency. Put all of a dtype into one flat tensor.
+in buffers: by_dtype.setdefault(x.dtype, []) => by_dtype.setdefault("all", [])
     You put tensors of all dtypes into one message. torch.cat converts them to float64: float32 becomes twice as long,
     and an integer above 2^53 is rounded. Send one message for each dtype.
-
 in parameters, buffers:
 x.copy_(piece.view_as(x)) => x = piece.view_as(x)
-    Nothing changed: the flat tensor was sent and received, and the model has its old values. Copy each piece into its
-    tensor (x.copy_(...), under torch.no_grad()).
+    Nothing changed: the model has its old values. Copy each piece into its tensor (x.copy_(...), under no_grad()).
 (*model.parameters(), *model.buffers()) => model.parameters()
-    The parameters are equal, the buffers are not. The running means of a batch norm belong to the model too:
-    model.buffers().
-
+    The parameters are equal, the buffers are not. A batch norm's running means belong to the model: model.buffers().
 in parameters:
 (*model.parameters(), *model.buffers()) => model.parameters()
 comm.broadcast(flat, group, src=0) => comm.all_reduce(flat, group, op="mean")
-    You averaged the weights of the ranks. They are equal now, and much smaller than any initialisation makes them:
-    take the weights of rank 0.
+    You averaged the weights: they are equal, and much smaller than an initialisation makes them. Take those of rank 0.
 src=0 => src=group.size - 1
     All ranks have the weights of the last rank. Broadcast from src=0.
 *model.parameters() => *(p for p in model.parameters() if p.requires_grad)
     The frozen parameter was left out. It is not trained, but the model uses it: take all parameters.
 """
 
-EXERCISE = exercise(
-    globals(), points=2, right=(start_equal, by_torch_distributed, partial(by_torch_distributed, by_a_sum=True))
-)
+EXERCISE = exercise(globals(), points=2, right=(start_equal, by_torch_distributed))

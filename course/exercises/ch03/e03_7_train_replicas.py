@@ -12,7 +12,7 @@ STEPS = 3
 
 
 def inputs(generator, n):
-    weights = [random(generator, 5, 4), random(generator, 5), random(generator, 2, 5), random(generator, 2)]
+    weights = [random(generator, *shape) for shape in ((5, 4), (5,), (2, 5), (2,))]
     batches = [[(random(generator, 6, 4), random(generator, 6, 2)) for _ in range(STEPS)] for _ in range(n)]
     return [{"weights": weights, "batches": of_rank} for of_rank in batches]
 
@@ -54,41 +54,40 @@ def train_replicas(model, batches, group):
         optimizer.zero_grad(set_to_none=False)
 
 
-def parameter_by_parameter(model, batches, group):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for x, y in batches:
-        optimizer.zero_grad()
-        mse_loss(model(x), y).backward()
-        for p in model.parameters():
-            p.grad = comm.all_reduce(p.grad, group, op="mean")
-        optimizer.step()
-
-
 def replace_weights(params, by):
     for p in params:
         p.data = by(p.data)
 
 
-MISTAKES = """
+def average_gradients(params, group):
+    for p in params:
+        p.grad = comm.all_reduce(p.grad, group, op="mean")
+
+
+ALSO_RIGHT = """
+p.grad = piece.view_as(p) => p.grad = None
+bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => average_gradients(params, group)
 set_to_none=False =>
-    The replicas still differ from step 2 on: from then on nothing of a rank's gradient is in the bucket. After step
-    1, where is the memory that backward writes to? Compare p.grad.data_ptr() with bucket.data_ptr() at the start of
-    each step.
-optimizer.zero_grad(set_to_none=False) =>
-    The replicas are equal, but the mean of the previous step is still in the bucket, and backward adds to it. Write
-    zeros into the bucket before each backward.
-set_to_none=False =>
-optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.broadcast(w, group))
-    You broadcast weights after each step. The replicas are equal, and follow rank 0, which from step 2 on uses its
-    own gradient alone. Repair the gradient.
-set_to_none=False =>
-optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.all_reduce(w, group, op="mean"))
-    You average the weights after each step. The replicas are equal, but from step 2 on each rank takes an AdamW step
-    with its own gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient. Repair the
-    gradient.
-bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => bucket = comm.all_reduce(bucket, group, op="mean")
-    The replicas now differ from step 1 on: each p.grad is the rank's own gradient, and the optimizer does not read
-    the bucket. Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
+    Without a bucket, parameter by parameter.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(train_replicas, parameter_by_parameter))
+MISTAKES = """
+set_to_none=False =>
+    The replicas still differ from step 2 on: then nothing of a rank's gradient is in the bucket. Where is the memory
+    that backward writes to? Compare p.grad.data_ptr() with bucket.data_ptr() at the start of each step.
+optimizer.zero_grad(set_to_none=False) =>
+    The replicas are equal, but backward adds to the previous mean in the bucket. Write zeros before each backward.
+set_to_none=False =>
+optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.broadcast(w, group))
+    You broadcast weights after each step. The replicas are equal, and follow rank 0, which from step 2 on uses its own
+    gradient alone. Repair the gradient.
+set_to_none=False =>
+optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.all_reduce(w, group, op="mean"))
+    You average the weights after each step. The replicas are equal, but from step 2 on each steps with its own
+    gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient. Repair the gradient.
+bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => bucket = comm.all_reduce(bucket, group, op="mean")
+    The replicas now differ from step 1 on: each p.grad is the rank's own gradient, and the optimizer does not read the
+    bucket. Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
+"""
+
+EXERCISE = exercise(globals(), points=2, right=(train_replicas,))

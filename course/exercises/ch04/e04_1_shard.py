@@ -7,8 +7,8 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import pad
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, is_dense, random, several, with_variants
+from course.check.edits import exercise, read_mistakes
+from course.check.exercise import is_dense, random, several, shards_of, with_variants
 from lib import comm
 
 ZEROS, NOT_ZEROS, MISSING = "zeros", "not zeros", "missing"
@@ -104,17 +104,13 @@ def dealt(x, group, deal):
 
 
 def by_torch_distributed(x, group, deal=contiguous):
-    n = dist.get_world_size()
-    padded = torch.cat([x.reshape(-1), x.new_zeros(-x.numel() % n)])
-
     def unshard(part):
-        parts = [torch.empty_like(part) for _ in range(n)]
+        parts = [torch.empty_like(part) for _ in range(group.size)]
         dist.all_gather(parts, part)
-        for at, received in zip(places(x.numel(), n, deal), parts, strict=True):
-            padded[at] = received
-        return padded[: x.numel()].reshape(x.shape)
+        in_order = torch.cat(places(x.numel(), group.size, deal)).argsort()
+        return torch.cat(parts)[in_order][: x.numel()].reshape(x.shape)
 
-    return [deal(padded, n)[dist.get_rank()], unshard]
+    return [deal(torch.cat(shards_of(x.reshape(-1), group.size)), group.size)[dist.get_rank()], unshard]
 
 
 def of_different_sizes(x, group, deal=contiguous):
@@ -134,15 +130,11 @@ padded.chunk(n)[group.rank] => padded[group.rank :: n]
 """
 
 MISTAKES = """
-in the part, its padding:
-return part, unshard => return part
+in the part, its padding: return part, unshard => return part
     Return two things: part, and the function unshard.
-in the part:
-pad(flat, (0, -len(flat) % n)) => flat[: len(flat) // n * n]
-    The last elements have no owner: you cut k // n for each rank, and k % n of them are left over. Add zeros until n
-    divides the size, then cut.
-in the part, its padding:
-of_different_sizes
+in the part: pad(flat, (0, -len(flat) % n)) => flat[: len(flat) // n * n]
+    The last elements have no owner: you cut k // n for each rank, and k % n are left over. Pad with zeros, then cut.
+in the part, its padding: of_different_sizes
     Nothing is lost, but the shards have different sizes, and an all-gather needs equal sizes. Add zeros at the end
     until n divides the size; each shard then has ceil(k/n) elements.
 in the part:
@@ -159,28 +151,14 @@ whole[: x.numel()].view(x.shape) => whole
 whole[: x.numel()].view(x.shape) => whole[: x.numel()]
     The shards are right, and unshard returns the right elements, flat. Restore the shape of x.
 whole[: x.numel()].view(x.shape) => x
-or
-def unshard(part): => def unshard(_):
-    The shards are right, but unshard returns the old x. It must all-gather the shards that it is called with: the
-    optimizer changed them.
-in the part, its padding, in ascending order:
-whole[: x.numel()] => whole[: x.numel()].flip(0)
-or
-in_another_order
-    The shards are right, and unshard returns all elements of x in a wrong order. Put each element back at the place
-    where it was in x.
+or def unshard(part): => def unshard(_):
+    The shards are right, but unshard returns the old x. All-gather the given shards: the optimizer changed them.
+in the part, its padding, in ascending order: whole[: x.numel()] => whole[: x.numel()].flip(0)
+or in_another_order
+    The shards are right, and unshard returns all of x in a wrong order. Put each element back to where it was in x.
 """
 
-EXERCISE = Exercise(
-    id="04.1",
-    title="shard",
-    points=2,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    right=(shard, by_torch_distributed),
-    mistakes=read_mistakes(CONTIGUOUS + MISTAKES, shard),
-)
+EXERCISE = exercise(globals() | {"MISTAKES": CONTIGUOUS + MISTAKES}, points=2, right=(shard, by_torch_distributed))
 
 RULES = {
     "contiguous": "contiguous",
@@ -206,11 +184,9 @@ in the part:
 
     return replace(
         EXERCISE,
-        task=(
-            "Flatten and pad x as above. But the shards are not contiguous: deal the elements to the ranks "
-            f"{task} `part` has the elements of this rank in the order in which they were dealt, and `unshard` puts "
-            "each element back into its place in x."
-        ),
+        task="Flatten and pad x as above. But the shards are not contiguous: deal the elements to the ranks "
+        f"{task} `part` has the elements of this rank in the order in which they were dealt, and `unshard` puts "
+        "each element back into its place in x.",
         body=partial(body, deal=deal),
         reference=partial(reference, deal=deal),
         right=(partial(dealt, deal=deal), partial(by_torch_distributed, deal=deal)),

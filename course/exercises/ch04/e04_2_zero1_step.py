@@ -14,6 +14,7 @@ from course.check.listen import Heard, listen, raw
 SETTINGS = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 0.1, "weight_decay": 0.1}  # with this eps a factor n shows
 STEPS = 4
 STATE, CALLS = "kept", "calls"  # not judged: they identify mistakes
+FACTS = {"memory": AS_NEEDED, "what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
@@ -74,10 +75,10 @@ def body(answer, group, given):
 
 
 def state(kept, size):
+    """In shards, at most 4 of float32: master weights, two moments, and perhaps the gradient."""
     shards = {dtype: round(n_bytes / dtype.itemsize / size) for dtype, n_bytes in kept_bytes(kept).items()}
     float32 = sum(count * dtype.itemsize / 4 for dtype, count in shards.items() if dtype.itemsize >= 4)
-    most = 4  # master weights, two moments, and perhaps the gradient
-    return {"memory": MORE if float32 > most else AS_NEEDED, STATE: str(sorted(shards.items(), key=str))}
+    return {"memory": MORE if float32 > 4 else AS_NEEDED, STATE: str(sorted(shards.items(), key=str))}
 
 
 def sent(heard, size, n):
@@ -85,11 +86,11 @@ def sent(heard, size, n):
     half = 2 * STEPS * (n - 1) * size
     kinds = {kind: Heard(calls=[call for call in heard.calls if call[0] == kind]) for kind, _ in heard.calls}
     calls = [f"{kind} {of.sent_bytes(n) / half:.1f}" for kind, of in kinds.items()]
-    return {"what was sent": MORE if heard.sent_bytes(n) > 2.1 * half else AS_NEEDED, CALLS: ", ".join(calls)}
+    return {"what was sent": heard.amount(n, 2.1 * half), CALLS: ", ".join(calls)}
 
 
 def reference(given):
-    right = {"memory": AS_NEEDED, "what was sent": AS_NEEDED}
+    right = {}
     for k, weights in enumerate(masters(given), 1):
         right |= {f"weights after step {k}": weights.bfloat16(), f"dtype after step {k}": "torch.bfloat16"}
     return everywhere(right, given)
@@ -155,12 +156,10 @@ MISTAKES = """
 in dtype, weights:
 [torch.empty_like(new) for _ in range(n)] => [new if r == rank else old for r, old in enumerate(shards(weights))]
 dist.all_gather(parts, new) =>
-    Each rank stepped its own shard and has the old shards of the others: no rank got their new weights. All-gather the
-    stepped shards.
+    Each rank stepped its own shard and has old shards of the others. All-gather the stepped shards.
 dist.all_gather(parts, new) => dist.all_gather(parts, shards(weights)[rank])
 torch.cat(parts)[:k] => torch.cat([*parts[:rank], new, *parts[rank + 1 :]])[:k]
-    Each rank has the other ranks' shards of the previous step. Gather after the step, so that the all-gather sends its
-    result.
+    Each rank has the others' shards of the previous step. Gather after the step, so that its result is sent.
 torch.cat(parts)[:k] => weights
     You return the old weights. Gather the new tensors that the step made.
 kept["optimizer"].step() => new = kept["master"].bfloat16().detach()
@@ -171,11 +170,8 @@ torch.cat(parts)[:k] => new
 [torch.empty_like(new) for _ in range(n)] => [torch.empty_like(new)] * n
     All shards are the last rank's. `[t] * n` is n times the same tensor, and each shard overwrites the one before: make
     n tensors, as with [torch.empty_like(t) for _ in range(n)].
-in dtype:
-.detach().bfloat16() => .detach()
-    You return the weights in float32. The model computes in bfloat16: convert the master weights to bfloat16, then
-    gather them.
-in dtype, weights:
+in dtype: .detach().bfloat16() => .detach()
+    You return the weights in float32. The model computes in bfloat16: convert the master weights, then gather them.
 torch.cat(parts)[:k] => torch.cat(parts)
     You return the padding with the weights: only the first k elements are weights.
 pad(x, (0, -k % n)) => x[: k - k % n]
@@ -186,8 +182,8 @@ pad(x, (0, -k % n)) => x[: k - k % n]
     The last weights are missing: you cut k // n elements for each rank, and k % n of them have no owner. Pad weights
     and gradient with zeros until n divides their length, and return the first k elements.
 shards(weights)[rank] => weights[rank * (k // n) :][: len(shards(weights)[0])]
-    The shard of the weights and the shard of the gradient are different elements: the weights are cut at multiples of
-    k // n, the gradient at multiples of ceil(k / n). Pad both, then cut both in the same way.
+    The shard of the weights and the shard of the gradient are different elements: the weights are cut at multiples of k
+    // n, the gradient at multiples of ceil(k / n). Pad both, then cut both in the same way.
 shards(weights)[rank] => shards(weights)[0]
     Every rank stepped the first shard of the weights. Rank r owns shard r.
 total.float() / n => total.float()
@@ -200,11 +196,9 @@ total.float() / n => shards(gradient)[rank].float()
 in kept:
 shards(weights)[rank].float() => shards(weights)[rank].clone()
 total.float() / n => total / n
-or
-shards(weights)[rank].float() => shards(weights)[rank]
+or shards(weights)[rank].float() => shards(weights)[rank]
 total.float() / n => total / n
-or
-by_hand(lambda w, m, v, t: (None, m.bfloat16(), v.bfloat16(), t))
+or by_hand(lambda w, m, v, t: (None, m.bfloat16(), v.bfloat16(), t))
     You step in bfloat16, without master weights: an update much smaller than a weight is rounded off. In the first step
     convert this rank's shard to float32; keep that copy and step it.
 by_hand(lambda w, m, v, t: (w, m.bfloat16(), v.bfloat16(), t))
@@ -215,8 +209,7 @@ by_hand(lambda w, m, v, t: (None, m, v, t))
     in the first step; keep that copy in `kept` and step it.
 if not kept: => if True:
     Every step is a first step: it begins at the rounded weights, with moments at zero. Fill `kept` in the first step
-    alone (`if not kept:`), and use what is in it. `kept = {...}` makes a different dict, which the next step does not
-    get.
+    alone (`if not kept:`). `kept = {...}` makes a different dict, which the next step does not get.
 torch.optim.AdamW => torch.optim.Adam
     This is Adam, which adds the weight decay to the gradient. AdamW takes it from the weights.
 **settings => lr=settings["lr"]
@@ -233,10 +226,8 @@ torch.cat(parts)[:k] => new
     The weights are right, but each rank steps all of them and keeps the full optimizer state: ZeRO-1 then saves
     nothing. Keep master weights and moments of this rank's shard alone.
 shards(weights)[rank].float() => shards(weights.float())[rank]
-    The weights are right, but your float32 shard is a view of all weights in float32, and keeps all of them in memory.
-    Cut first and convert then, or clone the shard.
-in memory, dtype, weights:
-shards(weights)[rank].float() => shards(weights)[rank].double()
+    The weights are right, but your float32 shard is a view of all weights in float32, and keeps them. Cut first.
+in memory, dtype, weights: shards(weights)[rank].float() => shards(weights)[rank].double()
 total.float() / n => total.double() / n
     The weights are right, but you keep more than float32 master weights and moments of this shard.
 in what was sent, dtype, weights, calls:

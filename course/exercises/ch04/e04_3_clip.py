@@ -4,23 +4,24 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random
+from course.check.exercise import AS_NEEDED, random
 from course.check.listen import listen
 from lib import comm
 
 MAX_NORM = 1.5
 CASES = {"a large gradient": 1, "a small one": 0.01}  # factor: the norm is far above MAX_NORM, then far below it
-SENT = "what was sent"
+FACTS = {"what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
     replicated = [random(generator, 4), random(generator, 1)]
     # Larger on each rank than on the rank before it: gradients of an embedding and of a bias differ as much.
     shards = [[(r + 1) * random(generator, *shape) for shape in ((15,), (6, 5))] for r in range(n)]
-    parts = [{"shards": own, "replicated": replicated} for own in shards]
-    return [
-        {c: {name: [scale * x for x in xs] for name, xs in p.items()} for c, scale in CASES.items()} for p in parts
-    ]
+
+    def scaled(by, own):
+        return {"shards": [by * x for x in own], "replicated": [by * x for x in replicated]}
+
+    return [{case: scaled(by, own) for case, by in CASES.items()} for own in shards]
 
 
 def body(answer, group, given):
@@ -30,11 +31,11 @@ def body(answer, group, given):
         norm = answer(shards, replicated, MAX_NORM, group)
         found |= {f"{case}: the norm": norm, f"{case}: shards": shards, f"{case}: replicated": replicated}
     to_gather = (group.size - 1) * sum(x.nbytes for one in given.values() for x in one["shards"])
-    return found | {SENT: MORE if heard.sent_bytes(group.size) > to_gather / 2 else AS_NEEDED}
+    return found | {"what was sent": heard.amount(group.size, to_gather / 2)}
 
 
 def reference(given):
-    found = [{SENT: AS_NEEDED} for _ in given]
+    found = [{} for _ in given]
     for case in CASES:
         full = [*given[0][case]["replicated"], *(x for g in given for x in g[case]["shards"])]
         norm = sum(x.square().sum().item() for x in full) ** 0.5
@@ -70,48 +71,38 @@ def by_one_long_tensor(shards, replicated, max_norm, group):
 
 MISTAKES = """
 comm.all_reduce(squares, group) => squares
-    Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its direction. Add
-    the squares up over the ranks: comm.all_reduce returns the sum of all, and does not change its argument.
+    Each rank clips by the norm of its shards alone. The factors differ, and the gradient changes its direction. Add the
+    squares up over the ranks: comm.all_reduce returns the sum of all, and does not change its argument.
 squares = comm.all_reduce(squares, group) =>
 norm = squares.sqrt() => norm = comm.all_reduce(squares.sqrt(), group)
-or
-squares = comm.all_reduce(squares, group) => norm = comm.all_reduce(squares.sqrt(), group)
+or squares = comm.all_reduce(squares, group) => norm = comm.all_reduce(squares.sqrt(), group)
 norm = squares.sqrt() =>
-or
-comm.all_reduce(squares, group) => comm.all_reduce(squares.sqrt(), group)
+or comm.all_reduce(squares, group) => comm.all_reduce(squares.sqrt(), group)
 sum((x * x).sum() for x in replicated) => sum((x * x).sum() for x in replicated).sqrt()
 norm = squares.sqrt() => norm = squares
-or
-comm.all_reduce(squares, group) => comm.all_reduce(squares, group).sqrt()
+or comm.all_reduce(squares, group) => comm.all_reduce(squares, group).sqrt()
 sum((x * x).sum() for x in replicated) => sum((x * x).sum() for x in replicated).sqrt()
 norm = squares.sqrt() => norm = squares
-or
-comm.all_reduce(squares, group) => comm.all_reduce(squares.sqrt(), group) ** 2
+or comm.all_reduce(squares, group) => comm.all_reduce(squares.sqrt(), group) ** 2
     You added norms. Norms of parts do not add up, their squares do: all-reduce the sum of the squares of the shards,
     add the squares of `replicated`, then take the root.
 squares = comm.all_reduce(squares, group) =>
 norm = squares.sqrt() => norm = comm.all_reduce(squares, group).sqrt()
-    `replicated` is in your norm n times, once for each rank. Add the squares of the shards up over the ranks, and then
-    the squares of `replicated` once.
+    `replicated` is in your norm n times, once per rank. Add up the shards' squares over the ranks, then its own once.
 squares = squares + sum((x * x).sum() for x in replicated) =>
     `replicated` is not in your norm. It belongs to the same gradient.
 comm.all_reduce(squares, group) => comm.all_reduce(squares, group, op="mean")
     You averaged the squares over the ranks, so the norm is too small. Squares add up: op="sum".
-in the norm:
-norm = squares.sqrt() => norm = squares
+in the norm: norm = squares.sqrt() => norm = squares
     You return the square of the norm. Take the root.
-in all:
 if norm > max_norm: => if True:
-    You scale small gradients up. Clipping shortens gradients longer than max_norm and does not change the rest: the
-    factor is at most 1.
+    You scale small gradients up. Clipping only shortens gradients longer than max_norm: the factor is at most 1.
 x.mul_(max_norm / norm) => x = x * max_norm / norm
-    The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * factor makes
-    a new tensor and leaves the old.
+    The norm is right, and nothing is scaled. Change tensors in place, x.mul_(factor); x = x * factor makes a new one.
 for x in (*shards, *replicated): => for x in shards:
     The shards are clipped, `replicated` is not. The same factor scales the full gradient.
 comm.all_reduce(squares, group) => sum(comm.all_gather(x.flatten(), group).square().sum() for x in shards)
-    The norm is right, but you send whole shards to all ranks, as much as the model. One number of each rank is enough:
-    the sum of its squares.
+    The norm is right, but you send whole shards, as much as the model. One number is enough: the sum of squares.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(clip, by_one_long_tensor))

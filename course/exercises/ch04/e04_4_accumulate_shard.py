@@ -13,14 +13,12 @@ from lib import comm
 M = 5  # microbatches; no number of ranks, so that a factor identifies a mistake
 SIZE = 40  # elements of a shard: many compared with a count
 EACH = "one reduce-scatter for each microbatch, as it comes"
+FACTS = {"what was sent": EACH}
 
 
 def inputs(generator, n):
-    def microbatch():
-        count = whole(generator, 1, 30)
-        return random(generator, SIZE * n) * count, count
-
-    return [{"microbatches": [microbatch() for _ in range(M)]} for _ in range(n)]
+    counts = [[whole(generator, 1, 30) for _ in range(M)] for _ in range(n)]
+    return [{"microbatches": [(random(generator, SIZE * n) * count, count) for count in mine]} for mine in counts]
 
 
 def body(answer, group, given):
@@ -63,7 +61,7 @@ def describe(sent_at, halves):
 def reference(given):
     pairs = [pair for g in given for pair in g["microbatches"]]
     mean = sum(gradient for gradient, _ in pairs) / sum(count for _, count in pairs)
-    return [{"shard": shard, "what was sent": EACH} for shard in mean.chunk(len(given))]
+    return [{"shard": shard} for shard in mean.chunk(len(given))]
 
 
 def accumulate_shard(microbatches, group):
@@ -105,8 +103,7 @@ def by_messages(microbatches, group):
 MISTAKES = """
 in shard:
 comm.all_reduce(torch.tensor(tokens), group) => tokens
-    You divided the sum over all ranks by this rank's own tokens, so the shards differ in scale. All-reduce the count
-    as well.
+    You divided the sum over all ranks by this rank's own tokens: shards differ in scale. All-reduce the count as well.
 comm.reduce_scatter(gradient_of_sum, group) => gradient_of_sum
 shard / comm.all_reduce(torch.tensor(tokens), group) => comm.reduce_scatter(shard / tokens, group, op="mean")
     You divided each rank's gradients by that rank's tokens and averaged over the ranks. On a rank with few tokens each
@@ -114,8 +111,7 @@ shard / comm.all_reduce(torch.tensor(tokens), group) => comm.reduce_scatter(shar
 (gradient_of_sum, group) => (gradient_of_sum / count, group, op="mean")
 tokens += count => tokens += 1
 comm.all_reduce(torch.tensor(tokens), group) => tokens
-    You return the mean of the means of the microbatches: a token in a short one counts too much. Add up sums and
-    counts, and divide once, at the end.
+    You return the mean of the microbatches' means: few tokens count too much. Add up sums and counts, and divide once.
 (gradient_of_sum, group) => (gradient_of_sum / comm.all_reduce(torch.tensor(count), group), group)
 tokens += count => tokens += 1
 comm.all_reduce(torch.tensor(tokens), group) => tokens
@@ -126,19 +122,16 @@ shard = shard + comm => shard = comm
 shard / comm.all_reduce(torch.tensor(tokens), group) => shard
     You return the sum over all tokens. Divide it by their number.
 comm.reduce_scatter(gradient_of_sum, group) => comm.reduce_scatter(gradient_of_sum, group, op="mean")
-    Your shard is n times too small: the reduce-scatter took the mean over the n ranks. Add up sums here, and divide by
-    the count.
+    Your shard is n times too small: the reduce-scatter took a mean. Add up sums here, and divide by the count.
 in all:
 comm.reduce_scatter(gradient_of_sum, group) => gradient_of_sum
 return shard => return comm.reduce_scatter(shard, group)
     The shard is right, but you keep full gradients until the last microbatch and reduce then. That sends fewer bytes,
     and takes the memory that ZeRO-2 saves.
 comm.reduce_scatter(gradient_of_sum, group) => comm.all_reduce(gradient_of_sum, group).chunk(group.size)[group.rank]
-    The shard is right, but you send twice the bytes needed: an all-reduce gives every rank the sum of all shards. A
-    reduce-scatter gives each its own.
+    The shard is right, but you send twice the bytes: an all-reduce gives every rank every sum. Use a reduce-scatter.
 in microbatches => in (pair for pair, _ in pairwise(chain(microbatches, [None])))
-    The shard is right, but each gradient is still held when the next one is made. Start its reduce-scatter before you
-    take more from the iterator.
+    The shard is right, but each gradient is held when the next is made. Reduce-scatter it before you take more.
 """
 
 EXERCISE = exercise(

@@ -3,7 +3,7 @@
 import math
 
 from course.check.edits import exercise
-from course.check.exercise import each_call, formula, whole
+from course.check.exercise import whole
 from lib.cost import state_bytes
 from lib.cost.sizes import RECIPES
 
@@ -51,8 +51,7 @@ MISTAKES = """
 optimizer = 12 if precision == "mixed" else 8 => optimizer = 8
     You count 12 bytes per parameter for "mixed". The optimizer steps a float32 copy of it, 4 bytes more: 2 + 2 + 12.
 (gradient, 2), (parameter, 3) => (gradient, 1), (parameter, 1)
-    You shard everything at stages 1 to 3. Stage 1 shards the optimizer state, stage 2 also the gradients; the rest is
-    replicated on every rank.
+    You shard everything at stages 1 to 3. Stage 1 shards the optimizer state, 2 also gradients; the rest is replicated.
 (gradient, 2) => (gradient, 1)
     Your stage 1 also shards the gradients, as stage 2 does.
 (parameter, 3) => (parameter, 2)
@@ -67,11 +66,4 @@ return None => return 1
     Where the replicated bytes alone do not fit, you return a number. No number of ranks helps there: return None.
 """
 
-EXERCISE = exercise(
-    globals(),
-    points=2,
-    right=(ranks_needed, by_trying),
-    body=each_call("ranks_needed"),
-    reference=formula("ranks_needed", by_trying),
-    ranks=(1,),
-)
+EXERCISE = exercise(globals(), points=2, right=(ranks_needed, by_trying), same_as=by_trying)

@@ -10,8 +10,7 @@ A rank: 0
 A rank: 1
     rank 1 owns 11 weights of up.weight and the first 2 of up.bias. In up.bias 4 of 6 differ, and in up.weight none.
 A rank: 3
-    rank 3 owns half of down.weight, all of down.bias, and the padding. Nothing in down.bias differs, and 4 weights of
-    up.bias do.
+    rank 3 owns half of down.weight, down.bias, and the padding. No down.bias differs, and 4 weights of up.bias do.
 A change: "a"
     with that change step 2 would add to the gradients of step 1. The norm of step 2 is right.
 A change: "c" | "d" | "h"
@@ -23,11 +22,9 @@ A change: "f"
 A change: "g"
     with that change one rank would keep its first weights, and its model would differ from the others.
 B rank: 0 | 2 | 3
-    the gradients of that rank are right in step 1. In step 2 they differ because all weights do. Look for the first
-    number that differs.
+    that rank's gradients are right in step 1, and differ in step 2 as all weights do. Look for the first difference.
 B change: "c"
-    with that change both gradients of step 1 would be twice as large: both losses are not divided. The first gradient
-    is right.
+    with that change both gradients of step 1 would be twice as large: neither loss is divided. The first is right.
 B change: "h"
     with that change both gradients of step 1 would come from rank 2. The first is its own.
 B change: "a" | "b" | "e" | "f"
@@ -35,13 +32,11 @@ B change: "a" | "b" | "e" | "f"
 B change: "g"
     with that change one rank would keep its first weights, and its model would differ from the others.
 C rank: 0 | 1 | 2
-    no weight in the shard of that rank differs after step 1. Count along the flat parameter: each rank owns 13
-    elements.
+    no weight in that rank's shard differs after step 1. Count along the flat parameter: each owns 13 elements.
 C change: "a" | "b"
     that change makes no difference in step 1: sums begin with zeros there, and the momentum is empty. Step 1 is wrong.
 C change: "c" | "d" | "h"
-    that change is in the gradient of a rank before it is reduced. All gradients of step 1 are right, and so is their
-    norm.
+    that change is in a rank's gradient before it is reduced. All gradients of step 1 and their norm are right.
 C change: "f"
     with that change the 12 weights of the shard would be the old ones. Step 1 changed all 51 weights.
 C change: "g"

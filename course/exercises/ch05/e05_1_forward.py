@@ -7,13 +7,14 @@ from torch import distributed as dist
 from torch.nn.functional import linear
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random, shards_of
+from course.check.exercise import AS_NEEDED, random, shards_of
 from course.check.listen import listen
 from lib import comm
 from lib.memory import MemoryTracker
 
 SIZES = ((17, 11), *((13, 17), (17, 13)) * 5, (7, 17))  # (out, in); there is padding on 3 ranks and on 4
 FEW, MANY = "one or two layers at a time", "four layers or more at the same time"
+FACTS = {"what was gathered": FEW, "what was sent": AS_NEEDED}
 MOST = 5  # largest layers: of two layers, each may be there as parts, joined, and in a buffer of gloo
 TRIES = 3  # gloo's thread may free a buffer some time after wait(): of peaks near the limit, the least counts
 
@@ -24,7 +25,7 @@ def inputs(generator, n):
 
 
 def body(answer, group, given):
-    heard, layers = listen(), float("inf")
+    heard, n, layers = listen(), group.size, float("inf")
     largest = max(out * into + out for out, into in SIZES) * given["x"].element_size()
     for _ in range(TRIES):
         heard.forget()
@@ -32,20 +33,19 @@ def body(answer, group, given):
         memory.count_as("parameter", *shards)
         with memory:
             y = answer(x, shards, list(SIZES), group)
-        much = heard.sent_bytes(group.size) > 1.1 * sum((group.size - 1) * shard.nbytes for shard in given["shards"])
+        sent = heard.amount(n, 1.1 * (n - 1) * sum(shard.nbytes for shard in given["shards"]))
         layers = min(layers, memory.peak_by_kind["activation"] / largest)
         if not comm.all_reduce(torch.tensor(MOST < layers < 2 * MOST, dtype=torch.int32), group, "max"):
             break
-    return {"y": y, "what was gathered": MANY if layers > MOST else FEW, "what was sent": MORE if much else AS_NEEDED}
+    return {"y": y, "what was gathered": MANY if layers > MOST else FEW, "what was sent": sent}
 
 
 def reference(given):
-    wholes = [torch.cat(shards) for shards in zip(*(g["shards"] for g in given), strict=True)]
-    found = [{"y": g["x"], "what was gathered": FEW, "what was sent": AS_NEEDED} for g in given]
-    for of_rank in found:
-        for i, (whole, size) in enumerate(zip(wholes, SIZES, strict=True)):
-            of_rank["y"] = linear(of_rank["y"].relu() if i else of_rank["y"], *cut(whole, *size))
-    return found
+    ys = [g["x"] for g in given]
+    for i, (size, *shards) in enumerate(zip(SIZES, *(g["shards"] for g in given), strict=True)):
+        weight, bias = cut(torch.cat(shards), *size)
+        ys = [linear(y.relu() if i else y, weight, bias) for y in ys]
+    return [{"y": y} for y in ys]
 
 
 def cut(whole, out, into):
@@ -83,16 +83,13 @@ def forward_with_the_next_layer_coming(x, shards, sizes, group, ahead=1):
 
 
 MISTAKES = """
-in y, gathered:
-zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
+in y, gathered: zip(shards, sizes) => zip([comm.all_gather(shard, group) for shard in shards], sizes)
 whole = comm.all_gather(shard, group) => whole = shard
-    The output is right, but four layers or more are in memory at the same time. With many layers, that may be the
-    model that does not fit. Gather a layer just before it computes, or one layer earlier, and keep no reference to it
-    afterwards.
+    The output is right, but four layers or more are in memory at the same time. With many layers, the model may not
+    fit. Gather a layer just before it computes, or one earlier, and keep no reference to it afterwards.
 in y:
 whole[end : end + out_size] => whole[-out_size:]
-    You took the bias from the end of the gathered tensor, and there is padding. The bias begins where the weight ends,
-    at out · in, and has `out` elements.
+    You took the bias from the end, where padding is. It begins where the weight ends, at out · in, with `out` elements.
 whole[:end].view(out_size, in_size) => whole[out_size : out_size + end].view(out_size, in_size)
 whole[end : end + out_size] => whole[:out_size]
     You read the bias first. The flat tensor of a layer holds its weight, then its bias, then padding.
@@ -104,8 +101,7 @@ if i < len(shards) - 1: => if True:
     There is a relu after the last layer. It belongs between layers.
 x = torch.relu(x) => pass
     There is no relu between the layers.
-in all:
-weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
+in all: weight = whole[:end] => weight = comm.all_gather(shard, group)[:end]
     The output is right, but you send more than each layer once. A gather sends (n-1)/n of a layer, weight and bias
     together.
 """

@@ -7,7 +7,8 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random, shards_of
+from course.check.exercise import AS_NEEDED, MORE, after_backward, drawn, random, shards_of
+from course.check.kept import saved_bytes
 from course.check.listen import listen, raw
 from lib.memory import MemoryTracker
 
@@ -15,6 +16,7 @@ ROWS, WIDTH, HIDDEN = 2, 11, 31
 SIZES = (HIDDEN * WIDTH, HIDDEN, WIDTH * HIDDEN)  # of the matrix up, its bias, and the matrix down
 KEPT_BYTES = 8 * (sum(SIZES) // 2)  # half a unit, much more than input and output
 SHARDS, FULL = "the shard, and the input", "more than half of the unit"
+FACTS = {"kept for backward": SHARDS, "what was sent": AS_NEEDED, "calls without wait": 0}
 
 
 def compute(full, x):
@@ -23,40 +25,28 @@ def compute(full, x):
 
 
 def inputs(generator, n):
+    both = {name: (ROWS, WIDTH) for name in ("x", "gradient")}
     shards = shards_of(random(generator, sum(SIZES)), n)
-    return [
-        {"x": random(generator, ROWS, WIDTH), "shard": shard, "gradient": random(generator, ROWS, WIDTH)}
-        for shard in shards
-    ]
+    return [own | {"shard": shard} for own, shard in zip(drawn(generator, n, {}, both), shards, strict=True)]
 
 
 @raw
 def body(answer, group, given):
     x, shard = (given[name].clone().requires_grad_() for name in ("x", "shard"))
-    waits = []
-    heard, memory = listen(on_wait=lambda: waits.append(1)), MemoryTracker()
+    heard, memory = listen(), MemoryTracker()
     memory.count_as("parameter", shard)
     with memory:
         y = answer.apply(x, shard, compute)
-        lost = heard.collectives > len(waits)  # the buffer of a call without wait() also stays
-        keeps_much = saves_much(y) or lost or not falls(lambda: memory.live["activation"], KEPT_BYTES)
-        result = y.detach().clone()
-        y.backward(given["gradient"])
-    return {
-        "y": result,
-        "gradient of x": x.grad,
-        "gradient of the shard": shard.grad,
+        frees = falls(lambda: memory.live["activation"], KEPT_BYTES)
+        # The buffer of a call without wait() also stays.
+        keeps_much = saved_bytes(y) > KEPT_BYTES or heard.unfinished or not frees
+        found = after_backward(y, given["gradient"], x=x, **{"the shard": shard})
+    return found | {
         "the shard, afterwards": shard.detach(),
         "kept for backward": FULL if keeps_much else SHARDS,
         "what was sent": amount(heard, group.size),
-        "calls without wait": max(0, heard.collectives - len(waits)),
+        "calls without wait": heard.unfinished,
     }
-
-
-def saves_much(y):
-    """Whether a large tensor is in the context of the function, where falls() would wait for it in vain."""
-    kept = [*getattr(y.grad_fn, "saved_tensors", ()), *getattr(y.grad_fn, "__dict__", {}).values()]
-    return any(torch.is_tensor(x) and x.nbytes > KEPT_BYTES for x in kept)
 
 
 def falls(live_bytes, most):
@@ -74,15 +64,12 @@ def amount(heard, n):
 
 
 def reference(given):
-    n, found = len(given), []
-    full = torch.cat([g["shard"] for g in given]).requires_grad_()
-    for g in given:
+    full, found = torch.cat([g["shard"] for g in given]).requires_grad_(), []
+    for g in given:  # backward adds to the gradient of the others
         x = g["x"].clone().requires_grad_()
-        y = compute(full, x)
-        y.backward(g["gradient"])  # adds to the gradient of the others
-        right = {"y": y.detach(), "gradient of x": x.grad, "the shard, afterwards": g["shard"]}
-        found.append(right | {"kept for backward": SHARDS, "what was sent": AS_NEEDED, "calls without wait": 0})
-    return [f | {"gradient of the shard": g} for f, g in zip(found, (full.grad / n).chunk(n), strict=True)]
+        found.append(after_backward(compute(full, x), g["gradient"], x=x) | {"the shard, afterwards": g["shard"]})
+    of_shards = (full.grad / len(given)).chunk(len(given))
+    return [one | {"gradient of the shard": shard} for one, shard in zip(found, of_shards, strict=True)]
 
 
 class ShardedUnit(torch.autograd.Function):
@@ -115,27 +102,27 @@ def gathered(shard):
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # until torch 2.13
 
 
+def gathered_flat(shard):
+    full = shard.new_empty(dist.get_world_size() * len(shard))
+    all_gather(full, shard.detach())
+    return full
+
+
 class UnitWithFlatCalls(torch.autograd.Function):
     """By calls that take one tensor, a sum of one's own, and the gradients by a function."""
 
     @staticmethod
     def forward(x, shard, compute):
-        return compute(UnitWithFlatCalls.whole(shard), x)
+        return compute(gathered_flat(shard), x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.inputs = inputs
 
     @staticmethod
-    def whole(shard):
-        full = shard.new_empty(dist.get_world_size() * len(shard))
-        all_gather(full, shard.detach())
-        return full
-
-    @staticmethod
     def backward(ctx, gradient):
         x, shard, compute = ctx.inputs
-        _, back = torch.func.vjp(compute, UnitWithFlatCalls.whole(shard), x.detach())
+        _, back = torch.func.vjp(compute, gathered_flat(shard), x.detach())
         of_full, of_x = back(gradient)
         got = torch.empty_like(of_full)
         dist.all_to_all_single(got, of_full)
@@ -148,20 +135,16 @@ def averaged(x):
 
 
 MISTAKES = """
-in gradient, kept:
-ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
+in gradient, kept: ctx.compute = compute => ctx.compute, ctx.full = compute, gathered(shard)
 return compute(gathered(shard), x) => return compute(ctx.full, x)
 full = gathered(shard).requires_grad_() => full = ctx.full.requires_grad_()
-    The gradients are right, but between forward and backward the full unit stays in memory: you gather only in
-    forward, and save the result. Save x and the shard, and gather again in backward.
-in all:
+    The gradients are right, but between forward and backward the full unit stays in memory: you gather only in forward,
+    and save the result. Save x and the shard, and gather again in backward.
 full = gathered(shard).requires_grad_() => full, again = gathered(shard).requires_grad_(), gathered(shard)
-    You gather three times: backward computes forward again and then needs the same parameters for the gradients.
-    Gather once in backward, and use it for both.
+    You gather three times: backward computes forward, then needs the same parameters. Gather once in it, use it twice.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) => mean = averaged(of_full)
 return of_x, mine / n => return of_x, mean.chunk(n)[dist.get_rank()]
-    The gradients are right, but an all-reduce gives every rank the gradient of all shards, for twice the bytes. Each
-    rank needs its own shard: reduce-scatter.
+    The gradients are right, but an all-reduce sends twice the bytes. A rank needs only its own shard: reduce-scatter.
 in gradient:
 return of_x, mine / n, None => return of_x, mine, None
     The gradient of the shard is n times too large: it is the sum over the ranks, not the mean. Divide by n.
@@ -169,21 +152,16 @@ return of_x, mine / n, None => return of_x, mine / n / n, None
     The gradient of the shard is n times too small: you divided by n twice. ReduceOp.AVG divides already.
 dist.reduce_scatter(mine, list(of_full.chunk(n))) =>
 return of_x, mine / n => return of_x, of_full.chunk(n)[dist.get_rank()]
-    The gradient of the shard covers only the rows of this rank: you cut your own gradient and sent nothing. Rows of
-    the other ranks went through the same weights: reduce-scatter it.
+    The gradient of the shard covers only the rows of this rank: you cut your own gradient and sent nothing. Rows of the
+    other ranks went through the same weights: reduce-scatter it.
 return of_x, mine / n, None => return None, mine / n, None
-    Backward returns no gradient of x, so the layers before this unit get none. autograd.grad takes several tensors:
-    compute both gradients in one call.
+    Backward returns no gradient of x: layers before get none. autograd.grad takes several tensors: compute both.
 return of_x, mine / n, None => return averaged(of_x), mine / n, None
-    You averaged the gradient of x over the ranks. Each rank has different rows: x is not shared, only the parameters
-    are.
+    You averaged the gradient of x over the ranks. Each rank has different rows: only the parameters are shared.
 return of_x, mine / n, None => return of_x / n, mine / n, None
-    You divided the gradient of x by n. That mean is over rows of all ranks, and x has only this rank's: divide the
-    gradient of the shard alone.
-in without wait:
-dist.all_gather(parts, shard.detach()) => dist.all_gather(parts, shard.detach(), async_op=True)
-    You do not wait for a collective that you started with async_op=True: its buffer may not be filled when you read
-    it. Keep the returned work and call wait() first.
+    You divided the gradient of x by n. x has only this rank's rows: divide the gradient of the shard alone.
+in without wait: dist.all_gather(parts, shard.detach()) => dist.all_gather(parts, shard.detach(), async_op=True)
+    You do not wait for a collective with async_op=True: its buffer may not be filled. Keep the work, and call wait().
 in afterwards:
 n, mine = dist.get_world_size(), torch.empty_like(shard) => n, mine = dist.get_world_size(), shard.detach()
     The shard is overwritten: you received its gradient in the memory of the parameter. torch.distributed writes into

@@ -1,6 +1,7 @@
 """05.3: the all-gather of the next unit is in flight while this unit computes."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch import distributed as dist
@@ -12,18 +13,11 @@ from lib import comm
 
 UNITS, WIDTH = 5, 4
 AHEAD = "each while the one before it computes"
+FACTS = {"when units were gathered": AHEAD}
 
 
-class GivenUnit:
-    """What the learner is given: `shard`, a flat tensor, and `compute(whole, x)`."""
-
-    def __init__(self, shard, note):
-        self.shard, self._note = shard, note
-
-    def compute(self, whole, x):
-        """The output of the unit for the input x."""
-        self._note()
-        return torch.tanh(x @ whole[: WIDTH * WIDTH].view(WIDTH, WIDTH))
+def compute(whole, x):
+    return torch.tanh(x @ whole[: WIDTH * WIDTH].view(WIDTH, WIDTH))
 
 
 def inputs(generator, n):
@@ -35,7 +29,12 @@ def body(answer, group, given):
     starts, waits = [], []
     computes = []  # at each compute, how many gathers were started, and waited for
     listen(lambda: starts.append(1), lambda: waits.append(1))
-    units = [GivenUnit(s.clone(), lambda: computes.append((len(starts), len(waits)))) for s in given["shards"]]
+
+    def noted(whole, x):
+        computes.append((len(starts), len(waits)))
+        return compute(whole, x)
+
+    units = [SimpleNamespace(shard=shard.clone(), compute=noted) for shard in given["shards"]]
     y = answer(given["x"].clone(), units, group)
     return {"y": y, "when units were gathered": order(computes, len(starts))}
 
@@ -60,9 +59,8 @@ def order(computes, started):
 def reference(given):
     ys = [g["x"] for g in given]
     for shards in zip(*(g["shards"] for g in given), strict=True):
-        unit = GivenUnit(torch.cat(shards), lambda: None)
-        ys = [unit.compute(unit.shard, y) for y in ys]
-    return [{"y": y, "when units were gathered": AHEAD} for y in ys]
+        ys = [compute(torch.cat(shards), y) for y in ys]
+    return [{"y": y} for y in ys]
 
 
 def prefetched(x, units, group):
@@ -104,11 +102,9 @@ x = unit.compute(whole, x) => coming.wait(); x = unit.compute(whole, x)
     You start the next all-gather in time, and wait for it before this unit computes. Keep the result of
     all_gather_start, and call wait() when the next unit is about to compute.
 partial(several_ahead, ahead=UNITS - 1)
-    You start all all-gathers at the beginning. Each takes memory from its start, so the full model is in memory. Start
-    one at a time.
+    You start all all-gathers at the beginning. Each takes memory from then on: the full model. Start one at a time.
 partial(several_ahead, ahead=2)
-    You start more than the next all-gather. At most two units may be in memory: the unit that computes and the unit
-    that arrives.
+    You start more than the next all-gather. At most two units may be in memory: the one that computes and the next.
 whole = coming.wait() => unit.compute(unit.shard.repeat(group.size), x); coming.wait()
 x = unit.compute(whole, x) =>
 returns ANYTHING
@@ -117,8 +113,7 @@ if i + 1 < len(units): => if True:
 units[i + 1] => units[(i + 1) % len(units)]
     The output is right, but you start one all-gather too many: after the last unit there is none to prefetch.
 enumerate(units) => enumerate(units[:-1])
-    The last unit has not computed. A loop over pairs of neighbours ends one unit too early: the last all-gather is
-    still in flight when the loop ends.
+    The last unit has not computed: a loop over pairs of neighbours ends one unit early, its all-gather still in flight.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(prefetched, prefetched_into_two_buffers))

@@ -1,25 +1,21 @@
 """05.5: units that a rank skips must be gathered all the same, if another rank computes them."""
 
+from types import SimpleNamespace
+
 import torch
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random, shards_of
+from course.check.exercise import AS_NEEDED, random, shards_of
 from course.check.listen import listen
 from lib import comm
 
 UNITS, WIDTH = 6, 16
+FACTS = {"what was sent": AS_NEEDED}
 FLAGS_BYTES = 8 * 8 * UNITS  # a few numbers per unit may be exchanged, in any way
 
 
-class GivenUnit:
-    """What the learner is given: `shard`, a flat tensor, and `compute(full, x)`."""
-
-    def __init__(self, shard):
-        self.shard = shard
-
-    def compute(self, full, x):
-        """The output of the unit for the input x."""
-        return x + torch.tanh(x @ full[: WIDTH * WIDTH].view(WIDTH, WIDTH))
+def compute(full, x):
+    return x + torch.tanh(x @ full[: WIDTH * WIDTH].view(WIDTH, WIDTH))
 
 
 def inputs(generator, n):
@@ -32,19 +28,17 @@ def inputs(generator, n):
 
 def body(answer, group, given):
     heard = listen()
-    units = [GivenUnit(shard.clone()) for shard in given["shards"]]
+    units = [SimpleNamespace(shard=shard.clone(), compute=compute) for shard in given["shards"]]
     y = answer(given["x"].clone(), units, list(given["kept"]), group)
     most = (UNITS - 1) * (group.size - 1) * units[0].shard.nbytes + FLAGS_BYTES
-    return {"y": y, "what was sent": MORE if heard.sent_bytes(group.size) > most else AS_NEEDED}
+    return {"y": y, "what was sent": heard.amount(group.size, most)}
 
 
 def reference(given):
-    units = [GivenUnit(torch.cat(shards)) for shards in zip(*(g["shards"] for g in given), strict=True)]
-    found = [{"y": g["x"], "what was sent": AS_NEEDED} for g in given]
-    for of_rank, g in zip(found, given, strict=True):
-        for unit in [unit for unit, mine in zip(units, g["kept"], strict=True) if mine]:
-            of_rank["y"] = unit.compute(unit.shard, of_rank["y"])
-    return found
+    ys = [g["x"] for g in given]
+    for i, shards in enumerate(zip(*(g["shards"] for g in given), strict=True)):
+        ys = [compute(torch.cat(shards), y) if g["kept"][i] else y for y, g in zip(ys, given, strict=True)]
+    return [{"y": y} for y in ys]
 
 
 def forward_with_drops(x, units, kept, group):
@@ -57,33 +51,29 @@ def forward_with_drops(x, units, kept, group):
     return x
 
 
-def with_a_flag_before_each(x, units, kept, group):
-    for unit, mine in zip(units, kept, strict=True):
-        flags = comm.all_gather(torch.tensor([mine]), group)
-        full = comm.all_gather(unit.shard, group) if flags.any() else None
-        x = unit.compute(full, x) if mine else x
-    return x
+def any_of(mine, group):
+    return comm.all_gather(torch.tensor([mine]), group).any()[None]
 
+
+ALSO_RIGHT = """
+comm.all_reduce(torch.tensor(kept).long(), group) => torch.cat([any_of(mine, group) for mine in kept])
+    Each flag travels alone.
+"""
 
 MISTAKES = """
-in y:
-if ranks: => if mine:
-    You gather only the units that this rank computes. In this run all ranks skip equally many, so nothing hangs, and
-    it is worse: all-gathers of different units meet, and the result mixes the units.
-in all:
+in y: if ranks: => if mine:
+    You gather only the units that this rank computes. In this run all ranks skip equally many, so nothing hangs, and it
+    is worse: all-gathers of different units meet, and the result mixes the units.
 if ranks: => if True:
-    The output is right, but you gather units that no rank computes. Find out first which units are needed: one small
-    all-reduce of the flags.
+    The output is right, but you gather units that no rank computes. Find out which are needed: all-reduce the flags.
 in y:
 if mine: => if True:
-    A rank computes every unit that any rank computes. It must take part in the all-gather, and still skip the units
-    that it drew itself.
+    A rank computes every unit that any rank computes. It must gather all of these, and still skip those that it drew.
 comm.all_reduce(torch.tensor(kept).long(), group) => comm.all_reduce(torch.tensor(kept).long(), group, op="min")
-    You keep a unit only if all ranks compute it. One rank that needs the unit is enough: the maximum of the flags, not
-    the minimum.
+    You keep a unit only if all ranks compute it. One rank that needs it is enough: the flags' maximum, not minimum.
 => comm.broadcast(torch.tensor(kept), group, src=0)
 if mine: => if ranks:
     All ranks skip the units that rank 0 drew. That cannot hang, but each rank must skip the units of its own list.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(forward_with_drops, with_a_flag_before_each))
+EXERCISE = exercise(globals(), points=2, right=(forward_with_drops,))

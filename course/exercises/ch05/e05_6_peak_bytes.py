@@ -98,12 +98,11 @@ def by_events(units, n):
 
 MISTAKES = """
 returns 4 * (3 * sum(units) / n + (2 + 1 + 2 + 1 / 4) * max(units) + (3 + 1) * max(units) / n)
-    You put the largest unit into each of the six terms. Neighbours in backward are different units: unit i computes,
-    i - 1 is prefetched, i + 1 is in flight. Take the maximum over i.
+    You put the largest unit into each of the six terms. Neighbours in backward are different units: unit i computes, i
+    - 1 is prefetched, i + 1 is in flight. Take the maximum over i.
 always + complete, always + leaves => always + complete
     You look only at the time when the gradients of a unit are complete. When they leave, the receive buffer and the
-    output shard of the same unit are allocated, and the unit is still unsharded: for a unit that is larger than its
-    neighbours this is the peak.
+    output shard are allocated while the unit is unsharded: the peak of a unit larger than its neighbours.
 => always + leaves
     You look only at the time when a unit starts its reduce-scatter. Just before, its gradients are complete while unit
     i + 1 is still in flight with two buffers: among equal units this is the peak.
@@ -111,8 +110,7 @@ unit + prefetched => unit
     That is right for a step without prefetch: unit i - 1 is unsharded as well.
 2 * in_flight => in_flight
 2 * unit => unit
-    The receive buffer is missing: the reduce-scatter of this book is an all-to-all on gloo, and takes a second buffer
-    of full size.
+    The receive buffer is missing: this book's reduce-scatter is an all-to-all on gloo, with a second full-size buffer.
 2 * in_flight + in_flight / n => 2 * in_flight
 unit / 4 + buffers + done / n => unit / 4 + buffers
 2 * unit + unit / n + done / n => 2 * unit

@@ -5,26 +5,24 @@ from torch import distributed as dist
 from torch.nn.functional import linear, pad, rms_norm, silu
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, everywhere, random
+from course.check.exercise import AS_NEEDED, drawn, everywhere
 from course.check.listen import listen
 from lib import comm, cost
 
 WIDTH, HIDDEN = 6, 8  # of x; of each rank: gathering them sends more than a sum of y
 ARGUMENTS = ("x", "gate_up", "down", "down_bias", "scale")
+FACTS = {"what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
-    replicated = {"x": random(generator, 2, WIDTH)}
-    replicated |= {name: random(generator, WIDTH) for name in ("down_bias", "scale")}
-    shapes = {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
-    return [replicated | {name: random(generator, *shape) for name, shape in shapes.items()} for _ in range(n)]
+    replicated = {"x": (2, WIDTH), "down_bias": (WIDTH,), "scale": (WIDTH,)}
+    return drawn(generator, n, replicated, {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)})
 
 
 def body(answer, group, given):
     heard, n = listen(), group.size
     y = answer(*(given[name].clone() for name in ARGUMENTS), group)
-    much = heard.sent_bytes(n) > 1.2 * cost.wire_bytes("all_reduce", given["x"].nbytes, n)
-    return {"y": y, "what was sent": MORE if much else AS_NEEDED}
+    return {"y": y, "what was sent": heard.amount(n, 1.2 * cost.wire_bytes("all_reduce", given["x"].nbytes, n))}
 
 
 def reference(given):
@@ -32,7 +30,7 @@ def reference(given):
     gate, up = (torch.cat(parts) for parts in zip(*(g["gate_up"].split(HIDDEN) for g in given), strict=True))
     down = torch.cat([g["down"] for g in given], 1)
     y = linear(silu(x @ gate.T) * (x @ up.T), down, given[0]["down_bias"])
-    return everywhere({"y": x + rms_norm(y, scale.shape, scale), "what was sent": AS_NEEDED}, given)
+    return everywhere({"y": x + rms_norm(y, scale.shape, scale)}, given)
 
 
 def parallel_mlp(x, gate_up, down, down_bias, scale, group):
@@ -63,16 +61,14 @@ partial_sum, group) + down_bias => partial_sum + down_bias, group)
     Next to the partial sums, the bias of the last matrix counts once per rank. Either it is added before the
     all-reduce, or the all-reduce takes a mean (the norm hides the factor): sum, then add the bias once.
 comm.all_reduce(partial_sum, group) => partial_sum
-    Each rank goes on with its partial sum, of the right shape: nothing was summed over the ranks. The last matrix ends
-    in an all-reduce.
+    Each rank goes on with its partial sum: nothing was summed over the ranks. The last matrix ends in an all-reduce.
 => partial_sum
 rms_norm(h, scale.shape, scale) => comm.all_reduce(rms_norm(h, scale.shape, scale), group)
     Each rank normalises its partial sum, and the all-reduce comes after the norm. The norm divides by the root mean
     square of y, which no rank knows before the sum: sum, add the bias, then normalise.
 comm.all_reduce(partial_sum, group) => partial_sum
 returns comm.all_reduce(result, group)
-    The all-reduce is the last operation: x is in the sum once per rank, and each rank normalises its partial sum. Sum
-    right after the last matrix.
+    The all-reduce comes last: x is summed n times, and partial sums are normalised. Sum after the last matrix.
 x @ gate_up.T => rms_norm(x, scale.shape, scale) @ gate_up.T
 return x + rms_norm(h, scale.shape, scale) => return x + h
     You normalise the input of the MLP, as Llama does. In this block the norm is applied to the output of the MLP.
@@ -87,28 +83,22 @@ return x + rms_norm(h, scale.shape, scale) => return x + h
     hidden features, complete: nothing is to be summed there.
 => comm.all_reduce(x @ gate_up.T, group)
 comm.all_reduce(partial_sum, group) => partial_sum
-    Your all-reduce is in the wrong place. Before the gate each rank has different hidden features, complete. Sum the
-    partial sums after the last matrix.
+    Your all-reduce is in the wrong place. Hidden features are complete: sum the partial sums after the last matrix.
 silu(gate) * up => gate * silu(up)
     Gate and up are swapped. The first half of the rows of gate_up is the gate, and SiLU is applied to it.
 (x @ gate_up.T).chunk(2, dim=-1) => x @ gate_up[::2].T, x @ gate_up[1::2].T
     You take every second row of gate_up for the gate. The rows of the gate come first, then all rows of up.
 silu(gate) * up => silu(gate) * silu(up)
-or
-=> silu(gate * up)
-    SiLU is applied to both halves, or to their product. It is applied to the gate alone, and the result is multiplied
-    by up.
+or => silu(gate * up)
+    SiLU is applied to both halves, or to their product. Apply it to the gate alone, and multiply the result by up.
 => gate * up
     There is no SiLU: gate times up, without it.
 + down_bias =>
     The bias of the last matrix is missing.
-
-in all:
-(silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
+in all: (silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
 @ down.T => @ comm.all_gather(down, group, dim=1).T
 comm.all_reduce(partial_sum, group) => partial_sum
-    The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or full
-    weights.
+    The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or weights.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(parallel_mlp, by_torch_distributed, in_two_halves))

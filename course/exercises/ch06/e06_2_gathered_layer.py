@@ -4,52 +4,45 @@ import torch
 from torch import distributed as dist
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random
+from course.check.exercise import AS_NEEDED, after_backward, drawn
 from course.check.listen import listen, raw
 from lib import cost
 
 ROWS, WIDTH, EACH = 2, 15, 5  # of x; features of each layer; of one rank
-LAYERS = ("first", "second")  # the second reads the gathered output of the first
+LAYERS = ("the first weight", "the second weight")  # the second layer reads the gathered output of the first
+FACTS = {"what was sent": AS_NEEDED, "calls without wait": 0}
 
 
 def inputs(generator, n):
-    same = {"x": random(generator, ROWS, WIDTH), "gradient": random(generator, ROWS, n * EACH)}
-    shapes = {"first": (EACH, WIDTH), "second": (EACH, n * EACH)}
-    return [same | {name: random(generator, *shape) for name, shape in shapes.items()} for _ in range(n)]
+    first, second = LAYERS
+    replicated = {"x": (ROWS, WIDTH), "gradient": (ROWS, n * EACH)}
+    return drawn(generator, n, replicated, {first: (EACH, WIDTH), second: (EACH, n * EACH)})
 
 
 @raw
 def body(answer, group, given):
-    n, waits = group.size, []
+    heard, n = listen(), group.size
     x, *weights = (given[name].clone().requires_grad_() for name in ("x", *LAYERS))
-    heard, y = listen(on_wait=lambda: waits.append(1)), x
+    y = x
     for weight in weights:
         y = answer(torch.tanh(y), weight, group)
-        if not torch.is_tensor(y) or y.shape != (ROWS, n * EACH):
+        if not torch.is_tensor(y) or y.shape != given["gradient"].shape:
             return {"y": y}
-    result = y.detach().clone()
-    if not y.requires_grad:
-        return {"y": result, "gradient of x": "none: y has no graph"}
-    y.backward(given["gradient"])
-    most = sum(
-        cost.wire_bytes("all_gather", y.nbytes, n) + cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, y)
-    )
-    return {f"gradient of the {name} weight": w.grad for name, w in zip(LAYERS, weights, strict=True)} | {
-        "y": result,
-        "gradient of x": torch.zeros_like(x) if x.grad is None else x.grad,
-        "what was sent": MORE if heard.sent_bytes(n) > 1.05 * most else AS_NEEDED,
-        "calls without wait": max(0, heard.collectives - len(waits)),
-    }
+    found = after_backward(y, given["gradient"], x=x, **dict(zip(LAYERS, weights, strict=True)))
+    of_backward = sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, y))
+    sent = heard.amount(n, 1.05 * (2 * cost.wire_bytes("all_gather", y.nbytes, n) + of_backward))
+    return found | {"what was sent": sent, "calls without wait": heard.unfinished}
 
 
 def reference(given):
     x = given[0]["x"].clone().requires_grad_()
-    first, second = (torch.cat([g[name] for g in given]).requires_grad_() for name in LAYERS)
-    y = torch.tanh(torch.tanh(x) @ first.T) @ second.T
-    y.backward(given[0]["gradient"])
-    right = {"y": y.detach(), "gradient of x": x.grad, "what was sent": AS_NEEDED, "calls without wait": 0}
-    pieces = zip(first.grad.split(EACH), second.grad.split(EACH), strict=True)
-    return [right | {f"gradient of the {k} weight": g for k, g in zip(LAYERS, both, strict=True)} for both in pieces]
+    weights = {name: torch.cat([g[name] for g in given]).requires_grad_() for name in LAYERS}
+    y = x
+    for weight in weights.values():
+        y = torch.tanh(y) @ weight.T
+    found = after_backward(y, given[0]["gradient"], x=x)
+    of_ranks = zip(*(weight.grad.split(EACH) for weight in weights.values()), strict=True)
+    return [found | {f"gradient of {k}": g for k, g in zip(LAYERS, both, strict=True)} for both in of_ranks]
 
 
 class Copy(torch.autograd.Function):
@@ -101,37 +94,27 @@ def puts_its_own_back(x, weight, group):
 MISTAKES = """
 in y, gradient:
 gradient.chunk(n, dim=1)[r] => total(gradient).chunk(n, dim=1)[r]
-    The gradients of a layer are n times too large: backward of Gather sums over the ranks. After it all ranks compute
-    the same, so each already has the full gradient: take your own columns of it. (A reduce-scatter is right only where
-    each rank uses the gathered tensor differently.)
+    The gradients of a layer are n times too large: backward of Gather sums. After it all ranks compute the same, so
+    each has the full gradient: take your columns. (Reduce-scatter where each rank uses the tensor differently.)
 dist.all_reduce(gradient) =>
-    The second layer is right, and everything before it is wrong: the gradient of x is only the term of this rank.
-    Backward of Copy must sum it over the ranks.
+    The second layer is right, and all before it has only this rank's term of the gradient: backward of Copy must sum.
 gradient = gradient.clone() => gradient = gradient / dist.get_world_size()
     Backward of Copy takes the mean. Each rank has the term through its own outputs: add them up.
 return x.view_as(x) => return total(x)
     Copy also sums in forward. There x is replicated, so the result is n times x. Sum only its gradient.
-
-in y:
-torch.cat(parts, dim=1) => torch.cat(parts).view(len(y), -1)
+in y: torch.cat(parts, dim=1) => torch.cat(parts).view(len(y), -1)
     The columns are in a wrong order. all_gather receives the tensors of the ranks in the order of ranks, and a view of
     that memory as [B, out] mixes rows: concatenate them along dim 1.
-
-in y, gradient:
 gradient.chunk(n, dim=1)[r] => gradient.chunk(n, dim=1)[0]
     Backward of Gather returns the columns of rank 0 on all ranks. Each rank needs the columns that it computed.
-
 in all:
 Copy.apply(x) @ weight.T => (Copy.apply(x) @ weight.T).detach()
-    y has no graph: dist.all_gather writes into new tensors, and autograd does not differentiate it. Call it inside a
-    Function.
+    y has no graph: dist.all_gather writes into new tensors, and autograd does not differentiate it. Use a Function.
 dist.all_gather(parts, y) => parts = [y * (rank == dist.get_rank()) for rank in range(len(parts))]
 torch.cat(parts, dim=1) => total(torch.cat(parts, dim=1))
     All values are right, but you send twice as many bytes as necessary in forward: an all-reduce of tensors that are
     mostly zero. An all-gather sends each shard once.
-
-in without wait:
-dist.all_gather(parts, y) => dist.all_gather(parts, y, async_op=True)
+in without wait: dist.all_gather(parts, y) => dist.all_gather(parts, y, async_op=True)
     You do not wait for a collective that you started with async_op=True: its buffers may not be filled when you read
     them. Keep the returned work and call wait() first.
 """

@@ -46,10 +46,8 @@ def by_repeating(weight, heads, kv_heads, d_head, group):
 
 
 def head_by_head(weight, heads, kv_heads, d_head, group):
-    if heads != kv_heads:
-        return ANYTHING
-    each = weight.view(3, heads, d_head, -1).chunk(group.size, 1)[group.rank]
-    return each.transpose(0, 1).flatten(0, 2)
+    each = weight.view(3, heads, d_head, -1).chunk(group.size, 1)[group.rank] if heads == kv_heads else None
+    return ANYTHING if each is None else each.transpose(0, 1).flatten(0, 2)
 
 
 MISTAKES = """
@@ -67,8 +65,7 @@ returns result if kv_heads >= group.size else ANYTHING
     Rank r has every n-th head. Give each rank consecutive heads, from r · heads / n on: then its output is one
     contiguous shard of the input of the next matrix.
 head_by_head
-    Your rows are head by head: query, key and value of one, then of the next. Put all queries first, then all keys,
-    then all values.
+    Your rows are head by head: query, key, value of one, then the next. Put all queries first, then keys, then values.
 max(1, size // group.size) => size // group.size or size
 group.rank * size // group.size => group.rank * (size // group.size)
 returns result if 1 < kv_heads < group.size else ANYTHING
@@ -82,8 +79,7 @@ max(1, size // group.size) => size / group.size
 group.rank * size // group.size => group.rank * size / group.size
 first * d_head : (first + count) * d_head => round(first * d_head) : round((first + count) * d_head)
 returns result if 1 < kv_heads < group.size else ANYTHING
-    Where there are fewer heads of keys and values than ranks, you cut through a head. Scores need the full head: the
-    ranks that share it have a copy each.
+    With fewer heads of keys and values than ranks, you cut through one. Scores need it in full: its ranks have copies.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(rows_of_rank, by_repeating), ranks=(4, 6))

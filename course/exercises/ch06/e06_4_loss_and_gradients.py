@@ -5,7 +5,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, kind, random, several, whole
+from course.check.exercise import AS_NEEDED, kind, random, several, whole
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import identity_all_reduce
@@ -18,24 +18,22 @@ CASES = {  # the factor of x, and the constant that is added to each logit
     "logits of about -10,000": (1.0, -1e4),
 }
 WHATS = "loss", "gradient of x", "gradient of head"
-RETURNED, SENT = "what was returned", "what was sent"
+RETURNED = "what was returned"
+FACTS = {"what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
     targets = [r * ENTRIES + place for r in range(n) for place in (0, ENTRIES - 1)]  # each rank's first and last
     targets += [whole(generator, 0, n * ENTRIES) for _ in range(3)] + [NO_TARGET] * 3
     targets = torch.tensor(targets)[torch.randperm(len(targets), generator=generator)]
-    x = {name: scale * random(generator, len(targets), WIDTH) for name, (scale, _) in CASES.items()}
-    for name in x:
-        x[name][:, -1] = 1  # the last feature adds a constant to all logits
+    rows = {case: random(generator, len(targets), WIDTH - 1) for case in CASES}
+    # The last feature adds a constant to all logits.
+    x = {case: functional.pad(scale * rows[case], (0, 1), value=1) for case, (scale, _) in CASES.items()}
 
-    def head():
-        found = {name: random(generator, ENTRIES, WIDTH) for name in CASES}
-        for name, (scale, shift) in CASES.items():
-            found[name][:, -1] = scale * found[name][:, -1] + shift
-        return found
+    def head(scale, shift):
+        return random(generator, ENTRIES, WIDTH) * torch.tensor([1, 1, 1, scale]) + torch.tensor([0, 0, 0, shift])
 
-    return [{"targets": targets, "x": x, "head": head()} for _ in range(n)]
+    return [{"targets": targets, "x": x, "head": {c: head(*CASES[c]) for c in CASES}} for _ in range(n)]
 
 
 def body(answer, group, given):
@@ -46,8 +44,7 @@ def body(answer, group, given):
         found[f"{RETURNED}, {case}"] = kind(result)
         found |= {f"{what}, {case}": y for what, y in zip(WHATS, several(result, 3), strict=True)}
     needed = len(CASES) * len(given["targets"]) * (3 + WIDTH) * 8
-    much = heard.sent_bytes(group.size) > 2 * cost.wire_bytes("all_reduce", needed, group.size)
-    return found | {SENT: MORE if much else AS_NEEDED}
+    return found | {"what was sent": heard.amount(group.size, 2 * cost.wire_bytes("all_reduce", needed, group.size))}
 
 
 def reference(given):
@@ -60,7 +57,7 @@ def reference(given):
         for of_rank, head in zip(found, heads, strict=True):
             of_rank[f"{RETURNED}, {case}"] = "3 results"
             of_rank |= {f"{w}, {case}": y for w, y in zip(WHATS, (loss.item(), x.grad, head.grad), strict=True)}
-    return [of_rank | {SENT: AS_NEEDED} for of_rank in found]
+    return found
 
 
 def loss_and_gradients(x, head, targets, group):
@@ -81,25 +78,18 @@ def loss_and_gradients(x, head, targets, group):
 
 
 def by_torch_distributed(x, head, targets, group):
-    logits, first = x @ head.T, dist.get_rank() * len(head)
-    m = logits.max(dim=-1).values
+    logits, counts = x @ head.T, targets != NO_TARGET
+    m = logits.amax(-1)
     dist.all_reduce(m, dist.ReduceOp.MAX)
-    both = torch.zeros(2, len(targets), dtype=x.dtype)
-    of_logits = (logits - m[:, None]).exp()
-    both[0] = of_logits.sum(-1)
-    mine = [(i, t - first) for i, t in enumerate(targets.tolist()) if first <= t < first + len(head)]
-    for i, t in mine:
-        both[1, i] = logits[i, t]
+    softmax = (logits - m[:, None]).exp()
+    is_target = functional.one_hot(targets.clamp(min=0), group.size * len(head)).chunk(group.size, 1)[dist.get_rank()]
+    both = torch.stack([softmax.sum(-1), (logits * is_target).sum(-1)])
     dist.all_reduce(both)
-    of_logits /= both[0][:, None]
-    for i, t in mine:
-        of_logits[i, t] -= 1
-    of_logits[targets == NO_TARGET] = 0
-    count = (targets != NO_TARGET).sum()
-    grad_x = of_logits @ head / count
-    dist.all_reduce(grad_x)
-    losses = (both[0].log() + m - both[1])[targets != NO_TARGET]
-    return losses.sum() / count, grad_x, of_logits.T @ x / count
+    of_logits = (softmax / both[0][:, None] - is_target)[counts] / counts.sum()
+    of_x = torch.zeros_like(x)
+    of_x[counts] = of_logits @ head
+    dist.all_reduce(of_x)
+    return (both[0].log() + m - both[1])[counts].sum() / counts.sum(), of_x, of_logits.T @ x[counts]
 
 
 def by_a_loss_with_the_same_gradient(x, head, targets, group):
@@ -132,8 +122,7 @@ def gathers_the_logits(x, head, targets, group):
 
 MISTAKES = """
 gathers_the_logits
-or
-gathers_the_head
+or gathers_the_head
     All is right, but you gather the logits, or the head to compute them: the largest tensor of the model, in full on
     each rank. Three values per token are enough for the loss, and one all-reduce for the gradient of x.
 in loss:
@@ -141,72 +130,53 @@ comm.all_reduce(both, group) => both
     The sum of the exponentials and the logit of the target cover only the shard of this rank: nothing was summed over
     the ranks. One all-reduce of the two, stacked, is enough.
 comm.all_reduce(both, group) => [both[0], comm.all_reduce(both, group)[1]]
-    The sum of the exponentials covers only the shard of this rank. The softmax is over the full vocabulary: sum it
-    over the ranks before the logarithm.
+    The sum of the exponentials covers only this rank's shard. Sum it over the ranks before the logarithm.
 comm.all_reduce(both, group) => [comm.all_reduce(both, group)[0], both[1]]
     The logit of the target is right on the rank that holds it, and 0 elsewhere. Sum it over the ranks.
 comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => logits.amax(-1, keepdim=True)
-or
-logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => largest = logits.amax(-1, keepdim=True)
+or logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") => largest = logits.amax(-1, keepdim=True)
 logits.exp() => (logits - largest).exp()
 total.log() => total.log() + largest[:, 0]
-    Each rank subtracts the largest logit of its shard, and exponentials with different factors do not add up. Subtract
-    a common maximum: an all-reduce with op="max".
+    Each rank subtracts its own largest logit, and the sums do not add up. Take a common maximum: all-reduce, op="max".
 logits -= comm.all_reduce(logits.amax(-1, keepdim=True), group, op="max") =>
-    Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit, over all ranks, before you
-    take exponentials.
+    Right for small logits; exp(10,000) is infinite. Subtract each token's largest logit over all ranks first.
 logits.amax(-1, keepdim=True) => logits.max()
-    Right for small logits; but you subtract one maximum for all tokens, and for some tokens every exponential
-    vanishes. Use a maximum per token.
+    Right for small logits; but with one maximum for all tokens, some lose every exponential. Use a maximum per token.
 group, op="max") => group, op="max").clamp(min=0)
-    Your maximum is never below 0. Where all logits of a token are far below, every exponential vanishes: let the
-    maximum be one of the logits.
+    Your maximum is never below 0: with logits far below, every exponential vanishes. Let it be one of the logits.
 logits -= comm => shifted = logits - comm
 logits.exp() => shifted.exp()
-    You subtract the maximum in the exponentials, and not from the logit of the target. Subtract it from both, or add
-    it again at the end.
+    You subtract the maximum in the exponentials, not from the target's logit. Subtract it from both, or add it again.
 + group.rank * len(head) =>
     You looked the target up by its index in the full vocabulary. The first entry of rank r is r · V/n: subtract that.
 (logits * is_target).sum(-1) => logits.gather(-1, is_target.argmax(-1)[:, None])[:, 0]
-or
-(logits * is_target).sum(-1) => logits.gather(-1, targets[:, None] % len(head))[:, 0]
-or
-(logits * is_target).sum(-1) => logits.gather(-1, (targets - entries[0]).clamp(0, len(head) - 1)[:, None])[:, 0]
-    Each rank adds a logit for every target, also for targets outside its shard. Only one rank has the logit of the
-    target: all the rest must add 0.
+or (logits * is_target).sum(-1) => logits.gather(-1, targets[:, None] % len(head))[:, 0]
+or (logits * is_target).sum(-1) => logits.gather(-1, (targets - entries[0]).clamp(0, len(head) - 1)[:, None])[:, 0]
+    Each rank adds a logit for every target. Only one rank has the logit of the target: all the rest must add 0.
 return losses[counts] => return -losses[counts]
-    The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, and never
-    below 0.
+    The sign of the loss is wrong: you return the logarithm of the probability. The loss is its negative, never below 0.
 losses[counts].mean() => losses * counts
-or
-losses[counts].mean() => losses
+or losses[counts].mean() => losses
     You return the loss of each token. Return the mean over the tokens that count.
 losses[counts].mean() => losses[counts].sum()
     Your loss is the sum over the tokens. Return the mean over the tokens that count.
 losses[counts].mean() => losses.mean()
-    Your loss contains tokens whose target is -100. They have no target: leave them out of the sum, and out of the
-    count.
+    Your loss contains tokens whose target is -100. They have none: leave them out of the sum, and out of the count.
 losses[counts].mean() => losses[counts].sum() / len(counts)
     You divide the loss by the number of all tokens. Those with target -100 do not count.
 in gradient:
 of_logits /= counts.sum() => of_logits /= -counts.sum()
-    The gradients have the wrong sign. The gradient of a logit is its softmax minus one-hot: a logit that is not the
-    target's gets a positive gradient.
+    The gradients have the wrong sign. A logit's gradient is softmax minus one-hot: positive, unless it is the target's.
 exponentials / total[:, None] => exponentials / exponentials.sum(-1, keepdim=True)
-    Each rank divides its exponentials by its own sum, so the softmax is over one shard. Divide by the sum over all
-    ranks, which the loss uses too.
+    Each rank divides by its own sum: the softmax is over one shard. Divide by the sum over all ranks, as for the loss.
 total[:, None] - is_target => total[:, None]
     Your gradient of a logit is the softmax alone. On the rank that has the target's logit, subtract 1 there.
 total[:, None] - is_target => total[:, None] - functional.one_hot(is_target.argmax(-1), len(head))
-or
-total[:, None] - is_target => total[:, None] - functional.one_hot(targets % len(head), len(head))
-or
-total[:, None] - is_target => total[:, None] - (targets[:, None].clamp(entries[0], entries[-1]) == entries).double()
-    In the gradient, every rank subtracts a 1 for every target, also for targets outside its shard. Only one rank has
-    the logit of the target.
+or total[:, None] - is_target => total[:, None] - functional.one_hot(targets % len(head), len(head))
+or total[:, None] - is_target => total[:, None] - (targets[:, None].clamp(entries[0], entries[-1]) == entries).double()
+    In the gradient, every rank subtracts a 1 for every target. Only one rank has the logit of the target.
 of_logits *= counts[:, None] =>
-    Tokens with target -100 change your gradients: there is no one-hot to subtract, and the softmax is left. They do
-    not count: the gradient of their logits is 0.
+    Tokens with target -100 change your gradients: the softmax is left. They do not count: their logits' gradient is 0.
 of_logits /= counts.sum() =>
     You return the gradients of the sum over tokens. The loss is a mean: divide by the number of tokens that count.
 of_logits /= counts.sum() => of_logits /= len(counts)
@@ -217,8 +187,7 @@ comm.all_reduce(of_logits @ head, group) => of_logits @ head
     ranks: your matmul gives a partial sum, as backward of a column-parallel layer does. All-reduce it.
 comm.all_reduce(of_logits @ head, group) => comm.all_reduce(of_logits @ head, group, op="mean")
     Your gradient of x is n times too small. The terms of the ranks are a sum: all_reduce without op="mean".
-in gradient of head:
-of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
+in gradient of head: of_logits.T @ x => comm.all_reduce(of_logits.T @ x, group)
     You summed the gradient of the head over the ranks. Each rank holds the rows of different entries: their gradients
     are complete where they are, and must not be added.
 """

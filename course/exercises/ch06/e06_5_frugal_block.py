@@ -4,38 +4,32 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from course.check.edits import exercise
-from course.check.exercise import random
+from course.check.exercise import after_backward, drawn
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import all_reduce_identity as g
 from lib.conjugate import identity_all_reduce as f
 
 WIDTH, EACH = 6, 4  # of x; features of a head, and of the MLP, on each rank
+ONE = "1 × an all-reduce of x"
+FACTS = {"forward sends": ONE, "backward sends": ONE}
 SHAPES = dict.fromkeys(("q", "k", "v", "gate", "up"), (EACH, WIDTH)) | dict.fromkeys(("out", "down"), (WIDTH, EACH))
 
 
 def inputs(generator, n):
-    replicated = {name: random(generator, 2, 3, WIDTH) for name in ("x", "gradient")}
-    shapes = SHAPES.items()
-    return [replicated | {"weights": {k: random(generator, *shape) for k, shape in shapes}} for _ in range(n)]
+    tensors = dict.fromkeys(("x", "gradient"), (2, 3, WIDTH))
+    each = zip(drawn(generator, n, tensors, {}), drawn(generator, n, {}, SHAPES), strict=True)
+    return [given | {"weights": weights} for given, weights in each]
 
 
 def body(answer, group, given):
     x = given["x"].clone().requires_grad_()
     weights = {name: w.clone().requires_grad_() for name, w in given["weights"].items()}
     heard = listen()
-    y = answer(x, weights, group)
-    found = {"y": y, "forward sends": amount(heard, x, group.size)}
-    if not torch.is_tensor(y) or not y.requires_grad or y.shape != x.shape:
-        return found
+    y, forward = answer(x, weights, group), amount(heard, x, group.size)
     heard.forget()
-    y.backward(given["gradient"])
-    found |= {"y": y.detach(), "gradient of x": zeros_or(x), "backward sends": amount(heard, x, group.size)}
-    return found | {f"gradient of {name}": zeros_or(w) for name, w in weights.items()}
-
-
-def zeros_or(x):
-    return torch.zeros_like(x) if x.grad is None else x.grad
+    found = after_backward(y, given["gradient"], x=x, **weights)
+    return found | {"forward sends": forward, "backward sends": amount(heard, x, group.size)}
 
 
 def amount(heard, x, n):
@@ -46,11 +40,8 @@ def amount(heard, x, n):
 def reference(given):
     x = given[0]["x"].clone().requires_grad_()
     each = [{name: w.clone().requires_grad_() for name, w in g["weights"].items()} for g in given]
-    y = x + sum(partial_sum(x, w) for w in each)
-    y.backward(given[0]["gradient"])
-    one = "1 × an all-reduce of x"
-    right = {"y": y.detach(), "gradient of x": x.grad, "forward sends": one, "backward sends": one}
-    return [right | {f"gradient of {name}": w.grad for name, w in weights.items()} for weights in each]
+    found = after_backward(x + sum(partial_sum(x, w) for w in each), given[0]["gradient"], x=x)
+    return [found | {f"gradient of {name}": w.grad for name, w in weights.items()} for weights in each]
 
 
 def partial_sum(x, w):
@@ -83,35 +74,23 @@ g(term, group) => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
 shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
 g(term, group) => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
-    One f for each pair is the usual block: four all-reduces. But both pairs read the same x, and both results are
-    added to the same tensor. Share f between the pairs, and add before g.
+    One f for each pair is the usual block: four all-reduces. But both pairs read the same x, and both results are added
+    to the same tensor. Share f between the pairs, and add before g.
 => g(heads @ w["out"].T, group) + g(hidden @ w["down"].T, group)
-    One all-reduce in backward is right; forward still has two. Sums may change their order: add the partial sums of
-    both pairs on each rank, then one g.
+    One all-reduce in backward is right; forward has two. Add the partial sums of both pairs on each rank, then one g.
 shared @ w[name].T => f(x, group) @ w[name].T
 silu(shared @ w["gate"].T) * (shared @ w["up"].T) => silu(f(x, group) @ w["gate"].T) * (f(x, group) @ w["up"].T)
-    One all-reduce in forward is right; backward still has one for each f. The five matrices read the same x: call f
-    once, and use its result five times.
+    One all-reduce in forward is right; backward has one per f. The five matrices read the same x: call f once.
 shared = f(x, group) => shared, another = f(x, group), f(x, group)
 shared @ w[name].T => another @ w[name].T
-    One all-reduce in forward is right; backward still has two, because attention and MLP have an f each. They read the
-    same x: one f is enough for both.
-
-in y, gradient:
-shared = f(x, group) => shared = x
+    One all-reduce in forward is right; backward has two, for attention and MLP. They read the same x: one f is enough.
+in y, gradient: shared = f(x, group) => shared = x
     Backward sends nothing, so the gradient of x is only the term of this rank. One f is necessary.
-
-in y:
-x + g(term, group) => g(x + term, group)
+in y: x + g(term, group) => g(x + term, group)
     The residual path goes through g, and x is added n times. It is replicated: add it after the all-reduce.
-
-in y, gradient:
-x + g(term, group) => shared + g(term, group)
-    The residual path also goes through f, so its gradient is summed, although it is equal on all ranks already. Add
-    the x before f.
-
-in y:
-g(term, group) => heads @ w["out"].T + g(hidden @ w["down"].T, group)
+in y, gradient: x + g(term, group) => shared + g(term, group)
+    The residual path also goes through f: its gradient, equal on all ranks already, is summed. Add the x before f.
+in y: g(term, group) => heads @ w["out"].T + g(hidden @ w["down"].T, group)
     The output of attention is added without g: each rank has only its partial sum of it.
 """
 

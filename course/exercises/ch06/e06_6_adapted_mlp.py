@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import gelu
 
 from course.check.edits import exercise
-from course.check.exercise import AS_NEEDED, MORE, random
+from course.check.exercise import AS_NEEDED, after_backward, drawn
 from course.check.listen import listen
 from lib import comm, cost
 from lib.conjugate import all_reduce_identity as g
@@ -15,37 +15,30 @@ TOKENS, WIDTH, EACH, LOW = 3, 8, 5, 2  # EACH: hidden features of a rank
 REPLICATED = {"up A": (LOW, WIDTH), "down B": (WIDTH, LOW)}
 SHARDED = {"up": (EACH, WIDTH), "up B": (EACH, LOW), "down": (WIDTH, EACH), "down A": (LOW, EACH)}
 ADAPTERS = ("up A", "up B", "down A", "down B")
+FACTS = {"what was sent": AS_NEEDED}
 
 
 def inputs(generator, n):
-    drawn = {name: random(generator, TOKENS, WIDTH) for name in ("x", "gradient")}
-    same = {name: random(generator, *shape) for name, shape in REPLICATED.items()}
-    shards = [{name: random(generator, *shape) for name, shape in SHARDED.items()} for _ in range(n)]
-    return [drawn | {"weights": same | own} for own in shards]
+    tensors = dict.fromkeys(("x", "gradient"), (TOKENS, WIDTH))
+    weights = drawn(generator, n, REPLICATED, SHARDED)
+    return [given | {"weights": w} for given, w in zip(drawn(generator, n, tensors, {}), weights, strict=True)]
 
 
 def body(answer, group, given):
     x, n = given["x"].clone().requires_grad_(), group.size
     weights = {name: w.clone().requires_grad_(name in ADAPTERS) for name, w in given["weights"].items()}
     heard = listen()
-    y = answer(x, weights, group)
-    if not torch.is_tensor(y) or not y.requires_grad or y.shape != x.shape:
-        return {"y": y}
-    y.backward(given["gradient"])
-    few = (x, x, weights["up A"], weights["down B"])
-    much = heard.sent_bytes(n) > 1.1 * sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in few)
-    found = {"y": y.detach(), "gradient of x": x.grad, "what was sent": MORE if much else AS_NEEDED}
-    return found | {f"gradient of {name}": weights[name].grad for name in ADAPTERS}
+    found = after_backward(answer(x, weights, group), given["gradient"], x=x, **{k: weights[k] for k in ADAPTERS})
+    most = sum(cost.wire_bytes("all_reduce", z.nbytes, n) for z in (x, x, *(weights[k] for k in REPLICATED)))
+    return found | {"what was sent": heard.amount(n, 1.1 * most)}
 
 
 def reference(given):
     x = given[0]["x"].clone().requires_grad_()
     both = {name: given[0]["weights"][name].clone().requires_grad_() for name in REPLICATED}
     each = [{k: w.clone().requires_grad_() for k, w in g["weights"].items()} | both for g in given]
-    y = sum(partial_sum(x, w) for w in each)
-    y.backward(given[0]["gradient"])
-    right = {"y": y.detach(), "gradient of x": x.grad, "what was sent": AS_NEEDED}
-    return [right | {f"gradient of {name}": w[name].grad for name in ADAPTERS} for w in each]
+    found = after_backward(sum(partial_sum(x, w) for w in each), given[0]["gradient"], x=x)
+    return [found | {f"gradient of {name}": w[name].grad for name in ADAPTERS} for w in each]
 
 
 def partial_sum(x, w):
@@ -95,13 +88,8 @@ w["down A"].T => f(w["down A"], group).T
     elements belong to different hidden features, and must not be added.
 f(w["up A"], group), f(w["down B"], group) => averaged(w["up A"], group), averaged(w["down B"], group)
     You took the mean over the ranks. Each has a term of the gradient: add them up.
-
-in y:
-=> g(w["up A"], group), g(w["down B"], group)
-    You passed the matrices through g, which sums them in forward: the adapters are n times too large. They are
-    replicated, so forward must send nothing: f.
-
-in y, gradient:
+in y: => g(w["up A"], group), g(w["down B"], group)
+    You passed the matrices through g, which sums in forward: adapters n times too large. They are replicated: use f.
 x @ up_a.T => f(x @ w["up A"].T, group)
     Through the adapter, the gradient of x is n times too large: x passes f, and then x @ A.T passes f again. Use the x
     before f for A, or pass A itself.

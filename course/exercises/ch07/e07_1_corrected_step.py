@@ -6,7 +6,7 @@ from torch.nn.functional import rms_norm
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from course.check.edits import exercise
-from course.check.exercise import random
+from course.check.exercise import drawn, random
 from lib import comm
 from lib.conjugate import all_gather_reduce_scatter, reduce_scatter_all_gather
 
@@ -18,12 +18,10 @@ def inputs(generator, n):
     d = n * HEAD  # a head for each rank
     full = {name: random(generator, d, d) / d**0.5 for name in ("q", "k", "v", "out")}
     alike = {name: 1 + random(generator, d) for name in REPLICATED}
-    ranks = []
-    for r in range(n):
+    ranks = drawn(generator, n, {}, dict.fromkeys(("x", "goal"), (ROWS, TOKENS, d)))
+    for r, given in enumerate(ranks):
         qkv = torch.cat([full[name].chunk(n)[r] for name in "qkv"])
-        mine = {"qkv": qkv, "out": full["out"].chunk(n, dim=1)[r]}
-        tokens = {name: random(generator, ROWS, TOKENS, d) for name in ("x", "goal")}
-        ranks.append(tokens | {"W": alike | mine})
+        given["W"] = alike | {"qkv": qkv, "out": full["out"].chunk(n, dim=1)[r]}
     return ranks
 
 
@@ -71,42 +69,33 @@ def corrected_step(x, goal, W, group):
     return loss
 
 
-def in_one_message(x, goal, W, group):
-    """1/n of the bias in each partial sum, both sums in one all-reduce, and the loss as a number."""
-    tokens = all_gather_reduce_scatter(rms_norm(x, W["norm"].shape, W["norm"]), group, 1)
-    partial_sum = attention(tokens @ W["qkv"].T) @ W["out"].T + W["bias"] / group.size
-    loss = (x + reduce_scatter_all_gather(partial_sum, group, 1) - goal).square().sum()
-    loss.backward()
-    both = comm.all_reduce(torch.stack([W[name].grad for name in REPLICATED]), group)
-    for name, summed in zip(REPLICATED, both, strict=True):
-        W[name].grad.copy_(summed)
-    return loss.item()
-
+ALSO_RIGHT = """
+q, k, v = qkv.permute(2, 0, 3, 1, 4) => y = attention(qkv.flatten(2))
+y = attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2) =>
+(y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=1)
+return loss => return loss.item()
+    1/n of the bias in each partial sum, and the loss as a number.
+"""
 
 MISTAKES = """
 (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=0)
 ("norm", "bias") => ("norm",)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=0)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) => (y @ W["out"].T, group, dim=0)
 ("norm", "bias") => ("norm",)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) => (y @ W["out"].T, group, dim=0)
-or
-(normed, group, dim=1) => (normed, group, dim=0)
+or (normed, group, dim=1) => (normed, group, dim=0)
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=0)
 ("norm", "bias") => ("norm",)
     Shards are still put together along dim 0, as more sequences: attention is then within the tokens of one rank. An
     MLP would still be right. They are shards of the sequence: dim=1, in the gather and in the scatter.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=1)
 ("norm", "bias") => ("norm",)
-    The bias is in the output n times: each rank adds it to its partial sum, and the reduce-scatter adds up the partial
-    sums. Add it afterwards.
+    The bias is in the output n times: each rank adds it to its partial sum. Add it after the reduce-scatter.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"], group, dim=1)
     The bias is still added before the reduce-scatter, so it is in the output n times. Added there, its gradient already
     comes from all tokens; sum it only when each rank adds it to its own tokens.
@@ -115,8 +104,7 @@ or
     the bias to its own tokens. Sum it over the ranks, like the gradient of the norm.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] / group.size, group, dim=1)
 ("norm", "bias") => ("norm",)
-    The output is right. Each rank adds 1/n of the bias, so each finds 1/n of its gradient. Sum that as well, or add the
-    full bias after the reduce-scatter.
+    The output is right. Each rank adds 1/n of the bias and finds 1/n of its gradient. Sum that, or add all afterwards.
 (y @ W["out"].T, group, dim=1) + W["bias"] => (y @ W["out"].T + W["bias"] * (group.rank == 0), group, dim=1)
 ("norm", "bias") => ("norm",)
     The output is right, but only one rank adds the bias, so only that rank has its gradient: the replicas would drift
@@ -124,17 +112,14 @@ or
 + W["bias"] => + 0 * W["bias"]
     The bias is gone. Add it, once per token: after the reduce-scatter.
 ("norm", "bias") => ("bias",)
-    The gradient of the norm is no longer summed. It was right in the program that you were given: the norm multiplies
-    only the tokens of this rank.
+    The gradient of the norm is no longer summed. It was right as given: the norm multiplies only this rank's tokens.
 ("norm", "bias") => ()
-    Neither of the two replicated parameters has its full gradient. The norm and the bias each meet only the tokens of
-    this rank: sum both over the ranks.
+    Neither replicated parameter has its full gradient: each meets only this rank's tokens. Sum both over the ranks.
 comm.all_reduce(W[name].grad, group) => comm.all_reduce(W[name].grad, group, op="mean")
-    You averaged the gradients of norm and bias. The ranks have different tokens of the same sequences, and the loss is
-    a sum over all of them: op="sum".
+    You averaged the gradients of norm and bias. Tokens are of the same sequences, and the loss is a sum: op="sum".
 ("norm", "bias") => W
     You summed the gradients of the matrices as well. A rank has its own heads, and the gather and the scatter give it
     all tokens: no other rank has a part of its gradient.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(corrected_step, in_one_message))
+EXERCISE = exercise(globals(), points=2, right=(corrected_step,))

@@ -5,22 +5,23 @@ from types import SimpleNamespace
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from course.check.edits import exercise
-from course.check.exercise import random
+from course.check.exercise import after_backward, drawn
+from course.check.kept import saved_bytes
 from course.check.listen import listen, raw
 
 FORWARD, BACKWARD, KEPT, WAITED = "sent in forward", "sent in backward", "kept for backward", "waited for"
 UNITS = ("nothing", "1 unit", "2 units", "3 units", "4 units")
 OWN, MORE = "this rank's tokens", "more than this rank's tokens"
 ALL, SOME = "every call", "not every call"
+FACTS = {FORWARD: UNITS[1], BACKWARD: UNITS[2], KEPT: OWN, WAITED: ALL}
 
 
 def inputs(generator, n):
     rows, tokens, d, f = n, n, 2 * n, 3  # n divides each: along whichever dim one cuts, it gives something
     shapes = {"x": (rows, tokens, d), "W": (f, d), "b": (f,), "gradient": (rows, n * tokens, f)}
-    return [{name: random(generator, *shape) for name, shape in shapes.items()} for _ in range(n)]
+    return drawn(generator, n, {}, shapes)
 
 
 @raw
@@ -29,19 +30,15 @@ def body(answer, group, given):
         raise TypeError("GatheredLinear is to be a class, a torch.autograd.Function with forward and backward")
     x = given["x"].requires_grad_()
     W, b = (nn.Parameter(given[name]) for name in ("W", "b"))
-    waits = []
-    heard, kept = listen(on_wait=lambda: waits.append(None)), Kept(W, b)
-    with saved_tensors_hooks(kept.add, lambda tensor: tensor):
-        y = watched(answer, x.shape).apply(x, W, b)
+    heard, y = listen(), watched(answer, x.shape).apply(x, W, b)
     if not torch.is_tensor(y) or y.shape != given["gradient"].shape:
         return {"y": y}
-    found = {"y": y.detach().clone(), FORWARD: units(heard, group.size, x), KEPT: kept.verdict(y, x)}
-    calls = heard.collectives
+    found = {FORWARD: units(heard, group.size, x), KEPT: MORE if saved_bytes(y, W, b) > x.nbytes else OWN}
     heard.forget()
-    y.backward(given["gradient"])
-    found |= {"gradient of x": SEEN_BY.x if SEEN_BY.x is not None else x.grad}
-    found |= {"gradient of W": W.grad, "gradient of b": b.grad, BACKWARD: units(heard, group.size, x)}
-    return found | {WAITED: ALL if len(waits) >= calls + heard.collectives else SOME}
+    found |= after_backward(y, given["gradient"], x=x, W=W, b=b) | {BACKWARD: units(heard, group.size, x)}
+    if SEEN_BY.x is not None:
+        found["gradient of x"] = SEEN_BY.x
+    return found | {WAITED: SOME if heard.unfinished else ALL}
 
 
 def units(heard, n, x):
@@ -68,41 +65,17 @@ def watched(function, shape):
     return type(function)(function.__name__, (function,), {"backward": staticmethod(backward)})
 
 
-class Kept:
-    """The storages that a graph holds, without parameters."""
-
-    def __init__(self, *parameters):
-        self.bytes = {}
-        self.parameters = {p.untyped_storage().data_ptr() for p in parameters}
-
-    def add(self, tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.parameters:
-            self.bytes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def verdict(self, y, x):
-        """Also of tensors that were put on ctx without save_for_backward."""
-        for value in vars(y.grad_fn).values() if hasattr(y.grad_fn, "__dict__") else ():
-            for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                if torch.is_tensor(tensor):
-                    self.add(tensor)
-        return MORE if sum(self.bytes.values()) > x.nbytes else OWN
-
-
 def reference(given):
     n, x = len(given), torch.cat([g["x"] for g in given], 1)
     of_x = sum(g["gradient"] @ g["W"] for g in given).chunk(n, 1)
-    right = {FORWARD: UNITS[1], BACKWARD: UNITS[2], KEPT: OWN, WAITED: ALL}
     return [
-        right
-        | {
+        {
             "y": x @ g["W"].T + g["b"],
-            "gradient of x": of_x[r],
+            "gradient of x": mine,
             "gradient of W": g["gradient"].flatten(0, 1).T @ x.flatten(0, 1),
             "gradient of b": g["gradient"].sum((0, 1)),
         }
-        for r, g in enumerate(given)
+        for mine, g in zip(of_x, given, strict=True)
     ]
 
 
@@ -130,9 +103,7 @@ class GatheredLinear(torch.autograd.Function):
         return dx, dW, dy.sum((0, 1))
 
 
-class ByAllToAll(torch.autograd.Function):
-    """With a sum of its own."""
-
+class WithoutContext(GatheredLinear):
     @staticmethod
     def forward(x, W, b):
         full = x.new_empty(len(x), dist.get_world_size() * x.shape[1], x.shape[2])
@@ -143,44 +114,34 @@ class ByAllToAll(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs[:2])
 
-    @staticmethod
-    def backward(ctx, dy):
-        x, W = ctx.saved_tensors
-        shards = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        gathering = dist.all_gather(shards, x, async_op=True)
-        parts = torch.stack((dy @ W).chunk(dist.get_world_size(), 1))
-        got = torch.empty_like(parts)
-        scattering = dist.all_to_all_single(got, parts, async_op=True)
-        gathering.wait()
-        of_w = torch.einsum("btf,btd->fd", dy, torch.cat(shards, 1))
-        scattering.wait()
-        return got.sum(0), of_w, dy.sum((0, 1))
-
 
 def all_reduced(x):
     dist.all_reduce(x)
     return x
 
 
+ALSO_RIGHT = """
+dx = torch.empty_like(x) => parts, dx = torch.stack(parts), torch.empty(n, *x.shape, dtype=x.dtype)
+dist.reduce_scatter(dx, parts, async_op=True) => dist.all_to_all_single(dx, parts, async_op=True)
+return dx => return dx.sum(0)
+    By an all-to-all, with a sum of its own.
+"""
+
 MISTAKES = """
-in waited for:
-gathering.wait() =>
+in waited for: gathering.wait() =>
     You started a call with async_op=True and did not wait for it. Until handle.wait() returns, its buffers hold
     anything: keep the handle, and wait before you read them.
-in all:
 ctx.save_for_backward(x, W) => ctx.save_for_backward(x, W, *shards)
 x, W = ctx.saved_tensors => x, W, *shards = ctx.saved_tensors
 shards = [torch.empty_like(x) for _ in range(n)] =>
 gathering = dist.all_gather(shards, x, async_op=True) =>
 gathering.wait() =>
-or
-ctx.save_for_backward(x, W) => ctx.x, ctx.W, ctx.shards = x, W, shards
+or ctx.save_for_backward(x, W) => ctx.x, ctx.W, ctx.shards = x, W, shards
 x, W = ctx.saved_tensors => x, W, shards = ctx.x, ctx.W, ctx.shards
 shards = [torch.empty_like(x) for _ in range(n)] =>
 gathering = dist.all_gather(shards, x, async_op=True) =>
 gathering.wait() =>
-    All numbers are right, and every rank keeps all tokens for backward. Save this rank's tokens, and gather the others
-    again in backward.
+    All numbers are right, and every rank keeps all tokens for backward. Save this rank's, and gather again in backward.
 dx = torch.empty_like(x) => dx = torch.cat(parts, dim=1)
 dist.reduce_scatter(dx, parts, async_op=True) => dist.all_reduce(dx, async_op=True)
 return dx => return dx.chunk(n, dim=1)[dist.get_rank()]
@@ -194,8 +155,7 @@ return dx => return sum(terms).chunk(n, dim=1)[dist.get_rank()]
 torch.empty_like(x) for _ in range(dist.get_world_size()) => torch.zeros_like(x) for _ in range(dist.get_world_size())
 dist.all_gather(shards, x) => shards[dist.get_rank()] = x
 torch.cat(shards, dim=1) @ W.T => all_reduced(torch.cat(shards, dim=1)) @ W.T
-    All numbers are right, but forward sends 2 units: an all-reduce adds up zeros of all ranks but one. An all-gather
-    sends each shard as it is.
+    All numbers are right, but forward sends 2 units: an all-reduce of zeros of all ranks but one. Use an all-gather.
 dx = torch.empty_like(x) => dx = parts[dist.get_rank()]
 scattering = dist.reduce_scatter(dx, parts, async_op=True) =>
 scattering.wait() =>
@@ -203,11 +163,9 @@ scattering.wait() =>
     of W, so there are n partial sums to add: reduce-scatter.
 dx = torch.empty_like(x) => dx = torch.cat(parts, dim=1)
 dist.reduce_scatter(dx, parts, async_op=True) => dist.all_reduce(dx, async_op=True)
-    Backward adds up and does not cut: it returns the gradient of all tokens, and x has some of them. A reduce-scatter
-    along dim 1 does both.
+    Backward adds up and does not cut: x has some of the tokens. A reduce-scatter along dim 1 does both.
 dist.reduce_scatter(dx, parts, async_op=True) => dist.reduce_scatter(dx, parts, dist.ReduceOp.AVG, async_op=True)
-    You averaged the gradient of x over the ranks. They used the same tokens with different columns of one layer: the
-    gradient is the sum, ReduceOp.SUM.
+    You averaged the gradient of x. Ranks used the same tokens with different columns: it is the sum, ReduceOp.SUM.
 (dy @ W).chunk(n, dim=1) => dy.chunk(n, dim=1)
 dx = torch.empty_like(x) => dx = torch.empty_like(parts[0])
 return dx => return dx @ W
@@ -215,25 +173,20 @@ return dx => return dx @ W
     columns: multiply by W first, then there are partial sums of one thing.
 (dy @ W).chunk(n, dim=1) => (dy @ W).chunk(n, dim=0)
 dx = torch.empty_like(x) => dx = torch.empty_like(parts[0])
-    Backward cuts along dim 0, the sequences, where forward put tokens together. reduce_scatter takes a list: make it
-    with chunk(n, dim=1), of contiguous tensors.
+    Backward cuts along dim 0, the sequences, where forward put tokens together: use chunk(n, dim=1), contiguous.
 dx = torch.empty_like(x) => copies = [torch.empty_like(dy @ W) for _ in range(n)]
 dist.reduce_scatter(dx, parts, async_op=True) => dist.all_gather(copies, dy @ W, async_op=True)
 return dx => return torch.cat(copies, dim=1)
-    For the gradient of x, backward gathers. The transpose of a gather is a reduce-scatter: copies of a token went to
-    all ranks, and their gradients are added up.
+    For the gradient of x, backward gathers. A gather's transpose is a reduce-scatter: gradients of copies are added up.
 torch.cat(shards, dim=1) @ W.T => torch.cat(shards, dim=0) @ W.T
-    Forward put the shards together along dim 0, as more sequences. They are shards of the sequence: torch.cat(shards,
-    dim=1).
+    Forward put the shards together along dim 0, as more sequences. They are shards of one: torch.cat(shards, dim=1).
 tokens = torch.cat(shards, dim=1) => tokens = torch.cat(shards, dim=0)
     Backward put the gathered shards together along dim 0. The tokens are in the wrong order there, and the gradient of
     W pairs each with the gradient of a different token: dim=1, as in forward.
 dy.flatten(0, 1).T @ tokens.flatten(0, 1) => dy.chunk(n, dim=1)[dist.get_rank()].flatten(0, 1).T @ x.flatten(0, 1)
     The gradient of W comes from this rank's tokens alone. Its columns met all tokens: gather x again.
-in gradient:
-return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
-    You summed the gradients of W and b over the ranks. Each rank has its own columns and multiplied them with all
-    tokens: those gradients are complete.
+in gradient: return dx, dW, dy.sum((0, 1)) => return dx, all_reduced(dW), all_reduced(dy.sum((0, 1)))
+    You summed the gradients of W and b. Each rank has its own columns and all tokens: these gradients are complete.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(GatheredLinear, ByAllToAll))
+EXERCISE = exercise(globals(), points=2, right=(GatheredLinear, WithoutContext))

@@ -5,7 +5,7 @@ from torch import distributed as dist
 from torch.nn.functional import layer_norm
 
 from course.check.edits import exercise
-from course.check.exercise import kind, random, several
+from course.check.exercise import drawn, kind, several
 from course.check.listen import listen
 from lib import comm
 
@@ -13,14 +13,12 @@ B, T, D = 2, 8, 6  # of a shard; n times T tokens in all
 NAMES = ("gradient of x", "gradient of the weight", "gradient of the bias")
 GIVEN = ("x", "gradient", "weight", "bias")
 ONE, SEVERAL, MORE = "one message, of two vectors", "more than one message", "more bytes than the two need"
+FACTS = {"what was sent": ONE}
 
 
 def inputs(generator, n):
-    alike = {"weight": random(generator, D), "bias": random(generator, D)}
-    shape = (generator, B, T, D)
-    return [
-        alike | {"x": 1 + 2 * random(*shape), "gradient": random(*shape)} for _ in range(n)
-    ]  # x is not normalised
+    ranks = drawn(generator, n, {"weight": (D,), "bias": (D,)}, {"x": (B, T, D), "gradient": (B, T, D)})
+    return [given | {"x": 1 + 2 * given["x"]} for given in ranks]  # x is not normalised
 
 
 def body(answer, group, given):
@@ -43,8 +41,8 @@ def backward(x, gradient, weight, bias):
 def reference(given):
     full = {name: torch.cat([g[name] for g in given], 1) for name in ("x", "gradient")}
     of_x, *two = backward(*((given[0] | full)[name] for name in GIVEN))
-    right = {"what was returned": "3 results", "what was sent": ONE}
-    return [right | dict(zip(NAMES, (mine, *two), strict=True)) for mine in of_x.chunk(len(given), 1)]
+    returned = {"what was returned": "3 results"}
+    return [returned | dict(zip(NAMES, (mine, *two), strict=True)) for mine in of_x.chunk(len(given), 1)]
 
 
 def norm_gradients(x, gradient, weight, bias, group):
@@ -79,31 +77,22 @@ def gathers_all_tokens(x, gradient, weight, bias, group):
 MISTAKES = """
 in gradient of x, gradient of the weight, gradient of the bias:
 comm.all_reduce(torch.stack(both), group) => both
-    The gradients of weight and bias come from this rank's tokens alone. All tokens went through the same weight: sum
-    its gradient over the ranks.
+    The gradients of weight and bias come from this rank's tokens alone. All met the same weight: sum over the ranks.
 => comm.all_reduce(torch.stack(both), group, op="mean")
-    The gradients of weight and bias are means over the ranks. Here the ranks have tokens of the same sequences, and
-    each finds a partial gradient: op="sum".
+    The gradients of weight and bias are means. Ranks have tokens of the same sequences, partial gradients: op="sum".
 return of_x, => return comm.all_reduce(of_x, group),
-    You also summed the gradient of x. Each rank has its own tokens, and a norm works on each token alone: no other rank
-    has a part of it.
+    You also summed the gradient of x. A norm works on each token alone: no other rank has a part of it.
 comm.all_reduce(torch.stack(both), group) => comm.all_reduce(both[0], group), both[1]
-    The gradient of the weight is summed, the gradient of the bias still comes from this rank's tokens. Each rank adds
-    the bias to its own tokens: sum both.
+    The gradient of the weight is summed, the bias's is this rank's. Each adds the bias to its own tokens: sum both.
 torch.stack(both) => torch.stack([(gradient * x).sum((0, 1)), both[1]])
-    You multiplied with x as it came in. The weight multiplies the normalised x, and its gradient is a sum of
-    gradient · (x - mean)/deviation.
+    You multiplied with x as it came in. The weight multiplies the normalised x: sum gradient · (x - mean)/deviation.
 return of_x, => return gradient * weight,
-    The gradient of x is only gradient · weight. Mean and deviation depend on x as well: let autograd do it, or run
-    backward through both.
-
+    The gradient of x is only gradient · weight. Mean and deviation depend on x as well: run backward through both.
 in all:
 gathers_all_tokens
-    The gradients are right, but tokens were sent. Let each rank sum over its own tokens first: then two vectors of D
-    elements are enough.
+    The gradients are right, but tokens were sent. Sum over this rank's first: two vectors of D elements are enough.
 comm.all_reduce(torch.stack(both), group) => [comm.all_reduce(one, group) for one in both]
-    The gradients are right, in more than one message. They are short, and each message has its latency: put both into
-    one tensor and sum that.
+    The gradients are right, in more than one message, each with its latency: put both into one tensor and sum that.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(norm_gradients, by_hand, gathers_two_vectors))

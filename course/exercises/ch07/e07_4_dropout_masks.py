@@ -38,10 +38,6 @@ def inputs(generator, n):
 
 def body(answer, group, given):
     p, shapes = given["p"], shapes_of(group.size)
-
-    def draw():
-        return several(answer(p, shapes[FIRST], group), 2)
-
     torch.manual_seed(given["seed"])
     returned = answer(p, shapes[FIRST], group)
     masks = several(returned, 2)
@@ -58,9 +54,9 @@ def body(answer, group, given):
         next_drawn = torch.rand(4)
     first, second = (mask == 0 for mask in masks)
     firsts, seconds, nexts = (comm.all_gather(x[None], group) for x in (first, second, next_drawn))
-    following = [mask == 0 for mask in draw()]
+    following = [mask == 0 for mask in several(answer(p, shapes[FIRST], group), 2)]
     torch.manual_seed(given["seed"])
-    again = draw()
+    again = several(answer(p, shapes[FIRST], group), 2)
     a_part = overlap(first, second) or torch.equal(first[:, group.rank :: group.size], second)
     return found | {
         AMONG[FIRST]: EQUAL if (firsts == firsts[0]).all() else DIFFERENT,
@@ -92,8 +88,7 @@ def frequency(masks, p):
 
 
 def values(masks, p):
-    values = torch.cat([mask.double().unique() for mask in masks])
-    values = values[values != 0]
+    values = torch.cat([mask[mask != 0].double().unique() for mask in masks])
     rounding = max(torch.finfo(mask.dtype).eps if mask.is_floating_point() else 0 for mask in masks)
     for said, wanted in ((SCALED, 1 / (1 - p)), (UNSCALED, 1.0)):
         if len(values) and (values - wanted).abs().max() <= max(1e-6, rounding) * wanted:
@@ -132,47 +127,28 @@ def by_a_generator(p, shape, group):
 
 
 MISTAKES = """
-in shape of the second mask:
-tokens // group.size => tokens
+in shape of the second mask: tokens // group.size => tokens
     The second mask is as large as the first. It is for this rank's shard: [B, T/n, D].
-
-in the second mask compared among ranks:
-seed + group.rank => seed
-    Both masks come from the seed that all ranks share, so the shards get the same mask, or a shifted copy. Add the rank
-    to the seed before you draw the second.
-
+in the second mask compared among ranks: seed + group.rank => seed
+    Both masks come from the shared seed: shards get the same mask, or a shifted copy. Add the rank to the second's.
 in the first mask compared among ranks:
 torch.rand(shape) => torch.rand(shape, generator=torch.Generator().manual_seed(group.rank))
-    The first mask differs from rank to rank, and replicated activations would no longer be equal. Draw it from the
-    state that all ranks share.
-
-in where the second comes from:
-(drawn >= p) / (1 - p) => shared.chunk(group.size, 1)[group.rank]
-    The second mask, on some rank, is a part of the first: the two dropouts drop the same elements. Draw it anew, from a
-    different seed.
-
-in the generator afterwards:
-with torch.random.fork_rng(): => if True:
+    The first mask differs from rank to rank, and so would replicated activations. Draw it from the shared state.
+in where the second comes from: (drawn >= p) / (1 - p) => shared.chunk(group.size, 1)[group.rank]
+    The second mask, on some rank, is a part of the first: both drop the same elements. Draw it anew, from another seed.
+in the generator afterwards: with torch.random.fork_rng(): => if True:
     The masks are right, but afterwards the ranks' generators differ, and so will the next mask that must agree. Restore
     the state: draw the second mask inside torch.random.fork_rng().
-
-in from the same state:
-int(torch.randint(2**62, ())) => int.from_bytes(os.urandom(5), "big")
+in from the same state: int(torch.randint(2**62, ())) => int.from_bytes(os.urandom(5), "big")
     The same state of the generator gives different masks, so a recomputation would not repeat the masks of forward.
     They must depend on that state alone: draw the seed with torch.randint.
-
-in at the next call:
-int(torch.randint(2**62, ())) => 1000
+in at the next call: int(torch.randint(2**62, ())) => 1000
     Two calls in a row give the same mask, or share one, so layers and steps drop the same elements. Let the seed come
     from the generator, drawn anew at each call, and let the generator move on.
-
-in share of zeros:
-torch.rand(shape) >= p => torch.rand(shape) < p
+in share of zeros: torch.rand(shape) >= p => torch.rand(shape) < p
 drawn >= p => drawn < p
     You keep with probability p. p is the fraction that is dropped: keep where torch.rand is at least p.
-
-in values:
-returns [mask > 0 for mask in result]
+in values: returns [mask > 0 for mask in result]
     The scale is missing: the elements that are kept are multiplied by 1/(1-p), so that the mean stays.
 """
 

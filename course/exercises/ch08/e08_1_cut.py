@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import torch
 
-from course.check.edits import exercise, in_other_words
+from course.check.edits import exercise
 from course.check.exercise import SEEN, call, kind, whole
 from lib.pipeline.balance import balanced
 
@@ -198,6 +198,9 @@ returns result[::-1]
     The counts are right, in the wrong order: the first is the first stage's. If you fill from the end, reverse them.
 """
 
-AN_ITERATOR = in_other_words(cut, "return best(costs, num_stages)[1] => yield from best(costs, num_stages)[1]")
+ALSO_RIGHT = """
+return best(costs, num_stages)[1] => yield from best(costs, num_stages)[1]
+    An iterator.
+"""
 
-EXERCISE = exercise(globals(), points=2, right=(cut, by_dynamic_programming, AN_ITERATOR), ranks=(1,))
+EXERCISE = exercise(globals(), points=2, right=(cut, by_dynamic_programming), ranks=(1,))

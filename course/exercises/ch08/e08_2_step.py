@@ -4,7 +4,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from course.check.edits import exercise, in_other_words
+from course.check.edits import exercise
 from course.check.exercise import DTYPE, random
 from course.check.listen import listen, raw
 
@@ -177,12 +177,12 @@ then(lambda stage: dist.broadcast(stage.weight.detach().clone(), 0))
     All numbers are right, but you send more than an activation forward and a gradient backward per microbatch.
 """
 
-LAST_MICROBATCH_FIRST = in_other_words(
-    step,
-    "dist.recv(x, rank - 1) => dist.irecv(x, rank - 1).wait()",
-    "for x, y in kept: => for x, y in reversed(kept):",
-    "dist.recv(of_y, rank + 1) => dist.irecv(of_y, rank + 1).wait()",
-    "total += y.item() => total = total + y.detach()",
-)
+ALSO_RIGHT = """
+dist.recv(x, rank - 1) => dist.irecv(x, rank - 1).wait()
+for x, y in kept: => for x, y in reversed(kept):
+dist.recv(of_y, rank + 1) => dist.irecv(of_y, rank + 1).wait()
+total += y.item() => total = total + y.detach()
+    The last microbatch first, its receives started, then awaited.
+"""
 
-EXERCISE = exercise(globals(), points=3, right=(step, LAST_MICROBATCH_FIRST))
+EXERCISE = exercise(globals(), points=3, right=(step,))

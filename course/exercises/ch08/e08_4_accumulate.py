@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from course.check.edits import exercise, in_other_words
+from course.check.edits import exercise
 from course.check.exercise import DTYPE, random, whole
 from lib.model import mean_loss
 
@@ -175,15 +175,15 @@ all_in_one
     the next runs forward, and retain no graph: then memory holds one microbatch.
 """
 
-BY_CHECKPOINT = in_other_words(
-    accumulate,
-    "model(x) => checkpoint(model, x.requires_grad_(), use_reentrant=True)",
-    "total += loss.item() => total = total + loss  # with a history",
-)
+ALSO_RIGHT = """
+model(x) => checkpoint(model, x.requires_grad_(), use_reentrant=True)
+total += loss.item() => total = total + loss  # with a history
+    With recomputation.
+"""
 
 EXERCISE = exercise(
     globals(),
     points=2,
-    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before, BY_CHECKPOINT),
+    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before),
     ranks=(1,),
 )

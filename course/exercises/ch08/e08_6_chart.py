@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from course.check.edits import exercise, in_other_words
+from course.check.edits import exercise
 from course.check.exercise import SEEN, kind, several, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
@@ -172,10 +172,10 @@ return None => return {}, ""
     round starts nothing and actions are left.
 """
 
-LAST_RANK_FIRST = in_other_words(
-    chart,
-    "for rank, row in enumerate(rows): => for rank, row in reversed([*enumerate(rows)]):",
-    'return starts, "\\n".join(lines) => return [starts, "\\n".join(["", *lines, ""])]',
-)
+ALSO_RIGHT = r"""
+for rank, row in enumerate(rows): => for rank, row in reversed([*enumerate(rows)]):
+return starts, "\n".join(lines) => return [starts, "\n".join(["", *lines, ""])]
+    The last rank first.
+"""
 
-EXERCISE = exercise(globals(), points=3, right=(chart, by_recursion, LAST_RANK_FIRST), ranks=(1,))
+EXERCISE = exercise(globals(), points=3, right=(chart, by_recursion), ranks=(1,))

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import distributed as dist
 
-from course.check.edits import exercise, in_other_words
+from course.check.edits import exercise
 from course.check.exercise import random
 from lib import comm
 from lib.pipeline.schedules.action import Op
@@ -145,13 +145,11 @@ in orders[r]: => in sorted(orders[r], key=lambda action: action[0] == "B"):
     keeps all microbatches. Keep the order of work.
 """
 
-IN_TORCH_DISTRIBUTED = in_other_words(
-    corrected_order,
-    "x = comm.recv(like, group, source % p).wait() => dist.recv(x := torch.empty_like(like), source % p)",
-    "comm.send(y, group, target % p) => dist.isend(y, target % p)",
-)
+ALSO_RIGHT = """
+x = comm.recv(like, group, source % p).wait() => dist.recv(x := torch.empty_like(like), source % p)
+comm.send(y, group, target % p) => dist.isend(y, target % p)
+    With torch.distributed.
+"""
 BY_DIRECTION = partial(by_tags, tag=lambda op, *which: op == "F")
 
-EXERCISE = exercise(
-    globals(), points=3, right=(corrected_order, by_tags, IN_TORCH_DISTRIBUTED, BY_DIRECTION), ranks=(2,)
-)
+EXERCISE = exercise(globals(), points=3, right=(corrected_order, by_tags, BY_DIRECTION), ranks=(2,))

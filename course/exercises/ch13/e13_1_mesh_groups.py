@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from course.check.edits import exercise, in_other_words
+from course.check.edits import exercise
 from course.check.exercise import call, ranks_in, whole
 
 
@@ -80,6 +80,9 @@ returns [ranks[::-1] for ranks in result]
     the group: if it depends on the order in which the axes are named, dp×tp and tp×dp cut a tensor differently.
 """
 
-SETS = in_other_words(mesh_groups, "list(groups.values()) => map(set, reversed(groups.values()))")
+ALSO_RIGHT = """
+list(groups.values()) => map(set, reversed(groups.values()))
+    Sets, the last axis first.
+"""
 
-EXERCISE = exercise(globals(), points=2, right=(mesh_groups, by_reshape, SETS), ranks=(1,))
+EXERCISE = exercise(globals(), points=2, right=(mesh_groups, by_reshape), ranks=(1,))

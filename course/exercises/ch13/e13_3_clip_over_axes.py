@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import distributed as dist
 
-from course.check.edits import exercise, in_other_words
+from course.check.edits import exercise
 from course.check.exercise import random
 from course.check.listen import listen, raw
 from lib.mesh import Mesh, MeshShape
@@ -127,10 +127,10 @@ dist.all_reduce(square) => for x in (gradients[0].square(), square): dist.all_re
     up this rank's squares first, then all-reduce one number.
 """
 
-AS_TORCH_DOES = in_other_words(  # with the small number of clip_grad_norm_
-    clip_over_axes,
-    "x.mul_((max_norm / norm).clamp(max=1)) => x.copy_(x * (max_norm / (norm + 1e-6)).clamp(max=1))",
-    "return norm => return norm[None]",
-)
+ALSO_RIGHT = """
+x.mul_((max_norm / norm).clamp(max=1)) => x.copy_(x * (max_norm / (norm + 1e-6)).clamp(max=1))
+return norm => return norm[None]
+    With the small number of clip_grad_norm_.
+"""
 
-EXERCISE = exercise(globals(), points=3, right=(clip_over_axes, AS_TORCH_DOES, by_gathering), ranks=(8,))
+EXERCISE = exercise(globals(), points=3, right=(clip_over_axes, by_gathering), ranks=(8,))
