@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from book.figures.canvas import BARS, FRAMES, Canvas
 from book.figures.svg import NARROW, SMALLEST_PX, Figure, color, drawn_twice, num, text_width
-from book.figures.timeline import KINDS, draw_axis, legend
+from book.figures.timeline import KINDS, Axis, draw_axis, legend
 from lib.pipeline.gantt import KIND
 from lib.pipeline.simulate import Slot, Timeline
 
@@ -30,13 +30,13 @@ def draw_bubble(timeline: Timeline, *, title: str, alt: str, caption: str = "", 
     rows = _Rows(timeline, left, right, top)
     rows.draw(canvas)
     rows.number(canvas)
-    draw_axis(canvas, left, right, top + HIGH, 0, timeline.makespan, "units")
+    draw_axis(canvas, Axis(left, right, 0, timeline.makespan, "units"), top + HIGH)
     y = top + HIGH + AXIS + 22
     canvas.text(left, y, f"computing {1 - timeline.bubble:.0%}")
     canvas.text(right, y, f"bubble {timeline.bubble:.0%}", "end", font_weight=650)
     canvas.rect(left, y + 7, right - left, 18, fill=canvas.hatched)
     canvas.bars("soft").rect(left, y + 7, (1 - timeline.bubble) * (right - left), 18)
-    draw_axis(canvas, left, right, y + 29, 0, 100, "% of all ranks' time")
+    draw_axis(canvas, Axis(left, right, 0, 100, "% of all ranks' time"), y + 29)
     return canvas.figure(width, y + 29 + AXIS, caption)
 
 
@@ -70,7 +70,7 @@ def draw_kept(
             trays.path(f"M{num(tray)} {num(rows.middle(rank))}" + f"h{num(item - 1)}m1 0" * kept)
             canvas.text(tray + item * kept + 4, rows.middle(rank) + 4.5, f"{kept}", font_weight=650)
         y += 20 + HIGH + 10
-    draw_axis(canvas, left, tray - beside, y - 10, 0, end, "units")
+    draw_axis(canvas, Axis(left, tray - beside, 0, end, "units"), y - 10)
     return canvas.figure(width, y - 10 + AXIS, caption)
 
 

@@ -154,7 +154,7 @@ def gallery() -> list[object]:
     about = {"title": "A title", "alt": "What it shows.", "caption": "What to see."}
     return [
         buckets(),
-        draw_timeline(bars, outline=[(0, "compute", "backward", "", 10, 33.3)], unit="forwards", **about),
+        draw_timeline(bars, predicted=[(0, "compute", "backward", "", 10, 33.3)], unit="forwards", **about),
         draw_curves(curves, x="step", y="loss (nats per token)", reference={"unigram entropy": 3.2}, **about),
         draw_curves({"a": [10000, 20000]}, x=("forward", "backward"), y="MB", points=([0.5], [12345]), **about),
         draw_log_log({"a": ([1, 1e9], [1e-3, 1e6])}, x="message (bytes)", y="time (µs)", **about),
