@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import cos, pi, sin
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import MOST_BEATS, NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import color, num
 from lib.cost.steps import ALL_REDUCE, after, chunks_sent
 from lib.cost.steps import Step as Moves
@@ -24,7 +24,7 @@ def play_all_reduce(algorithm: str, n: int) -> Player:
         algorithm: a key of `lib.cost.steps.ALL_REDUCE`.
     """
     steps, title = ALL_REDUCE[algorithm](n), f"All-reduce as a {algorithm}, {n} ranks"
-    return Player(title, lambda width: _scene(algorithm, steps, n, width), still=n - 1)
+    return Player(title, lambda width: _scene(algorithm, steps, n, width), _beats(algorithm, steps, n))
 
 
 def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
@@ -68,23 +68,37 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
                     box, words = (x, y + HIGH + 2, wide, 20.0), _words(held[move.src][chunk], n)
                     yield f"token {number} {move.src} {chunk}", Thing(*box, "comm", words, float(number == done))
 
-    frames = [Step(_sentence(algorithm, steps, n, done), dict(things(done))) for done in range(len(steps) + 1)]
-    return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, frames)
+    moments = [dict(things(done)) for done in range(len(steps) + 1)]
+    return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, moments)
 
 
 def _words(inside: frozenset[int], n: int) -> str:
     return "Σ" if len(inside) == n else "".join(map(str, sorted(inside)))
 
 
-def _sentence(algorithm: str, steps: list[Moves], n: int, done: int) -> str:
-    sent = max(chunks_sent(steps[:done], n)) / n
-    if done == 0:
-        return f"Each rank has its own numbers, in {n} chunks. Chunk 0 of all ranks belongs together."
-    if done == len(steps):
-        return f"Every rank has every sum, after {done} steps. The busiest sent {sent:g} arrays."
-    busy = sum(len(move.chunks) for move in steps[done - 1])
-    carried = f"Step {done}: {len(steps[done - 1])} of {n} links carry {busy} chunks"
-    if algorithm == "ring" and done == n - 1:
-        return f"{carried}. Each rank has one complete sum: that is a reduce-scatter. The rest is an all-gather."
-    adds = "are added" if steps[done - 1][0].adds else "replace the old values"
-    return f"{carried}, which {adds}. The busiest rank has sent {sent:g} arrays."
+def _beats(algorithm: str, steps: list[Moves], n: int) -> list[Beat]:
+    """A ring is told in its two halves, other algorithms step by step, or in halves where there are many."""
+    sent = [max(chunks_sent(steps[:done], n)) / n for done in range(len(steps) + 1)]
+    told = [
+        Beat("Before", f"Each of {n} ranks has its own numbers. All want every sum: who has to send how much?", 0)
+    ]
+    if algorithm == "ring":
+        told += [
+            Beat("First step", "Each rank sends a chunk to its right neighbour, which adds it to its own.", 1),
+            Beat("Reduce-scatter", "On they go, one chunk a step, until each rank has one complete sum Σ.", n - 1),
+            Beat("Sums travel", "Now each rank sends its complete sum to the right, where it replaces the old.", n),
+        ]
+    else:
+        adding = sum(step[0].adds for step in steps)
+        each = len(steps) <= MOST_BEATS - 2
+        for done in range(1, len(steps)) if each else [adding]:
+            told.append(Beat(f"{'Up' if done <= adding else 'Down'}", _told(steps[done - 1], n), done))
+    end = f"Every rank has every sum, after {len(steps)} steps. The busiest rank sent {sent[-1]:g} arrays."
+    return [*told, Beat("All-gather" if algorithm == "ring" else "End", end, len(steps))]
+
+
+def _told(step: list[Moves], n: int) -> str:
+    """Who sends to whom in a step, and whether it is added there."""
+    pairs = [f"{move.src} to {move.dst}" for move in step]
+    does = "which adds it to its own" if step[0].adds else "where it replaces the old numbers"
+    return f"A whole array from rank {' and from '.join(pairs)}, {does}."
