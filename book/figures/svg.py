@@ -25,6 +25,10 @@ PALETTE = {  # name: (light, dark)
     "gradient": ("#eea1a5", "#dda1ab"),
     "activation": ("#f5dd8a", "#ffee88"),
     "opt": ("#8c4888", "#b06ca4"),
+    "rank-0": ("#15828a", "#3fb3b5"),  # whose data it is, where a picture is about that
+    "rank-1": ("#a45a2a", "#cf8a54"),
+    "rank-2": ("#75801c", "#a9b44a"),
+    "rank-3": ("#6a64b4", "#9a95dc"),
     "idle": ("#eef1f4", "#1f2630"),
     "idle-line": ("#d5dbe1", "#2f3946"),
     "ok": ("#1b7f5c", "#58c79b"),
@@ -36,7 +40,8 @@ PALETTE = {  # name: (light, dark)
     "accent": ("#0b5cad", "#7db8f0"),
 }
 # These carry words.
-FILLS = ("forward", "backward", "weight", "comm", "param", "gradient", "activation", "opt", "soft")
+RANKS = tuple(f"rank-{rank}" for rank in range(4))
+FILLS = ("forward", "backward", "weight", "comm", "param", "gradient", "activation", "opt", "soft", *RANKS)
 FALLBACK = {  # without a stylesheet these follow the surrounding text, so that dark notebooks stay readable
     "text": "currentColor",
     "soft": "currentColor",

@@ -53,7 +53,8 @@ def play_deadlock(messages: Sequence[str]) -> Player:
 
 def _moments(messages: Sequence[str]) -> Iterator[_Moment]:
     n, program, calls = len(messages), "send, then recv", {}
-    said = f"Each of {n} ranks has a message for its right neighbour. All send, then receive: does it end?"
+    both_or_all = "Both" if n == 2 else f"All {n}"
+    said = f"Each of {n} ranks has a message for its right neighbour. It sends, then it receives. Does this end?"
     yield _Moment("Before", program, {}, 0, said)
     for rank in range(n):
         right = (rank + 1) % n
@@ -61,14 +62,14 @@ def _moments(messages: Sequence[str]) -> Iterator[_Moment]:
         said = f"Rank {rank} holds its message out to rank {right}, which has not called recv. It waits."
         if circle := circle_of(_waits(calls)):
             pairs = ", ".join(f"{a} waits for {b}" for a, b in zip(circle, circle[1:] + circle[:1], strict=True))
-            said = f"All hold one out, and no hand is free: {pairs}. A circle: no rank reaches recv."
+            said = f"{both_or_all} hold one out: {pairs}. A circle: no rank reaches recv."
         yield _Moment("A circle" if circle else "First send", program, calls, 0, said)
     both = {rank: [("send", (rank + 1) % n), ("recv", (rank - 1) % n)] for rank in range(n)}
-    stuck = sum(bool(wait.late) for wait in _waits(both).values())
-    said = f"Exchange starts both calls, then waits: each send meets its recv, and {stuck} of {n} ranks are stuck."
+    assert not any(wait.late for wait in _waits(both).values())
+    said = "Exchange starts both calls, then waits: each send meets its recv, and no rank is stuck."
     yield _Moment("Exchange", "exchange", both, 0, said)
-    yield _Moment("In flight", "exchange", both, 0.5, f"All {n} messages cross at the same time.")
-    said = f"All {n} have arrived in the time of one. Each rank has the message of its left neighbour."
+    yield _Moment("In flight", "exchange", both, 0.5, f"{both_or_all} messages cross at the same time.")
+    said = f"{both_or_all} have arrived in the time of one. Each rank has the message of its left neighbour."
     yield _Moment("Arrived", "exchange", {}, 1, said)
 
 

@@ -90,7 +90,8 @@ def _instants(name: str, room: float, rows: int, recompute: str) -> Iterator[_In
         return _Instant(phase, busy, ink, dict(held), f"{said}. {verdict}.")
 
     said = f"Parameters, {RECIPE.weight_bytes} bytes each, and a master copy, {RECIPE.master_bytes} bytes each"
-    yield now("at rest", range(0), "idle", said)
+    first = now("at rest", range(0), "idle", said)
+    yield first._replace(sentence=f"{first.sentence} Does a training step fit?")
     for i in range(GROUPS):
         held["activations", i] = activations[i]
         said = f"Forward: each layer keeps {a_layer / GB:.2f} GB of activations for backward"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import cos, pi, sin
 
 from book.figures.canvas import Canvas
 from book.figures.player import MOST_BEATS, NARROW, Beat, Player, Scene, Thing
-from book.figures.svg import color, num
+from book.figures.svg import RANKS, color, num
 from lib.cost.steps import ALL_REDUCE, after, chunks_sent
 from lib.cost.steps import Step as Moves
 
@@ -16,9 +16,9 @@ TOP = 30  # above the circle
 
 
 def play_all_reduce(algorithm: str, n: int) -> Player:
-    """Naive, tree or ring, on n ranks with n chunks each.
+    """Naive, tree or ring, on n ranks, at most four, with n chunks each.
 
-    A cell lists the ranks whose numbers are in the sum; a complete one says Σ.
+    A chunk has a stripe for each rank whose numbers are in it; a complete sum has all, and a frame.
 
     Args:
         algorithm: a key of `lib.cost.steps.ALL_REDUCE`.
@@ -39,6 +39,7 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
     for rank, (x, y) in enumerate(places):
         canvas.rect(x - 5, y - 24, n * CELL + 8, HIGH + 52, radius=6, fill=color("panel"), stroke=color("rule"))
         canvas.text(x, y - 8, f"rank {rank}", font_weight=650)
+        canvas.bars(RANKS[rank]).rect(x + 48, y - 18, 12, 12)
     bars = (0.0, TOP + 280) if width == NARROW else (470.0, TOP + 30)
     canvas.text(*bars, "sent, in arrays")
     for rank in range(n):
@@ -47,12 +48,20 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
     def cell(rank: int, chunk: int) -> tuple[float, float, float, float]:
         return places[rank][0] + CELL * chunk, places[rank][1], CELL - 2, HIGH
 
+    def stripes(name: str, inside: Iterable[int], box: tuple[float, ...]) -> Iterator[tuple[str, Thing]]:
+        """One for each rank whose numbers are in a sum, in the hue of that rank."""
+        x, y, wide, high = box
+        for rank in inside:
+            part = (wide - 2) / n
+            yield f"{name} of {rank}", Thing(x + 1 + part * rank, y + 1, part, high - 2, RANKS[rank], radius=0)
+
     def things(done: int) -> Iterator[tuple[str, Thing]]:
         """The chunks of all ranks after so many steps, and the chunks of the last messages."""
         for rank, chunks in enumerate(after(steps[:done], n)):
             for chunk, inside in enumerate(chunks):
                 ink = "frame" if len(inside) == n else "idle"
-                yield f"cell {rank} {chunk}", Thing(*cell(rank, chunk), ink, _words(inside, n))
+                yield f"cell {rank} {chunk}", Thing(*cell(rank, chunk), ink)
+                yield from stripes(f"cell {rank} {chunk}", sorted(inside), cell(rank, chunk))
         most = max(chunks_sent(steps, n))
         for rank, sent in enumerate(chunks_sent(steps[:done], n)):
             yield f"bar {rank}", Thing(bars[0] + 52, bars[1] + 12 + 26 * rank, max(1, 100 * sent / most), 18, "comm")
@@ -65,27 +74,36 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
             for move in steps[number - 1] if held else []:
                 for chunk in move.chunks:
                     x, y, wide, _ = cell(move.dst if number == done else move.src, chunk)
-                    box, words = (x, y + HIGH + 2, wide, 20.0), _words(held[move.src][chunk], n)
-                    yield f"token {number} {move.src} {chunk}", Thing(*box, "comm", words, float(number == done))
+                    name, seen = f"token {number} {move.src} {chunk}", float(number == done)
+                    box = x, y + HIGH + 2, wide, 20.0
+                    yield name, Thing(*box, "comm", seen=seen)
+                    for stripe, thing in stripes(
+                        name, sorted(held[move.src][chunk]), (x + 1, y + HIGH + 3, wide - 2, 18)
+                    ):
+                        yield stripe, thing._replace(seen=seen)
 
     moments = [dict(things(done)) for done in range(len(steps) + 1)]
     return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, moments)
-
-
-def _words(inside: frozenset[int], n: int) -> str:
-    return "Σ" if len(inside) == n else "".join(map(str, sorted(inside)))
 
 
 def _beats(algorithm: str, steps: list[Moves], n: int) -> list[Beat]:
     """A ring is told in its two halves, other algorithms step by step, or in halves where there are many."""
     sent = [max(chunks_sent(steps[:done], n)) / n for done in range(len(steps) + 1)]
     told = [
-        Beat("Before", f"Each of {n} ranks has its own numbers. All want every sum: who has to send how much?", 0)
+        Beat(
+            "Before",
+            f"Each of {n} ranks has its own numbers, in its own colour. All want every sum: who sends how much?",
+            0,
+        )
     ]
     if algorithm == "ring":
         told += [
             Beat("First step", "Each rank sends a chunk to its right neighbour, which adds it to its own.", 1),
-            Beat("Reduce-scatter", "On they go, one chunk a step, until each rank has one complete sum Σ.", n - 1),
+            Beat(
+                "Reduce-scatter",
+                "On they go, one chunk a step, until each rank has one chunk of all stripes: a complete sum.",
+                n - 1,
+            ),
             Beat("Sums travel", "Now each rank sends its complete sum to the right, where it replaces the old.", n),
         ]
     else:

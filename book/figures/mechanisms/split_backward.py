@@ -64,8 +64,8 @@ def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scen
         things(before, is_split=False),
         things(before),
         things(first_i, of_w=0.25),
-        things(after),
-        things(after) | {"saved": Thing(*box, "outline", "saved")},
+        {"paper": Thing(*box, "paper"), **things(after)},
+        {"paper": Thing(*box, "paper"), **things(after), "saved": Thing(*box, "outline", "saved")},
     ]
     return Scene(canvas, HEAD + ROW * ranks, moments)
 

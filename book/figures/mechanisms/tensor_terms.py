@@ -199,7 +199,7 @@ class _Drawing:
         for i, row in enumerate(numbers, down):
             for j, number in enumerate(row, across):
                 place = left + j * self.cell, top + i * HIGH, self.cell - 2, HIGH - 2
-                yield f"{name} {i} {j}", Thing(*place, ink, f"{number}", seen)
+                yield f"{name} {i} {j}", Thing(*place, ink, f"{number}".replace("-", "−"), seen)
 
     def _frame(self, slot: int, top: float) -> tuple[float, float, float, float]:
         """Place of a whole matrix, in the middle of four rows that begin at `top`."""
