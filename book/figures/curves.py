@@ -16,9 +16,9 @@ from book.figures.timeline import KINDS, legend
 
 # Colour, width and dash of each curve. The first is wide and the next ones narrower on top of it: if they coincide, all
 # stay visible.
-_STACKED = (("comm", 7, "-"), ("backward", 3.4, "-"), ("text", 1.5, (0, (1.4, 2.6))))
-_STACKED += (("weight", 1.5, (0, (6, 3.4))), ("opt", 1.5, (0, (0.8, 4.6))))
-_BESIDE = (("backward", 2.4, "-"), ("comm", 2.4, (0, (3.8, 2))), ("weight", 2.4, (0, (0.9, 1.7))))
+_STACKED = (("series-1", 7, "-"), ("series-0", 3.4, "-"), ("series-2", 1.8, (0, (1.4, 2.6))))
+_STACKED += (("series-3", 1.8, (0, (6, 3.4))), ("series-4", 1.8, (0, (0.8, 4.6))))
+_BESIDE = (("series-0", 2.4, "-"), ("series-1", 2.4, (0, (3.8, 2))), ("series-2", 2.4, (0, (0.9, 1.7))))
 Points = tuple[Sequence[float], Sequence[float]]
 
 
