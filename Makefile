@@ -195,7 +195,7 @@ screenshots: $(READY) ## picture every built page, wide and narrow, light and da
 	@$(PY) tools/screenshots.py
 
 cover: $(READY) ## take the README's picture from the built book
-	@$(PY) tools/cover.py
+	@$(PY) tools/screenshots.py --cover
 
 clean: ## remove what was built (.venv stays)
 	rm -rf _build screenshots parallel-by-hand.zip .pytest_cache .ruff_cache *.egg-info

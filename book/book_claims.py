@@ -12,20 +12,11 @@ from itertools import groupby
 from pathlib import Path
 
 from docutils import nodes
-from docutils.parsers.rst import Directive
+from live_page import add_place, table
 
 from lib.lab.claims import BUSY
 
-MEASURED = ("predicted", "measured")
-
-
-class ClaimsTable(nodes.General, nodes.Element):
-    """Stands where the table will be."""
-
-
-class ClaimsDirective(Directive):
-    def run(self):
-        return [ClaimsTable()]
+HEAD, MEASURED = ("quantity", "formula", "measured", "agrees"), ("predicted", "measured")
 
 
 def records() -> list[dict]:
@@ -47,42 +38,31 @@ def sections(doctree: nodes.document) -> dict[str, str]:
     return found
 
 
-def table(app, here: str) -> str:
+def claims(app, here: str) -> nodes.raw:
     found = records()
     if not found:
-        return "<p>No chapter made a claim in this build.</p>"
+        return nodes.raw("", "<p>No chapter made a claim in this build.</p>", format="html")
     conditions = "; ".join(sorted({f"{record['machine']}, {record['versions']}" for record in found}))
     rows = []
-    for page, claims in groupby(found, key=lambda record: record["page"]):
+    for page, of_page in groupby(found, key=lambda record: record["page"]):
         name = page.removesuffix(".ipynb")
         title = escape(app.env.titles[name].astext()) if name in app.env.titles else escape(page)
         link = app.builder.get_relative_uri(here, name)
         shown_in = sections(app.env.get_doctree(name)) if name in app.env.titles else {}
         rows.append(f'<tr><th scope="rowgroup" colspan="4"><a href="{link}">{title}</a></th></tr>')
-        for record in claims:
+        for record in of_page:
             claim = escape(record["claim"])
             if record["claim"] in shown_in:
                 claim = f'<a href="{link}#{shown_in[record["claim"]]}">{claim}</a>'
             cells = "".join(f"<td>{text}</td>" for text in (claim, *(escape(record[key]) for key in MEASURED)))
             kind = "busy" if record["verdict"] == BUSY else "ok"
             rows.append(f'<tr>{cells}<td class="{kind}">{escape(record["verdict"])}</td></tr>')
-    head = "".join(f'<th scope="col">{word}</th>' for word in ("quantity", "formula", "measured", "agrees"))
     busy = sum(record["verdict"] == BUSY for record in found)
     hold = f"{len(found) - busy} claims hold" + f"; {busy} more {BUSY}" * bool(busy)
-    return (
-        f"<p>{hold}. Measured on {escape(conditions)}.</p>"
-        f'<div class="pst-scrollable-table-container"><table class="claims"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def fill(app, doctree, docname):
-    for place in list(doctree.findall(ClaimsTable)):
-        place.replace_self(nodes.raw("", table(app, docname), format="html"))
+    said = f"<p>{hold}. Measured on {escape(conditions)}.</p>"
+    return nodes.raw("", said + table("claims", HEAD, rows), format="html")
 
 
 def setup(app):
-    app.add_node(ClaimsTable)
-    app.add_directive("claims", ClaimsDirective)
-    app.connect("doctree-resolved", fill)
+    add_place(app, "claims", claims)
     return {"version": "1", "parallel_read_safe": False}

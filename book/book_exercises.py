@@ -5,7 +5,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from live_page import ROOT, add_live_page
+from live_page import ROOT, add_live_page, table
 
 USED = ["course/check/*.py", "course/exercises/**/*.py"]
 TRIED = "book/kill_table.json"  # written by tools/kills.py
@@ -38,7 +38,7 @@ def kills() -> str:
         f"<p>{len(tried)} exercises: {passed} right programs passed, and {named} wrong programs got their own hint. "
         f"None of {slipped} slips in right results passed. Measured on {escape(machines)}.</p>"
     )
-    return said + _table("kills", ("id", "exercise", "right: passed", "wrong: named", "seconds of a FAIL"), rows)
+    return said + table("kills", ("id", "exercise", "right: passed", "wrong: named", "seconds of a FAIL"), rows)
 
 
 def progress() -> str:
@@ -55,16 +55,8 @@ def progress() -> str:
         '<div id="progress"><p role="status"></p>'
         '<p><label for="progress-file">Load a record:</label> <input type="file" id="progress-file" accept=".json"></p>'
         '<p><a href="#progress" download="parallel-by-hand.progress.json">Save the record</a></p>'
-        + _table("done-list", ("done", "exercise", "points"), rows)
+        + table("done-list", ("done", "exercise", "points"), rows)
         + "</div>"
-    )
-
-
-def _table(name: str, head: tuple[str, ...], rows: list[str]) -> str:
-    titles = "".join(f'<th scope="col">{word}</th>' for word in head)
-    return (
-        f'<div class="pst-scrollable-table-container"><table class="{name}"><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 

@@ -4,17 +4,15 @@ The theme brings 2,000 icons as fonts where pages show a dozen, translations int
 its own scripts. None of that is asked for by a setting, so it is taken out of what was built.
 """
 
-import io
 import logging
 import re
 import shutil
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
+import book_pages  # noqa: F401 it lets the tools be found
 from fontTools import subset
 from fontTools.ttLib import TTFont
+from make_colab_zip import pack, write
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it says of each table of a font that it was cut
 
@@ -89,20 +87,17 @@ DOWNLOAD = re.compile(r'<a class="offline" href="[^"]*">([^<]*)</a>')
 
 
 def write_zip(site: Path) -> None:
-    """The site as one file, the same bytes for the same pages; in it, the offer to download it is gone."""
-    target, packed = site / ZIP, io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(p for p in site.rglob("*") if p.is_file()):
-            name = path.relative_to(site).as_posix()
-            if name in NOT_IN_ZIP:
-                continue
-            content = path.read_bytes()
-            if path.suffix == ".html":
-                content = DOWNLOAD.sub("You are reading this copy.", content.decode()).encode()
-            entry = zipfile.ZipInfo(f"parallel-by-hand/{name}", (2026, 1, 1, 0, 0, 0))
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(entry, content)
-    target.write_bytes(packed.getvalue())
+    """The site as one file; in it, the offer to download it is gone."""
+    listed = sorted(path for path in site.rglob("*") if path.is_file())
+    named = [(path.relative_to(site).as_posix(), path.read_bytes()) for path in listed]
+    kept = [(name, content) for name, content in named if name not in NOT_IN_ZIP]
+    target = pack(
+        site / ZIP,
+        (
+            (name, DOWNLOAD.sub("You are reading this copy.", c.decode()).encode() if name.endswith(".html") else c)
+            for name, c in kept
+        ),
+    )
     size = f"{target.stat().st_size / 1e6:.1f} MB"
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
@@ -117,8 +112,7 @@ def finish(app, exception):
         site = Path(app.outdir)
         remove_unused(site)
         slim_icons(site)
-        make = [sys.executable, Path(app.srcdir, "tools", "make_colab_zip.py"), site / "parallel-by-hand.zip"]
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+        write(site / "parallel-by-hand.zip")
         write_zip(site)
 
 

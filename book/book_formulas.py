@@ -9,14 +9,13 @@ import ast
 import math
 import re
 from importlib import import_module
-from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.parsers.rst.directives import unchanged
+from live_page import ROOT
 from sphinx.addnodes import pending_xref
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULES = {  # what a call may name
     "cost": "lib.cost",
     "bubble": "lib.cost.bubble",

@@ -7,7 +7,7 @@ Colab that is all there is; in the built page each term leads to the glossary, w
 import re
 
 from docutils import nodes
-from docutils.parsers.rst import Directive
+from live_page import add_place, places
 from sphinx.addnodes import pending_xref
 from sphinx.errors import SphinxError
 
@@ -16,15 +16,6 @@ HEADING = "Key terms"
 
 class TermsError(SphinxError):
     category = HEADING
-
-
-class GlossaryList(nodes.General, nodes.Element):
-    """Stands where the list will be."""
-
-
-class GlossaryDirective(Directive):
-    def run(self):
-        return [GlossaryList()]
 
 
 def section_of_terms(doctree: nodes.document) -> nodes.section | None:
@@ -116,7 +107,7 @@ def begin(app):
 
 def collect(app, doctree):
     page = app.env.docname
-    if any(doctree.findall(GlossaryList)):
+    if places(doctree, "terms"):
         app.env.book_glossary[page] = None
         return
     try:
@@ -141,10 +132,8 @@ def agree(app, env):
     return [glossary] if glossary is not None else []
 
 
-def fill(app, doctree, page):
+def link_terms(app, doctree, page):
     glossary = glossary_page(app.env)
-    for place in list(doctree.findall(GlossaryList)):
-        place.replace_self(listing(app, page))
     section = section_of_terms(doctree)
     if glossary is None or section is None or page == glossary:
         return
@@ -168,11 +157,10 @@ def listing(app, page: str) -> nodes.definition_list:
 
 
 def setup(app):
-    app.add_node(GlossaryList)
-    app.add_directive("terms", GlossaryDirective)
+    add_place(app, "terms", listing)
     app.connect("builder-inited", begin)
     app.connect("doctree-read", collect)
     app.connect("env-purge-doc", forget)
     app.connect("env-updated", agree)
-    app.connect("doctree-resolved", fill)
+    app.connect("doctree-resolved", link_terms)
     return {"version": "1", "parallel_read_safe": False}

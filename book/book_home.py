@@ -12,22 +12,13 @@ from html import escape
 from book_cells import Folded
 from book_pages import lead_of
 from docutils import nodes
-from docutils.parsers.rst import Directive
+from live_page import add_place
 
 from book.figures.svg import RANKS, color, num, tag
 
 CHAPTER = re.compile(r"chapters/(\d\d)_")
 WIDE, HIGH = 96, 44  # pixels of an icon
 Box = tuple[float, float, float, float, str]  # x, y, width, height, colour
-
-
-class Cards(nodes.General, nodes.Element):
-    """Stands where the cards will be."""
-
-
-class CardsDirective(Directive):
-    def run(self):
-        return [Cards()]
 
 
 # ---- icons: boxes in the colours of the book -------------------------------------------------------------------------
@@ -139,19 +130,22 @@ def card(app, home: str, page: str) -> str:
     return f'<li><a href="{link}">{icon(number)}<b>{number} · {title}</b><span>{lead}</span></a></li>'
 
 
-def fill(app, doctree, docname):
-    pages = [page for page in app.env.toctree_includes.get(app.config.root_doc, []) if CHAPTER.match(page)]
-    for place in list(doctree.findall(Cards)):
-        section = place.parent
-        cards = "".join(card(app, docname, page) for page in pages)
-        place.replace_self(nodes.raw("", f'<ul class="cards">{cards}</ul>', format="html"))
-        behind = section.parent.children[section.parent.index(section) + 1 :]
-        for later in [part for part in behind if isinstance(part, nodes.section)]:
+def cards(app, page: str) -> nodes.raw:
+    pages = [one for one in app.env.toctree_includes.get(app.config.root_doc, []) if CHAPTER.match(one)]
+    made = "".join(card(app, page, one) for one in pages)
+    return nodes.raw("", f'<ul class="cards">{made}</ul>', format="html")
+
+
+def fold_rest(app, doctree, docname):
+    """On the first page, what comes after the chapters."""
+    sections = [part for part in doctree.children[0].children if isinstance(part, nodes.section)]
+    titles = [section.children[0].astext() for section in sections]
+    if docname == app.config.root_doc:
+        for later in sections[titles.index("The chapters") + 1 :]:
             later[1:] = [Folded("", *later[1:], line="Open", classes=["deeper"])]
 
 
 def setup(app):
-    app.add_node(Cards)
-    app.add_directive("cards", CardsDirective)
-    app.connect("doctree-resolved", fill, priority=600)  # after cells are folded
+    add_place(app, "cards", cards)
+    app.connect("doctree-resolved", fold_rest, priority=600)  # after cells are folded
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,12 +10,11 @@ documentation where a page first mentions it.
 
 import re
 import sys
-from pathlib import Path
 
 from docutils import nodes
+from live_page import ROOT
 from sphinx.util.nodes import make_refnode
 
-ROOT = Path(__file__).resolve().parent.parent
 ROOM = re.compile(r"^\.\. room:: ([\w.]+)$", re.MULTILINE)
 ANSWERS = "course.exercises"
 MARKS = re.compile(
@@ -36,15 +35,8 @@ def listing(room: str) -> str:
     for name in modules_of(room):
         title = f"``{name}``"
         # What a module passes on from another one is listed where it is written.
-        parts += [
-            title,
-            "-" * len(title),
-            "",
-            f".. automodule:: {name}",
-            "   :members:",
-            "   :ignore-module-all:",
-            "",
-        ]
+        module = [f".. automodule:: {name}", "   :members:", "   :ignore-module-all:"]
+        parts += [title, "-" * len(title), "", *module, ""]
     return "\n".join(parts)
 
 

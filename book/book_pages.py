@@ -38,7 +38,8 @@ def set_theme_options(app, config):
     # Here and not in _config.yml, where they would replace all that Jupyter Book derives from the rest of that file.
     config.html_search_scorer = str(HERE / "scorer.js")
     options = config.html_theme_options
-    options.update(logo={"text": config.project}, show_toc_level=2)
+    # navbar_persistent: the theme it inherits from puts a second search bar across every page.
+    options.update(logo={"text": config.project}, show_toc_level=2, navbar_persistent=[])
     if "example.invalid" in options["repository_url"]:
         # Until `make repository` has set an address, a link to it would lead nowhere.
         options.update(repository_url="", use_repository_button=False, use_issues_button=False, launch_buttons={})

@@ -1,4 +1,4 @@
-"""What pages that live in the browser share: a directive that puts in their HTML, and their own scripts."""
+"""What extensions share: directives for what Markdown cannot say, their scripts, and tables."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -7,6 +7,29 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class Place(nodes.General, nodes.Element):
+    """Stands where something will be that is made of all pages."""
+
+
+def places(doctree: nodes.document, name: str) -> list[Place]:
+    return [place for place in doctree.findall(Place) if place["name"] == name]
+
+
+def add_place(app, name: str, fill: Callable[[object, str], nodes.Node]) -> None:
+    """Where a page says `{name}`, `fill(app, page)` stands, called when all pages have been read."""
+
+    class PlaceDirective(Directive):
+        def run(self):
+            return [Place(name=name)]
+
+    def put(app, doctree, page):
+        for place in places(doctree, name):
+            place.replace_self(fill(app, page))
+
+    app.add_directive(name, PlaceDirective)
+    app.connect("doctree-resolved", put)
 
 
 def add_live_page(app, name: str, html: Callable[[], str], used: Iterable[str], scripts: Iterable[str]) -> dict:
@@ -31,3 +54,12 @@ def add_live_page(app, name: str, html: Callable[[], str], used: Iterable[str], 
     app.add_directive(name, Live)
     app.connect("html-page-context", add_scripts)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def table(name: str, head: Iterable[str], rows: Iterable[str]) -> str:
+    """In a box of the theme that can be scrolled; each row is HTML."""
+    titles = "".join(f'<th scope="col">{word}</th>' for word in head)
+    return (
+        f'<div class="pst-scrollable-table-container"><table class="{name}"><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )

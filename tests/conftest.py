@@ -233,8 +233,41 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium without a window."""
-    from tools.browser import open_browser
+    """Chromium without a window; where there is none, a test that asks for it is skipped."""
+    from tools.browser import chromium, open_browser
 
+    if chromium() is None:
+        pytest.skip("no Chromium")
     with open_browser() as opened:
         yield opened
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens HTML as a page read from the disk, with the network off; at the end none had complaints or asked a host."""
+    contexts, complaints = [], []
+
+    def hear(message):
+        a_font = "font" in message.text + message.location["url"]  # which a page read from the disk may not load
+        if message.type in ("error", "warning") and not a_font:
+            complaints.append(message.text)
+
+    def open_page(html: str | Path, address: str = "", width: int = 1280, script: str = "", **options):
+        """Of the text or the file; `script` runs before the page's own, `options` are those of a browser's context."""
+        if isinstance(html, str):
+            (tmp_path / "page.html").write_text(html, encoding="utf-8")
+            html = tmp_path / "page.html"
+        quiet = {"viewport": {"width": width, "height": 900}, "offline": True, "reduced_motion": "reduce"}
+        contexts.append(browser.new_context(**quiet | options))
+        contexts[-1].add_init_script(script)
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", hear)
+        page.on("request", lambda asked: complaints.append(asked.url) if asked.url.startswith("http") else None)
+        page.goto(html.as_uri() + address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []

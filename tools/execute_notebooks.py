@@ -18,12 +18,17 @@ def has_run(notebook) -> bool:
     return all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source)
 
 
+def run(notebook, folder: Path, timeout_s: int = 120) -> None:
+    """Execute all cells in a kernel that starts in the folder; raises what a cell raises."""
+    where = {"metadata": {"path": folder}}
+    NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", record_timing=False, resources=where).execute()
+
+
 def execute(path: Path) -> None:
     start = time.monotonic()
     notebook = nbformat.read(path, as_version=4)
     metadata = dict(notebook.metadata)
-    where = {"metadata": {"path": path.parent}}
-    NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False, resources=where).execute()
+    run(notebook, path.parent)
     notebook.metadata = metadata  # the kernel adds its own version to it
     path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
     print(f"{path.relative_to(ROOT)} executed in {time.monotonic() - start:.0f} s", flush=True)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from set_repository import ROOT
@@ -33,12 +34,16 @@ def files(*patterns: str) -> list[str]:
 
 
 def write(target: Path) -> Path:
-    """The same bytes for the same book."""
+    return pack(target, ((name, (ROOT / name).read_bytes()) for name in files(*NEEDED)))
+
+
+def pack(target: Path, contents: Iterable[tuple[str, bytes]]) -> Path:
+    """A zip of these files in a folder parallel-by-hand: the same bytes for the same book."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in files(*NEEDED):
+        for name, content in contents:
             entry = zipfile.ZipInfo(f"parallel-by-hand/{name}", (2026, 1, 1, 0, 0, 0))
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(entry, (ROOT / name).read_bytes())
+            archive.writestr(entry, content)
     return target
 
 

@@ -8,14 +8,13 @@ The marks are nbgrader's, so a solution notebook works there too. What lies betw
 notebook runs from top to bottom.
 """
 
-import argparse
 import ast
 import re
 import sys
 from pathlib import Path
 
 import nbformat
-from notebooks import dress, fold, unfold
+from notebooks import dress, fold, settle, unfold
 from set_repository import ROOT
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -113,10 +112,6 @@ def _check_grading(cell, tags: list[str], grading: dict, ids: set[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if something is out of step")
-    check = parser.parse_args().check
-
     wanted: dict[Path, str] = {}
     try:
         for path in sorted(ROOT.glob("solutions/*.ipynb")):
@@ -124,17 +119,9 @@ def main() -> None:
             wanted[ROOT / "exercises" / path.name] = nbformat.writes(notebook) + "\n"
     except ValueError as error:
         sys.exit(str(error))
-    orphans = [path for path in sorted(ROOT.glob("exercises/*.ipynb")) if path not in wanted]
-    stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
-
-    for path in orphans:
-        print(f"exercises/{path.name} has no solutions/{path.name}: write its .md there, or remove it")
-    for path in stale:
-        print(f"exercises/{path.name} " + ("is out of step: run make exercises" if check else "written"))
-        if not check:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(wanted[path], encoding="utf-8")
-    sys.exit(bool(orphans or (check and stale)))
+    lost = [path.name for path in sorted(ROOT.glob("exercises/*.ipynb")) if path not in wanted]
+    orphans = [f"exercises/{name} has no solutions/{name}: write its .md there, or remove it" for name in lost]
+    settle(wanted, orphans, __doc__, "run make exercises")
 
 
 if __name__ == "__main__":

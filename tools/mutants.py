@@ -10,15 +10,14 @@ no verdict after `LIMIT_S`. Before, all these tests must pass in the copy as it 
 from __future__ import annotations
 
 import compileall
-import multiprocessing
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import NamedTuple
@@ -76,27 +75,14 @@ def copied(folder: Path) -> None:
 
 
 def tested(folder: Path, *tests: str, limit_s: float | None = None, quiet: bool = False) -> int | None:
-    """The exit code of pytest on the copy, None if the limit passed; in a fork, in which torch is imported already."""
-    process = multiprocessing.get_context("fork").Process(target=_test, args=(folder, tests, quiet))
-    process.start()
-    process.join(limit_s)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
+    """The exit code of pytest on the copy, None if the limit passed."""
+    out = subprocess.DEVNULL if quiet else None
+    command, variables = [sys.executable, "-m", "pytest", "-qx", *tests], os.environ | {"PYTHONPATH": str(folder)}
+    try:
+        done = subprocess.run(command, cwd=folder, env=variables, stdout=out, stderr=out, timeout=limit_s)
+    except subprocess.TimeoutExpired:
         return None
-    return process.exitcode
-
-
-def _test(folder: Path, tests: tuple[str, ...], quiet: bool) -> None:
-    os.chdir(folder)
-    os.environ["PYTHONPATH"] = str(folder)
-    sys.path[0] = str(folder)
-    if quiet:
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    found = find_spec("lib").submodule_search_locations
-    assert [*found] == [str(folder / "lib")], f"not the copy is tested, but {found}"
-    sys.exit(pytest.main(["-qx", *tests]))
+    return done.returncode
 
 
 def outcome(folder: Path, one: Mutant) -> str:
@@ -119,8 +105,6 @@ def main(names: list[str]) -> int:
     if problems := [*faults(mutants), *unknown]:
         print(*problems, sep="\n", file=sys.stderr)
         return 1
-    import torch  # noqa: F401 once, for all tests
-
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
         copied(folder)

@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 
 import nbformat
-from nbclient import NotebookClient
+from execute_notebooks import run
 from set_repository import ROOT
 
 HANG = f"""
@@ -27,9 +27,7 @@ except Exception as error:
 
 def execute(name: str, notebook: nbformat.NotebookNode, folder: str) -> str:
     """What its cells print; an error of a cell ends this program."""
-    NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": ROOT / folder}}
-    ).execute()
+    run(notebook, ROOT / folder, timeout_s=300)
     print(f"{name} runs", flush=True)
     return "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", ()))
 
@@ -37,11 +35,8 @@ def execute(name: str, notebook: nbformat.NotebookNode, folder: str) -> str:
 if __name__ == "__main__":
     os.environ["CHECK_STRICT"] = "1"  # a check that fails stops the notebook
     needs = re.findall(r"^[\w-]+", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    print(
-        f"Python {sys.version.split()[0]},",
-        ", ".join(f"{name} {metadata.version(name)}" for name in needs),
-        flush=True,
-    )
+    versions = [f"{name} {metadata.version(name)}" for name in needs]
+    print(f"Python {sys.version.split()[0]}", *versions, sep=", ", flush=True)
     said = execute("a hang", nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(HANG)]), "chapters")
     if not re.search(r"rank 0  waits in recv from 1.* Cell In\[1\], line \d+, in waits: comm\.recv", said):
         sys.exit(f"the report of a hang does not name the cell and the line:\n{said}")

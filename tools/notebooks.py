@@ -138,26 +138,31 @@ def twins(source: Path) -> dict[Path, str]:
     return {source: HEADER + body, stored: nbformat.writes(notebook) + "\n"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def settle(wanted: dict[Path, str], orphans: list[str], description: str, remedy: str) -> None:
+    """The command line of a generator: write the files that differ; with `--check`, name them and fail.
+
+    Args:
+        wanted: what each file should hold.
+        orphans: a sentence for each file that has no source; with any, the command fails.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, fail if something is out of step")
     check = parser.parse_args().check
-
-    sources = sorted([*ROOT.glob("chapters/*.md"), *ROOT.glob("solutions/*.md")])
-    wanted = {path: text for source in sources for path, text in twins(source).items()}
-    stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
-    orphans = [p for folder in ("chapters", "solutions") for p in ROOT.glob(f"{folder}/*.ipynb") if p not in wanted]
-
-    for path in orphans:
-        print(f"{path.relative_to(ROOT)} has no .md twin: jupytext --to md:myst {path.relative_to(ROOT)} makes it")
+    for sentence in orphans:
+        print(sentence)
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
-        print(f"{path.relative_to(ROOT)} " + ("is out of step" if check else "written"))
+        name = f"{path.parent.name}/{path.name}"
+        print(f"{name} is out of step: {remedy}" if check else f"{name} written")
         if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(wanted[path], encoding="utf-8")
-    if check and stale:
-        print("The .md is the source: run make notebooks")
     sys.exit(bool(orphans or (check and stale)))
 
 
 if __name__ == "__main__":
-    main()
+    both = [path for folder in ("chapters", "solutions") for path in sorted(ROOT.glob(f"{folder}/*"))]
+    wanted = {path: text for one in both if one.suffix == ".md" for path, text in twins(one).items()}
+    lost = [path.relative_to(ROOT) for path in both if path.suffix == ".ipynb" and path not in wanted]
+    orphans = [f"{path} has no .md twin: jupytext --to md:myst {path} makes it" for path in lost]
+    settle(wanted, orphans, __doc__, "the .md is the source; run make notebooks")

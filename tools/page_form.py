@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from set_repository import ROOT
-
 # A kind of cell whose code is folded, to the words it is folded under. All but a listing are named by a tag of the
 # cell; a cell without such a tag shows an idea.
 KINDS = {
@@ -29,7 +27,6 @@ FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HIDDEN = re.compile(r'(?<=</summary>).*?(?=</details>)|<a class="colab".*?</a>', re.DOTALL)
 ONE_WORD = re.compile(r"\$\$.*?\$\$|\$[^$]+\$|`[^`]+`", re.DOTALL)
 MARKUP = re.compile(r"</?[a-z][^>]*>|\]\([^)]*\)")
-DEFINITION = ast.FunctionDef | ast.ClassDef
 GUESS = re.compile(r"^> \*\*Guess before you read on\.\*\*.*(?:\n>.*)*", re.MULTILINE)
 OPTIONS = re.compile(r"(?:^> <details class=\"option\">.*\n?)+", re.MULTILINE)  # one question's, a line each
 TEXT = re.compile(r"</summary>(.*)</details>")
@@ -91,7 +88,7 @@ def core(notebook) -> Iterator[tuple[str, object]]:
 
 
 def measure(notebook) -> Size:
-    size, imported = Size(), imports(notebook)
+    size = Size()
     for heading, part in core(notebook):
         if isinstance(part, str):
             size.words += words(part)
@@ -99,7 +96,7 @@ def measure(notebook) -> Size:
             size.questions += len(re.findall(r"^\*\*\d+\.", part, re.MULTILINE)) if heading == "## Quiz" else 0
         elif kind(part) in ("idea", "listing"):
             size.lines += code_lines(part.source) if kind(part) == "idea" else 0
-            size.lines += sum(shown_lines(call.args[0], imported) for call in calls(part, "show"))
+            size.lines += sum(printed_lines(call, notebook) for call in calls(part, "show"))
         elif kind(part) == "figure" and "remove-output" not in tags(part):
             explorers = len(calls(part, "Explorer"))
             size.explorers += explorers
@@ -122,58 +119,28 @@ def calls(cell, name: str) -> list[ast.Call]:
     return [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", None) == name]
 
 
-# ---- what `show(...)` prints, found without importing it -------------------------------------------------------------
+# ---- what `show(...)` prints -----------------------------------------------------------------------------------------
 
 
-def imports(notebook) -> dict[str, list[str]]:
-    """Name to its dotted path, for what the page imports from the book's packages."""
-    nodes = [node for cell in code_cells(notebook) for node in ast.walk(ast.parse(cell.source))]
-    nodes = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module.partition(".")[0] in PACKAGES]
-    return {a.asname or a.name: [*node.module.split("."), a.name] for node in nodes for a in node.names}
-
-
-def source_of(path: list[str]) -> tuple[ast.AST, list[str]] | None:
-    """The definition at a dotted path of lib and the lines of its file, through what a module imports from another."""
-    file, path = ROOT, list(path)
-    while path and ((file / path[0]).is_dir() or (file / f"{path[0]}.py").is_file()):
-        name = path.pop(0)
-        file = file / name if (file / name).is_dir() else file / f"{name}.py"
-    file = file / "__init__.py" if file.is_dir() else file
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    node = ast.parse(text)
-    for depth, name in enumerate(path):
-        inner = {child.name: child for child in node.body if isinstance(child, DEFINITION)}
-        passed_on = {
-            alias.asname or alias.name: [*child.module.split("."), alias.name]
-            for child in node.body
-            if isinstance(child, ast.ImportFrom)
-            for alias in child.names
-        }
-        if name not in inner:
-            return source_of([*passed_on[name], *path[depth + 1 :]]) if name in passed_on else None
-        node = inner[name]
-    return (node, text.splitlines()) if path else None
-
-
-def shown_lines(thing: ast.expr, imported: dict[str, list[str]]) -> int:
-    """Lines of the source that `show(thing)` prints: its place, and docstrings cut to their first line.
+def printed_lines(call: ast.Call, notebook) -> int:
+    """Lines of the source that `show(thing)` prints on this page: its place, and docstrings cut to their first line.
 
     Raises:
-        ValueError: it is nothing of lib that can be found in the source.
+        ValueError: the page imports no such thing from the book's packages.
     """
-    first, *rest = ast.unparse(thing).split(".")
-    found = source_of([*imported.get(first, [first]), *rest])
-    if found is None:
-        raise ValueError(f"show({ast.unparse(thing)}): it is not found in lib, so its lines cannot be counted")
-    node, lines = found
-    start = min(decorated.lineno for decorated in [node, *node.decorator_list])
-    cut = {
-        line
-        for inner in ast.walk(node)
-        if isinstance(inner, DEFINITION) and ast.get_docstring(inner)
-        for line in range(inner.body[0].lineno + 1, inner.body[0].end_lineno + 1)
-    }
-    return 1 + code_lines("\n".join(lines[i - 1] for i in range(start, node.end_lineno + 1) if i not in cut))
+    from book.figures.show import show  # only pages that show something need torch
+
+    thing = ast.unparse(call.args[0])
+    first, names = thing.partition(".")[0], {}
+    nodes = [node for cell in code_cells(notebook) for node in ast.walk(ast.parse(cell.source))]
+    try:
+        for node in nodes:
+            of_the_book = isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] in PACKAGES
+            if of_the_book and first in [alias.asname or alias.name for alias in node.names]:
+                exec(ast.unparse(node), names)
+        return code_lines(repr(show(eval(thing, names))))
+    except (NameError, AttributeError, ImportError):
+        raise ValueError(f"show({thing}): it is not found in lib, so its lines cannot be counted") from None
 
 
 # ---- what the form asks ----------------------------------------------------------------------------------------------

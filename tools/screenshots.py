@@ -1,14 +1,15 @@
 """Pictures of every built page, wide and narrow, light and dark: to look at, never compared.
 
 python tools/screenshots.py [page ...]      # e.g. chapters/03_data_parallelism
+python tools/screenshots.py --cover         # the picture in the README: the Explorer of chapter 3
 """
 
 import sys
-from pathlib import Path
+
+from set_repository import ROOT
 
 from browser import open_browser, serve
 
-ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "_build" / "html"
 TARGET = ROOT / "screenshots"
 SKIPPED = {"index", "404"}
@@ -32,5 +33,16 @@ def main(pages: list[str]) -> None:
     print(f"{TARGET}: {len(list(TARGET.glob('*.png')))} pictures")
 
 
+def cover() -> None:
+    with serve(SITE) as url, open_browser() as browser:
+        window = {"width": 1360, "height": 900}
+        page = browser.new_page(viewport=window, device_scale_factor=1.2, color_scheme="light")
+        page.goto(f"{url}/chapters/03_data_parallelism.html#when-is-communication-hidden", wait_until="networkidle")
+        explorer = page.locator(".pbh-explorer").first
+        explorer.evaluate("e => scrollTo(0, e.getBoundingClientRect().top + scrollY - 350)")
+        page.wait_for_timeout(500)
+        page.screenshot(path=ROOT / "book" / "cover.png")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cover() if sys.argv[1:] == ["--cover"] else main(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import jupytext
 import nbformat
@@ -10,57 +11,22 @@ from bs4 import BeautifulSoup
 
 from lib.lab.claims import _Row, _Table
 from tests.book.book_project import BOOK, build, load
-from tests.book.test_repository import NOTEBOOKS, tool
-from tools.browser import chromium
+from tests.book.test_page_form import cell
+from tests.book.test_repository import tool
 
 notebooks, form, cells = tool("notebooks"), tool("page_form"), load("book_cells")
-SOURCE = """<p class="kick">Chapter 90 · Part</p>
-
-# Three words
-
-90 minutes to read, a minute to compute.
-
-```{code-cell} ipython3
-:tags: [setup]
-
-import math
-```
-
-```{code-cell} ipython3
-:tags: [figure]
-
-draw(math.pi)
-```
-
-```{code-cell} ipython3
-two = 1 + 1
-```
-
-```{code-cell} ipython3
-:tags: [evidence]
-
-claim("one", 1, 1)
-```
-
-```{code-cell} ipython3
-:tags: [evidence, open]
-
-claim("one", 1, 1)
-claim("two", 2, two)
-```
-
-## Going deeper
-
-More.
-
-### Further
-
-```{code-cell} ipython3
-:tags: [evidence]
-
-claim("three", 3, 1 + two)
-```
-"""
+SOURCE = "\n".join(
+    [
+        '<p class="kick">Chapter 90 · Part</p>\n\n# Three words\n\n90 minutes to read, a minute to compute.\n',
+        cell("import math\n", "setup"),
+        cell("draw(math.pi)\n", "figure"),
+        cell("two = 1 + 1\n"),
+        cell('claim("one", 1, 1)\n', "evidence"),
+        cell('claim("one", 1, 1)\nclaim("two", 2, two)\n', "evidence, open"),
+        "## Going deeper\n\nMore.\n\n### Further\n",
+        cell('claim("three", 3, 1 + two)\n', "evidence"),
+    ]
+)
 
 
 @pytest.fixture
@@ -104,13 +70,6 @@ def test_both_twins_stay_as_they_are_when_written_again_and_when_made_from_the_n
 def test_a_page_that_states_no_minutes_is_refused_by_name(twins):
     with pytest.raises(ValueError, match='^chapters/90_x.ipynb: .*"NN minutes to read"'):
         twins(SOURCE.replace("90 minutes to read", "Long"))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_in_every_notebook_just_the_cells_of_a_kind_start_folded(path):
-    for cell in form.code_cells(nbformat.read(path, as_version=4)):
-        folded = cell.source.startswith("#@title "), "cellView" in cell.metadata, "jupyter" in cell.metadata
-        assert folded == (form.kind(cell) in {*form.KINDS, "generated"},) * 3, cell.source
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -158,12 +117,12 @@ def site(tmp_path_factory):
         path.write_text(text, encoding="utf-8")
         notebook = nbformat.reads(notebooks.twins(path)[path.with_suffix(".ipynb")], as_version=4)
         path.unlink()
-        for cell in form.code_cells(notebook):
-            made = "".join(re.findall(r"^claim|^draw", cell.source, re.MULTILINE))
+        for one in form.code_cells(notebook):
+            made = "".join(re.findall(r"^claim|^draw", one.source, re.MULTILINE))
             html = {"draw": '<figure class="pbh-figure">Round.</figure>', "claim": claims(EXACT)}.get(made)
             html = claims(EXACT, EXACT) if made == "claimclaim" else html
             if html:
-                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": html, "text/plain": "-"})]
+                one.outputs = [nbformat.v4.new_output("display_data", {"text/html": html, "text/plain": "-"})]
         pages[f"chapters/{name}.ipynb"] = json.dumps(notebook)
     yield build(
         folder,
@@ -209,26 +168,8 @@ def test_a_page_without_such_cells_is_left_as_it_is(site):
 
 
 @pytest.fixture
-def open_page(browser, site):
-    """Opens the page in a window of its own; at the end its console has no errors."""
-    contexts, errors = [], []
-
-    def opened(script: str = "", **options):
-        contexts.append(browser.new_context(reduced_motion="reduce", **options))
-        contexts[-1].add_init_script(script)
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((site / "chapters" / "90_x.html").as_uri())
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert errors == []
-
-
-def browsing(function):
-    return pytest.mark.browser(pytest.mark.skipif(chromium() is None, reason="no Chromium")(function))
+def open_page(opened, site):
+    return partial(opened, site / "chapters" / "90_x.html")
 
 
 OPEN = "[...document.querySelectorAll('details.folded')].map(fold => fold.open)"
@@ -245,9 +186,8 @@ SEEN = """[...document.querySelectorAll('article table.claims, article div.cell 
 
 
 @pytest.mark.parametrize("kept", [True, False])
-@browsing
 def test_the_switch_opens_all_code_and_is_remembered(open_page, kept):
-    page = open_page("" if kept else REFUSING)
+    page = open_page(script="" if kept else REFUSING)
     switch = page.get_by_role("button", name="All code")
     assert page.evaluate(OPEN) == CLOSED and switch.get_attribute("aria-pressed") == "false"
     switch.focus()
@@ -263,7 +203,6 @@ def test_the_switch_opens_all_code_and_is_remembered(open_page, kept):
         assert page.evaluate(OPEN) == CLOSED
 
 
-@browsing
 def test_a_line_opens_without_a_script(open_page):
     page = open_page(java_script_enabled=False)
     line = page.locator("details.evidence > summary").first
@@ -278,7 +217,6 @@ def test_a_line_opens_without_a_script(open_page):
     assert page.locator(".all-code").count() == 0
 
 
-@browsing
 def test_on_paper_all_is_open(open_page):
     page = open_page()
     assert page.evaluate(SEEN) == 2, "the idea, and a table"

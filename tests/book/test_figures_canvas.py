@@ -27,7 +27,8 @@ def test_words_and_tips_are_no_markup():
     figure = canvas.figure(10, 10, "<i>")
     assert "<b>" not in figure.svg and "<title>a &amp; b</title>" in figure.svg
     assert 'aria-label="What &quot;you&quot; see &amp; &lt;hear&gt;"' in figure.svg
-    assert "<i>" not in figure._repr_html_() and figure.alt == 'What "you" see & <hear>'
+    assert figure._repr_html_().count("&lt;i&gt;</figcaption>") == 1 and "<i>" not in figure._repr_html_()
+    assert figure.alt == repr(figure) == 'What "you" see & <hear>'
 
 
 def test_the_hatching_is_there_if_it_is_used_and_has_the_pictures_own_name():

@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import re
-import subprocess
 import sys
 from html import unescape
 from html.parser import HTMLParser
@@ -163,15 +162,7 @@ def test_html_is_small_and_needs_nothing_from_elsewhere():
     assert len(script.splitlines()) <= 45 and "bucket" not in script
 
 
-def test_html_is_the_same_in_every_run_and_ids_follow_the_content():
-    code = "from tests.book.test_figures_explorer import buckets; print(buckets()._repr_html_())"
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
-        )
-        for seed in ("1", "2")
-    ]
-    assert runs[0].stdout == runs[1].stdout != b""
+def test_ids_follow_the_content():
     ids = {
         re.search(r'data-pbh="([\w-]+)"', Explorer(tiny, t, a=[1, n])._repr_html_()).group(1)
         for t in "tu"
@@ -221,9 +212,6 @@ def test_too_many_bytes_say_so():
 
 
 def test_widget_chooses_the_slider_that_fits():
-    explorer = (
-        Explorer(tiny, "t", n=[2, 4, 8], share=[0.1, 0.5], rate=[1e-4, 1e-2], kind=["a", "b"]) if False else None
-    )
     sliders = {}
     for values in ([2, 4, 8], [0.1, 0.5], [1e-4, 1e-2], ["a", "b"], [3], [True, False]):
         explorer = Explorer(tiny, "t", n=values)
@@ -268,32 +256,3 @@ def test_widget_without_ipywidgets_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(ImportError, match="pip install ipywidgets"):
         explorer.widget()
-
-
-def test_widget_follows_its_slider_in_a_real_kernel():
-    """A front end's message moves the slider; the HTML that the kernel sends back has changed."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    from nbclient.util import run_sync
-
-    cell = nbformat.v4.new_code_cell(
-        "from tests.book.test_figures_explorer import Explorer, memory\n"
-        "box = Explorer(memory, 'Memory', ranks=[1, 2, 8]).widget()\n"
-        "print(box.children[1].children[0].model_id, box.children[-1].model_id)\nbox"
-    )
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    client = nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(ROOT)}})
-    with client.setup_kernel():
-        first = client.execute_cell(cell, 0)
-        slider, picture = first.outputs[0]["text"].split()
-        assert any("application/vnd.jupyter.widget-view+json" in out.get("data", {}) for out in first.outputs)
-        before = client.widget_state[picture]["value"]
-        update = {"method": "update", "state": {"value": 6}, "buffer_paths": []}
-        message = client.kc.session.msg("comm_msg", {"comm_id": slider, "data": update})
-        client.kc.shell_channel.send(message)
-        after = None
-        while after is None:
-            content = run_sync(client.kc.get_iopub_msg)(timeout=30)["content"]
-            if content.get("comm_id") == picture:
-                after = content["data"]["state"]["value"]
-    assert "With 2 ranks, ZeRO-1 keeps 10 bytes" in before
-    assert "With 6 ranks, ZeRO-1 keeps 6 bytes" in after and "<svg" in after

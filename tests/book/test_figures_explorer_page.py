@@ -4,17 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from book.figures.curves import draw_bars, draw_curves, draw_log_log
 from book.figures.explorer import Explorer
-from book.figures.scatter import Dot, draw_scatter
 from book.figures.svg import css
-from book.figures.timeline import draw_timeline
 from tests.book.test_figures_explorer import HOSTILE, buckets, hostile, memory, step
-from tests.book.test_figures_narrow import FIGURES
-from tools.browser import chromium
+from tests.book.test_figures_gallery import FIGURES
 
 ROOT = Path(__file__).parents[2]
-browser_test = pytest.mark.skipif(chromium() is None, reason="NOT RUN: no Chromium on this machine")
 
 BOOK = '<main class="bd-article">'
 
@@ -31,34 +26,6 @@ def page_of(*shown: object, mode: str = "light") -> str:
     )
 
 
-@pytest.fixture
-def opened(browser, tmp_path):
-    """Opens a page from file:// with the network off; at the end: no error in the console, no request elsewhere."""
-    complaints: list[str] = []
-    contexts = []
-
-    def watch(request):
-        if not request.url.startswith(tmp_path.as_uri()):
-            complaints.append(f"request to {request.url}")
-
-    def open_page(html: str, width: int = 1280, **options):
-        (tmp_path / "page.html").write_text(html, encoding="utf-8")
-        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options))
-        page = contexts[-1].new_page()
-        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", watch)
-        page.goto((tmp_path / "page.html").as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-@pytest.mark.browser
-@browser_test
 def test_sliders_answer_the_keyboard(opened):
     page = opened(page_of(buckets(), Explorer(memory, "Memory", ranks=[1, 2, 4, 8])))
     page.evaluate("addEventListener('keydown', () => { window.leaked = true })")
@@ -90,16 +57,12 @@ def test_sliders_answer_the_keyboard(opened):
     assert page.evaluate("window.leaked") is None  # JupyterLab would move to another cell
 
 
-@pytest.mark.browser
-@browser_test
 def test_page_without_javascript_keeps_the_first_frame(opened):
     page = opened(page_of(buckets()), java_script_enabled=False)
     assert page.get_by_text(step(25, 4, 50)[1]).is_visible() and page.locator(".pbh-box svg:visible").count() == 1
     assert page.locator("input:disabled").count() == 3
 
 
-@pytest.mark.browser
-@browser_test
 def test_hostile_words_stay_words(opened):
     page = opened(page_of(hostile()))
     page.get_by_role("slider").press("End")
@@ -112,10 +75,10 @@ def shapes(way: str, n: int) -> tuple[str, str]:
     return svg, f"{way} on {n} ranks{', which takes many more words than the others do' * (n == 4)}."
 
 
-@pytest.mark.browser
-@browser_test
 def test_words_are_buttons_and_nothing_below_jumps(opened):
-    page = opened(page_of(Explorer(shapes, "Ways", way=["TP", "SP"], n=[1, 2, 4]), "<p id=below>below</p>"), 390)
+    page = opened(
+        page_of(Explorer(shapes, "Ways", way=["TP", "SP"], n=[1, 2, 4]), "<p id=below>below</p>"), width=390
+    )
     place = page.locator("#below").bounding_box()
     page.get_by_role("radio", name="TP").focus()
     page.keyboard.press("ArrowRight")
@@ -125,8 +88,6 @@ def test_words_are_buttons_and_nothing_below_jumps(opened):
     assert page.locator("#below").bounding_box() == place and "#" not in page.url, "it is no page of the book"
 
 
-@pytest.mark.browser
-@browser_test
 def test_the_address_keeps_what_was_set(opened):
     html = page_of(Explorer(shapes, "Ways & means", way=["TP", "SP"], n=[1, 2, 4])).replace("<main>", BOOK)
     page = opened(html)
@@ -148,24 +109,9 @@ def test_the_address_keeps_what_was_set(opened):
 
 
 def gallery() -> list[object]:
-    """Explorers and figures with everything that they can draw."""
-    bars = [(0, "compute", "forward", "", 0, 10), (3, "network", "comm", "bucket 10", 5, 30)]
-    curves = {name: [4, 3, 2, 1.5] for name in ("1 rank", "2 ranks", "without the all-reduce")}
-    about = {"title": "A title", "alt": "What it shows.", "caption": "What to see."}
-    return [
-        buckets(),
-        draw_timeline(bars, predicted=[(0, "compute", "backward", "", 10, 33.3)], unit="forwards", **about),
-        draw_curves(curves, x="step", y="loss (nats per token)", reference={"unigram entropy": 3.2}, **about),
-        draw_curves({"a": [10000, 20000]}, x=("forward", "backward"), y="MB", points=([0.5], [12345]), **about),
-        draw_log_log({"a": ([1, 1e9], [1e-3, 1e6])}, x="message (bytes)", y="time (µs)", **about),
-        draw_scatter({"fits": [Dot(1, 2, "tp 8")], "does not": [Dot(9, 9, "tp 1", "#page")]}, x="GB", y="s", **about),
-        draw_bars({"plain DP": {"parameter": 2, "gradient": 12}}, unit="bytes per parameter", **about),
-        *(draw() for draw in FIGURES.values()),
-    ]
+    return [buckets(), *(draw() for draw in FIGURES.values())]
 
 
-@pytest.mark.browser
-@browser_test
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_everybody_can_read_it(opened, mode):
     page = opened(page_of(*gallery(), mode=mode))
@@ -174,11 +120,9 @@ def test_everybody_can_read_it(opened, mode):
     assert found == []
 
 
-@pytest.mark.browser
-@browser_test
 @pytest.mark.parametrize("width", [390, 1280])
 def test_words_are_large_enough_and_inside_their_picture(opened, width):
-    page = opened(page_of(*gallery()), width)
+    page = opened(page_of(*gallery()), width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = page.locator(".pbh-box")
     assert boxes.evaluate_all("all => all.filter((box) => box.scrollWidth > box.clientWidth).length") == 0

@@ -9,7 +9,7 @@ import torch
 from book.figures.memory import draw_memory, memory_totals
 from book.figures.svg import color
 from lib.memory import MemoryTracker
-from tests.book.painted import parse, paths
+from tests.book.drawn import parse, paths
 
 TEXT = {"title": "A <step>", "alt": "What you see & hear", "caption": "Look."}
 

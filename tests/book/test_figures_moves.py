@@ -1,21 +1,15 @@
 """What the drawings of collectives must contain."""
 
-import re
-
 import pytest
 
 from book.figures.curves import draw_log_log
 from book.figures.moves import draw_before_after, draw_step
 from book.figures.svg import color
 from lib.cost import steps
-from tests.book.painted import paths
+from tests.book.drawn import paths, texts
 
 COMM = f'fill="{color("comm", True)}"'
 IDLE = f'fill="{color("idle")}"'
-
-
-def texts(figure):
-    return re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg)
 
 
 def test_before_and_after():

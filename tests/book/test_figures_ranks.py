@@ -4,10 +4,7 @@ import re
 
 from book.figures.ranks import draw_nested, draw_rank
 from book.figures.svg import color
-
-
-def texts(figure):
-    return re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg)
+from tests.book.drawn import texts
 
 
 def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():

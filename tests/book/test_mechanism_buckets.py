@@ -1,16 +1,15 @@
 """The picture of buckets: filled as the library fills them, sent when its formula says so."""
 
 import re
+from functools import cache
 
 import pytest
 
 from book.figures.mechanisms.buckets import play_buckets
-from book.figures.player import NARROW, WIDE
-from book.figures.svg import SMALLEST_PX, text_width
+from book.figures.player import WIDE
 from lib import cost
 from lib.data_parallel.buckets import fill_buckets
 from lib.model import GPT, GPTConfig
-from tests.book.drawn import check_lines
 
 MIB = 2**20
 
@@ -19,37 +18,38 @@ def reduce_s(size):
     return cost.comm_s("all_reduce", size, 2, 1e-3, 100e6)
 
 
-@pytest.fixture(scope="module")
-def named():
+@cache
+def gradients():
     """Names and parameters of the chapter's larger GPT, the last one first."""
     model = GPT(GPTConfig(d_model=256, num_layers=4, num_heads=4, context=64))
     return list(model.named_parameters())[::-1]
 
 
-def play(named, bucket_bytes=3 * MIB, backward_s=0.45):
-    tensors = [(name, p.nbytes) for name, p in named]
+def play(bucket_bytes=3 * MIB, backward_s=0.45):
+    tensors = [(name, p.nbytes) for name, p in gradients()]
     return play_buckets(tensors, bucket_bytes, backward_s=backward_s, reduce_s=reduce_s)
 
 
-def test_each_gradient_ends_in_the_bucket_that_the_library_puts_it_in(named):
-    buckets = fill_buckets([p for _, p in named], 3 * MIB)
+def test_each_gradient_ends_in_the_bucket_that_the_library_puts_it_in():
+    buckets = fill_buckets([p for _, p in gradients()], 3 * MIB)
     of = {id(p): k for k, bucket in enumerate(buckets) for p in bucket}
-    for scene in play(named).scenes:
+    for scene in play().scenes:
         last = scene.steps[-1].things
-        for i, (name, p) in enumerate(named):
+        for i, (name, p) in enumerate(gradients()):
             gradient, row = last[f"gradient {i}"], last[f"row {of[id(p)]}"]
             assert gradient.y == row.y and row.x <= gradient.x <= row.x + row.width - gradient.width + 1e-6, name
         rows = [last[f"row {k}"] for k in range(len(buckets))]
         assert [row.ink for row in rows] == ["frame"] * len(buckets)
         assert all(above.y + above.height < below.y for above, below in zip(rows, rows[1:], strict=False))
-        wide = [last[f"gradient {i}"].width - 2 for i in range(len(named))]
-        assert wide == pytest.approx([wide[0] * p.nbytes / named[0][1].nbytes for _, p in named]), "width is bytes"
+        first = gradients()[0][1]
+        wide = [last[f"gradient {i}"].width - 2 for i in range(len(gradients()))]
+        assert wide == pytest.approx([p.nbytes * wide[0] / first.nbytes for _, p in gradients()]), "width is bytes"
 
 
-def test_backward_goes_from_the_last_layer_to_the_first(named):
-    frames = [step.things for step in play(named).scenes[0].steps]
+def test_backward_goes_from_the_last_layer_to_the_first():
+    frames = [step.things for step in play().scenes[0].steps]
     order = ["head", *(f"block {k}" for k in (3, 2, 1, 0)), "embed"]
-    over = [re.match(r"Backward of ([\w ]+) is over", sentence) for sentence in play(named).sentences]
+    over = [re.match(r"Backward of ([\w ]+) is over", sentence) for sentence in play().sentences]
     assert [found[1] for found in over if found] == order[:-1], "with the last layer, backward ends"
     for things in frames:
         inks = [things[layer].ink for layer in order]
@@ -64,13 +64,13 @@ def test_backward_goes_from_the_last_layer_to_the_first(named):
         assert seen[0] <= seen[1]
 
 
-def test_the_numbers_are_those_of_the_formula(named):
-    sizes = [p.nbytes for _, p in named]
-    buckets = [sum(p.nbytes for p in bucket) for bucket in fill_buckets([p for _, p in named], 3 * MIB)]
+def test_the_numbers_are_those_of_the_formula():
+    sizes = [p.nbytes for _, p in gradients()]
+    buckets = [sum(p.nbytes for p in bucket) for bucket in fill_buckets([p for _, p in gradients()], 3 * MIB)]
     ready_s = [0.45 * sum(buckets[: k + 1]) / sum(sizes) for k in range(4)]
     times = cost.overlap(ready_s, [reduce_s(size) for size in buckets])
     sent_ms, exposed_ms = 1e3 * sum(map(reduce_s, buckets)), 1e3 * (times[-1][1] - 0.45)
-    player = play(named)
+    player = play()
     assert player.sentences[-1] == (
         f"{len(buckets)} messages, not {len(sizes)}. {1 - exposed_ms / sent_ms:.0%} of their {sent_ms:.0f} ms are "
         f"hidden, {exposed_ms:.0f} ms exposed. {len(sizes)} messages after backward would expose "
@@ -85,28 +85,14 @@ def test_the_numbers_are_those_of_the_formula(named):
     assert [int(re.search(r"(\d+) gradients", x)[1]) for x in full[-4:]] == [16, 14, 16, 6]
 
 
-def test_a_bucket_waits_for_the_one_ahead(named):
-    slow = play(named, backward_s=0.1).sentences
+def test_a_bucket_waits_for_the_one_ahead():
+    slow = play(backward_s=0.1).sentences
     assert sum("wait until bucket" in sentence for sentence in slow) == 2 and "exposed" in slow[-1]
-    assert not any("wait until" in sentence for sentence in play(named).sentences)
+    assert not any("wait until" in sentence for sentence in play().sentences)
 
 
-def test_the_still_has_a_bucket_on_the_network(named):
-    player = play(named)
+def test_the_still_has_a_bucket_on_the_network():
+    player = play()
     things = player.scenes[0].steps[player.still].things
     assert [thing.words for name, thing in things.items() if name.startswith("said")][1] == "on the network"
     assert [things[f"row {k}"].ink for k in range(4)] == ["frame", "outline", "outline", "outline"]
-
-
-@pytest.mark.parametrize("bucket_mib", [2, 3, 13])
-def test_it_fits(named, bucket_mib):
-    player = play(named, bucket_mib * MIB)
-    assert max(map(len, player.sentences)) <= 120
-    for scene, width, most in zip(player.scenes, (WIDE, NARROW), (420, 520), strict=True):
-        assert scene.height <= most
-        check_lines(scene, width)
-        for step in scene.steps:
-            for name, thing in step.things.items():
-                assert 0 <= thing.x and thing.x + thing.width <= width + 1e-6, name
-                assert 0 <= thing.y <= scene.height - thing.height, name
-                assert text_width(thing.words, SMALLEST_PX) <= thing.width + 1e-6, name

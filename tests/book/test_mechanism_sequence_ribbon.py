@@ -12,7 +12,6 @@ from lib import run, trace
 from lib.cost import activation_bytes, block_wire_bytes, sizes, wire_bytes
 from lib.model import Block, GPTConfig
 from lib.tensor_parallel.gpt import tensor_parallel
-from tests.book.drawn import check_drawing, collisions
 
 GPT3 = sizes.MODELS["175B"]
 
@@ -29,15 +28,6 @@ def megabytes(words):
 
 def rounded(*n_bytes):
     return [round(n / 1e6) for n in n_bytes]
-
-
-@pytest.mark.parametrize(("shape", "rows", "tp"), [(GPT3, 1, 8), (GPT3, 4, 2), (sizes.MODELS["70B"], 1, 4)])
-def test_it_is_well_drawn(shape, rows, tp):
-    player = play_sequence_parallel(shape, rows, tp)
-    check_drawing(player)
-    assert [
-        pair for scene in player.scenes for step in scene.steps for pair in collisions(step, "comm", "plain")
-    ] == []
 
 
 def test_what_is_kept_at_each_place_is_what_the_formula_says(player):

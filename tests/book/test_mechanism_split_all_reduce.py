@@ -11,7 +11,6 @@ from book.figures.mechanisms.split_all_reduce import ALL_REDUCE, PLAIN, ZERO_1, 
 from lib import comm, run, trace
 from lib.cost import wire_bytes, zero_wire_bytes
 from lib.data_parallel.zero import ZeRO1
-from tests.book.drawn import check_drawing
 
 OPERATIONS = set(ZERO_1)
 
@@ -20,11 +19,6 @@ def at_home(things, what, place, n=4):
     """(rank, shard) of all that are to be seen where they belong."""
     found = ((r, c, things[f"{what} {r} {c}"]) for r in range(n) for c in range(n))
     return {(r, c) for r, c, thing in found if thing.seen and thing[:2] == things[f"{place} {r} {c}"][:2]}
-
-
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_it_stays_inside_and_its_words_fit(n):
-    check_drawing(play_split_all_reduce(n))
 
 
 def test_operations_are_done_from_first_to_last_and_the_step_changes_its_place():

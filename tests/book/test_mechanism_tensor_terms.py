@@ -5,22 +5,21 @@ import torch
 
 from book.figures.mechanisms.tensor_terms import STEPS, SUM, play_tensor_parallel
 from lib.cost import wire_bytes
-from tests.book.drawn import check_drawing, collisions
 
-INPUT, GRADIENT = [[1, 1], [1, 2]], [[2, 1], [1, 1]]
-UP, DOWN = [[0, 1], [1, 1], [2, 1], [1, 2]], [[1, 2, 0, 1], [0, 1, 1, 2]]
+# The input, the weights of both layers, and the gradient of the output.
+MATRICES = [[1, 1], [1, 2]], [[0, 1], [1, 1], [2, 1], [1, 2]], [[1, 2, 0, 1], [0, 1, 1, 2]], [[2, 1], [1, 1]]
 PART, ADDED, DONE, BACK_ADDED, BACK_DONE, FORGOTTEN, BACK_FORGOTTEN = 2, 4, 5, 8, 9, 10, 11
 
 
 @pytest.fixture
 def player():
-    return play_tensor_parallel(INPUT, UP, DOWN, GRADIENT)
+    return play_tensor_parallel(*MATRICES)
 
 
 @pytest.fixture
 def serial():
     """(h, y, ∂x) of one process."""
-    x, up, down, gradient = (torch.tensor(a).double() for a in (INPUT, UP, DOWN, GRADIENT))
+    x, up, down, gradient = (torch.tensor(a).double() for a in MATRICES)
     h = x.requires_grad_() @ up.T
     y = h @ down.T
     y.backward(gradient)
@@ -30,13 +29,6 @@ def serial():
 def numbers(step, name, rows=range(2), columns=range(2)):
     """The matrix of that name, as one reads it."""
     return torch.tensor([[float(step.things[f"{name} {i} {j}"].words) for j in columns] for i in rows]).double()
-
-
-def test_it_is_well_drawn(player):
-    check_drawing(player)
-    steps = [step for scene in player.scenes for step in scene.steps]
-    for inks in (("forward", "param", "comm", "plain", "outline"), ("plain", "bad")):
-        assert [pair for step in steps for pair in collisions(step, *inks)] == []
 
 
 def test_parts_and_terms_are_those_of_the_serial_product(player, serial):

@@ -6,7 +6,7 @@ from pypdf import PdfReader
 from tests.book.test_repository import tool
 from tools.browser import chromium
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
+pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium")
 
 SIDEBAR = '<div class="bd-sidebar-primary"><nav>{links}</nav></div>'
 PAGES = {

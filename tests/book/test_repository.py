@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -43,12 +44,10 @@ def repository():
     return tool("set_repository")
 
 
-def tracked() -> list[Path]:
+def texts() -> list[str]:
     """The files git has or would add; all but vendored ones and pictures."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    names = [n for n in listing.split("\0") if n and "vendor/" not in n and not n.endswith((".png", ".woff"))]
-    return [ROOT / n for n in names if (ROOT / n).is_file()]
+    names = tool("make_colab_zip").files()
+    return [one for one in names if "vendor/" not in one and not one.endswith((".png", ".woff"))]
 
 
 # ---- the map and the table of contents ------------------------------------------------------------------------------
@@ -119,7 +118,9 @@ def test_code_fits_the_page(path):
                 exec(ast.unparse(node), names)
         source = cell.source.partition("\n")[2] if cell.source.startswith("#@title") else cell.source
         if source.startswith("show("):
-            lines += repr(eval(source, names)).splitlines()
+            shown = repr(eval(source, names))
+            compile(shown, "shown", "exec")
+            lines += shown.splitlines()
     assert [line for line in lines if len(line) > 80] == []
 
 
@@ -130,26 +131,6 @@ def test_twins_agree():
     command = [sys.executable, "tools/notebooks.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_notebook_has_its_setup_cell_and_a_link_to_itself(path, repository):
-    cells = nbformat.read(path, as_version=4).cells
-    first_code = next(cell for cell in cells if cell.cell_type == "code")
-    wanted = read("tools/setup_cell.py").rstrip().replace("tools/setup_cell.py", name(path))
-    assert first_code.source == f"#@title Run this cell first\n{wanted}"
-    assert first_code.metadata.tags[:1] == ["setup"]
-    link = f"{repository.colab(repository.address())}/{name(path)}"
-    assert f'<a class="colab" href="{link}">' in cells[0].source
-
-
-@pytest.mark.parametrize("path", CHAPTERS, ids=name)
-def test_chapter_stores_no_output_and_needs_no_directive(path):
-    cells = nbformat.read(path, as_version=4).cells
-    assert [cell.id for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    text = re.sub(r"`[^`]*`", "", re.sub(r"^```\w*$.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
-    assert re.findall(r"^(?:```|:::)\{[^}]+\}|\{[a-z:]+\}`", text, re.MULTILINE) == [], "Colab shows it as raw text"
 
 
 def test_normal_form_is_stable_and_keeps_a_solutions_outputs_until_its_code_changes(tmp_path, monkeypatch):
@@ -191,12 +172,8 @@ def test_address_agrees_wherever_it_is_repeated(repository):
     assert f'REPOSITORY = "{address}"\nBRANCH = "{repository.branch()}"\n' in read("tools/setup_cell.py")
     assert f"<{address}>" in read("README.md")
     if address != repository.PLACEHOLDER:
-        left = [name(path) for path in tracked() if repository.PLACEHOLDER in path.read_text(encoding="utf-8")]
-        assert set(left) <= {
-            "tools/set_repository.py",
-            "tests/book/test_repository.py",
-            "tests/book/test_setup_cell.py",
-        }
+        left = {file for file in texts() if repository.PLACEHOLDER in read(file)}
+        assert left <= {"tools/set_repository.py", "tests/book/test_setup_cell.py"}
 
 
 def test_address_can_be_set_and_set_back(repository, tmp_path, monkeypatch):
@@ -274,10 +251,9 @@ def test_workflows_try_what_is_promised():
     workflows = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in ROOT.glob(".github/workflows/*.yml")]
     jobs = {name: job for workflow in workflows for name, job in workflow["jobs"].items()}
     runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    made = {run.removeprefix("make ") for run in runs if run.startswith("make ")}
     asked = {"book", "site", "lint", "test", "test-course", "test-book", "thorough", "busy", "newest"}
-    assert asked <= made <= set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
-    assert ".ci/long" in runs
+    assert {f"make {target}" for target in asked} | {".ci/long"} <= {*runs}
+    assert [run for run in runs if "sphinx-build" in run], "the pages without Jupyter Book"
     matrix = jobs["versions"]["strategy"]["matrix"]["include"]
     oldest, newest = sorted((e["torch"] for e in matrix if "torch" in e), key=lambda v: [*map(int, v.split("."))])
     pinned = requirements("constraints.txt")["torch"].removeprefix("==")
@@ -285,6 +261,13 @@ def test_workflows_try_what_is_promised():
     assert oldest == requirements("requirements.txt")["torch"].removeprefix(">=") + ".0"
     oldest_python = re.search(r'requires-python = ">=([\d.]+)"', read("pyproject.toml"))[1]
     assert sorted({entry["python"] for entry in matrix}) == [oldest_python, "3.12", "3.13"]
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    files = ("README.md", "CONTRIBUTING.md", ".ci/run", ".ci/long", *map(name, ROOT.glob(".github/workflows/*.yml")))
+    named = {target for file in files for target in re.findall(r"(?:`|^|: )make ([a-z-]+)", read(file), re.MULTILINE)}
+    assert {"test", "screenshots", "busy"} <= named <= targets
 
 
 def test_the_kernel_is_the_one_of_this_environment(monkeypatch):
@@ -310,51 +293,25 @@ def test_a_kernel_starts_without_a_word(monkeypatch):
 def test_no_file_names_a_machine_or_a_mirror():
     # Spelled so that this file does not name them itself.
     paths = re.compile(r"/(?:work|root|home/\w+|opt/(?:pypi|wheels))/|find-links|extra-index")
-    allowed = {"tests/book/test_repository.py"}
-    found = [
-        f"{name(path)}: {match.group()}"
-        for path in tracked()
-        if name(path) not in allowed
-        for match in paths.finditer(path.read_text(encoding="utf-8"))
-    ]
-    assert found == []
+    found = {file: paths.findall(read(file)) for file in texts() if file != "tests/book/test_repository.py"}
+    assert {file: names for file, names in found.items() if names} == {}
 
 
-def test_stylesheet_has_the_palette_of_the_figures():
-    from book.figures import svg
-
-    css = read("book/static/book.css")
-    for selector, mode in ((":root", "light"), ('html[data-theme="dark"]', "dark")):
-        block = re.search(re.escape(selector) + r" \{\n(  --pbh-.*?)\}", css, re.DOTALL).group(1)
-        assert dict(re.findall(r"(--pbh-[\w-]+): ([^;]+);", block)) == svg.variables(mode)
-    assert f"--paper: {svg.PAPER['dark']}" in css
-
-
-def test_zip_for_colab_holds_what_a_notebook_needs(tmp_path, monkeypatch):
-    import zipfile
-
-    zipped = tool("make_colab_zip")
-    target = zipped.write(tmp_path / "book.zip")
-    names = set(zipfile.ZipFile(target).namelist())
-    assert "parallel-by-hand/lib/__init__.py" in names
-    assert {f"parallel-by-hand/{name(path)}" for path in NOTEBOOKS} <= names
-    assert not [n for n in names if "__pycache__" in n or n.endswith(".pyc")]
+def test_zip_for_colab_holds_what_a_notebook_needs(tmp_path):
+    with zipfile.ZipFile(tool("make_colab_zip").write(tmp_path / "book.zip")) as archive:
+        names = {entry.removeprefix("parallel-by-hand/") for entry in archive.namelist()}
+    assert {"lib/__init__.py", *map(name, NOTEBOOKS)} <= names
+    assert not [entry for entry in names if "__pycache__" in entry or entry.endswith(".pyc")]
 
 
 def test_a_copy_without_git_is_zipped_too(tmp_path, monkeypatch):
     zipped = tool("make_colab_zip")
-    for file in (
-        "lib/__init__.py",
-        "lib/comm.py",
-        "lib/__pycache__/a.pyc",
-        "lib/.cache",
-        "chapters/01.ipynb",
-        "x.py",
-    ):
+    wanted = ["chapters/01.ipynb", "lib/__init__.py", "lib/comm.py"]
+    for file in (*wanted, "lib/__pycache__/a.pyc", "lib/.cache", "x.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     monkeypatch.setattr(zipped, "ROOT", tmp_path)
-    assert zipped.files(*zipped.NEEDED) == ["chapters/01.ipynb", "lib/__init__.py", "lib/comm.py"]
+    assert zipped.files(*zipped.NEEDED) == wanted
 
 
 def test_book_is_importable_from_anywhere(tmp_path, monkeypatch):

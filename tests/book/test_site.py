@@ -9,23 +9,18 @@ import gzip
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from functools import cache
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
-import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
 from fontTools.ttLib import TTFont
 
-from tools.browser import chromium, serve
+from tools.browser import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(os.environ.get("SITE", ROOT / "_build" / "html"))
@@ -48,15 +43,7 @@ def each(names: list[str]) -> list:
     return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
 
 
-built = pytest.mark.skipif(not PAGES, reason="no built book: make book")
-in_browser = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
-pytestmark = [built]
-
-
-def browsing(function):
-    for mark in in_browser:
-        function = mark(function)
-    return function
+pytestmark = pytest.mark.skipif(not PAGES, reason="no built book: make book")
 
 
 # ---- what the files say ---------------------------------------------------------------------------------------------
@@ -121,8 +108,7 @@ def test_headings_are_in_order_and_pictures_are_named(name):
 
 
 def section(page: BeautifulSoup, title: str) -> BeautifulSoup | None:
-    heading = page.find(re.compile(r"^h[23]$"), string=re.compile(f"^{title}$"))
-    heading = heading or next((h for h in page.find_all(["h2", "h3"]) if h.get_text().rstrip("#¶") == title), None)
+    heading = next((h for h in page.find_all(["h2", "h3"]) if h.get_text().rstrip("#¶") == title), None)
     return heading and heading.find_parent("section")
 
 
@@ -148,7 +134,6 @@ def test_chapter_has_all_its_parts(name):
     guess = page.find("strong", string=re.compile("Guess before you read on"))
     assert guess, "a guess before the answer"
     assert guess.find_parent("blockquote").select("div.guess"), "which can be pressed"
-    assert {len(row.select("details.option.right")) for row in page.select("div.guess")} == {1}
     assert page.select("figure.pbh-explorer"), "an Explorer"
     assert page.select("table.claims"), "a claim"
 
@@ -193,7 +178,6 @@ def test_what_is_folded_says_what_it_holds(name):
     figures = [len(cell.select("figure")) for cell in page.select("div.tag_figure:not(.tag_remove-output)")]
     assert set(figures) <= {1}, "a cell draws one figure: so many does the reading time count"
     assert page.select("figure") == page.select("div.tag_figure figure"), "a cell that draws has the tag figure"
-    assert "#@title" not in page.get_text()
 
 
 @pytest.mark.parametrize("name", each(LISTED))
@@ -268,7 +252,7 @@ class Visit:
     """One page, opened: what it asked other hosts for, and what its console complained of."""
 
     def __init__(self, browser, base: str, name: str, scheme: str = "light"):
-        self.outside: list[str] = []
+        self.name, self.outside = name, []
         self.errors: list[str] = []
         self.fetched: set[str] = set()
         # Without motion: a colour half-way through its transition has whatever contrast it has.
@@ -300,14 +284,12 @@ class Visit:
 @pytest.fixture(scope="module", params=each(PAGES))
 def served(request, browser, bases):
     with Visit(browser, bases["server"], request.param, "light") as visit:
-        visit.name = request.param
         yield visit
 
 
 @pytest.fixture(scope="module", params=each(PAGES))
 def from_disk(request, browser, bases):
     with Visit(browser, bases["disk"], request.param, "dark") as visit:
-        visit.name = request.param
         yield visit
 
 
@@ -327,7 +309,6 @@ def quiet(visit) -> None:
     assert visit.errors == [], "errors in the console"
 
 
-@browsing
 def test_page_is_quiet_and_fits_every_width(served, say):
     fetched = sum(compressed(SITE / path) for path in served.fetched if (SITE / path).is_file())
     own = compressed(SITE / served.name)
@@ -367,7 +348,6 @@ CUT_OFF = """() => {
 }"""
 
 
-@browsing
 def test_no_figure_scrolls_or_is_cut_off_on_a_phone(served):
     fits(served, 390)
     cut = served.page.evaluate(CUT_OFF)
@@ -384,7 +364,6 @@ def test_every_frame_of_an_explorer_fits_a_phone(name):
         assert max(least) <= 327 and len(set(least)) == 1, "12 pixels for the smallest words, and no frame jumps"
 
 
-@browsing
 def test_page_is_accessible(served):
     served.page.evaluate(AXE)
     colours = {"runOnly": ["color-contrast", "link-in-text-block"]}  # the rest is the same in light and in dark
@@ -406,7 +385,6 @@ def test_page_is_accessible(served):
     served.page.emulate_media(color_scheme="light")
 
 
-@browsing
 def test_page_prints_black_on_white_without_what_surrounds_it(from_disk):
     from_disk.page.emulate_media(media="print")
     hidden = from_disk.page.evaluate("""() => [...document.querySelectorAll(
@@ -425,7 +403,6 @@ def test_page_prints_black_on_white_without_what_surrounds_it(from_disk):
     assert light == set()
 
 
-@browsing
 def test_page_works_from_the_disk(from_disk):
     assert from_disk.page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert {width: over for width in (1280, 390) if (over := fits(from_disk, width)) > 0} == {}
@@ -442,7 +419,6 @@ SHOWN_CODE = """() => {
 MOST_CODE = {"03_data_parallelism": 0.2, "13_3d_parallelism": 0.2, "14_choosing": 0.2}
 
 
-@browsing
 def test_a_chapter_shows_its_first_figure_soon_and_little_code(from_disk):
     """What is folded is still closed: the tests that open it come after this one."""
     if from_disk.name not in IN_FORM:
@@ -461,7 +437,6 @@ FOCUSED = """number => {
 }"""
 
 
-@browsing
 def test_every_answer_opens_by_keyboard(from_disk):
     summaries = from_disk.page.locator("article details > summary")
     for number in range(summaries.count()):
@@ -487,7 +462,6 @@ SAID = """row => [...row.querySelectorAll('details[open]')].map(option => {
 })"""
 
 
-@browsing
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_guess_is_pressed_without_a_script_and_stays_where_it_is(browser, bases, width):
     context = browser.new_context(java_script_enabled=False, viewport={"width": width, "height": 900})
@@ -504,11 +478,6 @@ def test_a_guess_is_pressed_without_a_script_and_stays_where_it_is(browser, base
         said = row.evaluate(SAID)
         assert said == [[True, '"✓" / "right:"' if right else '"✗" / "wrong:"']], "below them, one at a time"
     context.close()
-
-
-def test_scripts_of_our_own_are_small():
-    scripts = [*ROOT.glob("book/static/*.js"), *ROOT.glob("book/figures/*.js")]
-    assert len(scripts) >= 6 and sum(map(compressed, scripts)) <= 30_000
 
 
 SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-box').innerHTML;
@@ -535,7 +504,6 @@ BAD_FRAMES = """e => {
 }"""
 
 
-@browsing
 def test_every_value_of_every_slider_can_be_reached_and_shows_something(from_disk):
     folded = from_disk.page.locator("article details:has(.pbh-explorer)")
     folded.evaluate_all("all => all.forEach((one) => { one.open = true })")
@@ -580,7 +548,6 @@ def test_every_value_of_every_slider_can_be_reached_and_shows_something(from_dis
     assert from_disk.errors == []
 
 
-@browsing
 @pytest.mark.parametrize("part", range(4))
 def test_pages_of_the_librarys_source_are_quiet_and_fit(browser, bases, part):
     names = SOURCES[part::4]
@@ -592,14 +559,12 @@ def test_pages_of_the_librarys_source_are_quiet_and_fit(browser, bases, part):
             quiet(visit)
 
 
-@browsing
 @pytest.mark.parametrize("origin", ["server", "disk"])
 def test_index_leads_to_the_first_page(browser, bases, origin):
     with Visit(browser, bases[origin], "index.html") as visit:
         visit.page.wait_for_url("**/chapters/00_start.html")
 
 
-@browsing
 @pytest.mark.parametrize("origin", ["server", "disk"])
 def test_search_finds_what_a_chapter_says(browser, bases, origin):
     with Visit(browser, bases[origin], "search.html?q=bucket") as visit:
@@ -614,7 +579,6 @@ def test_search_finds_what_a_chapter_says(browser, bases, origin):
         quiet(visit)
 
 
-@browsing
 @pytest.mark.parametrize(
     ("words", "page", "section"),
     [
@@ -633,7 +597,6 @@ def test_search_begins_with_the_chapter_that_says_it_and_leads_to_the_section(br
         quiet(visit)
 
 
-@browsing
 @pytest.mark.parametrize("name", [*CHAPTERS[:1], *CHAPTERS[-1:], "book/bibliography.html"])
 def test_the_page_one_reads_is_in_view_in_the_sidebar(browser, bases, name):
     with Visit(browser, bases["server"], name) as visit:
@@ -643,7 +606,6 @@ def test_the_page_one_reads_is_in_view_in_the_sidebar(browser, bases, name):
         assert 0 < here.bounding_box()["y"] < 690
 
 
-@browsing
 @pytest.mark.parametrize("at", [urlsplit(BASE_URL).path, "/"])
 def test_a_wrong_address_of_any_depth_shows_the_book(browser, at):
     with serve(SITE, at=at) as base:
@@ -658,7 +620,6 @@ def test_a_wrong_address_of_any_depth_shows_the_book(browser, at):
             visit.page.wait_for_url(f"{base}/chapters/00_start.html")
 
 
-@browsing
 def test_the_zip_holds_the_whole_site_and_opens_from_the_disk(browser, tmp_path):
     packed = SITE / "parallel-by-hand-pages.zip"
     with zipfile.ZipFile(packed) as archive:
@@ -672,25 +633,13 @@ def test_the_zip_holds_the_whole_site_and_opens_from_the_disk(browser, tmp_path)
     ]
     assert broken_links(site) == []
     assert f'<a class="offline" href="../{packed.name}">' in text("book/offline.html")
+    assert '<a href="../parallel-by-hand.zip">' in text("book/offline.html")
     with Visit(browser, site.as_uri(), "index.html") as visit:
         visit.page.wait_for_url("**/chapters/00_start.html")
         visit.page.wait_for_load_state("load")
         quiet(visit)
 
 
-@built
-def test_a_saved_notebook_runs_with_the_library_that_the_site_offers(tmp_path):
-    assert '<a href="../parallel-by-hand.zip">' in text("book/offline.html")
-    shutil.copy(SITE / "parallel-by-hand.zip", tmp_path)
-    setup = nbformat.read(SITE / "_sources" / "chapters" / "03_data_parallelism.ipynb", 4).cells[1].source
-    (tmp_path / "run.py").write_text(setup + "\nprint(lib.__file__)", encoding="utf-8")
-    installed = {"PYTHONPATH": sysconfig.get_path("purelib")}  # with -S all but this repository, which is elsewhere
-    command = [sys.executable, "-S", "run.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | installed, capture_output=True, text=True)
-    assert done.stdout.strip() == str(tmp_path / "parallel-by-hand" / "lib" / "__init__.py"), done.stderr
-
-
-@browsing
 def test_progress_is_remembered_and_a_record_is_read(browser, bases, tmp_path):
     (tmp_path / "record.json").write_text(
         '{"01.1": {"points": 2, "max": 2}, "01.2": {"points": 1, "max": 2}, "99.9": {"points": 1, "max": 1}}'

@@ -7,6 +7,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,10 +15,7 @@ from lib.cost.sizes import ModelShape, Recipe
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.search import all_layouts, why_slower
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
-from tests.book.book_project import BOOK, check_live_page, load
-from tools.browser import chromium
-
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
+from tests.book.book_project import BOOK, live_html, load
 
 extension = load("book_planner")
 NUMBERS = extension.numbers()
@@ -174,33 +172,19 @@ def test_why_the_next_one_is_slower(page):
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
-    """The page with its controls, as it is read from a disk; at the end: nothing in its console."""
-    scripts = "".join(f'<script src="{(BOOK / "static" / name).as_uri()}"></script>' for name in extension.SCRIPTS)
-    html = f'<!doctype html><meta charset="utf-8"><title>page</title>{extension.html()}{scripts}'
-    (tmp_path / "page.html").write_text(html, encoding="utf-8")
-    context = browser.new_context(offline=True)
-    page, errors = context.new_page(), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-
-    def open_at(address: str = ""):
-        page.goto("about:blank")  # or only the part after # would change
-        page.goto((tmp_path / "page.html").as_uri() + address)
-        return page
-
-    yield open_at
-    context.close()
-    assert errors == []
+def page_at(opened):
+    """The page with its controls, at an address."""
+    return partial(opened, f'<!doctype html><meta charset="utf-8"><title>page</title>{live_html(extension)}')
 
 
 def verdict(page) -> str:
     return page.inner_text(".verdict")
 
 
-def test_what_it_says_is_what_python_says(opened):
+def test_what_it_says_is_what_python_says(page_at):
     run = Training(PRESET_MODELS["llama-13b"], Cluster(GPUS["a100"], 16), stack_for("llama3", "a100"), 256)
     layout = Layout4D(2, 1, 2, 4, 1, 2, 1, True)
-    page = opened("#model=llama-13b&gpu=a100&gpus=16&seq=4096&batch=256&stack=llama3&tp=2&cp=1&pp=2&v=2&b=1&zero=1")
+    page = page_at("#model=llama-13b&gpu=a100&gpus=16&seq=4096&batch=256&stack=llama3&tp=2&cp=1&pp=2&v=2&b=1&zero=1")
     held, time = memory_bytes(run, layout), step_s(run, layout)
     assert f"Peak memory is {held.total / 1e9:.1f} GB per GPU" in verdict(page)
     assert f"{time.total:#.3g} s at {100 * run.utilisation(time.total):.1f}% MFU" in verdict(page)
@@ -212,8 +196,8 @@ def test_what_it_says_is_what_python_says(opened):
     assert f"{first.memory.total / 1e9:.1f} GB" in page.inner_text(".best button >> nth=0")
 
 
-def test_the_address_keeps_what_was_chosen(opened):
-    page = opened()
+def test_the_address_keeps_what_was_chosen(page_at):
+    page = page_at()
     assert "It does not fit." in verdict(page) and "#" not in page.url
     page.focus("input[name=pp]:checked")
     page.keyboard.press("ArrowRight")
@@ -230,8 +214,8 @@ def test_the_address_keeps_what_was_chosen(opened):
     assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true", "the focus stays there"
 
 
-def test_the_impossible_is_marked_and_explained(opened):
-    page = opened("#tp=8&pp=1&gpus=64")
+def test_the_impossible_is_marked_and_explained(page_at):
+    page = page_at("#tp=8&pp=1&gpus=64")
     assert page.get_attribute("input[name=zero][value='3']", "title").startswith("ZeRO-3")
     assert page.get_attribute("input[name=zero][value='0']", "title") == ""
     page.check("input[name=zero][value='3']")
@@ -240,8 +224,8 @@ def test_the_impossible_is_marked_and_explained(opened):
     assert verdict(page).startswith("It fits.") and page.is_visible("figure >> nth=0")
 
 
-def test_another_schedule_is_searched_where_it_is_chosen(opened):
-    page = opened("#model=llama-70b&gpus=64&batch=64&tp=8&pp=4")
+def test_another_schedule_is_searched_where_it_is_chosen(page_at):
+    page = page_at("#model=llama-70b&gpus=64&batch=64&tp=8&pp=4")
     assert "ZB" not in page.inner_text(".best")
     page.check("input[name=schedule][value='zb-v']")
     assert "choose v 2" in verdict(page) and "ZB-" in page.inner_text(".best")
@@ -249,24 +233,14 @@ def test_another_schedule_is_searched_where_it_is_chosen(opened):
     assert verdict(page).startswith("It fits.") and "schedule=zb-v" in page.url
 
 
-def test_a_misspelt_address_changes_nothing(opened):
-    said = verdict(opened())
-    assert verdict(opened("#tp=3&model=<b>&__proto__=1&zero=&nothing")) == said
+def test_a_misspelt_address_changes_nothing(page_at):
+    said = verdict(page_at())
+    assert verdict(page_at("#tp=3&model=<b>&__proto__=1&zero=&nothing")) == said
 
 
-def test_where_nothing_fits_the_smallest_is_offered(opened):
-    page = opened("#model=llama-405b&gpus=8")
+def test_where_nothing_fits_the_smallest_is_offered(page_at):
+    page = page_at("#model=llama-405b&gpus=8")
     assert "No layout fits." in page.inner_text(".best") and page.locator(".best button").count() == 1
     page.locator(".best button").click()
     assert "It does not fit." in verdict(page)
-    assert "No layout divides" in opened("#gpus=16384&batch=8&model=llama-7b").inner_text(".best")
-
-
-def test_without_a_script_the_page_names_the_command(browser):
-    page = browser.new_context(java_script_enabled=False).new_page()
-    page.set_content(extension.html())
-    assert "python -m lib.planner" in page.inner_text("body")
-
-
-def test_a_page_of_the_book_gets_numbers_and_scripts_and_no_other_does(tmp_path):
-    check_live_page(tmp_path, extension, "planner")
+    assert "No layout divides" in page_at("#gpus=16384&batch=8&model=llama-7b").inner_text(".best")

@@ -21,10 +21,7 @@ from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs
-from tests.book.book_project import BOOK, check_live_page, load
-from tools.browser import chromium
-
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
+from tests.book.book_project import BOOK, live_html, load
 
 extension = load("book_workshop")
 WORDS = extension.sentences()
@@ -271,32 +268,18 @@ CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeTex
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
-    """The page with its controls, as it is read from a disk; at the end: nothing in its console."""
-    scripts = "".join(f'<script src="{(BOOK / "static" / name).as_uri()}"></script>' for name in extension.SCRIPTS)
-    contexts, errors = [], []
+def page_at(opened):
+    """The page with its controls, at an address."""
 
     def open_at(address: str = "", width: int = 1280, mode: str = "light", **options):
         html = f"""<!doctype html><html lang="en" data-theme="{mode}"><meta charset="utf-8"><title>page</title>
             <meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}
             * {{ box-sizing: border-box }} body {{ margin: 0; background: var(--paper); color: var(--pbh-text) }}
             article {{ max-width: 756px; margin: 0 auto; padding: 0 18px }}</style>
-            <main><article class="bd-article"><h1>Page</h1>{extension.html()}</article></main>{scripts}</html>"""
-        (tmp_path / "page.html").write_text(html, encoding="utf-8")
-        if not contexts:
-            window = {"width": width, "height": 900}
-            contexts.append(browser.new_context(offline=True, viewport=window, reduced_motion="reduce", **options))
-            contexts[0].add_init_script(CLIPBOARD)
-        page = contexts[0].new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
-        page.goto((tmp_path / "page.html").as_uri() + address)
-        return page
+            <main><article class="bd-article"><h1>Page</h1>{live_html(extension)}</article></main></html>"""
+        return opened(html, address, width, CLIPBOARD, **options)
 
-    yield open_at
-    for context in contexts:
-        context.close()
-    assert errors == []
+    return open_at
 
 
 def headline(page) -> str:
@@ -346,8 +329,8 @@ def shown_advice(page) -> str:
     return " ".join(page.inner_text(".advice").split())
 
 
-def test_it_opens_with_the_circle_of_the_notebook(opened):
-    page = opened()
+def test_it_opens_with_the_circle_of_the_notebook(page_at):
+    page = page_at()
     typed = page.input_value("textarea")
     assert typed in (BOOK.parent / "chapters" / "workshop.md").read_text(encoding="utf-8")
     verdict = workshop(typed, Par(4, 6))
@@ -363,8 +346,8 @@ def test_it_opens_with_the_circle_of_the_notebook(opened):
 
 
 @pytest.mark.parametrize("make", [naive, gpipe, one_f_one_b, zb_h1, zb_v, lambda n, m: interleaved(n, m, 2)])
-def test_what_is_typed_is_drawn_and_scored(opened, make):
-    page, schedule, par = opened("#ranks=3&microbatches=6&F=2&I=1.5"), make(3, 6), Par(3, 6, costs=Costs(2, 1.5, 1))
+def test_what_is_typed_is_drawn_and_scored(page_at, make):
+    page, schedule, par = page_at("#ranks=3&microbatches=6&F=2&I=1.5"), make(3, 6), Par(3, 6, costs=Costs(2, 1.5, 1))
     page.fill("textarea", schedule.to_text())
     verdict = workshop(schedule.to_text(), par)
     assert headline(page) == verdict.headline() and shown_advice(page) == verdict.advice
@@ -385,8 +368,8 @@ def test_what_is_typed_is_drawn_and_scored(opened, make):
     assert page.inner_text("tr.yours td >> nth=0") == "yours"
 
 
-def test_a_block_is_dragged_along_its_rank(opened):
-    page = opened("#schedule=1f1b")
+def test_a_block_is_dragged_along_its_rank(page_at):
+    page = page_at("#schedule=1f1b")
     drag(page, "3B2", "3B0", drop=False)
     page.keyboard.press("Escape")
     page.mouse.up()
@@ -409,16 +392,16 @@ def test_a_block_is_dragged_along_its_rank(opened):
     assert page.is_checked("input[value='1f1b']") and "text=" not in page.url
 
 
-def test_the_first_game_takes_five_moves(opened):
-    page = opened()
+def test_the_first_game_takes_five_moves(page_at):
+    page = page_at()
     for name, to in (("0F1", "0B0"), ("0F2", "0B0"), ("0F3", "0B1"), ("0F4", "0B2"), ("0F5", "0B3")):
         assert headline(page) == "This cannot work."
         drag(page, name, to)
     assert headline(page).startswith("It works, in ")
 
 
-def test_a_finger_drags_a_block_and_the_page(opened):
-    page = opened("#schedule=1f1b", width=390, has_touch=True, is_mobile=True)
+def test_a_finger_drags_a_block_and_the_page(page_at):
+    page = page_at("#schedule=1f1b", width=390, has_touch=True, is_mobile=True)
     finger = page.context.new_cdp_session(page)
 
     def slide(x, y, dx, dy):
@@ -435,8 +418,8 @@ def test_a_finger_drags_a_block_and_the_page(opened):
     assert rows(page) == before, "a finger that goes up scrolls"
 
 
-def test_the_keyboard_does_what_the_mouse_does(opened):
-    page = opened("#schedule=1f1b")
+def test_the_keyboard_does_what_the_mouse_does(page_at):
+    page = page_at("#schedule=1f1b")
     page.focus("select[name=W]")
     page.keyboard.press("Tab")
     assert focused(page) == "0F0", "one stop for all blocks"
@@ -460,8 +443,8 @@ def test_the_keyboard_does_what_the_mouse_does(opened):
     assert page.evaluate("document.activeElement.closest('.tools') !== null"), "and out again"
 
 
-def test_buttons_add_what_is_missing(opened):
-    page = opened("#ranks=2&microbatches=2")
+def test_buttons_add_what_is_missing(page_at):
+    page = page_at("#ranks=2&microbatches=2")
     page.fill("textarea", "")
     assert "there is no action in it" in shown_advice(page).lower()
     names = ["addF", "addF", "addB", "addI", "addW"]
@@ -483,8 +466,8 @@ def test_buttons_add_what_is_missing(opened):
     assert rows(page)[0] == "0F0 0F1 0I0 0I1 0W1" and page.inner_text("button[name=addW]") == "+ 0W0"
 
 
-def test_comments_and_the_form_of_other_lines_stay(opened):
-    page = opened("#ranks=2&microbatches=1")
+def test_comments_and_the_form_of_other_lines_stay(page_at):
+    page = page_at("#ranks=2&microbatches=1")
     page.fill("textarea", "# two ranks\n0F0,0B0 # first\n\n rank 1 : 1F0   1B0")
     block(page, "0F0").click()
     page.keyboard.press("ArrowRight")
@@ -496,8 +479,8 @@ def test_comments_and_the_form_of_other_lines_stay(opened):
     )
 
 
-def test_the_address_keeps_all_of_it(opened):
-    page = opened("#schedule=gpipe&ranks=3&microbatches=4&limit=2&W=2")
+def test_the_address_keeps_all_of_it(page_at):
+    page = page_at("#schedule=gpipe&ranks=3&microbatches=4&limit=2&W=2")
     par = Par(3, 4, 2, Costs(1, 1, 2))
     assert headline(page) == workshop(gpipe(3, 4).to_text(), par).headline()
     page.select_option("select[name=ranks]", "2")
@@ -511,7 +494,7 @@ def test_the_address_keeps_all_of_it(opened):
     page.select_option("select[name=microbatches]", "1")
     said = page.inner_text("#workshop")
     assert headline(page).startswith("It works")
-    other = opened(page.url.partition("html")[2])
+    other = page_at(page.url.partition("html")[2])
     assert other.inner_text("#workshop") == said and other.input_value("textarea").startswith("# mine & yours\n0F0")
     page.click("button[name=link]")
     assert page.evaluate("copied") == page.url and page.inner_text("button[name=link]") == "Copied"
@@ -520,14 +503,14 @@ def test_the_address_keeps_all_of_it(opened):
     page.wait_for_function("document.querySelector('button[name=python]').innerText.includes('does not let')")
 
 
-def test_a_misspelt_address_changes_nothing(opened):
-    said = opened().inner_text("#workshop")
-    assert opened("#ranks=99&schedule=<b>&__proto__=1&F=&nothing").inner_text("#workshop") == said
+def test_a_misspelt_address_changes_nothing(page_at):
+    said = page_at().inner_text("#workshop")
+    assert page_at("#ranks=99&schedule=<b>&__proto__=1&F=&nothing").inner_text("#workshop") == said
 
 
 @pytest.mark.parametrize("address", ["#schedule=zb-h1", "#ranks=2&microbatches=3&schedule=1f1b&limit=1&I=2.5"])
-def test_what_is_copied_as_python_says_the_same(opened, address):
-    page = opened(address)
+def test_what_is_copied_as_python_says_the_same(page_at, address):
+    page = page_at(address)
     if "limit" in address:
         first, rest = page.input_value("textarea").split("\n", 1)
         page.fill("textarea", f'{first} # """ \\\n{rest}')
@@ -538,8 +521,8 @@ def test_what_is_copied_as_python_says_the_same(opened, address):
     assert times(page) == times_of(names["verdict"].schedule, names["verdict"].par)
 
 
-def test_a_mistake_is_in_view_where_the_grid_is_wider_than_the_screen(opened):
-    page = opened("#schedule=1f1b&microbatches=16", width=390)
+def test_a_mistake_is_in_view_where_the_grid_is_wider_than_the_screen(page_at):
+    page = page_at("#schedule=1f1b&microbatches=16", width=390)
     page.locator("textarea").scroll_into_view_if_needed()
     at = page.evaluate("scrollY")
     page.fill("textarea", one_f_one_b(4, 16).to_text().replace("2B15", "2I15"))
@@ -549,9 +532,9 @@ def test_a_mistake_is_in_view_where_the_grid_is_wider_than_the_screen(opened):
 
 
 @pytest.mark.parametrize("has_touch", [False, True])
-def test_what_the_page_opens_with_fits_a_phone(opened, has_touch):
+def test_what_the_page_opens_with_fits_a_phone(page_at, has_touch):
     """A finger needs wider blocks, and a longer schedule than 21 units then scrolls."""
-    page = opened("", width=390, has_touch=has_touch, is_mobile=has_touch)
+    page = page_at("", width=390, has_touch=has_touch, is_mobile=has_touch)
     for preset in ("one", "zb-h1") if has_touch else ("one", "zb-h1", "1f1b", "gpipe"):
         page.evaluate(f"location.hash = 'schedule={preset}'")
         page.wait_for_function(f"document.querySelector(\"input[value='{preset}']\").checked")
@@ -561,8 +544,8 @@ def test_what_the_page_opens_with_fits_a_phone(opened, has_touch):
         assert all(-1 <= row - name < 6 for name, row in zip(names, rows, strict=True)), "each above its row"
 
 
-def test_whatever_is_typed_is_drawn_and_is_no_html(opened):
-    page, rng = opened(), random.Random(4)
+def test_whatever_is_typed_is_drawn_and_is_no_html(page_at):
+    page, rng = page_at(), random.Random(4)
     for _ in range(40):
         text, par = some_text(rng, is_right=False)
         page.fill("textarea", text)
@@ -577,8 +560,8 @@ def test_whatever_is_typed_is_drawn_and_is_no_html(opened):
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_everybody_can_read_it(opened, width, mode):
-    page = opened("", width, mode)
+def test_everybody_can_read_it(page_at, width, mode):
+    page = page_at("", width, mode)
     page.evaluate(AXE)
     for text in (None, zb_v(4, 6).to_text(), "0F0 0X0", one_f_one_b(4, 6).to_text().replace(" 2B3", "")):
         if text:
@@ -600,13 +583,3 @@ def test_everybody_can_read_it(opened, width, mode):
                 > one.querySelector("rect").getBoundingClientRect().width + 1).map((one) => one.textContent)"""
         )
         assert narrow == [], "words fit their blocks"
-
-
-def test_without_a_script_the_page_names_the_function(browser):
-    page = browser.new_context(java_script_enabled=False).new_page()
-    page.set_content(extension.html())
-    assert "workshop(text, Par(4, 6))" in page.inner_text("body")
-
-
-def test_a_page_of_the_book_gets_words_and_scripts_and_no_other_does(tmp_path):
-    check_live_page(tmp_path, extension, "workshop")

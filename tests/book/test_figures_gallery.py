@@ -1,4 +1,4 @@
-"""Every figure has a drawing for a phone: no wider than one, its words inside, none on another and none too small."""
+"""One figure of each kind, for a page and for a phone: words readable, colours the page's, the same each time."""
 
 import importlib
 import inspect
@@ -6,6 +6,9 @@ import math
 import pkgutil
 import random
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +24,7 @@ from book.figures.pipelines import draw_bubble, draw_kept
 from book.figures.ranks import draw_nested, draw_rank
 from book.figures.scatter import Dot, draw_scatter
 from book.figures.schedule import draw_block, draw_gantt, draw_messages
-from book.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color
+from book.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color, variables
 from book.figures.timeline import draw_timeline
 from lib.cost import steps
 from lib.memory import MemoryTracker
@@ -29,8 +32,7 @@ from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
 from lib.pipeline.simulate import Costs, simulate
-from tests.book.drawn import check_words, words_of
-from tests.book.painted import paths
+from tests.book.drawn import check_words, paths, words_of
 
 STRETCHES = [0.1 * i for i in range(30)]
 STAGES = {"plain": 20, "ZeRO-1": 12, "ZeRO-2": 9, "ZeRO-3": 5}
@@ -76,6 +78,7 @@ def layouts() -> Figure:
     seed = random.Random(0)
     dots = [Dot(seed.uniform(20, 390), seed.uniform(50, 170)) for _ in range(150)]
     groups = {"fits": [dot for dot in dots if dot.x < 80], "does not fit": [dot for dot in dots if dot.x >= 80]}
+    groups["fits"].append(Dot(60, 70, "tp 8", "#page"))
     title = "Llama 2 70B on 64 H100: a dot per layout"
     return draw_scatter(
         groups, x="GB on the fullest GPU", y="seconds per step", title=title, alt="a", limit=("80 GB", 80)
@@ -179,6 +182,13 @@ FIGURES = {
 }
 
 
+def as_html() -> list[str]:
+    """Every figure but the one that is measured, and an Explorer."""
+    from tests.book.test_figures_explorer import buckets
+
+    return [buckets()._repr_html_(), *(draw()._repr_html_() for name, draw in FIGURES.items() if name != "memory")]
+
+
 def test_every_kind_of_figure_is_here():
     names = [module.name for module in pkgutil.iter_modules(book.figures.__path__, "book.figures.")]
     found = {
@@ -192,15 +202,18 @@ def test_every_kind_of_figure_is_here():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_words_have_their_place(name):
+def test_words_have_their_place_and_colours_are_the_pages(name):
     figure = FIGURES[name]()
-    sizes = [float(re.search(r'viewBox="0 0 ([\d.]+) ', svg)[1]) for svg in (figure.svg, figure.narrow)]
-    assert sizes[0] <= WIDE and sizes[1] <= NARROW
     for svg, most in ((figure.svg, WIDE), (figure.narrow, NARROW)):
         check_words(svg)
-        least = float(re.search(r"min-width:(\d+)px", svg)[1])
-        assert least <= most * READABLE_PX / SMALLEST_PX + 0.5, "as wide as it must be to be read"
+        width, least = (float(re.search(one, svg)[1]) for one in (r'viewBox="0 0 ([\d.]+) ', r"min-width:(\d+)px"))
+        assert width <= most and least == pytest.approx(width * READABLE_PX / SMALLEST_PX, abs=0.5)
         assert min(map(float, re.findall(r'font-size="([\d.]+)"', svg))) >= SMALLEST_PX
+        without = re.sub(r"var\(--pbh-[\w-]+, (#\w{6}|currentColor|color-mix\([^()]*\))\)", "", svg)
+        assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?!\))", without.replace("url(#hatched-", "")), (
+            "a colour of its own"
+        )
+        assert set(re.findall(r"var\((--pbh-[\w-]+)", svg)) <= set(variables("light"))
 
 
 @pytest.mark.parametrize(
@@ -227,3 +240,28 @@ def test_lines_are_named_in_a_legend_above_the_axes(name, named):
         left, bottom = places[words]
         beside = [s for s in samples if 0 < left - s.box[2] < 10 and 0 < bottom - s.middle[1] < 15]
         assert len(beside) == 1 and bottom < top - 15, words
+
+
+PRINTED = """
+import sys, matplotlib
+before = matplotlib.rcParams.copy()
+from tests.book.test_figures_gallery import as_html
+print(as_html())
+assert matplotlib.rcParams.copy() == before and "matplotlib.pyplot" not in sys.modules
+"""
+
+
+def test_figures_are_the_same_in_every_run_and_leave_no_trace():
+    """No pyplot, whose figures stay in a notebook and whose backend is the reader's; no setting that is another."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PRINTED],
+            cwd=Path(__file__).parents[2],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+        )
+        for seed in "12"
+    ]
+    assert [done.stderr for done in runs] == ["", ""] and runs[0].stdout == runs[1].stdout
+    assert len(runs[0].stdout) > 50_000
