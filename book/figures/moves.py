@@ -15,7 +15,12 @@ from lib.cost.steps import Move, Step, after
 
 CELL, HIGH, LEFT = 42, 26, 62  # pixels: a cell at most, and where the first begins
 
-_ON_STRIPES = {"fill": "#ffffff", "stroke": "#07131b", "stroke_width": 3, "stroke_linejoin": "round"}
+_ON_STRIPES = {
+    "fill": color("panel", True),
+    "stroke": color("text", True),
+    "stroke_width": 3,
+    "stroke_linejoin": "round",
+}
 _ON_STRIPES |= {"paint_order": "stroke", "font_size": SMALLEST_PX, "font_weight": 650, "text_anchor": "middle"}
 
 Held = Sequence[Sequence[float] | None]  # for each rank its numbers; None where it has nothing

@@ -145,16 +145,16 @@ class Player:
             raise ValueError(f"{title!r}: its beats end with {ends}; use 1 to {MOST_BEATS}, from 0 up to {last}")
         if any(len(scene.moments) != last + 1 for scene in self.scenes):
             raise ValueError(f"{title!r}: each width needs the same moments")
-        self.still = range(len(ends))[still]
+        self.still, self.sentences = range(len(ends))[still], [beat.sentence for beat in self.beats]
         size = len(gzip.compress(self._repr_html_().encode(), mtime=0))
         if size > MOST_BYTES:
             raise ValueError(f"{title!r} takes {size:,} bytes compressed, at most {MOST_BYTES:,}; use fewer things")
 
     def __repr__(self) -> str:
-        return f"{self.title}: {self.beats[self.still].sentence}"
+        return f"{self.title}: {self.sentences[self.still]}"
 
     def _repr_html_(self) -> str:
-        places, sentences = [_places(scene.moments) for scene in self.scenes], [beat.sentence for beat in self.beats]
+        places = [_places(scene.moments) for scene in self.scenes]
         data = {"beats": self.beats, "still": self.still, "times": [scene.times for scene in self.scenes]}
         data["scenes"] = [[list(map(_plain, moments)) for moments in of_scene.values()] for of_scene in places]
         text = as_json(data)
@@ -169,7 +169,7 @@ class Player:
             f'<figure class="pbh-player" data-pbh="{identity}" aria-labelledby="{identity}-title">'
             f"<style>{STYLE}</style>"
             f'<p class="pbh-title" id="{identity}-title">{escape(self.title)}</p>'
-            f"{caption(sentences[self.still], sentences)}{drawings}"
+            f"{caption(self.sentences[self.still], self.sentences)}{drawings}"
             '<div class="pbh-controls" hidden><button type="button" class="pbh-play">Start</button>'
             f'<div class="pbh-beats">{beats}</div><span class="pbh-count"></span></div>'
             f"{scripts(identity, text, _SCRIPT, 'showPlayer')}</figure>"

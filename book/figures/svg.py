@@ -21,14 +21,14 @@ PALETTE = {  # name: (light, dark)
     "backward": ("#0b5cad", "#2f74c0"),
     "weight": ("#1b7f5c", "#2c8f6b"),
     "comm": ("#e08e00", "#e8a33d"),
-    "param": ("#263037", "#8fa3b5"),
+    "param": ("#263037", "#5c6970"),
     "gradient": ("#eea1a5", "#dda1ab"),
-    "activation": ("#f5dd8a", "#d8be62"),
+    "activation": ("#f5dd8a", "#ffee88"),
     "opt": ("#8c4888", "#b06ca4"),
-    "rank-0": ("#15828a", "#3fb3b5"),  # whose data it is, where a picture is about that
-    "rank-1": ("#a45a2a", "#cf8a54"),
-    "rank-2": ("#75801c", "#a9b44a"),
-    "rank-3": ("#6a64b4", "#9a95dc"),
+    "rank-0": ("#2391b0", "#63cfd2"),  # whose data it is, where a picture is about that
+    "rank-1": ("#7d4a2a", "#b0713c"),
+    "rank-2": ("#8f9430", "#cfd35c"),
+    "rank-3": ("#6c5fc7", "#8a80ea"),
     "series-0": ("#37474f", "#c7d3dc"),  # of a plot: schedules, processes, what others published
     "series-1": ("#6f8ba3", "#8fa9bf"),
     "series-2": ("#8a7358", "#b8a58c"),

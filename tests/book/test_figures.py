@@ -172,9 +172,9 @@ def test_bars_too_short_for_words_are_dashes_of_one_path():
     for across, down, next_long in steps:
         x, y, long = x + long + float(across), y + float(down), float(next_long)
         places.append((x, y))
-        assert long == pytest.approx(scale / 300 - 1, abs=0.11)
+        assert long == pytest.approx(scale / 298 - 1, abs=0.11)
     for (x, y), (rank, *_, begin, _) in zip(places, bars, strict=True):
-        assert x == pytest.approx(left + begin * scale / 300, abs=0.11)
+        assert x == pytest.approx(left + begin * scale / 298, abs=0.11)
         assert y == pytest.approx(float(lanes[rank].get("y")) + float(lanes[rank].get("height")) / 2, abs=0.11)
 
 
@@ -206,7 +206,7 @@ def test_impossible_timelines_say_so(rows, options, message):
 # ---- Curves
 
 
-INKS = ("comm", "backward", "text", "weight", "opt")  # of the first to the fifth curve
+INKS = ("series-1", "series-0", "series-2", "series-3", "series-4")  # of the first to the fifth curve
 
 
 def test_coinciding_curves_all_stay_visible():
@@ -227,7 +227,7 @@ def test_coinciding_curves_all_stay_visible():
 
 def test_curve_points_are_where_the_values_are():
     figure = draw_curves({"a": ([0, 10, 20], [0, 1, 4])}, x="x", y="y", title="", alt="")
-    (x0, y0), (x1, y1), (x2, y2) = paths(figure, stroke="comm")[0].lines[0]
+    (x0, y0), (x1, y1), (x2, y2) = paths(figure, stroke="series-1")[0].lines[0]
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
     assert (y0 - y2) == pytest.approx(4 * (y0 - y1), abs=0.4) and y2 < y1 < y0
 
@@ -235,7 +235,7 @@ def test_curve_points_are_where_the_values_are():
 def test_measured_points_are_circles_on_the_same_axes():
     """On the curve where they are equal to it; and the axes reach one that lies far from every curve."""
     figure = draw_curves({"a": [0, 1, 4]}, x="x", y="y", title="", alt="", points=([0, 2, 2], [0, 4, 40]))
-    start, _, end = paths(figure, stroke="comm")[0].lines[0]
+    start, _, end = paths(figure, stroke="series-1")[0].lines[0]
     circles = paths(figure, fill="panel")
     assert [circle.middle for circle in circles[:2]] == [pytest.approx(start, abs=0.15), pytest.approx(end, abs=0.15)]
     assert 36 < circles[2].middle[1] < end[1] and len(circles) == 3
@@ -246,7 +246,7 @@ def test_measured_points_are_circles_on_the_same_axes():
 def test_reference_line_stands_at_its_value():
     figure = draw_curves({"a": [4.0, 1.0]}, x="x", y="y", title="", alt="", reference={"entropy": 4.0})
     (dashed,) = [line for line in paths(figure, stroke="soft") if "stroke-dasharray" in line.paint]
-    curve = paths(figure, stroke="comm")[0].lines[0]
+    curve = paths(figure, stroke="series-1")[0].lines[0]
     assert dashed.lines == [[curve[0], (curve[1][0], curve[0][1])]]
     assert "entropy 4" in texts(figure)
 
@@ -269,7 +269,7 @@ def test_words_at_a_reference_touch_no_line(values, limit):
     long = text_width(words.text, 12.5)
     ground = max(line.box[3] for line in paths(figure, stroke="soft") if line.box[1] == line.box[3])
     assert left < x < x + long < right and 5 < abs(middle - level) < 20 and 46 < float(words.get("y")) < ground
-    ((*curve,),) = paths(figure, stroke="comm")[0].lines
+    ((*curve,),) = paths(figure, stroke="series-1")[0].lines
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         for i in range(21):
             if x <= x0 + (x1 - x0) * i / 20 <= x + long:
@@ -279,7 +279,7 @@ def test_words_at_a_reference_touch_no_line(values, limit):
 
 def test_a_gap_breaks_the_line():
     figure = draw_curves({"a": [3, 2, math.nan, 1, 5, math.inf, 2, 4]}, x="x", y="y", title="", alt="")
-    lines = paths(figure, stroke="comm")[0].lines
+    lines = paths(figure, stroke="series-1")[0].lines
     assert [len(line) for line in lines] == [2, 2, 2]
     gaps = [b[0][0] - a[-1][0] for a, b in itertools.pairwise(lines)]
     assert gaps == [pytest.approx(2 * (lines[0][1][0] - lines[0][0][0]), abs=0.3)] * 2

@@ -16,11 +16,12 @@ import torch
 import book.figures
 from book.figures.activations import Activation, Sent, draw_activations
 from book.figures.curves import draw_bars, draw_curves, draw_log_log
+from book.figures.equal import draw_equal
 from book.figures.fastest import draw_fastest
 from book.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut, row_cut
 from book.figures.memory import draw_memory
-from book.figures.moves import draw_before_after, draw_step
-from book.figures.pipelines import draw_bubble, draw_kept
+from book.figures.moves import draw_before_after, draw_collectives, draw_step
+from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
 from book.figures.ranks import draw_nested, draw_rank
 from book.figures.scatter import Dot, draw_scatter
 from book.figures.schedule import draw_block, draw_gantt, draw_messages
@@ -173,6 +174,14 @@ FIGURES = {
     "predicted": lambda: draw_gantt(simulate(zb_h1(4, 8)), predicted=simulate(zb_h1(4, 8)), **ABOUT),
     "block": lambda: draw_block(
         {"1F1B": simulate(one_f_one_b(4, 8)), "ZB-V": simulate(zb_v(4, 8), Costs(0.5, 0.5, 0.5))}, 9, 15, **ABOUT
+    ),
+    "dilution": lambda: draw_dilution({2**k: 15 / (15 + 2**k) for k in range(9)}, 256, **ABOUT),
+    "six": lambda: draw_collectives({"all-reduce": (FULL, [[111, 222, 333]] * 3)}, who=lambda _: [0, 1, 2], **ABOUT),
+    "equal": lambda: draw_equal(
+        {"1 rank": [5.0, 4.0, 3.0], "2 ranks": [5.0, 4 + 1e-15, 3.0], "4 ranks": [5.0, 4.0, 3 + 1e-13]},
+        limit=1e-9,
+        reference=("byte frequencies alone", 4.2),
+        **ABOUT,
     ),
     "bubble": lambda: draw_bubble(simulate(gpipe(8, 16)), **ABOUT),
     "kept": lambda: draw_kept([simulate(make(8, 16)) for make in (gpipe, one_f_one_b)], most=16, **ABOUT),

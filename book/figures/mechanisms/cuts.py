@@ -18,9 +18,9 @@ ROW, PILL, GAP = 18, 19, 22  # pixels: from row to row of the batch; height of a
 EDGE = 5  # pixels left free at either side
 TECHNIQUES = {  # the dimension that is cut → the technique: what its ranks send
     "batch": "data parallelism: gradients, {all_reduce:g} times their bytes.",
-    "state": "ZeRO-3: weights before a layer computes and gradients after it, {zero:g} times the bytes of all weights.",
-    "width": "tensor parallelism: activations, in {in_a_layer} all-reduces per layer and microbatch.",
-    "depth": "pipeline parallelism: activations to the next rank and gradients back, once per microbatch.",
+    "state": "ZeRO-3: weights, then gradients: {zero:g} times the bytes of all weights.",
+    "width": "tensor parallelism: activations, {in_a_layer} all-reduces in a layer.",
+    "depth": "pipeline parallelism: activations to the next, gradients back.",
     "batch, depth, width": "all three: gradients between the copies, activations across and down.",
 }
 NAMES = {"batch": "Data", "state": "ZeRO", "width": "Tensor", "depth": "Pipeline", "batch, depth, width": "3D"}
