@@ -18,10 +18,7 @@ from lib.mesh import Group
 
 @torch.no_grad()
 def clip(gradients: Iterable[Tensor], squares: Sequence[Tensor], world: Group, max_norm: float) -> Tensor:
-    """Scale gradients to a norm of at most `max_norm`; return the norm before.
-
-    It is the norm of the gradients of the full model, []: at most one all-reduce of one number in every layout. Without
-    it, each rank would scale by a different factor.
+    """Scale gradients so that the norm over the full model is at most `max_norm`; return the norm before, [].
 
     Args:
         gradients: all gradients on this rank; scaled in place.

@@ -2,11 +2,9 @@
 
 The problem: an all-reduce looks like one operation of the network. It is a program, and the same result can cost a rank
 twice the array or n times the array. The idea: write it in the obvious way, then over a tree, then around a ring. Each
-function is the program of *one* rank, with `comm.send`, `comm.recv` and `comm.exchange`; `lib.cost.steps` lists the
-same moves for all ranks.
+function is the program of *one* rank; `lib.cost.steps` lists the same moves for all ranks.
 
-No function changes its argument. Sums are added in the same order on all ranks, or on one rank and then copied, so all
-ranks end with the same bits.
+No function changes its argument. All ranks end with the same bits: they add in the same order, or one adds for all.
 
 Shapes: x[…] has S elements, n is the size of the group; a chunk is flat.
 """
@@ -43,9 +41,9 @@ def naive_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
 
 
 def naive_all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Add up on rank 0, then send the sum to all: x[S] → [S].
+    """Add up on rank 0, then send the sum to all: x[S] → [S]. Rank 0 receives and sends (n−1) · S, over one link.
 
-    Rank 0 receives and sends (n−1) · S, over one link. The α–β model: 2(n−1) · (alpha + S/bandwidth).
+    The α–β model: 2(n−1) · (alpha + S/bandwidth).
     """
     total = naive_reduce(x, group)
     return naive_broadcast(x if total is None else total, group)
@@ -55,9 +53,9 @@ def naive_all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
-    """In each round half of the ranks send to the other half, until `dst` has the sum: x[S] → [S].
+    """In each of ⌈log₂ n⌉ rounds half of the ranks send to the other half, until `dst` has the sum: x[S] → [S].
 
-    The other ranks get None. ⌈log₂ n⌉ messages follow one another, instead of n−1.
+    The other ranks get None.
     """
     n, me = group.size, group.rank
     place = (me - dst) % n  # places are counted from dst
@@ -72,10 +70,7 @@ def tree_reduce(x: Tensor, group: Group, dst: int = 0) -> Tensor | None:
 
 
 def tree_broadcast(x: Tensor, group: Group, src: int = 0) -> Tensor:
-    """In each round every rank that has x sends it, so their number doubles: x[S] → [S].
-
-    `src` sends ⌈log₂ n⌉ · S.
-    """
+    """In each round every rank that has x sends it, so their number doubles: x[S] → [S]. `src` sends ⌈log₂ n⌉ · S."""
     n, me = group.size, group.rank
     place, distance = (me - src) % n, 1
     while distance < n and place % (2 * distance) == 0:
@@ -116,10 +111,7 @@ def pass_right(x: Tensor, into: Tensor, group: Group) -> Tensor:
 
 
 def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
-    """Sum each chunk on its way around the ring: x[S] → chunk r of the sum, [S/n].
-
-    Each rank sends (n−1)/n · S, in n−1 steps.
-    """
+    """Sum each chunk on its way around the ring: x[S] → chunk r of the sum, [S/n]. Sends (n−1)/n · S, in n−1 steps."""
     n, chunks = group.size, chunks_of(x, group.size)
     total = chunks[group.rank - 1].clone()
     for step in range(n - 1):
@@ -129,12 +121,9 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
 
 
 def ring_all_gather(part: Tensor, group: Group, out: Tensor | None = None) -> Tensor:
-    """Pass each chunk around the ring, and keep a copy on every rank: part[S/n] → [S].
+    """Pass each chunk around the ring, and keep a copy on every rank: part[S/n] → [S]. Sends (n−1)/n · S, in n−1 steps.
 
-    Each rank sends (n−1)/n · S, in n−1 steps.
-
-    Args:
-        out: flat tensor of S elements that receives the chunks as `chunks_of` cuts it; None if all chunks are equal.
+    `out`, flat, receives the S elements in the chunks of `chunks_of`; None if all chunks are equal.
     """
     n = group.size
     out = part.new_empty(n * part.numel()) if out is None else out

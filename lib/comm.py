@@ -11,7 +11,8 @@ Shapes: `S` is the tensor on this rank, n the size of the group.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 import torch
 import torch.distributed as dist
@@ -19,19 +20,17 @@ from torch import Tensor
 
 from lib.mesh import Group
 from lib.runtime.calls import label  # noqa: F401 a caller finds it here
-from lib.runtime.link import link  # noqa: F401 this too
 from lib.runtime.shapes import COUNTED, as_bytes, check_dim, front, join, ordered, out_like, spec, split, unordered
-from lib.runtime.transfer import Pending, collective, message
+from lib.runtime.transfer import Pending, collective, link, message  # noqa: F401 this too
 
 TOGETHER_BYTES = 16 * 2**20  # per message of `agree`
 
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # gloo has no mean: the sum is divided afterwards
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
+_OPS = {  # of all ranks, as the backend calls it; of two tensors
+    "sum": (dist.ReduceOp.SUM, torch.add),
+    "mean": (dist.ReduceOp.SUM, torch.add),  # gloo has no mean: the sum is divided afterwards
+    "max": (dist.ReduceOp.MAX, torch.maximum),
+    "min": (dist.ReduceOp.MIN, torch.minimum),
 }
-_TWO = {"sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 # Stored now, because lib.runtime.spy replaces them by recorded versions for direct calls of torch.distributed.
 _all_reduce, _broadcast, _barrier, _reduce = dist.all_reduce, dist.broadcast, dist.barrier, dist.reduce
@@ -61,7 +60,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = No
 
 def all_reduce_start(x: Tensor, group: Group, op: str = "sum", out: Tensor | None = None) -> Pending:
     """Start an `all_reduce` in the background; do not use `x` or `out` before `wait()`."""
-    reduce_op = _reduce_op(op, x)
+    reduce_op, _ = _reduce_op(op, x)
     out = out_like(x, x.shape, out)
     body = out.detach()
     if out is not x:
@@ -98,7 +97,7 @@ def reduce_scatter_start(
     x: Tensor, group: Group, dim: int = 0, op: str = "sum", out: Tensor | None = None
 ) -> Pending:
     """Start a `reduce_scatter` in the background; `wait()` computes the sum, and `x` must not change before."""
-    reduce_op, n = _reduce_op(op, x), group.size
+    (reduce_op, add), n = _reduce_op(op, x), group.size
     parts = split(x, group, dim, "reduce_scatter")  # [n, S/n…]
     body = front(parts, parts.shape[1:], dim, out)
     what = f"reduce_scatter {op}, dim={dim}"
@@ -114,11 +113,11 @@ def reduce_scatter_start(
 
     def fold() -> Tensor:  # one at a time: twice as fast as got.sum(0)
         if n > 1:
-            _TWO[op](got[0], got[1], out=body)
+            add(got[0], got[1], out=body)
         else:
             body.copy_(got[0])
         for part in got[2:]:
-            _TWO[op](body, part, out=body)
+            add(body, part, out=body)
         return finish()
 
     return collective(what, x, group, fold, _all_to_all, got, parts)
@@ -194,17 +193,12 @@ def agree(tensors: Iterable[Tensor], group: Group) -> None:
 
     Small tensors of one dtype and device share a message, because each message costs a latency.
     """
-    before = 0  # bytes before a tensor: neighbours share a message per `TOGETHER_BYTES`
-
-    def message_of(x: Tensor) -> tuple:
-        nonlocal before
-        before += x.nbytes
-        return x.dtype, x.device, before // TOGETHER_BYTES
-
     # Of an expanded tensor, the elements that it repeats.
-    once = (x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in tensors if not x.is_meta)
-    for _, neighbours in groupby(once, key=message_of):
-        some = list(neighbours)
+    once = [x[(..., *(slice(None if step else 1) for step in x.stride()))] for x in tensors if not x.is_meta]
+    ends = accumulate(x.nbytes for x in once)
+    messages = [(x.dtype, x.device, end // TOGETHER_BYTES) for x, end in zip(once, ends, strict=True)]
+    for _, neighbours in groupby(zip(messages, once, strict=True), key=itemgetter(0)):
+        some = [x for _, x in neighbours]
         flat = broadcast(torch.cat([x.reshape(-1) for x in some]), group)
         for x, values in zip(some, flat.split([x.numel() for x in some]), strict=True):
             x.copy_(values.view_as(x))
@@ -216,7 +210,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
     The reduce of gloo is a reduce-scatter and a gather, which moves S bytes more. Here the ranks form a chain that ends
     at `dst`.
     """
-    reduce_op = _reduce_op(op, x)
+    reduce_op, add = _reduce_op(op, x)
     _check_rank(dst, group, "dst")
     out = x.detach().clone(memory_format=torch.contiguous_format)
 
@@ -228,7 +222,7 @@ def reduce(x: Tensor, group: Group, dst: int = 0, op: str = "sum") -> Tensor | N
     what = f"reduce {op}, dst={dst}"
     if _is_native(group, op):
         return collective(what, x, group, finish, _reduce, out, group.ranks[dst], reduce_op).wait()
-    return collective(what, x, group, finish, _chain, out, group, dst, _TWO[op]).wait()
+    return collective(what, x, group, finish, _chain, out, group, dst, add).wait()
 
 
 def _chain(x: Tensor, ranks: Group, dst: int, add: Callable, group: object, async_op: bool) -> None:
@@ -301,7 +295,7 @@ def _is_native(group: Group, op: str = "sum") -> bool:
 # ---- checks --------------------------------------------------------------------------------------------------------
 
 
-def _reduce_op(op: str, x: Tensor) -> dist.ReduceOp:
+def _reduce_op(op: str, x: Tensor) -> tuple[dist.ReduceOp, Callable]:
     if op not in _OPS:
         raise ValueError(f"unknown op {op!r}; use one of {', '.join(_OPS)}")
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):

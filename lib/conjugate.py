@@ -1,8 +1,7 @@
 """Collectives in a forward pass and their backward: six conjugate pairs.
 
-The problem: autograd works within one rank. If a tensor is used on n ranks, each computes a partial gradient, and the
-correct gradient is the sum, which autograd does not compute. The forward is right, the gradients of the last layer are
-right, the loss falls, and every earlier layer is trained with a part of its gradient.
+The problem: autograd works within one rank. If a tensor is used on n ranks, each computes a partial gradient, and
+autograd does not compute their sum: the loss falls, and every earlier layer is trained with a part of its gradient.
 
 The idea: each collective is a linear map of the tensors of all ranks together, and its backward is the transposed map,
 which is also a collective. Each name states the forward and the backward:
@@ -14,10 +13,8 @@ which is also a collective. Each name states the forward and the backward:
     split_all_gather            replicated       → shards
     all_gather_split            shards           → replicated
 
-The second is the backward of the first, the fourth of the third, the sixth of the fifth.
-
-"Uses it differently" is the reason for a sum in backward. If all ranks continue with the same computation, each already
-has the full gradient, and a sum would make it n times too large.
+The second is the backward of the first, the fourth of the third, the sixth of the fifth. "Uses it differently" is the
+reason for a sum: if all ranks continue with the same computation, each already has the full gradient.
 
 Source: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053, section 3 (the first pair is its f and g); Korthikanti et
 al., 2022, arXiv 2205.05198, section 4.2.2 (the second pair).
@@ -50,9 +47,7 @@ class _Pair(torch.autograd.Function):
 
 
 def pair(x: Tensor, there: Map, back: Map) -> Tensor:
-    """Apply `there` to x, and `back` to its gradient; each must be the transpose of the other
-    (`verify.assert_adjoint`).
-    """
+    """Apply `there` to x, and `back`, its transpose (`verify.assert_adjoint`), to the gradient of x."""
     return _Pair.apply(x, there, back)
 
 
@@ -67,9 +62,7 @@ def all_reduce_identity(x: Tensor, group: Group) -> Tensor:
 
 
 def all_gather_reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
-    """x[S/n] → [S], concatenated along `dim`. forward: all-gather, (n−1)/n · S. backward: reduce-scatter, the same
-    bytes.
-    """
+    """x[S/n] → [S], concatenated along `dim`. forward: all-gather, (n−1)/n · S. backward: reduce-scatter, as much."""
     return pair(x, _all_gather(group, dim), _reduce_scatter(group, dim))
 
 

@@ -1,8 +1,7 @@
 """A text, as tokens, in batches that do not depend on the layout.
 
-The problem: to compare one process with four, both must train on the same tokens in the same step. A loader that gives
-each rank its own random stream (the usual way: seed + rank) trains on different data as soon as the number of ranks
-changes, and then the loss curves prove nothing.
+The problem: to compare one process with four, both must train on the same tokens in the same step. A loader with a
+random stream for each rank (seed + rank) trains on different data as soon as the number of ranks changes.
 The idea: the *global* batch of a step is a pure function of (seed, step), and a rank takes its sequences of it. No rank
 sends data; every rank can compute every sequence.
 
@@ -31,9 +30,7 @@ class Corpus:
 def load(text: bytes | None = None, validation_fraction: float = 0.1) -> Corpus:
     """The text as byte tokens, its end (the last tenth) kept for validation.
 
-    Args:
-        text: your own; None takes the stories of `lib/text.py`.
-        validation_fraction: fraction of the text kept for validation, above 0 and below 1.
+    Without `text` it is the stories of `lib/text.py`.
 
     Raises:
         ValueError: the fraction is not between 0 and 1, or leaves a part with less than two tokens.
@@ -62,18 +59,12 @@ def decode(tokens_N: Tensor) -> str:
 def batch(tokens_N: Tensor, step: int, *, global_batch: int, context: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """The global batch of one step: inputs[B, T] and targets[B, T], the same text one token later.
 
-    A pure function of its arguments. Sequence i starts at a random place that depends only on (seed, step, i), so a
-    larger global batch begins with the sequences of a smaller batch.
+    Sequence i starts at a random place that depends only on (seed, step, i), so a larger global batch begins with the
+    sequences of a smaller batch. Both are int64, on the CPU.
 
     Args:
         tokens_N: the text, uint8[N].
-        step: 0, 1, 2, …
-        global_batch: sequences over all ranks, B.
-        context: tokens of a sequence, T.
-        seed: a different seed gives a different order.
-
-    Returns:
-        inputs and targets, int64[B, T], on the CPU.
+        global_batch, context: sequences over all ranks, B; tokens of a sequence, T.
 
     Raises:
         ValueError: a size below 1, or a text shorter than context + 1.
@@ -86,15 +77,9 @@ def batch(tokens_N: Tensor, step: int, *, global_batch: int, context: int, seed:
 
 
 def windows(tokens_N: Tensor, context: int, limit: int | None = None) -> tuple[Tensor, Tensor]:
-    """The text split into non-overlapping sequences, in order, to measure a validation loss.
+    """A text, uint8[N], in non-overlapping sequences, to measure a validation loss: inputs and targets, int64[B, T].
 
-    Args:
-        tokens_N: the text, uint8[N].
-        context: tokens of a sequence, T.
-        limit: at most so many sequences, evenly spread over the text; None takes all.
-
-    Returns:
-        inputs and targets, int64[B, T].
+    With `limit` at most so many sequences, evenly spread over the text.
 
     Raises:
         ValueError: a text shorter than context + 1, or a size below 1.
@@ -150,8 +135,8 @@ def rows_of_rank(global_batch: int, rank: int, size: int, shares: Sequence[int] 
 def unigram_entropy(tokens_N: Tensor) -> float:
     """Entropy of token frequencies, −Σ p·ln p, in nats per token.
 
-    No model that ignores the order of the tokens can have a smaller loss on this text, even with the frequencies of
-    this very text. A validation loss below the entropy of the validation text therefore shows that context was learned.
+    No model that ignores the order of the tokens can have a smaller loss on this text: a validation loss below the
+    entropy of the validation text shows that context was learned.
 
     Raises:
         ValueError: an empty text.

@@ -2,17 +2,17 @@
 
 The problem: backward of a linear layer computes two gradients. The previous layer, and through it the previous rank,
 waits for the input gradient ∂x = ∂y · W. The weight gradient ∂W = ∂yᵀ · x is not needed before the optimizer step.
-Autograd computes both before it continues. The naive way calls autograd twice, for the input gradient and for the
-weight gradients. Then autograd traverses the stage twice.
+Autograd computes both before it continues; calling it twice traverses the stage twice.
 The idea: inside `DeferWeightGradients`, backward of a linear layer computes the input gradient, and puts the weight
-gradient into a queue, with its two input tensors. The owner of the queue runs it later. Layers do not change:
-`torch.nn.functional.linear` calls the mode, and a layer with its own backward can use `queue_here`.
+gradient into a queue, which its owner runs later. Layers do not change: `torch.nn.functional.linear` calls the mode,
+and a layer with its own backward can use `queue_here`.
 
 Only gradients of an `nn.Parameter` are deferred, because only the optimizer needs them. Autograd computes all others
 immediately: of weights computed from other tensors (an adapter, a weight norm, the output of a network), whose
 gradients may be needed sooner; of linear layers under `torch.autocast`; and of norms and embeddings, which are cheap.
 Inside forward, `torch.autograd.grad` is right for all tensors except a deferred weight, which it reports as unused.
-Read before: `lib/pipeline/schedules/zero_bubble.py`. Chapter 12 · Qi et al. 2024, section 2.
+
+Source: Qi et al. 2024, section 2.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,7 @@ _LEAF = torch.empty((), requires_grad=True)  # every graph of autograd ends in a
 
 
 class Queue:
-    """A queue of deferred weight gradients.
-
-    `run()` computes them in one backward and adds them to `.grad`, so that hooks get the full gradient of a weight.
-    """
+    """Deferred weight gradients. `run()` computes them in one backward: hooks get the full gradient of a weight."""
 
     def __init__(self) -> None:
         self._jobs: list[Callable[[], Tensor]] = []
@@ -59,18 +56,13 @@ class Queue:
 
 
 class DeferWeightGradients(TorchFunctionMode):
-    """Inside, linear layers defer the gradients of weight and bias.
+    """Inside, linear layers put the gradients of weight and bias into a queue.
 
-    For example:
-
-        queue = Queue()
-        with DeferWeightGradients(queue):
-            y = stage(x)
-        y.backward(gradient)  # x.grad exists, weights have no .grad yet
-        queue.run()  # now weights have .grad
-
-    Args:
-        queue: the queue that they are put into.
+    queue = Queue()
+    with DeferWeightGradients(queue):
+        y = stage(x)
+    y.backward(gradient)  # x.grad exists, weights have no .grad yet
+    queue.run()  # now weights have .grad
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -99,10 +91,7 @@ def _linear(queue: Queue, input: Tensor, weight: Tensor, bias: Tensor | None = N
 
 
 def linear_later(queue: Queue, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x · Wᵀ + b with deferred gradients of the weights, and of tensors that the weights were computed from.
-
-    No gradient of these may be needed earlier.
-    """
+    """x · Wᵀ + b with deferred gradients of the weights, and of what they were made of: none is needed earlier."""
     trains = torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in (weight, bias))
     if not trains or weight.dim() < 2 or torch.is_autocast_enabled(x.device.type):
         return linear(x, weight, bias)
@@ -110,9 +99,10 @@ def linear_later(queue: Queue, x: Tensor, weight: Tensor, bias: Tensor | None = 
     return _Linear.apply(x, zero, (weight, bias))
 
 
-def as_rows(x: Tensor) -> Tensor:
-    """x[…, D] → [N, D]."""
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+def weight_gradients(gradient: Tensor, x: Tensor, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, ...]:
+    """∂W = ∂yᵀ · x and ∂b = Σ ∂y of a linear layer, from ∂y[…, F] and x[…, D]; None where it is not wanted."""
+    rows, x_rows = (one.flatten(0, -2) if one.dim() > 1 else one.unsqueeze(0) for one in (gradient, x))
+    return rows.T @ x_rows.conj() if of_weight else None, rows.sum(0) if of_bias else None
 
 
 class _Linear(torch.autograd.Function):
@@ -175,7 +165,4 @@ class _Products(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, _: Tensor) -> tuple:
-        gradient, x = ctx.saved_tensors
-        of_weight, of_bias, *_ = ctx.needs_input_grad
-        rows = as_rows(gradient)
-        return rows.T @ as_rows(x).conj() if of_weight else None, rows.sum(0) if of_bias else None, None, None
+        return *weight_gradients(*ctx.saved_tensors, *ctx.needs_input_grad[:2]), None, None

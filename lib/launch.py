@@ -2,21 +2,17 @@
 
 The problem: a new process needs seconds to import torch; eight of them on two cores need half a minute, for each
 notebook cell. If one of them dies or waits forever, the cell also hangs.
-
 The idea: one server process imports torch once, and forks a rank in a hundredth of a second. This process watches: it
 collects results and output, names the rank that failed, and ends a run in which nothing moves with a table of the ranks
-that wait. No process and no file is left in any case.
-
-`init()` is the start of the same code under `torchrun`, on many machines (`lib.torchrun`).
+that wait. No process and no file is left in any case. `init()` is the start of the same code under `torchrun`, on many
+machines (`lib.torchrun`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import multiprocessing
 import os
-import pickle
 import sys
 import tempfile
 import time
@@ -25,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from lib.runtime import call_table, headroom, places
 from lib.runtime.call_table import MismatchError  # noqa: F401 a caller finds the errors of `run` here
-from lib.runtime.folders import RUN, Folder
 from lib.runtime.hang import HangError  # noqa: F401
+from lib.runtime.headroom import RUN, Folder
 from lib.runtime.ranks import RankError, Ranks, RunTimeout  # noqa: F401
 from lib.runtime.server import RunError, server, start_server
 from lib.torchrun.start import close, init  # noqa: F401
@@ -77,8 +73,12 @@ def run(fn: Callable, world_size: int, *args: Any, timeout_s: float = 60, trace:
     """
     _check(fn, world_size, timeout_s)
     began_s = time.perf_counter()
+    place, needs_bytes = tempfile.gettempdir(), (1 + world_size) * LEAST_DISK_BYTES
+    if headroom.free_disk_bytes(place) < needs_bytes:
+        needs = f"a run of {world_size} ranks needs {headroom.size_text(needs_bytes)}"
+        raise RunError(headroom.full_disk(place, needs))
     # The server first: if torch is not imported here yet, both imports run at the same time.
-    with _folder(world_size) as folder, server() as forks:
+    with Folder(RUN) as folder, server() as forks:
         table = _write_job(folder, fn, args, trace, world_size)
         ranks = Ranks(world_size, folder, table)
         try:
@@ -111,8 +111,7 @@ def done_s() -> float:
 
 
 def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
-    worker = sys.modules.get("lib.runtime.worker")
-    if worker is not None and worker.in_rank:
+    if getattr(sys.modules.get("lib.runtime.worker"), "in_rank", False):
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script itself")
     if not callable(fn):
         raise TypeError(f"run needs a function as its first argument, but got {fn!r}: run(fn, world_size, ...)")
@@ -129,20 +128,6 @@ def _check(fn: Callable, world_size: int, timeout_s: float) -> None:
         raise ValueError(f"timeout_s={timeout_s!r} must be above 0 seconds")
 
 
-@contextlib.contextmanager
-def _folder(world_size: int):
-    """A folder for this run, removed after it."""
-    place, needs_bytes = tempfile.gettempdir(), (1 + world_size) * LEAST_DISK_BYTES
-    if headroom.free_disk_bytes(place) < needs_bytes:
-        needs = f"a run of {world_size} ranks needs {headroom.size_text(needs_bytes)}"
-        raise RunError(headroom.full_disk(place, needs))
-    folder = Folder(RUN)
-    try:
-        yield folder.path
-    finally:
-        folder.remove()
-
-
 def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: int) -> call_table.CallTable:
     """Write the input of the ranks as files; return the call table that they share."""
     from lib.runtime.pickled import Pickled
@@ -155,9 +140,6 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
         name = getattr(fn, "__name__", fn)
         raise TypeError(f"{name} or its arguments cannot be sent to another process: {error}") from None
     try:
-        with open(os.path.join(folder, "place"), "wb") as file:
-            paths = [path for path in sys.path if isinstance(path, str)]
-            pickle.dump((paths, sys.argv, _cwd(), dict(os.environ)), file)
         job.write(os.path.join(folder, "job"))
         return call_table.CallTable(os.path.join(folder, "table"), world_size)
     except OSError as error:
@@ -166,14 +148,6 @@ def _write_job(folder: str, fn: Callable, args: tuple, trace: bool, world_size: 
             raise
         needs = f"the function and its arguments take {headroom.size_text(job.size_bytes)}"
         raise RunError(headroom.full_disk(place, needs)) from None
-
-
-def _cwd() -> str | None:
-    """The working folder; None if it was removed: then ranks stay in the folder of their server."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
 
 
 def _notebook_cells() -> tuple[dict[str, str], dict[str, str]]:
@@ -206,9 +180,10 @@ def _collect(folder: str, world_size: int) -> Run:
             problem = f"rank {rank} of {world_size} returned a value that cannot be read here: {error}"
         if problem:  # outside the except: one error, not two
             raise RankError(problem, rank)
-    out = Run(value for value, *_ in results)
-    if results[0][1] is not None:
-        out.trace = Trace.merge([t for _, t, _, _ in results], start_s=min(start for _, _, start, _ in results))
+    values, traces, starts_s = zip(*results, strict=True)
+    out = Run(values)
+    if traces[0] is not None:
+        out.trace = Trace.merge(traces, start_s=min(starts_s))
     return out
 
 

@@ -1,8 +1,7 @@
 """Dropout that does not depend on the layout: the mask follows from seed, step, sequence, layer and position.
 
-The problem: dropout draws from a stream of random numbers, and the position in this stream depends on the layout. With
-more microbatches, or on a different stage, the same sequence loses different elements, and a run on many ranks cannot
-be compared with one process.
+The problem: dropout draws from a stream of random numbers, and the position in this stream depends on the layout, so a
+run on many ranks cannot be compared with one process.
 The idea: no stream. Whether an element stays is a function of five numbers: the seed, the step, the sequence in the
 global batch, the name of the layer, the position in the sequence. Each rank computes this function for its own
 elements; a shard of the sequence, or some of the heads, are different positions. Such a generator is counter-based.
@@ -29,11 +28,7 @@ _STEP = 0x9E3779B97F4A7C15 - _WORDS  # of the counter; as an int64
 
 
 def row_seed(seed: int, step: int, first_row: int) -> int:
-    """The seed for torch's generator while a rank computes sequences of a global batch, from `first_row` on.
-
-    Raises:
-        ValueError: a number of 2**20 or more.
-    """
+    """The seed for torch's generator while a rank computes sequences of a global batch, from `first_row` < 2²⁰ on."""
     if not 0 <= first_row < _ROWS:
         raise ValueError(f"row {first_row} of a batch: with dropout there may be at most {_ROWS} rows")
     return (_mixed(_mixed(torch.tensor(seed)) + step).item() & 2**63 - _ROWS) + first_row
@@ -56,10 +51,9 @@ def drop_by_rows(model: GPT, of_heads: tuple[int, int] = (0, 1), of_tokens: tupl
 
 
 class RowDropout(nn.Module):
-    """Dropout of x[b, …], with a mask for each sequence.
+    """Dropout of x[b, …] with probability p, with a mask for each sequence.
 
     Args:
-        p: probability of dropping an element.
         name: of the layer, in the serial model.
         rank, size: number and count of the shards along the second dimension of x: the sequence, or the heads.
     """
@@ -83,12 +77,7 @@ class RowDropout(nn.Module):
 
 
 class HeadsWithMasks(Heads):
-    """Like `lib.model.Heads`, but `dropout` drops the scores; without a fused kernel.
-
-    Args:
-        heads: the module that it replaces.
-        dropout: of scores[b, H, T, T].
-    """
+    """The heads that it replaces, but `dropout` drops scores[b, H, T, T]; without a fused kernel."""
 
     def __init__(self, heads: Heads, dropout: RowDropout) -> None:
         super().__init__(heads.widths, heads.d_head, turns=heads.turns)

@@ -9,17 +9,28 @@ serial case.
 The axes are in the order in which they are given, outermost first. Neighbours on the innermost axis have consecutive
 ranks, so they share a node and its fast links. tp, which communicates in every layer, is innermost; dp, which
 communicates once per step, is outermost.
+
+Only the members of a group make its process group. torch would name it by the number of groups that a process has, or
+has ever made: as soon as two members made different groups before, each waits under a different name, forever. Here the
+name follows from the ranks, the purpose, and a count of equal groups, which is the same on all members.
 """
 
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
-from lib.runtime.groups import process_group
+from lib.runtime.calls import Call, Record
+
+timeout: timedelta | None = None  # of new process groups; torch's own without one
+_made: Counter[str] = Counter()  # process groups of the same ranks and purpose
 
 
 @dataclass(frozen=True)
@@ -168,13 +179,11 @@ class Mesh:
         Raises:
             ValueError: the mesh has no such axis.
         """
-        groups = self.shape.groups(*axes, among=among)
+        me, groups = self.world.rank, self.shape.groups(*axes, among=among)
         long = [axis for axis in axes if self.shape.sizes[axis] > 1]
         name = "×".join(long or axes[:1])
-        for ranks in groups:
-            if self.world.rank in ranks:
-                return Group(name, ranks, ranks.index(self.world.rank), self._process_group(ranks, name))
-        return None
+        mine = next((ranks for ranks in groups if me in ranks), None)
+        return mine and Group(name, mine, mine.index(me), self._process_group(mine, name))
 
     def _process_group(self, ranks: tuple[int, ...], name: str) -> Any:
         """The process group of these ranks; equal groups share it under all names."""
@@ -192,3 +201,26 @@ def second_lane(group: Group) -> Group:
     """
     pg = process_group(group.ranks, group.axis, f"a second lane of {group.axis}") if group.size > 1 else None
     return replace(group, pg=pg)
+
+
+def process_group(ranks: tuple[int, ...], axis: str, purpose: str) -> dist.ProcessGroup:
+    """A new process group of these global ranks, all of which call this, and no other rank.
+
+    To make it is a call like others: the call table compares it, so ranks that make groups for different purposes in
+    different orders get an error. `axis` is its name in traces.
+    """
+    me, n, channel = dist.get_rank(), len(ranks), new_group_of(ranks)
+    what = f"{channel} for {purpose}"
+    with Record(Call("new_group", None, axis, me, n, channel, ranks, what, ranks, what), time.perf_counter()).waiting:
+        _made[what] += 1
+        backend, store = c10d._world.pg_map[dist.group.WORLD]
+        limit = timeout or c10d._get_default_timeout(dist.Backend(backend))
+        more = backend, store, f"{what}, {_made[what]}"  # `dist.new_group` is this with a name of its own
+        pg, _ = c10d._new_process_group_helper(n, ranks.index(me), [*ranks], *more, timeout=limit, group_desc=axis)
+        c10d._world.pg_group_ranks[pg] = {rank: i for i, rank in enumerate(ranks)}
+    return pg
+
+
+def new_group_of(ranks: tuple[int, ...]) -> str:
+    """The call that makes a process group, as the call table shows it."""
+    return f"new_group(ranks {', '.join(map(str, ranks))})"

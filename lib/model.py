@@ -1,7 +1,7 @@
 """A small GPT on one device: the serial twin.
 
-The problem: a parallel layer can be wrong and still train. The loss falls, a little less than it should, and the right
-value is unknown. Comparing a parallel layer with itself on a group of one proves nothing: the mistake may be in both.
+The problem: a parallel layer can be wrong and still train. Comparing it with itself on a group of one proves nothing:
+the mistake may be in both.
 The idea: a single-process reference, in plain `torch.nn`. Every parallel version in this book starts from its weights
 and must reproduce its loss, its gradients and its weights after the step.
 
@@ -148,9 +148,7 @@ class Heads(nn.Module):
     """Causal attention of all heads. [B, T, queries, keys and values side by side] → y[B, T, H·E].
 
     Args:
-        widths: widths of queries, keys and values of all heads on this rank: [H·E, K·E, K·E].
-        d_head: width of a head, E.
-        dropout: probability of dropping a score.
+        widths: of queries, keys and values of all heads on this rank: [H·E, K·E, K·E].
         turns: rotate queries and keys by their positions (`turned`).
     """
 
@@ -309,14 +307,9 @@ class GPT(nn.Module):
 
 
 def loss_sum_and_count(logits_BTV: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropies in nats over tokens, and the number of counted tokens.
+    """Sum of the cross-entropies in nats over tokens, and how many count: the loss is Σ sum / Σ count over ranks.
 
-    A mean of means is wrong if ranks hold different numbers of tokens. Sums and counts can be added up: loss = Σ_ranks
-    sum / Σ_ranks count.
-
-    Args:
-        logits_BTV: half precision is widened to float32 first.
-        targets_BT: the next tokens; `ignore_index` marks tokens that do not count.
+    Half precision is widened to float32 first; `ignore_index` marks targets that do not count.
     """
     if logits_BTV.shape[:-1] != targets_BT.shape:
         raise ValueError(

@@ -1,9 +1,8 @@
 """Record communication: which calls, how many bytes, and when.
 
 The problem: "data parallelism moves 2(n-1)/n times the gradients" is a claim that must be measured.
-The idea: every communication of a rank is recorded as one `CommEvent`, every interesting computation as one `Span`, and
-both are plain data. Claims count them, `book.figures` draws them, and simulations are compared with them. Nothing here
-knows torch or processes.
+The idea: every communication of a rank is one `CommEvent`, every interesting computation one `Span`, both plain data.
+Claims count them, `book.figures` draws them, and simulations are compared with them. Nothing here knows torch.
 
 Times are seconds of `time.perf_counter`, shared by all processes of one machine, counted from the start of the run. On
 a GPU, calls return before their work is done: record with `lib.launch.done_s` as clock, or spans show launches.
@@ -79,12 +78,12 @@ class Trace:
     def merge(cls, traces: Iterable[Trace], start_s: float = 0.0) -> Trace:
         """Merge traces, sorted by time, with `start_s` as the new zero."""
 
-        def moved(items: list) -> list:
+        def moved(items: Iterable) -> list:
             shifted = (replace(x, start_s=x.start_s - start_s, end_s=x.end_s - start_s) for x in items)
             return sorted(shifted, key=lambda x: (x.start_s, x.rank))
 
         traces = list(traces)
-        return cls(moved([e for t in traces for e in t.events]), moved([s for t in traces for s in t.spans]))
+        return cls(moved(e for t in traces for e in t.events), moved(s for t in traces for s in t.spans))
 
     def select(self, **wanted: object) -> Trace:
         """Select events and spans by their fields: `trace.select(rank=0, kind="all_reduce")`.
@@ -92,10 +91,10 @@ class Trace:
         A field that only events have (`axis`) leaves no spans.
         """
 
-        def keep(item: object) -> bool:
-            return all(getattr(item, name, None) == value for name, value in wanted.items())
+        def kept(items: list) -> list:
+            return [x for x in items if all(getattr(x, name, None) == value for name, value in wanted.items())]
 
-        return Trace([e for e in self.events if keep(e)], [s for s in self.spans if keep(s)])
+        return Trace(kept(self.events), kept(self.spans))
 
     @property
     def wire_bytes(self) -> float:
@@ -122,13 +121,12 @@ class Trace:
 
     def chrome(self) -> list[dict]:
         """The content of `save` in Chrome's trace event format: times in µs; an arrow from each send to its receive."""
-        out: list[dict] = []
-        for rank in sorted({item.rank for item in [*self.spans, *self.events]}):
-            out.append(_meta(rank, "process_name", name=f"rank {rank}"))
-            out.append(_meta(rank, "process_sort_index", sort_index=rank))
         lanes: dict[tuple[int, str], list[Span | CommEvent]] = defaultdict(list)
         for item in [*self.spans, *self.events]:
             lanes[item.rank, f"network {item.axis}" if isinstance(item, CommEvent) else item.lane].append(item)
+        ranks = sorted({rank for rank, _ in lanes})
+        out = [_meta(rank, "process_name", name=f"rank {rank}") for rank in ranks]
+        out += [_meta(rank, "process_sort_index", sort_index=rank) for rank in ranks]
         threads: dict[tuple[int, str], int] = {}
         place: dict[int, int] = {}  # id of an item -> its thread
         for (rank, lane), items in sorted(lanes.items()):
@@ -147,7 +145,7 @@ class Trace:
         """Arrows from each send to its receive: messages between two ranks keep their order."""
         ends: dict[str, dict[tuple, list[CommEvent]]] = {"send": defaultdict(list), "recv": defaultdict(list)}
         for e in sorted(self.events, key=lambda e: e.start_s):
-            if e.kind in ends:
+            if e.kind in ends and e.peers:  # a receive from any rank has none
                 src, dst = (e.rank, *e.peers) if e.kind == "send" else (*e.peers, e.rank)
                 ends[e.kind][src, dst, e.axis].append(e)
         out = []

@@ -8,49 +8,41 @@ import argparse
 import json
 import os
 import signal
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 
 from lib import data
-from lib.checkpoint.settings import CheckpointError, Checkpoints
-from lib.checkpoint.stop import pass_on
-from lib.cost.sizes import RECOMPUTE, ZERO_STAGES
+from lib.checkpoint.files import CheckpointError
 from lib.lab.certificate import certify_run
 from lib.launch import MAX_RANKS, RunError, close, init, run
-from lib.layout import SCHEDULES, Layout, nearest
+from lib.layout import Layout, nearest
 from lib.model import GPTConfig
 from lib.planner import Plan
 from lib.planner.plan import step_profile
 from lib.planner.text import plan_text
-from lib.torchrun.environment import StartError, machines, of_torchrun, speaks
-from lib.training.config import COMPUTE_DTYPES, DTYPES, TrainConfig
+from lib.torchrun.start import StartError, machines, of_torchrun, speaks
+from lib.training.config import (
+    COMPUTE_DTYPES,
+    DTYPES,
+    Checkpoints,
+    TrainConfig,
+    add_options,
+    chosen,
+    in_options,
+    option,
+)
 from lib.training.loop import train
-from lib.training.options import add_options, chosen, in_options, option
-
-CHOICES = {
-    "schedule": list(SCHEDULES),
-    "zero": ZERO_STAGES,
-    "recompute": RECOMPUTE,
-    "dtype": list(DTYPES),
-    "compute_dtype": list(COMPUTE_DTYPES),
-}
-SETTINGS = (TrainConfig, Layout, GPTConfig, Checkpoints)  # their fields become options
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lib.train", description="Train a small GPT on little stories.")
-    add_options(parser, TrainConfig, leave_out=("model", "layout"), choices=CHOICES)
-    add_options(parser, Layout, choices=CHOICES)
-    add_options(parser, GPTConfig, leave_out=("vocab_size",))  # a token is a byte
-    add_options(parser, Checkpoints)
+    add_options(parser)
     parser.add_argument("--report", metavar="FILE.json", help="write losses, traffic, memory and times of all ranks")
     parser.add_argument("--profile", metavar="FILE.json", help="write the last step of all ranks as a trace (slower)")
     plan = "print the messages and the memory of the run, and start nothing"
     parser.add_argument("--plan", action="store_true", help=plan)
-    same = (
-        "compare this layout with one process for three steps in float64, and train nothing; exit code 1: they differ"
-    )
-    parser.add_argument("--certify", action="store_true", help=same)
+    same = "compare this layout with one process for three steps in float64, and train nothing"
+    parser.add_argument("--certify", action="store_true", help=f"{same}; exit code 1: they differ")
     per_node = os.environ.get("LOCAL_WORLD_SIZE") or 8
     parser.add_argument("--ranks-per-node", type=int, metavar="N", default=per_node, help="for --plan")
     args = parser.parse_args(argv)
@@ -67,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError("--profile needs a step after the first two, because they are slow: use steps=3 or more")
         checkpoints = _checkpoints(args, config, rank)
     except ValueError as error:
-        problem = in_options(str(error), SETTINGS)
+        problem = in_options(str(error))
     speak = speaks(rank)
     if problem and (args.plan or machines() == 1):  # otherwise the other machines must get it, too
         parser.exit(2, f"{parser.prog}: {problem}\n" if speak else None)
@@ -82,10 +74,10 @@ def main(argv: list[str] | None = None) -> None:
             world = init(settings=_equal_on_all(config, checkpoints, args), problem=problem)
             reports = close(world, work(world, config, *more))
         else:
-            with pass_on(checkpoints.checkpoint) if checkpoints else nullcontext():
+            with _passing_on(checkpoints):
                 reports = list(run(work, ranks, config, *more, timeout_s=30 * 24 * 3600))
     except StartError as error:
-        parser.exit(2, f"{parser.prog}: {in_options(str(error), SETTINGS)}\n" if speak else None)
+        parser.exit(2, f"{parser.prog}: {in_options(str(error))}\n" if speak else None)
     except CheckpointError as error:
         parser.exit(1, f"{parser.prog}: {error}\n" if speak else None)
     except RunError as error:
@@ -170,6 +162,15 @@ def _checkpoints(args: argparse.Namespace, config: TrainConfig, rank: int) -> Ch
 
     check_can_write(settings.checkpoint)
     return replace(settings, resume=choose(settings.checkpoint, settings.resume, config))
+
+
+def _passing_on(checkpoints: Checkpoints | None) -> AbstractContextManager[None]:
+    """A context in which a signal asks the ranks to save and stop, if they save."""
+    if checkpoints is None:
+        return nullcontext()
+    from lib.checkpoint.saver import pass_on  # takes 1 s to import
+
+    return pass_on(checkpoints.checkpoint)
 
 
 def planned(config: TrainConfig) -> Plan:

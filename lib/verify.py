@@ -1,8 +1,7 @@
 """Compare gradients, weights and layers with a single-process reference.
 
 The problem: a parallel layer that sums once too often still trains, without an error. The idea: the same model on one
-process, with the same weights and inputs, in float64. All tensors must agree to rounding; and backward must be the
-transpose of forward, for any input.
+process, in float64. All tensors must agree to rounding; and backward must be the transpose of forward.
 """
 
 import hashlib
@@ -70,17 +69,13 @@ def replicas_equal(model: nn.Module, group: Group) -> bool:
 def assert_adjoint(
     op: Callable[[Tensor], Tensor], x: Tensor, group: Group, of: Placement, to: Placement, rel: float = 1e-12
 ) -> None:
-    """Check ⟨op(x), y⟩ = ⟨x, op*(y)⟩ over all ranks together, where op* is the backward of op.
+    """Check ⟨op(x), y⟩ = ⟨x, op*(y)⟩ over all ranks together, where op* is the backward of op; else AssertionError.
 
     Args:
         op: a linear map of the tensors of all ranks.
         x: a tensor with shape and dtype of this rank's input; the values are drawn here.
         of: placement of x. A replicated tensor counts once.
-        to: placement of the output: `Replicate()` if all ranks use it in the same way, `Partial()` if each uses it
-            differently.
-
-    Raises:
-        AssertionError: backward is not the transpose of forward.
+        to: placement of the output: `Replicate()` if all ranks use it in the same way, else `Partial()`.
     """
     x = _drawn(x, of, group, 1).requires_grad_()
     out = op(x)

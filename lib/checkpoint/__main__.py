@@ -12,11 +12,9 @@ import os
 import torch
 from torch import Tensor
 
-from lib.checkpoint.boxes import Box
-from lib.checkpoint.checksums import check_files
+from lib.checkpoint.files import CheckpointError, check_files
 from lib.checkpoint.folder import run_of
-from lib.checkpoint.settings import CheckpointError
-from lib.checkpoint.storage import WEIGHT, Stored, files_of, read_boxes, read_metadata
+from lib.checkpoint.storage import WEIGHT, as_one_box, files_of, read_boxes, read_metadata
 from lib.model import GPT, GPTConfig
 
 
@@ -36,23 +34,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def whole_weights(path: str) -> dict[str, Tensor]:
-    """The `state_dict` of the full model in a checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The `state_dict` of the full model in a checkpoint. Raises CheckpointError if it cannot be read."""
     config, metadata = GPTConfig(**run_of(path)["config"]["model"]), read_metadata(path)
     check_files(path, files_of(metadata))
     with torch.device("meta"):
         model = GPT(config)
-    whole = {}
+    weights = {}  # by parameter: two keys of a state_dict may share one
     for name, p in model.named_parameters():
-        stored = metadata.state_dict_metadata[WEIGHT + name]
-        whole[name] = torch.empty(p.shape, dtype=stored.properties.dtype)
-    boxes = {WEIGHT + name: Stored(x.shape, {Box((0,) * x.dim(), tuple(x.shape)): x}) for name, x in whole.items()}
-    read_boxes(boxes, metadata, path)
-    names = {id(p): name for name, p in model.named_parameters()}
-    return {key: whole[names[id(p)]] for key, p in model.state_dict(keep_vars=True).items()}
+        dtype = metadata.state_dict_metadata[WEIGHT + name].properties.dtype
+        weights[p] = name, torch.empty(p.shape, dtype=dtype)
+    read_boxes({WEIGHT + name: as_one_box(x) for name, x in weights.values()}, metadata, path)
+    return {key: weights[p][1] for key, p in model.state_dict(keep_vars=True).items()}
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 The problem: a checkpoint with the tensors of each rank can be loaded only by the same ranks. A different layout splits
 the same matrix by columns, along the heads, or anywhere: a ZeRO shard is a range of the flattened shard.
-The idea: any shard of a tensor is a few *boxes* of it, each an offset and a shape in the full tensor. No rank needs the
-layout of the saved run: a rank reads its own boxes, each from the stored boxes that overlap it.
+The idea: any shard of a tensor is a few *boxes* of it, each an offset and a shape in the full tensor. A rank reads its
+own boxes, each from the stored boxes that overlap it, and needs no layout of the saved run.
 
-The boxes of a rank follow in two steps. A range of a flattened tensor is a few boxes: part of a row, full rows, part of
-a row.
+A range of a flattened tensor is a few boxes: part of a row, full rows, part of a row.
 
     flat [5, 17) of a [5, 4]       . . . .
                                    . a a a      a: offset (1, 1), shape (1, 3)
@@ -65,9 +64,7 @@ def boxes_of_part(
     """The boxes of a full tensor for a range of the shard of a rank, each with its values: views, to read or to fill.
 
     Args:
-        values: the elements `span` of the flattened shard, in any shape, contiguous.
-        span: of the flattened shard.
-        shape: of the shard.
+        values: the elements `span` of the flattened shard of this `shape`, in any shape, contiguous.
         placement, group: the placement of the shard in the full tensor.
     """
     pieces = sections(placement, shape, group)

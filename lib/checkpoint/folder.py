@@ -1,7 +1,7 @@
 """A folder of checkpoints: a checkpoint with its final name is complete.
 
-The problem: a process may die in the middle of a save, and a folder with half of a checkpoint looks like a checkpoint.
-Overwriting the last good checkpoint is worse: then none is left.
+The problem: a process may die in the middle of a save, and half of a checkpoint looks like a checkpoint. If it was
+to replace the last good one, none is left.
 The idea: *write aside and rename*. A checkpoint is written into a hidden folder. When every rank has written its file,
 and all files are on the disk, the folder is renamed, which a file system does completely or not at all:
 
@@ -24,10 +24,8 @@ from dataclasses import asdict, fields
 
 import torch
 
-from lib.checkpoint.checksums import check_files, checksum, note_checksums
-from lib.checkpoint.settings import BrokenCheckpoint, CheckpointError, reason
-from lib.checkpoint.shared import TOKEN, remove
-from lib.checkpoint.stop import STOP
+from lib.checkpoint import files
+from lib.checkpoint.files import BrokenCheckpoint, CheckpointError
 from lib.checkpoint.storage import check_shapes, files_of, read_metadata
 from lib.model import GPT, GPTConfig
 from lib.training.config import TrainConfig
@@ -39,7 +37,6 @@ DECISIVE = ("global_batch", "lr", "max_norm", "seed", "dtype", "compute_dtype")
 
 
 def path_of(folder: str, step: int) -> str:
-    """The path of the complete checkpoint after `step` steps."""
     return os.path.join(folder, f"step-{step:08d}")
 
 
@@ -60,11 +57,8 @@ def step_of(path: str) -> int:
 
 def publish(path: str, run: dict, keep: int) -> None:
     """Publish a written checkpoint, on rank 0: rename it, and remove all but the newest `keep`."""
-    with open(os.path.join(hidden(path), RUN), "w", encoding="utf-8") as file:
-        json.dump({"version": VERSION} | run, file)
-        file.flush()
-        os.fsync(file.fileno())
-    note_checksums(hidden(path), {RUN: checksum(hidden(path), RUN)})
+    files.write_through(os.path.join(hidden(path), RUN), json.dumps({"version": VERSION} | run))
+    files.note_checksums(hidden(path), {RUN: files.checksum(hidden(path), RUN)})
     _sync(hidden(path))
     os.rename(hidden(path), path)
     _sync(os.path.dirname(path))
@@ -74,7 +68,7 @@ def publish(path: str, run: dict, keep: int) -> None:
 
 
 def _sync(folder: str) -> None:
-    """Write a folder to the disk, and so the names in it."""
+    """Write the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -88,27 +82,21 @@ def remove_leftovers(folder: str) -> None:
     for name in os.listdir(folder):
         if re.fullmatch(r"\.step-\d{8,}", name):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-        elif name == STOP or name.startswith(TOKEN):
-            remove(folder, name)
+        elif name == files.STOP or name.startswith(files.TOKEN):
+            files.remove(folder, name)
 
 
 # ---- where to begin -------------------------------------------------------------------------------------------------
 
 
 def check_can_write(folder: str) -> None:
-    """Make the folder if needed, and check that it is writable, before hours of training.
-
-    Raises:
-        ValueError: nothing can be written there.
-    """
+    """Make the folder if needed, and raise ValueError if nothing can be written there, before hours of training."""
+    probe = f".probe-{os.getpid()}"
     try:
-        os.makedirs(folder, exist_ok=True)
-        probe = os.path.join(folder, f".probe-{os.getpid()}")
-        with open(probe, "w") as file:
-            file.write("x")
-        os.remove(probe)
+        files.leave(folder, probe)
+        os.remove(os.path.join(folder, probe))
     except OSError as error:
-        raise ValueError(f"--checkpoint {folder} cannot be written: {reason(error)}") from None
+        raise ValueError(f"--checkpoint {folder} cannot be written: {files.reason(error)}") from None
 
 
 def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
@@ -155,18 +143,19 @@ def choose(folder: str, resume: str | None, config: TrainConfig) -> str | None:
 
 
 def run_of(path: str) -> dict:
-    """Read the data about the run of a checkpoint.
+    """The data about the run of a checkpoint.
 
     Raises:
-        CheckpointError: it is not a checkpoint, or has a newer version.
-        BrokenCheckpoint: this data cannot be read.
+        CheckpointError: it is not a checkpoint, has a newer version, or (BrokenCheckpoint) this data is damaged.
     """
     try:
         with open(os.path.join(path, RUN), "rb") as file:
             text = file.read()
     except OSError as error:
-        raise CheckpointError(f"{path} is not a checkpoint: its {RUN} cannot be read: {reason(error)}") from None
-    check_files(path, [RUN])
+        raise CheckpointError(
+            f"{path} is not a checkpoint: its {RUN} cannot be read: {files.reason(error)}"
+        ) from None
+    files.check_files(path, [RUN])
     version = (run := json.loads(text))["version"]
     if version > VERSION:
         raise CheckpointError(f"{path} has version {version}, and this lib reads up to {VERSION}; use a newer lib")
@@ -176,7 +165,7 @@ def run_of(path: str) -> dict:
 def _check(path: str, config: TrainConfig) -> None:
     """Check that this run can continue from a checkpoint: complete, with the same model and optimizer."""
     run, metadata = run_of(path), read_metadata(path)
-    check_files(path, files_of(metadata))
+    files.check_files(path, files_of(metadata))
     with torch.device("meta"):
         whole = GPT(config.model)
     check_shapes({name: p.shape for name, p in whole.named_parameters()}, metadata, path)

@@ -1,35 +1,88 @@
-"""When a run saves: every few steps and at its end; and how it resumes.
+"""When a run saves: every few steps, when it is asked to stop, and at its end; and how it resumes.
 
 The problem: a save takes as long as many steps, and if every rank waits for the disk, the cluster is idle.
 The idea: copy the state in memory, and let a thread write it while training continues. Threads that communicate during
 training can deadlock, so this thread never does. One all-reduce (max) of two numbers after each step shows the ranks
 whether all finished. When no rank is writing, rank 0 gives the checkpoint its name.
 
-A run that is asked to stop saves first. A run that is killed loses the steps since the last complete checkpoint: at
-most `checkpoint_every` and those during which it was written.
+A run that is killed loses the steps since the last complete checkpoint: at most `checkpoint_every` and those during
+which it was written. A run that is asked to stop, by Ctrl-C, SIGTERM or SIGUSR1, saves first. A signal ends each
+process at a different place, and ranks that stop after different steps wait for each other forever. Here a signal only
+stores a number, which the rank checks between two steps, and all ranks take the maximum. Ranks that `lib.launch.run`
+started get no signal of the terminal: the process that started them passes it on as a file in the folder of
+checkpoints, which rank 0 looks for.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 
 from lib import comm
-from lib.checkpoint import folder
-from lib.checkpoint.settings import CheckpointError, Checkpoints, reason
-from lib.checkpoint.shared import TOKEN, Lock, leave_token, remove, unseen
-from lib.checkpoint.stop import Signals, wished
+from lib.checkpoint import files, folder
+from lib.checkpoint.files import CheckpointError
 from lib.checkpoint.storage import Save, gather, restore
 from lib.launch import device
 from lib.parallel import ParallelGPT
 from lib.runtime.hang import named_ranks
+from lib.training.config import Checkpoints
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # of Slurm before its time limit: --signal=USR1@60
 
 
-class Saver(Signals):
+@contextmanager
+def on_signals(wish: Callable[[int], None]) -> Iterator[None]:
+    """Inside, the first Ctrl-C and each other signal call `wish` with their number; a second Ctrl-C acts as usual."""
+    came = False
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal came
+        if came and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        came = True
+        wish(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, handle) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def pass_on(path: str) -> AbstractContextManager[None]:
+    """A context for the process that started the ranks: it writes a signal to a file, which rank 0 checks."""
+    name = os.path.join(path, files.STOP)
+
+    def write(number: int) -> None:
+        with open(name + ".new", "w") as file:
+            file.write(str(number))
+        os.replace(name + ".new", name)  # it is not read before it is complete
+
+    return on_signals(write)
+
+
+def passed_on(path: str) -> int:
+    """The number of the signal that was passed on, or 0."""
+    try:
+        with open(os.path.join(path, files.STOP)) as file:
+            return int(file.read())
+    except FileNotFoundError:
+        return 0
+
+
+class Saver:
     """Saves a run, on all its ranks. A context: inside it, Ctrl-C, SIGTERM and SIGUSR1 are requests to stop.
 
     after a step: one all-reduce of two numbers, 8 bytes. A save: one all-gather of plans, and two of outcomes.
@@ -45,57 +98,55 @@ class Saver(Signals):
     """
 
     def __init__(self, model: ParallelGPT, settings: Checkpoints, config: dict) -> None:
-        super().__init__()
         self.model, self.world, self.config = model, model.mesh.world, config
         self.settings: Checkpoints = gather(settings, self.world)[0]
         self.stopped_by, self.unsaved = 0, ""
+        self._signal = 0  # that this rank got
         self._save: Save | None = None
         self._path, self._run = "", {}
-        self._lock: Lock | None = None
+        self._leave = ExitStack()
         self._check_folder()
 
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._release()
+    def __enter__(self) -> Saver:
+        self._leave.enter_context(on_signals(self._note))
+        return self
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+    def __exit__(self, *error: object) -> None:
+        self._leave.close()
+
+    def _note(self, number: int) -> None:
+        self._signal = number
 
     def _check_folder(self) -> None:
-        """Lock the folder, and check that all ranks write into the same one.
-
-        Raises:
-            CheckpointError: they do not, or a different run uses it; on every rank.
-        """
+        """Lock the folder. Raises CheckpointError on every rank if they have different ones, or a run uses it."""
         path, problem = self.settings.checkpoint, ""
-        token = f"{TOKEN}{self.world.rank}-{os.getpid()}-{time.time_ns()}"
-        if self.world.rank == 0:
-            try:
-                self._lock = Lock(path)
-            except CheckpointError as error:
-                problem = str(error)
-        said = gather((token, problem or leave_token(path, token)), self.world)
+        token = f"{files.TOKEN}{self.world.rank}-{os.getpid()}-{time.time_ns()}"
+        try:
+            if self.world.rank == 0:
+                self._leave.callback(files.Lock(path).release)
+            files.leave(path, token)
+        except CheckpointError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = files.cannot_write(path, error)
+        said = gather((token, problem), self.world)
         problem = next((problem for _, problem in said if problem), "")
         if not problem and self.world.rank == 0:
             names = [name for name, _ in said]
-            if lost := unseen(path, dict.fromkeys(names, 0)):
+            if lost := files.unseen(path, dict.fromkeys(names, 0)):
                 others = named_ranks([names.index(name) for name in lost])
                 problem = (
                     f"--checkpoint {path} is not one folder: rank 0 does not see what {others} wrote there; give a "
                     "folder that all machines share, such as one on NFS"
                 )
         problem = gather(problem, self.world)[0]
-        remove(path, token)
+        files.remove(path, token)
         if problem:
-            self._release()
+            self._leave.close()
             raise CheckpointError(problem)
 
     def resume(self, report: dict) -> int:
-        """Continue from the chosen checkpoint: fill the model and the report.
-
-        Returns:
-            The number of finished steps.
+        """Continue from the chosen checkpoint: fill the model and the report; return the number of finished steps.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or has a different kind of optimizer.
@@ -122,23 +173,20 @@ class Saver(Signals):
             step: number of finished steps.
             report: the measurements so far, on rank 0.
         """
-        wish = self.number or (wished(self.settings.checkpoint) if self.world.rank == 0 else 0)
+        wish = self._signal or (passed_on(self.settings.checkpoint) if self.world.rank == 0 else 0)
         mine = torch.tensor([wish, self._save is not None and self._save.writes], dtype=torch.int32)
         self.stopped_by, writes = comm.all_reduce(mine.to(device()), self.world, "max").tolist()
         is_last = is_last or bool(self.stopped_by)
         is_due = is_last or step % self.settings.checkpoint_every == 0
         if is_due or not writes:
-            self._warn(self._finish())
+            problem = self._finish()
+            if problem and self.world.rank == 0:  # the next checkpoint may succeed
+                print(f"\n{problem}", file=sys.stderr)
         if is_due:
             self._begin(step, report)
         if is_last:
             self.unsaved = self._finish()
         return bool(self.stopped_by)
-
-    def _warn(self, problem: str) -> None:
-        """Print a warning and continue: the next checkpoint may succeed."""
-        if problem and self.world.rank == 0:
-            print(f"\n{problem}", file=sys.stderr)
 
     def _begin(self, step: int, report: dict) -> None:
         self._path = folder.path_of(self.settings.checkpoint, step)
@@ -162,7 +210,7 @@ class Saver(Signals):
                 if not problem:
                     folder.publish(self._path, self._run, self.settings.keep)
             except OSError as error:
-                problem = reason(error)
+                problem = files.reason(error)
             if problem:
                 shutil.rmtree(folder.hidden(self._path), ignore_errors=True)
                 name = os.path.basename(self._path)

@@ -30,9 +30,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWrite
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from lib.checkpoint.boxes import Box, boxes_of_part
-from lib.checkpoint.checksums import check_files, checksum, note_checksums
-from lib.checkpoint.settings import CheckpointError, reason
-from lib.checkpoint.shared import unseen
+from lib.checkpoint.files import CheckpointError, check_files, checksum, note_checksums, reason, unseen
 from lib.data_parallel.state_dicts import check_keys, check_state, fitting
 from lib.mesh import Group
 from lib.parallel import ParallelGPT, Piece
@@ -50,7 +48,7 @@ class Stored:
 
 
 def contents(model: ParallelGPT) -> dict[str, Stored]:
-    """The tensors to save on this rank, by name; they are views of model and optimizer state."""
+    """The tensors to save or to fill on this rank, by name; they are views of model and optimizer state."""
     found: dict[str, Stored] = {}
     for piece in model.pieces():
         name, shape = piece.fact.name, model.shapes[piece.fact.name]
@@ -58,7 +56,7 @@ def contents(model: ParallelGPT) -> dict[str, Stored]:
         for key, value in model.optimizer.state.get(piece.held, {}).items():
             if isinstance(value, Tensor):
                 alike = value.shape == piece.held.shape
-                found[f"{STATE}{name}.{key}"] = _cut(piece, value, shape) if alike else _whole(value)
+                found[f"{STATE}{name}.{key}"] = _cut(piece, value, shape) if alike else as_one_box(value)
     return found
 
 
@@ -68,7 +66,8 @@ def _cut(piece: Piece, values: Tensor, shape: torch.Size) -> Stored:
     return Stored(shape, dict(boxes_of_part(values, piece.span, fact.parameter.shape, fact.placement, fact.cut_over)))
 
 
-def _whole(x: Tensor) -> Stored:
+def as_one_box(x: Tensor) -> Stored:
+    """A full tensor, as one box."""
     return Stored(x.shape, {Box((0,) * x.dim(), tuple(x.shape)): x})
 
 
@@ -86,8 +85,7 @@ def gather(mine: object, world: Group) -> list:
 class Save:
     """One save of a checkpoint to a folder. All ranks make it, and all call `finish`.
 
-    The state is copied first, so training can continue immediately. A thread writes the file of this rank, without
-    communication.
+    The state is copied first, so training continues while a thread writes this rank's file, without communication.
     """
 
     def __init__(self, model: ParallelGPT, folder: str) -> None:
@@ -117,32 +115,28 @@ class Save:
         return self._thread.is_alive()
 
     def finish(self) -> str:
-        """Wait until all ranks have written; then rank 0 writes the list of all boxes.
-
-        Returns:
-            Why there is no checkpoint, or ""; equal on all ranks.
-        """
+        """Wait until all ranks have written; return why there is no checkpoint, or ""; equal on all ranks."""
         self._thread.join()
         said = gather(self._said, self.world)
         failed = [f"rank {rank}: {one}" for rank, one in enumerate(said) if isinstance(one, str)]
-        if not failed and self.world.rank == 0 and (lost := unseen(self.folder, _sizes(said))):
-            failed = [f"rank 0 cannot read {', '.join(lost)}: all machines must share the folder"]
         if not failed and self.world.rank == 0:
-            try:
-                self._writer.finish(self._metadata, [written for written, _ in said])
-                sums = {name: each for _, some in said for name, each in some.items()}
-                note_checksums(self.folder, sums | {METADATA: checksum(self.folder, METADATA)})
-            except OSError as error:
-                failed = [f"rank 0: {reason(error)}"]
+            failed = self._complete(said)
         return gather("; ".join(failed), self.world)[0]
 
-
-def _sizes(said: list) -> dict[str, int]:
-    """The bytes that each written file must have at least."""
-    sizes: dict[str, int] = {}
-    for place in (one.storage_data for written, _ in said for one in written):
-        sizes[place.relative_path] = max(sizes.get(place.relative_path, 0), place.offset + place.length)
-    return sizes
+    def _complete(self, said: list) -> list[str]:
+        """Check that all files are here, and write the list of boxes, on rank 0; return what failed."""
+        sizes: dict[str, int] = {}  # the bytes that each written file must have at least
+        for place in (one.storage_data for written, _ in said for one in written):
+            sizes[place.relative_path] = max(sizes.get(place.relative_path, 0), place.offset + place.length)
+        if lost := unseen(self.folder, sizes):
+            return [f"rank 0 cannot read {', '.join(lost)}: all machines must share the folder"]
+        try:
+            self._writer.finish(self._metadata, [written for written, _ in said])
+            sums = {name: each for _, some in said for name, each in some.items()}
+            note_checksums(self.folder, sums | {METADATA: checksum(self.folder, METADATA)})
+        except OSError as error:
+            return [f"rank 0: {reason(error)}"]
+        return []
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -182,11 +176,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 
 def read_metadata(folder: str) -> Metadata:
-    """Read the list of boxes of a checkpoint.
-
-    Raises:
-        BrokenCheckpoint: the list is damaged or missing.
-    """
+    """The list of boxes of a checkpoint. Raises BrokenCheckpoint if it is damaged or missing."""
     check_files(folder, [METADATA])
     return FileSystemReader(folder).read_metadata()
 
@@ -197,11 +187,7 @@ def files_of(metadata: Metadata) -> list[str]:
 
 
 def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: str) -> None:
-    """Check that a checkpoint is of a model with these parameters.
-
-    Raises:
-        CheckpointError: it is not; the message names the first difference.
-    """
+    """Raise CheckpointError unless a checkpoint is of a model with these parameters; it names the first difference."""
     found = metadata.state_dict_metadata.items()
     stored = {name.removeprefix(WEIGHT): x.size for name, x in found if name.startswith(WEIGHT)}
     for name in (*shapes, *stored):
@@ -216,9 +202,7 @@ def check_shapes(shapes: Mapping[str, torch.Size], metadata: Metadata, folder: s
 
 @torch.no_grad()
 def restore(model: ParallelGPT, folder: str) -> None:
-    """Fill model and optimizer state with this rank's boxes of a checkpoint from any layout.
-
-    All ranks must call it.
+    """Fill model and optimizer state of all ranks with their boxes of a checkpoint from any layout.
 
     Raises:
         CheckpointError: it is of a different model, or a file cannot be read; raised on every rank.
@@ -248,21 +232,17 @@ def _read(model: ParallelGPT, folder: str) -> None:
         of, _, key = name.removeprefix(STATE).rpartition(".")
         check_keys((), {name} if of not in saved or not name.startswith(STATE) else ())
         saved[of][key] = like[name]
-    wanted: dict[str, Stored] = {}
     stepped = {id(p) for group in model.optimizer.param_groups for p in group["params"]}
     for piece in model.pieces():
         name, shape = piece.fact.name, model.shapes[piece.fact.name]
         fitting(like[WEIGHT + name], name, piece.held.new_empty(shape, device="meta"))
-        wanted[WEIGHT + name] = _cut(piece, piece.held, shape)
-        if id(piece.held) not in stepped:  # frozen
-            continue
-        check_state(model.optimizer, piece.held, name, saved[name], shape)
-        state = model.optimizer.state[piece.held] = {}
-        for key, x in saved[name].items():
-            alike = x.shape == shape
-            state[key] = torch.zeros_like(piece.held) if alike else torch.zeros(x.shape, dtype=x.dtype)
-            wanted[f"{STATE}{name}.{key}"] = _cut(piece, state[key], shape) if alike else _whole(state[key])
-    read_boxes(wanted, metadata, folder)
+        if id(piece.held) in stepped:  # it is not frozen
+            check_state(model.optimizer, piece.held, name, saved[name], shape)
+            model.optimizer.state[piece.held] = {
+                key: torch.zeros_like(piece.held) if x.shape == shape else torch.zeros(x.shape, dtype=x.dtype)
+                for key, x in saved[name].items()
+            }
+    read_boxes(contents(model), metadata, folder)
 
 
 def read_boxes(wanted: dict[str, Stored], metadata: Metadata, folder: str) -> None:

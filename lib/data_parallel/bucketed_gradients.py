@@ -1,4 +1,4 @@
-"""Gradient buckets: when each bucket is sent during backward, and in which order.
+"""Gradient buckets: one message for many gradients, sent during backward.
 
 The problem: g = (1/n) Σ gᵢ is one line of mathematics. As one line of code after backward, every rank is idle while all
 gradients travel, and a model of sixty tensors pays the latency of sixty messages.
@@ -6,7 +6,7 @@ gradients travel, and a model of sixty tensors pays the latency of sixty message
 The idea, in two steps. *Buckets*: copy gradients side by side into a few flat buffers, and sum each buffer in one call.
 *Overlap*: backward makes the last layer's gradients first, so the first bucket can travel while the rest is computed.
 
-This file does not depend on the kind of bucket: a `Bucket` is all-reduced, a `Flat` (`flat.py`) is reduce-scattered.
+`Gradients` does not depend on the kind of bucket: a `Bucket` is all-reduced, a `Flat` (`flat.py`) is reduce-scattered.
 Nor does it depend on layers: the `Fact` of a parameter names the ranks to sum over. Parameters with different ranks, or
 of different pipeline stages, are in separate buckets.
 
@@ -18,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from lib import comm
-from lib.cost.tensors import BUCKET_BYTES
-from lib.data_parallel.buckets import ONE, Bucket, fill_buckets
+from lib.cost.tensors import BUCKET_BYTES, bucket_shares
+from lib.data_parallel.flat import ONE, Bucket
 from lib.data_parallel.gradient_sums import GradientSums, State, with_gradient
 from lib.facts import Fact
 
@@ -33,6 +34,19 @@ _SECOND = (
     "a parameter got a second gradient while its first may be in flight: between two finish() only the last backward "
     "may run outside no_sync()"
 )
+
+
+def fill_buckets(params: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Split parameters into buckets: neighbours of one dtype and device, in equal shares of about `bucket_bytes`.
+
+    So no small bucket remains at the end that would need a separate message.
+    """
+    buckets: list[list[nn.Parameter]] = []
+    for _, neighbours in groupby(params, key=lambda p: (p.dtype, p.device)):
+        alike = list(neighbours)
+        shares = bucket_shares([p.nbytes for p in alike], bucket_bytes)
+        buckets += [[alike[i] for i in share] for share in shares]
+    return buckets
 
 
 class Progress(Enum):
@@ -68,6 +82,7 @@ class Gradients(GradientSums):
         make: function from the facts of neighbouring parameters to their bucket. Default: all-reduced (`Bucket`).
         each: send the gradients of each backward instead of only the last; a bucket then adds up the sums.
         one_at_a_time: wait for each sum before the next is started: memory for one bucket in flight.
+        buckets: made before, all of the same ranks, in the order of sending.
     """
 
     def __init__(
@@ -85,23 +100,15 @@ class Gradients(GradientSums):
         super().__init__(facts, op)
         self.each, self.one_at_a_time = each, one_at_a_time
         self.held = False  # full buckets are sent at the end of the microbatch
-        self.buckets = list(buckets or self._make_buckets(bucket_bytes, make or Bucket))
-        lines: dict[tuple, _Line] = {}
-        for bucket in self.buckets:
-            fact = self.facts[id(bucket.params[0])]
-            line = lines.setdefault(_line_of(fact), _Line(self, fact))
-            line.buckets.append(bucket)
-            for i, p in enumerate(bucket.params):
-                p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, line, bucket, i))
-        self._lines = list(lines.values())
-
-    def _make_buckets(self, bucket_bytes: int, make: Callable[[list[Fact]], Bucket]) -> Iterator[Bucket]:
-        lines: dict[tuple, list[nn.Parameter]] = {}
-        for p in self.trained[::-1]:
-            lines.setdefault(_line_of(self.facts[id(p)]), []).append(p)
-        for params in lines.values():
-            for some in fill_buckets(params, bucket_bytes):
-                yield make([self.facts[id(p)] for p in some])
+        alike: dict[tuple, list[nn.Parameter]] = {}
+        for fact in reversed(self.facts.values()):
+            alike.setdefault((fact.sum_over.ranks, frozenset(fact.stages)), []).append(fact.parameter)
+        self.buckets, self._lines = [], []
+        for params in alike.values():
+            of_buckets = ([self.facts[id(p)] for p in some] for some in fill_buckets(params, bucket_bytes))
+            line = _Line(self, self.facts[id(params[0])], list(buckets or map(make or Bucket, of_buckets)))
+            self.buckets += line.buckets
+            self._lines.append(line)
 
     @property
     def begun(self) -> bool:
@@ -111,20 +118,6 @@ class Gradients(GradientSums):
     def pending(self) -> list[comm.Pending]:
         """Sums in flight."""
         return [pending for line in self._lines for pending in line.pending]
-
-    def _gradient_is_there(self, line: _Line, bucket: Bucket, i: int, p: nn.Parameter) -> None:
-        if i not in bucket.missing:
-            raise RuntimeError(_SECOND)
-        self._gradient_came(p)
-        if line.syncs:
-            line.progress = Progress.SENDING
-            bucket.take(i, line.scale)
-            bucket.missing.remove(i)
-            if not bucket.missing:
-                line.send_full_buckets()
-        else:
-            line.progress = Progress.IDLE
-            bucket.keep(i)
 
     @torch.no_grad()
     def no_more(self, bucket: Bucket) -> None:
@@ -165,30 +158,16 @@ class Gradients(GradientSums):
     @torch.no_grad()
     def start(self, stage: int) -> list[comm.Pending]:
         """Send the rest of the stage's buckets after its last backward; return the sums in flight."""
-        under_way: list[comm.Pending] = []
-        for line in self._lines:
-            line.started.add(stage)
-            if line.stages <= line.started and not line.waits_for_finish:
-                if line.progress is not Progress.SENT:  # some buckets were not sent inside backward
-                    line.send_the_rest()
-                if self.each:
-                    line.progress = Progress.STARTED
-                line.closed.clear()
-                line.started.clear()
-                under_way += line.pending
-        return under_way
+        return [pending for line in self._lines for pending in line.start(stage)]
 
     def has_sums(self) -> bool:
-        return self.state is State.SUMMED and not self.begun and any(bucket.has_sum() for bucket in self.buckets)
+        return self.arrived and any(bucket.has_sum() for bucket in self.buckets)
 
     @torch.no_grad()
     def finish(self) -> None:
-        if self.has_sums():
-            return
-        self._end_lines(Progress.IDLE, Progress.SENDING)
-        for bucket in self.buckets:
-            bucket.summed()
-        self.state = State.SUMMED
+        if not self.has_sums():
+            self._end_lines(Progress.IDLE, Progress.SENDING)
+            self.state = State.SUMMED
 
     def give_up(self) -> None:
         # Other ranks may wait for sums of parameters that this rank did not reach or does not use.
@@ -204,27 +183,25 @@ class Gradients(GradientSums):
         for line in self._lines:
             line.end()
 
-    def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
+    def _held(self) -> Iterator[tuple[Tensor, Tensor]]:
         for bucket in self.buckets:
-            yield from bucket.held(self.facts)
-
-
-def _line_of(fact: Fact) -> tuple:
-    return fact.sum_over.ranks, frozenset(fact.stages)
+            yield from bucket.squares(self.facts)
 
 
 class _Line:
     """Buckets with the same group and stages, sent one after the other."""
 
-    def __init__(self, owner: Gradients, fact: Fact) -> None:
+    def __init__(self, owner: Gradients, fact: Fact, buckets: list[Bucket]) -> None:
         self.owner, self.group, self.stages, self.crosses = owner, fact.sum_over, frozenset(fact.stages), fact.crosses
         self.scale = ONE / self.group.size if owner.op == "mean" else ONE
-        self.buckets: list[Bucket] = []
+        self.buckets, self.next = buckets, 0  # the bucket to send next
         self.pending: list[comm.Pending] = []
-        self.next = 0  # the bucket to send next
         self.progress = Progress.IDLE
         self.closed: set[int] = set()  # stages whose last backward began
         self.started: set[int] = set()  # ... and ended
+        for bucket in buckets:
+            for i, p in enumerate(bucket.params):
+                p.register_post_accumulate_grad_hook(partial(self._gradient_is_there, bucket, i))
 
     @property
     def syncs(self) -> bool:
@@ -240,6 +217,19 @@ class _Line:
     def begun(self) -> bool:
         """Whether it has gradients to send."""
         return self.next > 0 or any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets)
+
+    def _gradient_is_there(self, bucket: Bucket, i: int, p: nn.Parameter) -> None:
+        if i not in bucket.missing:
+            raise RuntimeError(_SECOND)
+        self.owner.gradient_came(p)
+        if not self.syncs:
+            self.progress = Progress.IDLE
+            return bucket.keep(i)
+        self.progress = Progress.SENDING
+        bucket.take(i, self.scale)
+        bucket.missing.remove(i)
+        if not bucket.missing:
+            self.send_full_buckets()
 
     def fill(self, bucket: Bucket) -> None:
         """Take the gradients that backward did not bring."""
@@ -274,15 +264,27 @@ class _Line:
             self.fill(bucket)
         self.send_full_buckets()
 
+    def start(self, stage: int) -> list[comm.Pending]:
+        self.started.add(stage)
+        if not self.stages <= self.started or self.waits_for_finish:
+            return []
+        if self.progress is not Progress.SENT:  # some buckets were not sent inside backward
+            self.send_the_rest()
+        self._reopen(Progress.STARTED if self.owner.each else self.progress)
+        return self.pending
+
     def end(self) -> None:
         """Wait for the sums, and forget the step."""
         for pending in self.pending:
             pending.wait()
         self.pending = []
         self._empty()
-        self.closed.clear()  # of two stages that share a weight, one may be ahead when the step ends
+        self._reopen(Progress.IDLE)  # of two stages that share a weight, one may be ahead when the step ends
+
+    def _reopen(self, progress: Progress) -> None:
+        self.progress = progress
+        self.closed.clear()
         self.started.clear()
-        self.progress = Progress.IDLE
 
     def _empty(self) -> None:
         self.next = 0

@@ -1,8 +1,8 @@
 """Data parallelism: the same model on every rank, different rows of the batch, one averaged gradient.
 
 Every rank starts with the weights of rank 0, computes the gradient of its own rows, and steps with the mean over all
-ranks. So replicas stay equal, and together they take one step on all rows. `NaiveDDP` sends each gradient after
-backward, `BucketedDDP` sends buckets inside backward (`bucketed_gradients.py`). Both are used the same way:
+ranks: replicas stay equal, and take one step on all rows. `NaiveDDP` sends each gradient after backward, `BucketedDDP`
+sends buckets inside backward (`bucketed_gradients.py`). Both are used the same way:
 
     model = BucketedDDP(GPT(config), group)   # all ranks now hold the weights of rank 0
     loss_of(model(inputs)).backward()         # communication starts in here
@@ -29,8 +29,7 @@ class DataParallel(nn.Module):
     """A module on its data-parallel ranks, with an object that sums its gradients.
 
     Args:
-        module: the module on this rank.
-        group: the data-parallel ranks.
+        module, group: the module on this rank, and the data-parallel ranks.
         gradients: sums the gradients of the module over the group.
         counts_over: ranks that shard the summed gradients. Default: each rank holds all of them.
     """
@@ -74,10 +73,10 @@ class DataParallel(nn.Module):
         return self.gradients.no_sync()
 
     def finish(self) -> None:
-        """Return when p.grad is the averaged gradient on every rank; after it, replicas agree bit by bit.
+        """Return when p.grad is the averaged gradient, equal bit by bit on every rank.
 
         Call it before any communication of this group, because ranks may have sent different buckets so far. A
-        parameter that this rank's loss does not use counts as zero, also if no rank uses it.
+        parameter that a rank's loss does not use counts as zero, also if no rank uses it.
 
         Raises:
             RuntimeError: a parameter got a gradient that is not averaged.
@@ -86,13 +85,10 @@ class DataParallel(nn.Module):
         self.gradients.finish()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm before scaling.
-
-        It is the norm of the averaged gradient; clipping before the average is a different algorithm. If every rank
-        holds all gradients, no communication is needed.
+        """Scale all gradients so that the norm of the averaged gradient is at most `max_norm`; return the norm before.
 
         Raises:
-            RuntimeError: the gradients are not averaged yet.
+            RuntimeError: the gradients are not averaged yet: to clip each rank's own is a different algorithm.
         """
         if self._counts_over is not None:
             self.gradients.check_summed("clip_gradients()")
@@ -111,8 +107,8 @@ class NaiveDDP(DataParallel):
         module: the module on this rank; its parameters and buffers are overwritten by those of rank 0 of the group.
         group: the data-parallel ranks.
         op: `"mean"` if the loss of each rank is a mean over its own rows, equally many on each rank; `"sum"` if it is
-            already divided by the global count (`global_mean`). Gradients in `p.grad` from before are summed too: start
-            each step with `zero_grad()`.
+            already divided by the global count (`global_mean`). Start each step with `zero_grad()`: gradients in
+            `p.grad` from before are summed too.
 
     Raises:
         ValueError: unknown op, nothing to train, or a parameter that a different wrapper already averages.
@@ -156,13 +152,9 @@ def replicas(module: nn.Module, group: Group, copies: int = 1) -> list[Fact]:
 
 @torch.no_grad()
 def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) -> None:
-    """Overwrite parameters and buffers by those of rank 0 of the group.
+    """Overwrite parameters and buffers (or buffers only) by those of rank 0: so replicas start equal.
 
-    Averaged gradients keep replicas equal only if they start equal. Later changes of buffers (the running means of a
-    batch norm) stay local to a rank.
-
-    Args:
-        parameters: False: buffers only.
+    Later changes of buffers, such as the running means of a batch norm, stay local to a rank.
     """
     comm.agree((*(module.parameters() if parameters else ()), *module.buffers()), group)
 
@@ -170,8 +162,8 @@ def broadcast_weights(module: nn.Module, group: Group, parameters: bool = True) 
 def global_mean(loss_sum: Tensor, count: Tensor | float, group: Group) -> Tensor:
     """This rank's term of the mean over all tokens: its losses / Σ count.
 
-    The terms add up to the global mean, and so do their gradients: use `op="sum"`. If ranks hold different numbers of
-    tokens, a mean of means is wrong.
+    Terms add up to the global mean, and so do their gradients: use `op="sum"`. A mean of means would be wrong if ranks
+    hold different numbers of tokens.
 
     Args:
         loss_sum: sum of this rank's token losses, [].

@@ -1,6 +1,7 @@
-"""Parameters side by side in one flat tensor, of which each of n ranks owns an equal shard.
+"""Tensors side by side in one flat tensor: gradients (`Bucket`), or parameters that n ranks shard (`Flat`).
 
-The problem: full parameters cannot be distributed evenly over n ranks: one gets the embedding, another a bias.
+A bucket is one message for many gradients. For a shard, the problem is that full parameters cannot be distributed
+evenly over n ranks: one gets the embedding, another a bias.
 The idea: ignore their boundaries. Put them side by side in one flat tensor, add zeros until n divides its length, and
 cut it into n equal shards:
 
@@ -22,15 +23,74 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from lib import comm
-from lib.data_parallel.buckets import ONE
+from lib.data_parallel.gradient_sums import any_gradient, squares_of
 from lib.facts import Fact
 from lib.mesh import Group
 
+ONE = torch.ones([], dtype=torch.float64)  # a tensor: torch would convert a number at each use
 CONVERTED = (
     "{} converted or replaced after the model was wrapped (.to(), .double(), p.data = ...), so no step would reach it: "
     "convert the model first, then wrap it"
 )
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
+
+
+class Bucket:
+    """Gradients side by side in `flat`, for an all-reduce; each p.grad becomes a view into it.
+
+    `Gradients` calls the methods up to `squares`, `ShardedOptimizer` the others; here each rank steps all parameters.
+    """
+
+    def __init__(self, facts: Sequence[Fact]) -> None:
+        self.params = [fact.parameter for fact in facts]
+        self.pieces = {fact.name: fact.parameter for fact in facts}  # the optimizer steps these
+        sizes = [p.numel() for p in self.params]
+        self.flat = self.params[0].new_zeros(sum(sizes))
+        self.views = [x.view_as(p) for p, x in zip(self.params, self.flat.split(sizes), strict=True)]
+        self.missing = set(range(len(self.params)))  # no gradient yet
+
+    def check_in_place(self) -> None:
+        """Nothing to check here: parameters keep their own memory."""
+
+    def take(self, i: int, scale: Tensor) -> None:
+        """Copy gradient i to its place in the bucket, multiplied by `scale`."""
+        torch.mul(self.params[i].grad, scale, out=self.views[i])
+        self.params[i].grad = self.views[i]
+
+    def keep(self, i: int) -> None:
+        """Keep gradient i, to which later microbatches add."""
+        if self.params[i].grad is not self.views[i]:
+            self.take(i, ONE)
+
+    def send(self, group: Group) -> comm.Pending:
+        """Start the sum."""
+        return comm.all_reduce_start(self.flat, group, "sum", out=self.flat)
+
+    def has_sum(self) -> bool:
+        """Whether the sum has arrived, and no optimizer has cleared it since."""
+        return any_gradient(self.params)
+
+    def drop(self) -> None:
+        """Drop the gradients of a step that was given up."""
+
+    def squares(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each gradient here, and this rank's share of its square."""
+        return squares_of(self.params, facts)
+
+    def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and tensors for the optimizer."""
+        yield from self.pieces.items()
+
+    def gradients_to_pieces(self) -> None:
+        """Give each tensor its gradient, before the step."""
+
+    def after_step(self) -> None:
+        """Note that the step used the gradients."""
+        for p in self.params:
+            p.grad = None
+
+    def publish(self) -> comm.Pending | None:
+        """Send new parameters to all ranks; nothing to send here."""
 
 
 class Flat:
@@ -154,27 +214,21 @@ class Flat:
 
     def send(self, group: Group) -> comm.Pending:
         """Start the reduce-scatter of the gradients; if they stay, its result is a slice of them."""
-        if self.gradients_stay:
-            return comm.reduce_scatter_start(self.whole.grad, group, out=self.whole.grad[self.mine])
-        reduced = comm.reduce_scatter_start(self.release_gradients(), group)
+        stay, own = self.gradients_stay, self.whole.grad[self.mine] if self.gradients_stay else None
+        reduced = comm.reduce_scatter_start(self.whole.grad if stay else self.release_gradients(), group, out=own)
 
-        def add() -> None:
+        def arrive() -> None:
             part, so_far = reduced.wait(), self.shard.grad
-            self.shard.grad = part if so_far is None else so_far.add_(part)
+            self.shard.grad = part if stay or so_far is None else so_far.add_(part)
+            for p in self.params if stay else ():
+                p.grad = None  # not summed
 
-        return comm.Pending(add, reduced.record)
+        return comm.Pending(arrive, reduced.record)
 
     def release_gradients(self) -> Tensor:
         """Return all gradients, [S], and drop the reference to them."""
         gradients, self.whole.grad, self._grad_views = self.whole.grad, None, []
         return gradients
-
-    def summed(self) -> None:
-        """Note that the sum has arrived in `shard.grad`."""
-        if self.gradients_stay:
-            self.shard.grad = self.whole.grad[self.mine]
-            for p in self.params:
-                p.grad = None
 
     def has_sum(self) -> bool:
         """Whether the sum has arrived, and no step used it since."""
@@ -186,17 +240,17 @@ class Flat:
         if not self.gradients_stay:
             self.release_gradients()
 
-    def held(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
-        """This rank's shard of the gradients, and a function for its share of the squared norm."""
-        own, owners = [facts[id(p)] for p in self.params], self.group.size
+    def squares(self, facts: dict[int, Fact]) -> Iterator[tuple[Tensor, Tensor]]:
+        own, owners, gradient = [facts[id(p)] for p in self.params], self.group.size, self.shard.grad
+        if gradient is None:
+            return
         if all(isinstance(fact.held_by, int) and fact.held_by == own[0].held_by for fact in own):
-            yield self.shard.grad, lambda: own[0].square(self.shard.grad, owners=owners)
+            yield gradient, own[0].square(gradient, owners=owners)
             return
         for name, fact in zip(self.names, own, strict=True):
             if name in self.where:
                 there, here = self.where[name]
-                g = self.shard.grad[here]
-                yield g, lambda fact=fact, g=g, there=there: fact.square(g, there, owners)
+                yield gradient[here], fact.square(gradient[here], there, owners)
 
     # ---- the optimizer's step ---------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 The problem: ZeRO-2 still keeps all parameters on every rank, so a model cannot be larger than one device.
 The idea: a layer needs its parameters only in its forward and in its backward. A *unit*, such as a block, is one flat
-tensor, sharded over the ranks. An all-gather unshards it before the layer computes (`Unit.unshard` of `units.py`), and
-its memory is freed afterwards (`Unit.reshard`). While one unit computes, the next is prefetched (`unit_schedule.py`).
+tensor, sharded over the ranks. An all-gather unshards it before the layer computes, its memory is freed afterwards,
+and meanwhile the next is prefetched (`units.py`).
 
     forward    for each unit: unshard, compute, reshard
     backward   for each unit, from the last: unshard, compute, reduce-scatter its gradients, reshard
@@ -19,8 +19,10 @@ Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, sections 5.3 and 7.
 VLDB 2023, arXiv 2304.11277.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import NoReturn
 
 import torch
@@ -29,9 +31,8 @@ from torch import Tensor, nn
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import broadcast_weights, replicas
-from lib.data_parallel.flat import MakeOptimizer
-from lib.data_parallel.unit_schedule import UnitSchedule
-from lib.data_parallel.units import ELSEWHERE, StandIns, Unit, default_units, make_units
+from lib.data_parallel.flat import Flat, MakeOptimizer, cast_frozen
+from lib.data_parallel.units import ELSEWHERE, Unit, UnitSchedule, stand_in
 from lib.data_parallel.zero import Sharded, check_can_be_sharded
 from lib.launch import device
 from lib.mesh import Group, second_lane
@@ -46,12 +47,11 @@ class FSDP(Sharded):
     3(n−1)/n · Ψ elements per rank (and padding, less than n per unit); 2(n−1)/n · Ψ if units stay unsharded from
     forward to backward.
 
-    A rank keeps 1/n of all model states: 16Ψ/n bytes in float32 with Adam, and the same in bfloat16 with master
-    weights. While it computes, it also holds three unsharded units (the root, the current unit and the next) and the
-    gradients of one. A backward that runs while another forward still waits for its own holds all units.
+    A rank keeps 1/n of all model states: 16Ψ/n bytes with Adam, in float32 or in bfloat16 with master weights. While it
+    computes, it also holds three unsharded units (the root, the current unit and the next) and the gradients of one. A
+    backward that runs while another forward still waits for its own holds all units.
 
-    Outside its forward and backward a parameter reads NaN, because only its shard is stored. `full_state_dict()`
-    gathers it.
+    Outside its forward and backward a parameter reads NaN, because only its shard is stored.
 
     All ranks must run forward and backward equally often, because gathers are collective calls. A parameter that this
     rank's loss does not use counts as zero; a loss that uses none still needs a gradient (`loss + 0 * inputs.sum()`).
@@ -125,17 +125,75 @@ class FSDP(Sharded):
         super().settle()
 
     def publish(self) -> None:
-        """Send nothing: units gather the new parameters before they compute."""
-        self.reshard()  # an exception may have left a unit unsharded
-
-    def reshard(self) -> None:
-        """Free the full parameters: from here on this rank holds only its shards."""
+        """Send nothing: units gather the new parameters before they compute. Free the old."""
         for unit in self.units:
-            unit.reshard()
+            unit.reshard()  # an exception may have left a unit unsharded
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._schedule.end_step()
         super().zero_grad(set_to_none)
+
+
+def make_units(module: nn.Module, units: list[nn.Module], group: Group, dtype: torch.dtype | None) -> list[Unit]:
+    """Make the root, then the units, each with one flat for trained parameters and one per dtype for frozen."""
+    made, nan_of, parts = [], cache(stand_in), split_units(module, units)
+    cast_frozen(module, {p.dtype for p in module.parameters() if p.requires_grad}, dtype)
+    for one, named in parts:
+        kinds: dict[tuple, dict[str, nn.Parameter]] = {}
+        for name, p in sorted(named.items(), key=lambda item: not item[1].requires_grad):  # the trained first
+            kinds.setdefault((dtype,) if p.requires_grad else (None, p.dtype, p.device), {})[name] = p
+        flats = [Flat(some, group, cast, False, False) for (cast, *_), some in kinds.items()]
+        made.append(Unit(one, flats, nan_of))
+    return made
+
+
+def default_units(module: nn.Module) -> list[nn.Module]:
+    """The children of each `nn.ModuleList` outside all units; of nested lists, those of the innermost."""
+    units: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for one in module.modules():  # outer ones first
+        if isinstance(one, nn.ModuleList) and one not in inside:
+            called = [child for child in one if _has_forward(child)]
+            units += called
+            inside.update(below for child in called for below in child.modules())
+    return units
+
+
+def _has_forward(module: nn.Module) -> bool:
+    """Whether a module has a forward; containers have none, so their hooks would never run."""
+    return type(module).forward is not nn.Module.forward
+
+
+def split_units(module: nn.Module, units: list[nn.Module]) -> list[tuple[nn.Module, dict[str, nn.Parameter]]]:
+    """The root, then the units, each with its parameters by name; one that is also used outside is in the root.
+
+    Raises:
+        ValueError: a unit contains a second unit, or is not in the module.
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    parts = {id(one): name for name, one in module.named_modules()}
+    inside = Counter(below for unit in units for below in unit.modules())
+    for unit in units:
+        if id(unit) not in parts or unit is module:
+            raise ValueError(f"a unit must be a submodule of the model, but {type(unit).__name__} is not")
+        if not _has_forward(unit):
+            kind = type(unit).__name__
+            raise ValueError(f"unit {parts[id(unit)]!r} is a {kind}, which is never called: list its children")
+        if inside[unit] > 1:
+            raise ValueError(f"unit {parts[id(unit)]!r} is listed twice, or is inside another unit; list only one")
+    everywhere, within = _uses(module), [_uses(unit) for unit in units]
+    own = [
+        {names[id(p)]: p for p in unit.parameters() if uses[id(p)] == everywhere[id(p)]}
+        for unit, uses in zip(units, within, strict=True)
+    ]
+    taken = {name for named in own for name in named}
+    root = {name: p for name, p in module.named_parameters() if name not in taken}
+    return [(module, root), *zip(units, own, strict=True)]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often a module and those inside it hold each parameter."""
+    return Counter(id(p) for one in module.modules() for p in one._parameters.values() if p is not None)
 
 
 @torch.no_grad()
@@ -164,10 +222,9 @@ def leave_meta(module: nn.Module, init: Initialise | None) -> None:
         raise ValueError(
             f"buffer {buffers[0]} is on the meta device; make buffers on a real device, because init= fills parameters"
         )
-    made, stand_ins = {}, StandIns()
+    made, nan_of = {}, cache(stand_in)
     for one in module.modules():
         for name, p in one._parameters.items():
             if p is not None:
-                nan = stand_ins.of(torch.empty(0, dtype=p.dtype, device=device()))
-                new = nn.Parameter(nan.expand(p.shape), requires_grad=p.requires_grad)
+                new = nn.Parameter(nan_of(p.dtype, device()).expand(p.shape), requires_grad=p.requires_grad)
                 one._parameters[name] = made.setdefault(id(p), new)

@@ -1,8 +1,6 @@
-"""Gradient reduction: gradients that are summed over ranks, the state of a step, and the naive sum.
+"""Gradients that are summed over ranks: the state of a step, the checks against wrong use, and the naive sum.
 
-g = (1/n) Σ gᵢ is one line of mathematics, and `NaiveGradients` computes it in one line of code after backward. It
-shares with the bucketed form (`bucketed_gradients.py`) all checks against wrong use: a step before the sums have
-arrived, a second sum, a parameter that no sum covers.
+`NaiveGradients` computes g = (1/n) Σ gᵢ in one line of code after backward; `bucketed_gradients.py` has the fast form.
 """
 
 import gc
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.clip import clip
-from lib.data_parallel.buckets import any_gradient
 from lib.facts import Fact
 from lib.mesh import Group
 
@@ -40,7 +37,7 @@ class GradientSums:
     """Base of the naive and the bucketed form: the parameters, and the state of a step.
 
     Args:
-        facts: facts of the parameters on this rank. Parameters that need no gradient are ignored.
+        facts: facts of the parameters on this rank; those that need no gradient are ignored.
         op: `"sum"` if losses are divided by the global count; `"mean"` if the loss of each rank is a mean over its own
             rows, equally many on each rank.
 
@@ -112,21 +109,30 @@ class GradientSums:
         """Return when the sums have arrived; immediately if they already have. See `DataParallel.finish`."""
         raise NotImplementedError
 
+    @property
+    def arrived(self) -> bool:
+        """Whether the sums have arrived, with no backward and no step since."""
+        return self.state is State.SUMMED and not self.begun
+
     def has_sums(self) -> bool:
         """Whether the sums have arrived, with no backward and no zero_grad() since."""
-        return self.state is State.SUMMED and not self.begun and any_gradient(self.trained)
+        return self.arrived and any_gradient(self.trained)
 
     def check_summed(self, what: str) -> None:
         """Raise RuntimeError if the sums have not arrived, or a step already used them."""
-        if self.state is not State.SUMMED or self.begun:
+        if not self.arrived:
             raise RuntimeError(
                 f"{what} has no averaged gradient to work on: each step needs forward, backward() and finish() first"
             )
 
+    def use(self) -> None:
+        """Note that a step uses the sums, once; RuntimeError if there are none."""
+        self.check_summed("step()")
+        self.state = State.IDLE
+
     def check_all_known(self, module: nn.Module) -> None:
         """Raise RuntimeError if a parameter of the module has a gradient that is not summed."""
-        strangers = [p for p in module.parameters() if p.requires_grad and id(p) not in _summed]
-        if any(p.grad is not None for p in strangers):
+        if any(p.grad is not None and p.requires_grad and id(p) not in _summed for p in module.parameters()):
             raise RuntimeError(
                 "a parameter was added or unfrozen after the module was wrapped, so its gradient is not averaged; "
                 "wrap a copy of the module as it is now (copy.deepcopy)"
@@ -136,7 +142,7 @@ class GradientSums:
         """Scale all gradients so that their joint norm is at most `max_norm`, and return the norm before scaling.
 
         Args:
-            world: all ranks that hold shards of the model; a group of one if each rank holds all of it: no message.
+            world: all ranks that hold shards of the model; a group of one, with no message, if each holds all of it.
 
         Raises:
             RuntimeError: the gradients are not summed yet.
@@ -145,15 +151,14 @@ class GradientSums:
             raise RuntimeError(
                 "clip_gradients() before finish() would clip this rank's own gradient, not the average"
             )
-        held = [(g, square) for g, square in self._held() if g is not None]
-        return clip([g for g, _ in held], [square() for _, square in held], world, max_norm)
+        held = list(self._held())
+        return clip([gradient for gradient, _ in held], [square for _, square in held], world, max_norm)
 
-    def _held(self) -> Iterator[tuple[Tensor | None, Callable[[], Tensor]]]:
-        """Each gradient on this rank, and a function for its share of the squared norm."""
-        for p in self.trained:
-            yield p.grad, lambda p=p: self.facts[id(p)].square(p.grad)
+    def _held(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each gradient on this rank, and its share of the squared norm."""
+        return squares_of(self.trained, self.facts)
 
-    def _gradient_came(self, p: nn.Parameter) -> None:
+    def gradient_came(self, p: nn.Parameter) -> None:
         """Make the gradient of a hook dense, and register a callback for the end of this backward."""
         if p.grad.requires_grad:
             raise RuntimeError(
@@ -187,7 +192,7 @@ class NaiveGradients(GradientSums):
         return self._own
 
     def _note(self, p: nn.Parameter) -> None:
-        self._gradient_came(p)
+        self.gradient_came(p)
         self._own = self._own or self.syncs
 
     def give_up(self) -> None:
@@ -208,6 +213,16 @@ class NaiveGradients(GradientSums):
                 with comm.label("gradient"):
                     p.grad = total(p)
         self._own, self.state = False, State.SUMMED
+
+
+def any_gradient(params: Iterable[nn.Parameter]) -> bool:
+    """Whether any parameter has a gradient that is not all zeros."""
+    return any(p.grad is not None and bool(p.grad.any()) for p in params)
+
+
+def squares_of(params: Iterable[nn.Parameter], facts: dict[int, Fact]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The gradient of each parameter that has one, and this rank's share of its square."""
+    return ((p.grad, facts[id(p)].square(p.grad)) for p in params if p.grad is not None)
 
 
 def with_gradient(values: object) -> list[Tensor]:

@@ -1,8 +1,7 @@
 """The optimizer step on the parameters that a rank owns, and the all-gather after it.
 
-An optimizer steps pieces. If gradients are all-reduced, the pieces are the parameters: this is the plain optimizer. If
-they are reduce-scattered, a piece is the part of a parameter that this rank owns, flat, and an all-gather distributes
-the new values.
+If gradients are all-reduced, an optimizer steps the parameters. If they are reduce-scattered, it steps *pieces*: the
+parts of parameters that this rank owns, flat; and an all-gather distributes the new values.
 
 Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 5.1.
 """
@@ -16,9 +15,7 @@ from torch import Tensor, nn
 
 from lib import comm
 from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.buckets import Bucket
-from lib.data_parallel.flat import Flat, MakeOptimizer
-from lib.data_parallel.gradient_sums import State
+from lib.data_parallel.flat import Bucket, Flat, MakeOptimizer
 
 
 class ShardedOptimizer:
@@ -57,8 +54,7 @@ class ShardedOptimizer:
         Raises:
             RuntimeError: there is no new gradient.
         """
-        self.gradients.check_summed("step()")
-        self.gradients.state = State.IDLE
+        self.gradients.use()
         for buckets in self._together():
             for bucket in buckets:
                 bucket.gradients_to_pieces()

@@ -1,9 +1,9 @@
 """State dicts of a sharded model: full parameters with the names of the plain model, or each rank its shards.
 
 The problem: no rank holds the full state, and the shard boundaries depend on the number of ranks.
-The idea: two forms. *Full*: gather one flat at a time, and keep the plain model on rank 0, without optimizer state, for
-any number of ranks. *Sharded*: each rank saves its shards and optimizer state, without communication, for the same
-rank of the same number of ranks. The module itself saves and loads the rest: buffers, extra state, what its hooks add.
+The idea: two forms. *Full*: gather one flat at a time, and keep the plain model on rank 0, for any number of ranks.
+*Sharded*: each rank saves its shards and optimizer state, without communication, for the same rank of the same number.
+The module itself saves and loads the rest: buffers, extra state, what its hooks add.
 """
 
 import copy
@@ -22,10 +22,7 @@ class StateDicts:
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Any]:
-        """The `state_dict` of the plain module, in full precision.
-
-        All ranks must call it; rank 0 of the group gets it, the others an empty dict. One flat at a time is unsharded.
-        """
+        """The `state_dict` of the plain module, in full precision, on rank 0; all must call it, the others get {}."""
         self.settle()
         whole: dict[int, Tensor] = {}
         for flat in self.flats:
@@ -167,12 +164,10 @@ def fitting(x: object, name: str, like: Tensor) -> Tensor:
 def check_state(optimizer: Optimizer, p: Tensor, name: str, saved: dict[str, Tensor], shape: torch.Size) -> None:
     """Check the saved state of a parameter, if any, against the state after a step on the meta device, if that works.
 
-    Args:
-        shape: the shape of saved tensors that are as large as the parameter.
+    Tensors as large as the parameter have `shape` in the saved state.
 
     Raises:
-        KeyError: a key is missing.
-        ValueError: a key is unknown, or a tensor has a different shape or kind.
+        KeyError, ValueError: a key is missing; one is unknown, or a tensor has a different shape or kind.
     """
     probe, twin = copy.copy(optimizer), nn.Parameter(torch.empty_like(p, device="meta"))
     group = next(group for group in optimizer.param_groups if any(p is one for one in group["params"]))

@@ -30,7 +30,7 @@ from lib.cost.tensors import BUCKET_BYTES
 from lib.data_parallel.bucketed_gradients import Gradients
 from lib.data_parallel.ddp import DataParallel, broadcast_weights, replicas
 from lib.data_parallel.flat import CONVERTED, Flat, MakeOptimizer, cast_frozen
-from lib.data_parallel.gradient_sums import NaiveGradients, State
+from lib.data_parallel.gradient_sums import NaiveGradients
 from lib.data_parallel.optimizer import ShardedOptimizer, check_elementwise
 from lib.data_parallel.state_dicts import StateDicts
 from lib.facts import Fact
@@ -44,8 +44,7 @@ class NaiveZeRO1(DataParallel):
     """ZeRO-1 with full parameters: only the owner of a parameter keeps its optimizer state and steps it.
 
     finish: each gradient is reduced to its owner. step: the owner steps, and broadcasts the parameter. Together
-    2(n−1)/n · Ψ elements per rank, the mean over the ranks; but a rank that owns a large parameter keeps and sends
-    more than the others, and two messages are sent for each parameter.
+    2(n−1)/n · Ψ elements, the mean over the ranks: who owns a large parameter keeps and sends more than the others.
 
     Args:
         optimizer: called with pairs of name and parameter, for the parameters of this rank.
@@ -66,10 +65,9 @@ class NaiveZeRO1(DataParallel):
     @torch.no_grad()
     def finish(self) -> None:
         """Return when the owner of each parameter has its averaged gradient; p.grad is None on the others."""
-        self.gradients.check_all_known(self.module)
-        sums = self.gradients
-        if sums.state is not State.SUMMED or sums.begun:
-            owner_of = dict(zip(self.trained, self.owners, strict=True))
+        sums, owner_of = self.gradients, dict(zip(self.trained, self.owners, strict=True))
+        sums.check_all_known(self.module)
+        if not sums.arrived:
             sums.sum_with(lambda p: comm.reduce(p.grad, self.group, owner_of[p], sums.op))
 
     @torch.no_grad()
@@ -79,8 +77,7 @@ class NaiveZeRO1(DataParallel):
         Raises:
             RuntimeError: there is no new gradient.
         """
-        self.gradients.check_summed("step()")
-        self.gradients.state = State.IDLE
+        self.gradients.use()
         self.optimizer.step()
         for p, owner in zip(self.trained, self.owners, strict=True):
             p.grad = None
@@ -104,10 +101,8 @@ class Sharded(DataParallel, StateDicts, ShardedOptimizer):
     """A module with sharded gradients and optimizer: `step` and `publish` are those of `ShardedOptimizer`.
 
     Args:
-        module, group: as for `DataParallel`.
-        gradients: the gradients, in flats.
-        optimizer: called with pairs of name and piece.
-        flats: all sharded parameters, including frozen ones.
+        module, group, gradients, optimizer: as for `DataParallel` and `ShardedOptimizer`.
+        flats: all sharded parameters, including frozen ones. Default: the buckets.
     """
 
     def __init__(
@@ -129,11 +124,8 @@ class Sharded(DataParallel, StateDicts, ShardedOptimizer):
 
 
 def check_can_be_sharded(module: nn.Module, optimizer: MakeOptimizer, dtype: torch.dtype | None) -> None:
-    """Check a module before anything is changed.
-
-    Raises:
-        ValueError: an optimizer that needs full parameters, parameters that share memory, or a layer that cannot
-            compute with weights of `dtype`.
+    """Raise ValueError, before anything is changed, for an optimizer that needs full parameters, for parameters that
+    share memory, and for a layer that cannot compute with weights of `dtype`.
     """
     check_apart(module)
     check_elementwise(optimizer, ((name, p) for name, p in module.named_parameters() if p.requires_grad))
@@ -198,8 +190,8 @@ class ZeRO2(ZeRO1):
     It sends the same messages as ZeRO-1. A rank keeps Ψ parameters and 1/n of gradients and optimizer state: in float32
     with Adam 4Ψ + 12Ψ/n bytes, in bfloat16 with master weights 2Ψ + 14Ψ/n, and temporarily the buckets in flight.
 
-    With several microbatches, each backward reduces its gradients, (n−1)/n · Ψ each, and the shard adds them up. Inside
-    `no_sync()` nothing is sent or freed: the traffic of one backward, with the memory of ZeRO-1.
+    With several microbatches, each backward reduces its gradients, (n−1)/n · Ψ each, and the shard adds them up; inside
+    `no_sync()` nothing is sent or freed.
     """
 
     stage = 2

@@ -65,12 +65,14 @@ def certify(
         ValueError: a layout with a different number of ranks.
     """
     steps = list(_twin_steps(copy.deepcopy(model), batches, max_norm))
-    shapes = {str(layout.sizes): MeshShape(**layout.sizes) for layout in layouts}
-    meshes = {key: Mesh(shape, world) for key, shape in shapes.items()}  # a mesh serves all layouts of its shape
-    return [
-        _certified(meshes[str(layout.sizes)], layout, copy.deepcopy(model), batches, max_norm, steps)
-        for layout in layouts
-    ]
+    meshes: dict[str, Mesh] = {}  # a mesh serves all layouts of its shape
+    found = []
+    for layout in layouts:
+        if (shape := str(layout.sizes)) not in meshes:
+            meshes[shape] = Mesh(MeshShape(**layout.sizes), world)
+        ours = parallelize(copy.deepcopy(model), meshes[shape], layout, ADAMW)
+        found.append(_certified(ours, batches, max_norm, steps))
+    return found
 
 
 def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
@@ -79,10 +81,8 @@ def certify_run(world: Group, config: TrainConfig, steps: int = 3) -> Apart:
     batches = [data.batch(data.load().train, step, **sizes) for step in range(steps)]
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device(), torch.float64)
-    (apart,) = certify(
-        world, [config.layout], model, [(x.to(device()), y.to(device())) for x, y in batches], config.max_norm
-    )
-    return apart
+    here = [(x.to(device()), y.to(device())) for x, y in batches]
+    return certify(world, [config.layout], model, here, config.max_norm)[0]
 
 
 def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterator[_Step]:
@@ -101,10 +101,8 @@ def _twin_steps(twin: GPT, batches: Sequence[Batch], max_norm: float) -> Iterato
         yield _Step(loss.detach(), gradients, {name: p.detach().clone() for name, p in twin.named_parameters()})
 
 
-def _certified(
-    mesh: Mesh, layout: Layout, model: GPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]
-) -> Apart:
-    ours, worst = parallelize(model, mesh, layout, ADAMW), torch.zeros(3, dtype=torch.float64, device=device())
+def _certified(ours: ParallelGPT, batches: Sequence[Batch], max_norm: float, steps: list[_Step]) -> Apart:
+    worst = torch.zeros(3, dtype=torch.float64, device=device())
     gradients: list[Tensor] = []  # their distances, measured as the optimizer steps: shards have gradients then
     ours.optimizer.register_step_pre_hook(
         lambda *_: gradients.append(_farthest(ours, steps[len(gradients)].gradients, lambda p: p.grad))
@@ -114,7 +112,7 @@ def _certified(
         weights = _farthest(ours, wanted.weights, lambda p: p.detach())
         apart = torch.stack([(loss - wanted.loss).abs() / wanted.loss, gradients[number], weights])
         worst = torch.maximum(worst, apart.nan_to_num(nan=math.inf, posinf=math.inf))
-    return Apart(*comm.all_reduce(worst, mesh.world, "max").tolist())
+    return Apart(*comm.all_reduce(worst, ours.mesh.world, "max").tolist())
 
 
 def _farthest(ours: ParallelGPT, wanted: dict[str, Tensor], of: Callable[[nn.Parameter], Tensor]) -> Tensor:

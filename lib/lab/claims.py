@@ -21,6 +21,7 @@ from importlib import metadata
 # Seconds before each measurement of a time, until its claim holds: whatever disturbed the first may still be running.
 PAUSES_S = 0, 0, 2, 4, 8
 BUSY = "not measured here: the machine was busy"
+HEAD = "quantity", "formula", "measured", "agrees"
 
 _RELATIONS = {
     "=": lambda predicted, measured, slack: abs(predicted - measured) <= slack,
@@ -83,9 +84,7 @@ def claim(
 
 
 def _plain(x: float) -> float | int | bool:
-    """A Python number from a number, or a tensor or array of one element; integers stay exact: a float rounds beyond
-    2⁵³.
-    """
+    """A Python number from a number, tensor or array of one element; integers stay exact, beyond a float's 2⁵³."""
     x = x.item() if hasattr(x, "item") else x
     return x if isinstance(x, bool) else int(x) if isinstance(x, int) else float(x)
 
@@ -96,17 +95,11 @@ class _Row:
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[relation]
         # Enough digits to show that they differ.
         shown = [(number(predicted, n), number(measured, n)) for n in range(4, 18 if kind == "bad" else 8)]
-        texts = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
-        self.says_predicted, self.says_measured = f"{sign}{texts[0]} {unit}".rstrip(), f"{texts[1]} {unit}".rstrip()
-        if kind != "ok":
-            self.verdict = BUSY if kind == "busy" else "fails"
-        elif relation != "=":
-            self.verdict = "holds"
-        elif not rel and not abs:
-            self.verdict = "exact"
-        else:
-            parts = [f"{100 * rel:g}%" if rel >= 1e-4 else f"{rel:g} of it"] * bool(rel) + [f"{abs:g}"] * bool(abs)
-            self.verdict = "holds ± " + " + ".join(parts)
+        ours, theirs = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
+        self.says_predicted, self.says_measured = f"{sign}{ours} {unit}".rstrip(), f"{theirs} {unit}".rstrip()
+        parts = [f"{100 * rel:g}%" if rel >= 1e-4 else f"{rel:g} of it"] * bool(rel) + [f"{abs:g}"] * bool(abs)
+        within = ("holds ± " + " + ".join(parts) if parts else "exact") if relation == "=" else "holds"
+        self.verdict = {"ok": within, "busy": BUSY, "bad": "fails"}[kind]
 
     def cells(self) -> tuple[str, str, str, str]:
         return self.name, self.says_predicted, self.says_measured, self.verdict
@@ -116,12 +109,12 @@ class _Table(list):
     """The claims of one cell, a `_Row` each, as a table in the notebook."""
 
     def __repr__(self) -> str:
-        rows = [("quantity", "formula", "measured", "agrees"), *(row.cells() for row in self)]
+        rows = [HEAD, *(row.cells() for row in self)]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows)
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col">{word}</th>' for word in ("quantity", "formula", "measured", "agrees"))
+        head = "".join(f'<th scope="col">{word}</th>' for word in HEAD)
         body = "".join(
             "<tr>"
             + "".join(f"<td>{escape(text)}</td>" for text in row.cells()[:3])
@@ -155,15 +148,10 @@ def _file(row: _Row) -> None:
     path = os.environ.get("BOOK_CLAIMS")
     if not path:
         return
-    record = {
-        "page": os.environ.get("BOOK_PAGE", ""),
-        "claim": row.name,
-        "predicted": row.says_predicted,
-        "measured": row.says_measured,
-        "verdict": row.verdict,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": f"Python {platform.python_version()}",
-    }
+    record = {"page": os.environ.get("BOOK_PAGE", "")}
+    record |= zip(("claim", "predicted", "measured", "verdict"), row.cells(), strict=True)
+    record["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    record["versions"] = f"Python {platform.python_version()}"
     with suppress(metadata.PackageNotFoundError):
         record["versions"] += f", torch {metadata.version('torch')}"
     with open(path, "a", encoding="utf-8") as file:

@@ -30,8 +30,7 @@ def rehearse(schedule: Schedule, costs: Costs | None = None, unit_s: float = 0.0
 
     Args:
         costs: as for `simulate`; with a latency or transfer, slow links are emulated.
-        unit_s: seconds per unit. The shortest action should sleep at least ten milliseconds, so that the time to wake
-            up is small.
+        unit_s: seconds per unit; the shortest action should sleep ten milliseconds, much longer than it takes to wake.
     """
     costs = costs or Costs()
     seen = timeline(schedule, run(_step, schedule.num_ranks, schedule, costs, unit_s))

@@ -1,8 +1,7 @@
 """Correctness test of a schedule on a real model: a few steps in stages, and the same steps in one process.
 
-The problem: a schedule that runs may still compute wrong gradients. The idea: the same model, the same batches, the
-same optimizer, once in stages and once in one process without stages. Losses, gradients and weights must be the same to
-rounding.
+The problem: a schedule that runs may still compute wrong gradients. The idea: train the same model on the same batches
+once in stages and once in one process. Losses, gradients and weights must be the same to rounding.
 
     ranks = run(in_stages, 4, one_f_one_b(4, 8), model, batch)
     largest_difference(merged(ranks).gradients, in_one(model, batch).gradients)

@@ -5,9 +5,7 @@ compute at the same time. The idea: they can sleep at the same time. A layer sle
 `lib.planner.seconds` predicts for it on a virtual GPU, and holds weights and activations of its model size. All else is
 real: schedule, messages, sums, gradients in buckets; on links as slow as on the virtual cluster (`comm.link`).
 
-This tests the rest of the planner: how these seconds, the messages and the sums add up to a step, with its waits and
-its overlap.
-
+This tests how the planner adds up these seconds, the messages and the sums to a step, with its waits and its overlap.
 Read before: `lib/sleep.py`, `lib/pipeline/execute.py`, `lib/planner/seconds.py`. Chapter 14.
 """
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> list[range]:
-    """Split a list of costs into parts of neighbours, with the smallest maximum cost.
-
-    Raises:
-        ValueError: more parts than there are costs.
-    """
+    """Split costs into parts of neighbours, with the smallest maximum cost. Raises ValueError if they are too few."""
     count = len(costs)
     if not 1 <= num_parts <= count:
         raise ValueError(f"{count} layers cannot be cut into {num_parts} stages; use {count} stages or fewer")

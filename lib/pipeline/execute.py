@@ -90,29 +90,27 @@ def execute(
     Raises:
         ScheduleError: stages, ranks or rows that do not match the schedule; an output or a loss of the wrong form.
     """
-    _check_fits(schedule, stages, group, inputs)
-    sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])
-    if sums != (reduce is not None) and not schedule.is_forward_only:
-        raise ScheduleError(
-            f"{schedule.name} has a REDUCE but no object to do it: give reduce="
-            if sums
-            else f"{schedule.name} has no REDUCE, so gradients would not be summed: use with_reduce(schedule)"
-        )
+    _check_fits(schedule, stages, group, inputs, reduce)
     return _Step(lower(schedule), stages, group, inputs, targets, loss, reduce).run()
 
 
-def _check_fits(schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor) -> None:
+def _check_fits(
+    schedule: Schedule, stages: Mapping[int, Stage], group: Group, inputs: Tensor, reduce: Reduce | None
+) -> None:
+    name, n, m = schedule.name, group.size, schedule.num_microbatches
     if not schedule.is_forward_only and not torch.is_grad_enabled():
-        raise ScheduleError(f"{schedule.name} runs backward, but under no_grad: run it outside, or forward_only()")
-    if schedule.num_ranks != group.size:
-        misfit = f"is for {schedule.num_ranks} ranks; {group.axis} has {group.size}: make it for {group.size}"
-        raise ScheduleError(f"{schedule.name} {misfit}")
+        raise ScheduleError(f"{name} runs backward, but under no_grad: run it outside, or forward_only()")
+    if schedule.num_ranks != n:
+        raise ScheduleError(f"{name} is for {schedule.num_ranks} ranks; {group.axis} has {n}: make it for {n}")
     if sorted(stages) != (mine := schedule.stages_on(group.rank)):
-        raise ScheduleError(f"rank {group.rank} has the stages {sorted(stages)}; {schedule.name} gives it {mine}")
-    if len(inputs) < schedule.num_microbatches:
-        raise ScheduleError(
-            f"{len(inputs)} rows cannot be split into {schedule.num_microbatches} microbatches; use as many or more"
-        )
+        raise ScheduleError(f"rank {group.rank} has the stages {sorted(stages)}; {name} gives it {mine}")
+    if len(inputs) < m:
+        raise ScheduleError(f"{len(inputs)} rows cannot be split into {m} microbatches; use as many or more")
+    sums = any(action.op == Op.REDUCE for action in schedule.actions[group.rank])
+    if sums and reduce is None and not schedule.is_forward_only:
+        raise ScheduleError(f"{name} has a REDUCE but no object to do it: give reduce=")
+    if reduce is not None and not sums and not schedule.is_forward_only:
+        raise ScheduleError(f"{name} has no REDUCE, so gradients would not be summed: use with_reduce(schedule)")
 
 
 class _Step:

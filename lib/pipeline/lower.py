@@ -16,9 +16,7 @@ from lib.pipeline.simulate import Costs, simulate
 
 
 def lower(schedule: Schedule, costs: Costs | None = None) -> Schedule:
-    """The same schedule with SEND and RECV between ranks.
-
-    A schedule that already has messages is returned unchanged.
+    """The same schedule with SEND and RECV between ranks; unchanged if it has them.
 
     Args:
         costs: times for the order of actions; any times are valid, real times are best.
@@ -72,16 +70,10 @@ def _message(action: Action, ops: dict[Op, Op], schedule: Schedule) -> tuple[int
 
 
 def proves(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
-    """Find which sends of this rank are known to be used after each receive.
+    """Receive → sends of this rank to the same peer that ended before it. The last messages of a step have none.
 
     A send may end long after its start, and its tensor must be kept until then. Polling takes time, and gloo reports
     the end only to a wait. But a message that the peer made from this tensor proves that it arrived.
-
-    Args:
-        schedule: a schedule with messages.
-
-    Returns:
-        Receive → sends to the same peer that ended before it. The last messages of a step have no such receive.
     """
     through: dict[Action, list[Action]] = {}
     pairs = pairwise(schedule.rank_of)  # ranks of neighbouring stages

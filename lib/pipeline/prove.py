@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 
 from lib.pipeline.lower import message_behind, other_end
 from lib.pipeline.rendezvous import rendezvous
-from lib.pipeline.schedules.action import ALL, COMPUTE, RECVS, SENDS, Action, Fault, Op, Schedule, ScheduleError
+from lib.pipeline.schedules.action import ALL, RECVS, SENDS, Action, Fault, Op, Schedule, ScheduleError
 from lib.pipeline.simulate import Slot, Timeline, simulate
 
 
@@ -58,32 +58,30 @@ def prove_times(timeline: Timeline) -> Timeline:
         known += [(busy[slot.rank].action, busy[slot.rank].end)] if slot.rank in busy else []
         for action, end in known:
             if end > slot.start + 1e-9:
-                said = f"{slot.action} begins at {slot.start:g}, but {action}, which comes before it, ends at {end:g}"
-                _fail(timeline.schedule, Fault.TIMES, (slot.action, action), said)
+                what = f"{slot.action} begins at {slot.start:g}, but {action}, which comes before it, ends at {end:g}"
+                _fail(timeline.schedule, Fault.TIMES, what, slot.action, action)
         busy[slot.rank] = slot
     return timeline
 
 
-def _fail(
-    schedule: Schedule, kind: Fault, about: tuple[Action, ...], what: str, marked: Action | None = None
-) -> None:
+def _fail(schedule: Schedule, kind: Fault, what: str, *about: Action, marked: Action | None = None) -> None:
     """Raise the error. Its grid marks the first action of `about`, or `marked` where the schedule lacks that action."""
     raise ScheduleError(f"{schedule.name}: {what}\n{schedule.grid(marked or about[0])}", kind, about)
 
 
 def _belongs(schedule: Schedule) -> None:
     """Each action is of an existing stage and microbatch, on the rank that has the stage."""
+    stages, batch = range(schedule.num_stages), range(schedule.num_microbatches)
     for rank, row in enumerate(schedule.actions):
         for action in row:
-            if not 0 <= action.stage < schedule.num_stages:
-                _fail(schedule, Fault.NO_SUCH, (action,), f"{action}: the stages are 0 to {schedule.num_stages - 1}")
+            if action.stage not in stages:
+                _fail(schedule, Fault.NO_SUCH, f"{action}: the stages are 0 to {len(stages) - 1}", action)
             of_all = action.op == Op.REDUCE and action.microbatch == ALL
-            if not of_all and not 0 <= action.microbatch < schedule.num_microbatches:
-                what = f"{action}: the microbatches are 0 to {schedule.num_microbatches - 1}"
-                _fail(schedule, Fault.NO_SUCH, (action,), what)
+            if not of_all and action.microbatch not in batch:
+                _fail(schedule, Fault.NO_SUCH, f"{action}: the microbatches are 0 to {len(batch) - 1}", action)
             if (owner := schedule.rank_of[action.stage]) != rank:
                 what = f"{action} is on rank {rank}, but rank {owner} has stage {action.stage}"
-                _fail(schedule, Fault.WRONG_RANK, (action,), what)
+                _fail(schedule, Fault.WRONG_RANK, what, action)
 
 
 def _once(schedule: Schedule) -> None:
@@ -91,21 +89,22 @@ def _once(schedule: Schedule) -> None:
     counts = Counter(action for row in schedule.actions for action in row)
     for action, count in counts.items():
         if count > 1:
-            _fail(schedule, Fault.REPEATED, (action,), f"{action} occurs {count} times")
+            _fail(schedule, Fault.REPEATED, f"{action} occurs {count} times", action)
     for stage in range(schedule.num_stages):
         for m in range(schedule.num_microbatches):
             f, b, i, w = (Action(stage, op, m) for op in (Op.F, Op.B, Op.I, Op.W))
             if f not in counts:
-                _fail(schedule, Fault.MISSING, (f,), f"{f} is missing")
+                _fail(schedule, Fault.MISSING, f"{f} is missing", f)
             if b in counts and (i in counts or w in counts):
                 half = i if i in counts else w
-                what = f"{b} is the full backward, so {half} repeats a half of it"
-                _fail(schedule, Fault.HALF_AGAIN, (half, b), what)
+                _fail(
+                    schedule, Fault.HALF_AGAIN, f"{b} is the full backward, so {half} repeats a half of it", half, b
+                )
             if (i in counts) != (w in counts):
                 there, lacks = (i, w) if i in counts else (w, i)
-                _fail(schedule, Fault.HALF, (there, lacks), f"{there} is half a backward; {lacks} is missing")
+                _fail(schedule, Fault.HALF, f"{there} is half a backward; {lacks} is missing", there, lacks)
             if not (b in counts or i in counts or schedule.is_forward_only):
-                _fail(schedule, Fault.MISSING, (b,), f"{b} is missing, or {i} and {w}")
+                _fail(schedule, Fault.MISSING, f"{b} is missing, or {i} and {w}", b)
 
 
 def _in_order(schedule: Schedule) -> None:
@@ -116,7 +115,7 @@ def _in_order(schedule: Schedule) -> None:
             stage, op, m = action
             before = {Op.B: Op.F, Op.I: Op.F, Op.W: Op.I}.get(op)
             if before and place[needs := Action(stage, before, m)] > i:
-                _fail(schedule, Fault.TOO_EARLY, (action, needs), f"{action} comes before {needs}")
+                _fail(schedule, Fault.TOO_EARLY, f"{action} comes before {needs}", action, needs)
 
 
 def _sums(schedule: Schedule) -> None:
@@ -131,41 +130,38 @@ def _sums(schedule: Schedule) -> None:
             if len(sums) != 1:
                 what = f"the weight gradients of stage {stage}, microbatch {m}, are reduced {len(sums)} times"
                 guilty = row[sums[-1]] if sums else row[made]
-                _fail(schedule, Fault.REPEATED if sums else Fault.MISSING, (guilty,), what)
+                _fail(schedule, Fault.REPEATED if sums else Fault.MISSING, what, guilty)
             if sums[0] < made:
                 what = f"{row[sums[0]]} comes before {row[made]}, whose gradients it reduces"
-                _fail(schedule, Fault.TOO_EARLY, (row[sums[0]], row[made]), what)
+                _fail(schedule, Fault.TOO_EARLY, what, row[sums[0]], row[made])
 
 
 def _messages(schedule: Schedule) -> None:
     """Each message between ranks is sent after the action that makes it, and received before its use."""
     places = [{action: i for i, action in enumerate(row)} for row in schedule.actions]
     wanted = set()
-    for rank, row in enumerate(schedule.actions):
-        for action in row:
-            message = message_behind(action, schedule) if action.op in COMPUTE else None
-            if message is None:
-                continue
-            peer, send, receive = message
-            wanted |= {send, receive}
-            if send not in places[rank]:
-                what = f"{send} is missing: rank {peer} needs the result of {action}"
-                _fail(schedule, Fault.MISSING, (send,), what, marked=action)
-            if receive not in places[peer]:
-                what = f"{receive} is missing on rank {peer}: {send} has no receive"
-                _fail(schedule, Fault.MISSING, (receive,), what, marked=send)
-            if places[rank][send] < places[rank][action]:
-                what = f"{send} comes before {action}, whose result it sends"
-                _fail(schedule, Fault.TOO_EARLY, (send, action), what)
-            ops = (Op.F,) if receive.op == Op.RECV_F else (Op.B, Op.I)
-            user = next(user for op in ops if (user := receive._replace(op=op)) in places[peer])
-            if places[peer][user] < places[peer][receive]:
-                what = f"{receive} comes after {user}, which needs its message"
-                _fail(schedule, Fault.TOO_LATE, (receive, user), what)
-    for row in schedule.actions:
-        for action in row:
-            if action.op in SENDS + RECVS and action not in wanted:
-                _fail(schedule, Fault.NEEDLESS, (action,), f"{action} is a message that no rank needs")
+    for rank, action in ((rank, action) for rank, row in enumerate(schedule.actions) for action in row):
+        if not (message := message_behind(action, schedule)):
+            continue
+        peer, send, receive = message
+        wanted |= {send, receive}
+        if send not in places[rank]:
+            what = f"{send} is missing: rank {peer} needs the result of {action}"
+            _fail(schedule, Fault.MISSING, what, send, marked=action)
+        if receive not in places[peer]:
+            what = f"{receive} is missing on rank {peer}: {send} has no receive"
+            _fail(schedule, Fault.MISSING, what, receive, marked=send)
+        if places[rank][send] < places[rank][action]:
+            what = f"{send} comes before {action}, whose result it sends"
+            _fail(schedule, Fault.TOO_EARLY, what, send, action)
+        ops = (Op.F,) if receive.op == Op.RECV_F else (Op.B, Op.I)
+        user = next(user for op in ops if (user := receive._replace(op=op)) in places[peer])
+        if places[peer][user] < places[peer][receive]:
+            what = f"{receive} comes after {user}, which needs its message"
+            _fail(schedule, Fault.TOO_LATE, what, receive, user)
+    for action in (action for row in schedule.actions for action in row):
+        if action.op in SENDS + RECVS and action not in wanted:
+            _fail(schedule, Fault.NEEDLESS, f"{action} is a message that no rank needs", action)
 
 
 def _channels(schedule: Schedule) -> None:
@@ -183,4 +179,4 @@ def _channels(schedule: Schedule) -> None:
                 send = other_end(theirs)
                 what = f"rank {src} sends {send} next, but rank {dst} receives {mine}: messages between two "
                 what += "ranks arrive in the order in which they are sent"
-                _fail(schedule, Fault.CROSSED, (mine, send), what)
+                _fail(schedule, Fault.CROSSED, what, mine, send)

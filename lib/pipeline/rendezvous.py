@@ -1,9 +1,8 @@
 """Simulate a schedule with blocking messages: a send ends only when it is received.
 
-Messages of NCCL behave like this, and so does a pipeline with blocking calls. It is a slow way to run a schedule,
-because forwards and backwards that could overlap wait for messages. It is the right way to test a schedule. If this
-simulation ends, the schedule never hangs, also if messages use a separate stream in the order of the schedule, because
-that only removes waits.
+Messages of NCCL behave like this. It is a slow way to run a schedule, because forwards and backwards that could overlap
+wait for messages, and the right way to test one: if this simulation ends, the schedule never hangs, also if messages
+use a separate stream in the order of the schedule, which only removes waits.
 """
 
 from lib.pipeline.lower import lower, other_end

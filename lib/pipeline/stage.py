@@ -184,7 +184,7 @@ def cut(model: GPT, num_stages: int) -> list[GPTStage]:
 def tie(modules: Sequence[nn.Module]) -> None:
     """Note the parameters that several stages use, in `used_by` of each module: number of the stage → its name there.
 
-    From this `lib.parallel.facts_of` sums the gradient of a tied weight over all ranks that use it.
+    `lib.parallel.facts_of` sums the gradient of such a weight over all ranks that use it.
 
     Args:
         modules: those of all stages of one model, in order, on every rank, before `Stage(modules[s])`.
@@ -204,12 +204,9 @@ def tie(modules: Sequence[nn.Module]) -> None:
 
 
 def stages_of(model: GPT, schedule: Schedule, rank: int) -> dict[int, Stage]:
-    """The stages of a GPT on one rank, by number.
+    """The stages of a GPT on one rank, by number, as `cut` makes them.
 
     Messages between stages are [b, T, D], or [b, T/n, D] with sequence parallelism.
-
-    Raises:
-        ValueError: as `cut`.
     """
     pieces, width = cut(model, schedule.num_stages), model.config.d_model
     return {s: Stage(pieces[s], width, slices=model.sequence_slices) for s in schedule.stages_on(rank)}

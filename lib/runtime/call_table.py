@@ -3,12 +3,10 @@
 The problem: in a collective every rank must make the same call. If one does not, gloo hangs for thirty minutes, aborts
 a process, or adds an int32 to a float32 without an error. The process that hangs cannot report why: the cause is a call
 that a *different* process did not make.
-
-The idea: the ranks of one machine share a file in memory. Each rank writes its next call there before it makes it. The
-rank that comes later to the same call compares; a difference raises an error that shows both calls. When nothing moves,
-the process that started the ranks reads the table and reports which rank waits for which.
-
-Nothing here knows torch. A call costs a few microseconds (`make bench`).
+The idea: the ranks of one machine share a file in memory. Each writes its next call there before it makes it. The rank
+that comes later to the same call compares; a difference raises an error that shows both calls. When nothing moves, the
+process that started the ranks reads which rank waits for which. Under torchrun, where ranks share no memory, each has a
+table of its own, and compares nothing. Nothing here knows torch. A call costs a few microseconds (`make bench`).
 """
 
 from __future__ import annotations
@@ -17,9 +15,10 @@ import marshal
 import mmap
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from lib.runtime.hang import FINISHED, RUNNING, WAITING, AwaitedCall, View, key_of, named_ranks
+from lib.runtime.hang import RUNNING, WAITING, Row, View, key_of, named_ranks
 
 # Native layouts: eight bytes are written in one piece, so no process reads half a number.
 _HEAD = struct.Struct("QQId")  # state, moves, length of the text, time of the state
@@ -43,29 +42,30 @@ class CallTable:
     channel; call k must be the same on all its ranks. A row has place for the channels that were used last.
 
     Args:
-        path: file to map, the same for all ranks of a run.
-        world_size: number of rows.
+        path: file to map, the same for all ranks of a run; None for the row of this rank alone.
+        world_size: number of ranks.
         rank: the row to write, or None for the process that only reads.
     """
 
-    def __init__(self, path: str, world_size: int, rank: int | None = None) -> None:
+    def __init__(self, path: str | None, world_size: int, rank: int | None = None) -> None:
         if rank is None:
             with open(path, "wb") as file:
                 file.truncate(world_size * _ROW_BYTES)  # sparse: only written pages take memory
                 for row in range(world_size):  # now: on a full disk, reading a page later would end this process
                     file.seek(row * _ROW_BYTES)
                     file.write(bytes(_HEAD_BYTES))
-        with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.world_size, self.rank = world_size, rank
-        self._row = (rank or 0) * _ROW_BYTES
+        if path is None:
+            self._map, rows = mmap.mmap(-1, _ROW_BYTES), [rank]
+        else:
+            with open(path, "r+b") as file:
+                self._map, rows = mmap.mmap(file.fileno(), 0), range(world_size)
+        self._rows = {rank: i * _ROW_BYTES for i, rank in enumerate(rows)}
+        self.rank, self._row = rank, self._rows.get(rank)
         self._moves = 0
         self._mine: dict[int, int] = {}  # channel key -> offset in my row
         self._theirs: dict[tuple[int, int], int] = {}  # (rank, channel key) -> offset in the map
-        self._keys: dict[str, int] = {}
         self._calls: dict[int, int] = {}
         self._waits: list[Waiting] = []  # calls that my threads wait in
-        self._said = b""  # the text written last
 
     def close(self) -> None:
         self._map.close()
@@ -74,11 +74,8 @@ class CallTable:
 
     def state(self, state: int, body: bytes = b"") -> None:
         """Write this rank's state, and the dumped call that it waits in; each call counts as a move."""
-        if body and body is not self._said:
-            start = self._row + _HEAD.size
-            self._map[start : start + len(body)] = body
-            self._said = body
-        self._moves += 1
+        start, self._moves = self._row + _HEAD.size, self._moves + 1
+        self._map[start : start + len(body)] = body
         _HEAD.pack_into(self._map, self._row, state, self._moves, len(body), time.monotonic())
 
     def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
@@ -86,19 +83,17 @@ class CallTable:
         number.
 
         A refused call does not count: code that catches the error may then make the right call. `due_s` is when this
-        rank's emulated link finishes the call (`lib.runtime.link`).
+        rank's emulated link finishes the call (`lib.runtime.transfer`).
 
         Raises:
             MismatchError: a member made a different call of the same number.
         """
-        key = self._keys.get(channel)
-        if key is None:
-            key = self._keys[channel] = key_of(channel)
+        key = key_of(channel)
         number = self._calls.get(key, 0)
         offset = self._mine.get(key)
         if offset is None:
             offset = self._mine[key] = self._place(key, number)
-        place = _CHANNEL.size + number % _RING * _ENTRY.size
+        place = _place_of(number)
         at = self._row + offset + place
         mine = what.encode()[:_TEXT]
         _NUMBER.pack_into(self._map, at, 0)  # first the texts, then the number that makes them valid
@@ -127,15 +122,9 @@ class CallTable:
 
     def due_s(self, channel: str, number: int, members: Sequence[int]) -> float:
         """The latest `due_s` that the members entered with this call; once it is done, all have entered theirs."""
-        key, latest = self._keys[channel], 0.0
-        for member in members:
-            start = self._find(member, key)
-            if start is not None:
-                entry = start + _CHANNEL.size + number % _RING * _ENTRY.size
-                count, _, _, due_s = _ENTRY.unpack_from(self._map, entry)
-                if count == number + 1:
-                    latest = max(latest, due_s)
-        return latest
+        found, place = [self._find(member, key_of(channel)) for member in members], _place_of(number)
+        entries = [_ENTRY.unpack_from(self._map, start + place) for start in found if start is not None]
+        return max((due_s for count, _, _, due_s in entries if count == number + 1), default=0.0)
 
     def waiting(self, *call: object) -> Waiting:
         """A reusable context: inside it, this rank waits in `call`: (what, where, peers, channel, number)."""
@@ -162,59 +151,47 @@ class CallTable:
     def _find(self, rank: int, key: int) -> int | None:
         """Where a rank's channel begins in the map; None if it has no such channel."""
         known = self._theirs.get((rank, key))
-        if known is not None and _NUMBER.unpack_from(self._map, known)[0] == key + 1:
-            return known
-        for i in range(_CHANNELS):
-            start = rank * _ROW_BYTES + _HEAD_BYTES + i * _CHANNEL_BYTES
-            (name,) = _NUMBER.unpack_from(self._map, start)
-            if name == key + 1:
-                self._theirs[rank, key] = start
-                return start
+        if known is None or _NUMBER.unpack_from(self._map, known)[0] != key + 1:
+            known = next((start for start, of, _ in self._channels(rank) if of == key), None)
+            if known is not None:
+                self._theirs[rank, key] = known
+        return known
+
+    def _channels(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Of each channel of a rank: where it begins in the map, its key, its calls so far."""
+        for i in range(_CHANNELS if rank in self._rows else 0):
+            start = self._rows[rank] + _HEAD_BYTES + i * _CHANNEL_BYTES
+            name, calls = _CHANNEL.unpack_from(self._map, start)
             if name == 0:
                 break
-        return None
+            yield start, name - 1, calls
 
     # ---- read by the process that started the ranks ----
 
-    def read(self, rank: int) -> tuple[int, int, object, float]:
-        """State of a rank, its moves so far, the call it wrote with the state, and the time of that."""
-        row = rank * _ROW_BYTES
-        state, moves, length, since_s = _HEAD.unpack_from(self._map, row)
-        start = row + _HEAD.size
-        try:
-            return state, moves, marshal.loads(self._map[start : start + length]), since_s
-        except (EOFError, ValueError, TypeError):  # read during a write: the rank moved, so the text is not needed
-            return state, moves, None, since_s
+    def row(self, rank: int) -> Row:
+        """What a rank wrote last."""
+        start = self._rows[rank] + _HEAD.size
+        state, moves, length, since_s = _HEAD.unpack_from(self._map, self._rows[rank])
+        call = None
+        with suppress(EOFError, ValueError, TypeError):  # read during a write: the rank moved, the text is not needed
+            call = marshal.loads(self._map[start : start + length])
+        calls = {key: calls for _, key, calls in self._channels(rank)}
+        return Row(state, moves, call, time.monotonic() - since_s, calls)
 
-    def moves(self) -> list[int]:
-        """How many moves each rank made."""
-        return [_HEAD.unpack_from(self._map, rank * _ROW_BYTES)[1] for rank in range(self.world_size)]
-
-    def all_wait(self) -> bool:
-        """Whether every rank waits or has finished, and at least one waits."""
-        states = [_HEAD.unpack_from(self._map, rank * _ROW_BYTES)[0] for rank in range(self.world_size)]
-        return WAITING in states and all(s in (WAITING, FINISHED) for s in states)
-
-    def waits(self) -> dict[int, AwaitedCall]:
-        """Rank → the call it waits in, for each rank that waits."""
-        found = {}
-        for rank in range(self.world_size):
-            state, _, call, since_s = self.read(rank)
-            if state == WAITING:
-                found[rank] = AwaitedCall.of(rank, call, self._calls_of, time.monotonic() - since_s)
-        return found
+    def heads(self) -> list[tuple[int, int]]:
+        """The state of each rank, and how many moves it made."""
+        return [_HEAD.unpack_from(self._map, start)[:2] for start in self._rows.values()]
 
     def view(self) -> View:
         """All ranks, as they are now."""
-        starts = {rank: rank * _ROW_BYTES for rank in range(self.world_size)}
-        notes = {rank: _text(self._map[at + _NOTE : at + _HEAD_BYTES]) for rank, at in starts.items()}
-        states = {rank: self.read(rank)[0] for rank in starts}
-        return View(states, self.waits(), {rank: note for rank, note in notes.items() if note})
+        notes = {rank: _text(self._map[at + _NOTE : at + _HEAD_BYTES]) for rank, at in self._rows.items()}
+        rows = {rank: self.row(rank) for rank in self._rows}
+        return View.of(rows, caught={rank: note for rank, note in notes.items() if note})
 
-    def _calls_of(self, rank: int, key: int) -> int:
-        """How many calls a rank made on a channel."""
-        start = self._find(rank, key)
-        return 0 if start is None else _CHANNEL.unpack_from(self._map, start)[1]
+
+def _place_of(number: int) -> int:
+    """Where in a channel a call stands."""
+    return _CHANNEL.size + number % _RING * _ENTRY.size
 
 
 def _text(field: bytes) -> str:
@@ -227,7 +204,8 @@ class Waiting:
     __slots__ = ("table", "body")
 
     def __init__(self, table: CallTable, call: tuple) -> None:
-        self.table, self.body = table, _dumped(call)
+        body = marshal.dumps(call)
+        self.table, self.body = table, body if len(body) <= _NOTE - _HEAD.size else b""
 
     def __enter__(self) -> None:
         self.table._waits.append(self)
@@ -240,12 +218,6 @@ class Waiting:
             self.table.state(WAITING, waits[-1].body)
         else:
             self.table.state(RUNNING)
-
-
-def _dumped(what: object) -> bytes:
-    """The bytes to store in a row; empty if they do not fit."""
-    body = marshal.dumps(what)
-    return body if len(body) <= _NOTE - _HEAD.size else b""
 
 
 def _mismatch(number: int, sides: dict[int, tuple[str, str]]) -> str:

@@ -1,44 +1,57 @@
 """One record of each communication call, shared by all code that observes it.
 
-The problem: four readers need the calls of a rank. The call table compares them with the calls of other ranks, a hang
-report prints them, a trace counts them, and a grader judges them. With four definitions of a call, they would disagree.
+The problem: the call table compares the calls of a rank, a hang report prints them, a trace counts them, and a grader
+judges them. With four definitions of a call, they would disagree.
 The idea: `Call` holds the facts known before a call is made, by `lib.comm` or by a reader's own call of
 `torch.distributed` (`spy.py`). `Record` is the call in flight. Nothing here knows torch.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lib import cost, trace
 from lib.runtime import call_table, places
+
+if TYPE_CHECKING:
+    from lib.mesh import Group
 
 table: call_table.CallTable | None = None  # shared by the ranks of one machine; set by worker, None under torchrun
 
 
 class Call(NamedTuple):
-    """The facts known about a call before it is made.
+    """The facts known about a call before it is made."""
 
-    Args:
-        kind: as in `trace.CommEvent`; or `new_group`, which is compared and moves nothing.
-        payload_bytes: bytes of the full array; None if there is no array (a barrier).
-        axis, rank, size: the mesh axis of the group, this rank's global number, the number of ranks in the group.
-        channel, members, what: where it is entered in the call table, the ranks that must make the same call, and the
-            text that they compare; channel is empty if nothing can be compared.
-        peers, shown: the ranks that this rank waits for, and the text in a hang report.
-    """
+    kind: str  # as in `trace.CommEvent`; or `new_group`, which is compared and moves nothing
+    payload_bytes: int | None  # bytes of the full array; None if there is no array (a barrier)
+    axis: str  # of the mesh
+    rank: int  # this one's global number
+    size: int  # of the group
+    channel: str  # where it is entered in the call table; empty if nothing can be compared
+    members: tuple[int, ...]  # the ranks that must make the same call
+    what: str  # the text that they compare
+    peers: tuple[int, ...]  # the ranks that this one waits for
+    shown: str  # the text in a hang report
 
-    kind: str
-    payload_bytes: int | None
-    axis: str
-    rank: int
-    size: int
-    channel: str
-    members: tuple[int, ...]
-    what: str
-    peers: tuple[int, ...]
-    shown: str
+    @classmethod
+    def collective(cls, kind: str, what: str, payload_bytes: int | None, group: Group) -> Call:
+        """A call that all ranks of the group make alike."""
+        axis, me, n, ranks = group.axis, group.global_rank, group.size, group.ranks
+        return cls(kind, payload_bytes, axis, me, n, group.channel, ranks, what, ranks, what)
+
+    @classmethod
+    def message(cls, kind: str, what: str, n_bytes: int, group: Group, peer: int | None, tag: int = 0) -> Call:
+        """A send to a global rank, or a receive; from any rank (None), it has no order that could be compared."""
+        me, sends, whom = group.global_rank, kind == "send", "any rank" if peer is None else peer
+        channel, pair, peers = "", (me,), ()
+        if peer is not None:
+            pair, peers = (me, peer) if sends else (peer, me), (peer,)
+            channel = f"{group.channel} {pair[0]}>{pair[1]}" + f" tag {tag}" * bool(tag)
+        shown = f"{'send to' if sends else 'recv from'} {whom}, {what}"
+        return cls(kind, n_bytes, group.axis, me, group.size, channel, pair, f"message {what}", peers, shown)
 
     @property
     def wire_bytes(self) -> float:
@@ -77,13 +90,8 @@ class label:  # noqa: N801 used as a function; a generator would take three time
 class Record:
     """A call in flight: compared with the calls of other ranks, passed to listeners, counted when it is `done`.
 
-    Args:
-        due_s: when this rank's emulated link finishes it (`lib.runtime.link`).
-
-    Attributes:
-        waiting: a context: inside it, this rank waits for the call.
-        works: the launched Work objects, while in flight.
-        ended_s: when it ended; 0 before it is `done`.
+    Inside the context `waiting` this rank waits for it; `works` are its Work objects while in flight; `ended_s` is 0
+    before it is `done`. `due_s` is when this rank's emulated link finishes it (`lib.runtime.transfer`).
 
     Raises:
         MismatchError: a different rank made a different call.

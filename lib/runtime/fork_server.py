@@ -1,9 +1,8 @@
 """A process that forks ranks on demand: the fork server of `multiprocessing`, as a separate instance.
 
-The problem: `multiprocessing` has one such server per process. Ours differs: it has imported torch, its environment is
-set for ranks, and it never receives a Ctrl-C. A program that uses a fork server for its own processes would get ours;
-and a forked copy of the program holds a server that is not its child.
-The idea: the same server program and the same requests, over a private socket.
+`multiprocessing` has one such server per process. Ours differs: it has imported torch, its environment is set for
+ranks, and it never receives a Ctrl-C. A program that uses a fork server for its own processes would get ours; and a
+forked copy of the program holds a server that is not its child. So: the same program, over a private socket.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tempfile
 from multiprocessing import forkserver, popen_forkserver, process, resource_tracker, util
 from multiprocessing.context import reduction, set_spawning_popen
 
-from lib.runtime.folders import SERVER, Folder
+from lib.runtime.headroom import SERVER, Folder
 
 # It starts in its own folder: if ours was removed, torch could not be imported there.
 PROGRAM = """
@@ -28,7 +27,8 @@ sys.path[:] = {1!r}
 os.chdir({2!r})
 from multiprocessing.forkserver import main
 try:
-    main({3}, {4}, {5!r})
+    exec({5!r})
+    main({3}, {4}, [])
 finally:
     shutil.rmtree({2!r}, ignore_errors=True)
 """
@@ -36,15 +36,12 @@ MOST_LETTERS = 90  # in the path of its socket's folder: the system allows 103 o
 
 
 class ForkServer:
-    """A running server.
+    """A running server, with this `sys.path`, and these variables added to the environment of this process.
 
-    Args:
-        preload: modules that it imports.
-        path: its `sys.path`.
-        variables: its environment variables, added to those of this process.
+    It runs the program `first` before it forks, to import what its processes need.
     """
 
-    def __init__(self, preload: list[str], path: list[str], variables: dict[str, str]) -> None:
+    def __init__(self, first: str, path: list[str], variables: dict[str, str]) -> None:
         self.folder = Folder(SERVER, _place())
         self._address = os.path.join(self.folder.path, "socket")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -52,7 +49,7 @@ class ForkServer:
             listener.listen()
             alive, self._alive = os.pipe()  # the server ends when no process holds the other end
             try:
-                command = PROGRAM.format(variables, path, self.folder.path, listener.fileno(), alive, preload)
+                command = PROGRAM.format(variables, path, self.folder.path, listener.fileno(), alive, first)
                 args = [sys.executable, *util._args_from_interpreter_flags(), "-c", command]
                 self.pid = util.spawnv_passfds(os.fsencode(sys.executable), args, [listener.fileno(), alive])
             finally:

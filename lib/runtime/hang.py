@@ -4,8 +4,8 @@ The problem: a rank that waits briefly looks like a rank that waits forever. The
 the system counts no bytes written and no processor time for `STILL_S`, and no rank has a thread that could still send.
 Where the system counts nothing (macOS), a transfer longer than `STILL_S` looks like a hang.
 
-The report shows the state of every rank at one time, a `View`. `call_table.py` reads it from the memory that the ranks
-of one machine share, `lib.torchrun.watchdog` from the store that the ranks of several machines share.
+The report shows a `View` of all ranks at one time, made from a `Row` of each: of the memory that the ranks of one
+machine share (`call_table.py`), or of the store that the ranks of several machines share (`lib.torchrun.watchdog`).
 """
 
 from __future__ import annotations
@@ -29,56 +29,53 @@ SAYS = {STARTING: "is starting", RUNNING: "computes", FINISHED: "has finished", 
 
 
 class AwaitedCall(NamedTuple):
-    """The call that a rank waits in.
+    """The call that a rank waits in."""
 
-    Args:
-        what: the call as the report shows it; its first word is its kind.
-        where: the source line that made it.
-        peers: the ranks that must make their call.
-        late: the peers that have not.
-        for_s: seconds since the wait began.
-    """
-
-    what: str = ""
-    where: str = ""
-    peers: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    for_s: float = 0.0
+    what: str = ""  # as the report shows it; its first word is its kind
+    where: str = ""  # the source line that made it
+    peers: tuple[int, ...] = ()  # the ranks that must make their call
+    late: tuple[int, ...] = ()  # the peers that have not
+    for_s: float = 0.0  # seconds since the wait began
 
     @property
     def kind(self) -> str:
         """The kind of call, such as `send` or `all_reduce`."""
         return re.split(r"\W", self.what, maxsplit=1)[0]
 
-    @classmethod
-    def of(cls, rank: int, call: Sequence | None, calls_of: Callable[[int, int], int], for_s: float) -> AwaitedCall:
-        """From the call that a rank wrote: (what, where, peers, channel, number); None if it cannot be read.
 
-        Args:
-            calls_of: (rank, key of a channel) → how many calls that rank made there.
-        """
-        what, where, peers, channel, number = call or ("", "", (), "", 0)
-        late = (p for p in peers if p != rank and calls_of(p, key_of(channel)) <= number)
-        return cls(what, where, peers, tuple(late), for_s)
+class Row(NamedTuple):
+    """What a rank says of itself."""
+
+    state: int  # one of the five above
+    moves: int  # how often it wrote a state
+    call: Sequence | None  # (what, where, peers, channel, number) of its wait; None if it cannot be read
+    for_s: float  # seconds since it wrote its state
+    calls: Mapping[int, int]  # how many it made on each channel, by `key_of`
 
 
 @dataclass
 class View:
-    """All ranks at one time.
-
-    Args:
-        states: rank → its state.
-        waits: rank → the call it waits in, for each rank that waits.
-        caught: rank → the text of a call that was refused there, and that its code caught.
-        hosts: rank → the name of its machine, if there are several.
-        said: rank → the words for it instead of its state.
-    """
+    """All ranks at one time; each mapping is by rank."""
 
     states: Mapping[int, int]
-    waits: Mapping[int, AwaitedCall]
-    caught: Mapping[int, str] = field(default_factory=dict)
-    hosts: Mapping[int, str] = field(default_factory=dict)
-    said: Mapping[int, str] = field(default_factory=dict)
+    waits: Mapping[int, AwaitedCall]  # of each rank that waits
+    caught: Mapping[int, str] = field(
+        default_factory=dict
+    )  # the text of a call that was refused, and its code caught
+    hosts: Mapping[int, str] = field(default_factory=dict)  # the name of its machine, if there are several
+    said: Mapping[int, str] = field(default_factory=dict)  # the words for it instead of its state
+
+    @classmethod
+    def of(cls, rows: Mapping[int, Row], **more: Mapping) -> View:
+        """From what each rank says of itself."""
+        waits = {}
+        for rank, row in rows.items():
+            if row.state == WAITING:
+                what, where, peers, channel, number = row.call or ("", "", (), "", 0)
+                key = key_of(channel)
+                late = tuple(p for p in peers if p != rank and rows[p].calls.get(key, 0) <= number)
+                waits[rank] = AwaitedCall(what, where, peers, late, row.for_s)
+        return cls({rank: row.state for rank, row in rows.items()}, waits, **more)
 
     @property
     def finished(self) -> tuple[int, ...]:
@@ -91,15 +88,16 @@ class View:
 
     def summary(self) -> str:
         """One line: which ranks wait and which are done; it is a deadlock only if there is a cycle of waits."""
-        waiting, finished, circle = sorted(self.waits), self.finished, self.circle
+        circle = self.circle
+        others = [rank for rank in sorted(self.waits) if rank not in circle]
         if circle:
             parts = [f"deadlock: {named_ranks(sorted(circle))} wait for each other"]
-            if others := [rank for rank in waiting if rank not in circle]:
-                parts.append(f"{named_ranks(others)} also {'wait' if len(others) > 1 else 'waits'}")
+            if others:
+                parts.append(_they(others, "also wait", "also waits"))
         else:
-            parts = [f"hang: {named_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"]
-        if finished:
-            parts.append(f"{named_ranks(finished)} {'have' if len(finished) > 1 else 'has'} finished")
+            parts = ["hang: " + _they(others, "wait", "waits")]
+        if self.finished:
+            parts.append(_they(self.finished, "have finished", "has finished"))
         return "; ".join(parts)
 
     def report(self) -> str:
@@ -144,9 +142,6 @@ class View:
 class HangError(RunError):
     """Ranks wait for calls that never come: for others in a cycle, or for a rank that finished.
 
-    Args:
-        view: all ranks; None if the call table cannot be read.
-
     Attributes:
         waits: rank → the call it waits in.
         finished: ranks whose function returned.
@@ -160,27 +155,20 @@ class HangError(RunError):
 
 
 class Stillness:
-    """Watches whether anything moves: calls, bytes, or the processor.
+    """Watches whether anything moves: calls, bytes, or the processor of these processes.
 
-    Args:
-        pids: the processes of the ranks.
-        may_send: whether a rank has a thread that could still send. As long as one lives, only a time limit ends a run.
+    `may_send` says whether a rank has a thread that could still send: while one lives, only a time limit ends a run.
     """
 
     def __init__(self, pids: Iterable[int], may_send: Callable[[], bool]) -> None:
         self.pids, self.may_send = list(pids), may_send
-        self._since_s, self._moves, self._written, self._busy_s = 0.0, None, -1, None
+        self._since_s, self._heads, self._written, self._busy_s = 0.0, None, -1, None
 
-    def look(self, moves: list[int], all_wait: bool) -> float:
-        """Seconds since anything moved, once it is a hang; 0 before.
-
-        Args:
-            moves: number of moves of each rank.
-            all_wait: whether no rank computes.
-        """
+    def look(self, heads: list[tuple[int, int]]) -> float:
+        """Seconds since anything moved, once it is a hang; 0 before. `heads`: state and moves of each rank."""
         now = time.monotonic()
-        if moves != self._moves or not all_wait:
-            self._moves, self._since_s, self._written = moves, now, -1
+        if heads != self._heads or not all_wait({state for state, _ in heads}):
+            self._heads, self._since_s, self._written = heads, now, -1
         elif (written := sum(map(written_bytes, self.pids))) != self._written:
             self._since_s, self._written, self._busy_s = now, written, None
         elif self._busy_s is None:
@@ -210,6 +198,11 @@ def written_bytes(pid: int | str = "self") -> int:
     return 0
 
 
+def all_wait(states: set[int]) -> bool:
+    """Whether every rank waits or has finished, and at least one waits."""
+    return WAITING in states and states <= {WAITING, FINISHED}
+
+
 def key_of(channel: str) -> int:
     """The number of a channel in tables."""
     return zlib.crc32(channel.encode())
@@ -219,6 +212,10 @@ def named_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 0, 1 and 2`."""
     listed = ", ".join(map(str, ranks[:-1])) + " and " * (len(ranks) > 1) + str(ranks[-1])
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {listed}"
+
+
+def _they(ranks: Sequence[int], many: str, one: str) -> str:
+    return f"{named_ranks(ranks)} {many if len(ranks) > 1 else one}"
 
 
 def circle_of(waits: Mapping[int, AwaitedCall]) -> tuple[int, ...]:

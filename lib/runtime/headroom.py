@@ -1,16 +1,22 @@
-"""How much memory and disk are free, and one sentence when it is too little.
+"""How much memory and disk are free, one sentence when it is too little, and temporary folders that do not stay.
 
 The problem: a rank that takes the last memory does not get an error. The system ends some process, perhaps the
-notebook's kernel, without a message. A full disk is an error deep in a library that names no folder.
+notebook's kernel, without a message. A full disk is an error deep in a library that names no folder. And a process that
+is killed removes no file.
 
 The idea: look before and during a run. Linux reports free memory of the machine and of a container (Colab, Binder,
-Docker). On other systems nothing is watched. Nothing here knows torch.
+Docker). On other systems nothing is watched. A process holds a lock on its folder, which the system releases when the
+process ends: the process that makes the next folder removes all folders without a lock. Nothing here knows torch.
 """
 
 import contextlib
 import errno
+import fcntl
 import functools
+import glob
+import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +65,44 @@ def held_bytes(pid: int) -> int:
     return 0
 
 
+def size_text(n_bytes: float) -> str:
+    """Bytes with a decimal unit: `12 MB`, `1.3 GB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.3g} {unit}" if n_bytes < 1000 * size else f"{n_bytes / size:,.0f} {unit}"
+    return f"{n_bytes:.0f} bytes"
+
+
+def _fields(path: Path, separator: str | None) -> dict[str, int]:
+    rows = (line.split(separator, 1) for line in path.read_text().splitlines())
+    return {row[0]: int(row[1].split()[0]) for row in rows if len(row) == 2 and row[1].split()[0].isdigit()}
+
+
+@functools.cache
+def _limits(proc: str, cgroup: str, total_bytes: int) -> list[tuple[int, Path, Path, str]]:
+    """Of each container with a limit: the limit, the files with its use and its caches, the name of the latter."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path(proc, "self", "cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                base, (limit, usage, cache) = Path(cgroup), ("memory.max", "memory.current", "inactive_file")
+            elif "memory" in kinds.split(","):
+                base, cache = Path(cgroup, "memory"), "total_inactive_file"
+                limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            else:
+                continue
+            inside = base / path.lstrip("/")
+            for folder in [one for one in (inside, *inside.parents) if one.is_relative_to(base)]:
+                with contextlib.suppress(OSError, ValueError):  # "max" means no limit
+                    if (total := int((folder / limit).read_text())) < total_bytes:
+                        found.append((total, folder / usage, folder / "memory.stat", cache))
+    return found
+
+
+# ---- disk -----------------------------------------------------------------------------------------------------------
+
+
 def free_disk_bytes(folder: str) -> int:
     return shutil.disk_usage(folder).free
 
@@ -76,44 +120,42 @@ def full_disk(folder: str, needs: str) -> str:
     )
 
 
-def size_text(n_bytes: float) -> str:
-    """Bytes with a decimal unit: `12 MB`, `1.3 GB`."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.3g} {unit}" if n_bytes < 1000 * size else f"{n_bytes / size:,.0f} {unit}"
-    return f"{n_bytes:.0f} bytes"
+RUN, SERVER = "parallel-by-hand-run-", "server-of-parallel-by-hand-"
 
 
-def _fields(path: Path, separator: str | None) -> dict[str, int]:
-    rows = (line.split(separator, 1) for line in path.read_text().splitlines())
-    return {row[0]: int(row[1].split()[0]) for row in rows if len(row) == 2 and row[1].split()[0].isdigit()}
+class Folder:
+    """A new folder, locked until it is removed; as a context, its path, and removed after the body.
+
+    Its name begins with `kind`, `RUN` or `SERVER`; it lies in `place`, by default the folder for temporary files.
+    """
+
+    def __init__(self, kind: str, place: str | None = None) -> None:
+        place = place or tempfile.gettempdir()
+        for path in glob.glob(os.path.join(glob.escape(place), kind + "*")):
+            _remove_if_left(path)
+        hidden = tempfile.mkdtemp(prefix="." + kind, dir=place)  # hidden until it is locked
+        self._lock = os.open(hidden, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # some file systems have no locks; there no process removes it
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = os.path.join(place, os.path.basename(hidden)[1:])
+        os.rename(hidden, self.path)
+
+    def __enter__(self) -> str:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
-@functools.cache
-def _limits(proc: str, cgroup: str, total_bytes: int) -> list[tuple[int, Path, Path, str]]:
-    """For each container with its own limit: the limit, and the files with its use and its caches."""
-    found = []
-    for folder, (limit, usage, cache) in _containers(proc, cgroup):
-        with contextlib.suppress(OSError, ValueError):  # "max" means no limit
-            if (total := int((folder / limit).read_text())) < total_bytes:
-                found.append((total, folder / usage, folder / "memory.stat", cache))
-    return found
-
-
-def _containers(proc: str, cgroup: str):
-    """Folders of the control groups of this process, innermost first, and the names of their files."""
-    with contextlib.suppress(OSError):
-        for line in Path(proc, "self", "cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds == "":
-                base, names = Path(cgroup), ("memory.max", "memory.current", "inactive_file")
-            elif "memory" in kinds.split(","):
-                base = Path(cgroup, "memory")
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            else:
-                continue
-            inside = base / path.lstrip("/")
-            for folder in (inside, *inside.parents):
-                yield folder, names
-                if folder == base:
-                    break
+def _remove_if_left(path: str) -> None:
+    with contextlib.suppress(OSError):  # of a different user, or already removed
+        lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)

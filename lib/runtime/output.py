@@ -2,9 +2,8 @@
 
 The problem: four ranks that print at the same time mix their lines. A rank that prints a million lines fills the disk
 and the notebook, which must store all of them.
-The idea: each rank writes its lines, labelled with the rank, to a file, and when that is full to a second one, which
-keeps the last lines. The process that started the ranks shows the first file of rank 0 as it grows, and all others at
-the end, in rank order.
+The idea: each rank writes its lines, labelled, to a file, and when that is full to a second one, which keeps the last
+lines. The process that started the ranks shows rank 0's first file as it grows, and the rest at the end, in rank order.
 """
 
 import codecs
@@ -21,12 +20,7 @@ BAR_BYTES = 500_000  # of the progress bars of rank 0, which a screen replaces b
 
 
 class Writer(io.RawIOBase):
-    """Two files with the output of a rank: `path` takes the first bytes, `path` + "end" keeps the last lines.
-
-    Args:
-        path: of the first file.
-        rank: the rank.
-    """
+    """Two files with the output of a rank: `path` takes the first bytes, `path` + "end" keeps the last lines."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._label = f"rank {rank} | ".encode()
@@ -78,12 +72,7 @@ class Writer(io.RawIOBase):
 
 
 class Reader:
-    """Shows the output of the ranks of one run.
-
-    Args:
-        folder: folder of their files `out0`, `out1`, …
-        world_size: number of ranks.
-    """
+    """Shows the output of the ranks of one run, from their files `out0`, `out1`, … in a folder."""
 
     def __init__(self, folder: str, world_size: int) -> None:
         self._folder, self._size = folder, world_size

@@ -2,9 +2,8 @@
 
 The problem: a pickled tensor takes its full storage along, even if it is a small slice of it; and two tensors on one
 storage (weights tied through `.data`) become separate.
-The idea: the pickle only names storages. Each storage is written once, and only the stretch that the sent tensors use.
-The receiver allocates the full size, so all offsets hold; bytes that were not sent are never touched and take no
-memory.
+The idea: the pickle only names storages. Each is written once, and only the stretch that the sent tensors use. The
+receiver allocates the full size, so all offsets hold; bytes that were not sent are never touched, and take no memory.
 """
 
 import io
@@ -59,11 +58,7 @@ def _code(file: str, make: Callable, args: tuple) -> types.CodeType:
 
 
 class Pickled:
-    """A packed object; an error of pickling is raised here.
-
-    Attributes:
-        size_bytes: its size.
-    """
+    """A packed object of `size_bytes`; an error of pickling is raised here."""
 
     def __init__(self, thing: object) -> None:
         file = io.BytesIO()

@@ -2,7 +2,6 @@
 
 The problem: one of four ranks fails, and three report "connection closed by peer"; or no rank fails, and all wait. The
 reader needs one sentence with the cause, after a second, and no process left running.
-
 The idea: ranks are forked from a server that already imported torch (`server.py`). This side polls: messages from
 ranks, whether they are alive, their output, their calls so far (`call_table.py`), and free memory (`headroom.py`). A
 rank that lost a peer is never the cause. `hang.py` decides whether the ranks hang.
@@ -15,27 +14,28 @@ import signal
 import sys
 import time
 from multiprocessing import Pipe, connection
+from pathlib import Path
 from typing import Any
 
-from lib.runtime import call_table, headroom, output
+from lib.runtime import headroom, output
+from lib.runtime.call_table import CallTable
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.hang import HangError, Stillness
+from lib.runtime.places import FLOORS
 from lib.runtime.server import RunError, starting, uninterrupted, why_no_rank
 
 GRACE_S = 0.5  # after a failure, how long to listen for the rank that caused it and for equal failures
 
 NOISE_BYTES = headroom.MB  # of output that bypasses Python's stdout; a longer file is emptied
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder lib
-
 
 class RankError(RunError):
     """A rank raised an exception, exited, or was killed.
 
-    Args:
+    Attributes:
         rank: the rank that failed.
-        error: name of the exception type, or "" if the process died without an exception.
-        trace_back: the rank's traceback, which the message also contains; "" if there was no exception.
+        error, trace_back: the name of the exception's type, and the traceback, which the message also contains; both
+            are "" if there was no exception.
     """
 
     def __init__(self, message: str, rank: int, error: str = "", trace_back: str = "") -> None:
@@ -54,8 +54,8 @@ class RunTimeout(RunError, TimeoutError):
 class Ranks:
     """The processes of one run."""
 
-    def __init__(self, world_size: int, folder: str, table: call_table.CallTable) -> None:
-        self.folder, self.table, self.size = folder, table, world_size
+    def __init__(self, world_size: int, folder: str, table: CallTable) -> None:
+        self.folder, self.table, self.size = Path(folder), table, world_size
         self.processes: list[Any] = []
         self.conns: list[connection.Connection] = []
         self.questions: list[connection.Connection] = []
@@ -69,17 +69,19 @@ class Ranks:
         """Let the server fork them."""
         from lib.runtime import worker
 
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        cwd = None  # if it was removed, ranks stay in the folder of their server
+        with contextlib.suppress(OSError):
+            cwd = os.getcwd()
+        place = [path for path in sys.path if isinstance(path, str)], sys.argv, cwd, dict(os.environ)
         with starting():
             for rank in range(self.size):
                 (ours, theirs), (asks, answers) = Pipe(), Pipe()
-                args = (rank, self.size, self.folder, loopback, theirs, answers)
-                process = server.Process(target=worker.rank_main, args=args, daemon=True)
-                self.processes.append(process)
+                args = (rank, self.size, str(self.folder), place, theirs, answers)
+                self.processes.append(server.Process(target=worker.rank_main, args=args, daemon=True))
                 self.conns.append(ours)
                 self.questions.append(asks)
                 try:
-                    process.start()
+                    self.processes[rank].start()
                 except (EOFError, ConnectionError):
                     raise RunError(f"the server that ranks come from could not start; {why_no_rank()}") from None
                 theirs.close()
@@ -87,24 +89,21 @@ class Ranks:
 
     def join(self, timeout_s: float) -> None:
         """Wait until all are done, or raise the error; in both cases show the output."""
-        try:
-            self._join(timeout_s)
-        finally:
-            self.output.show_all()
-
-    def _join(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         stillness = Stillness((process.pid for process in self.processes), self._may_send)
-        while len(self.done) < self.size:
-            ready = self._wait(self.pause_s)
-            self.output.show_rank_0()
-            for rank in ready:
-                self._hear(rank)
-            self._watch_headroom()
-            if time.monotonic() > deadline:
-                raise RunTimeout(self._timeout(timeout_s))
-            if still_s := stillness.look(self.table.moves(), self.table.all_wait()):
-                raise self._hang(still_s)
+        try:
+            while len(self.done) < self.size:
+                ready = self._wait(self.pause_s)
+                self.output.show_rank_0()
+                for rank in ready:
+                    self._hear(rank)
+                self._watch_headroom()
+                if time.monotonic() > deadline:
+                    raise RunTimeout(self._timeout(timeout_s))
+                if still_s := stillness.look(self.table.heads()):
+                    raise self._hang(still_s)
+        finally:
+            self.output.show_all()
 
     def _wait(self, timeout_s: float) -> list[int]:
         """Ranks that sent a message or died."""
@@ -122,34 +121,30 @@ class Ranks:
         """
         outcomes, began = {rank: self._outcome(rank)}, time.monotonic()
         self.done.add(rank)
-        if outcomes[rank] is not None and outcomes[rank].kind == "ok":
+        if outcomes[rank] == ("ok", None):
             return
         while len(self.done) < self.size and time.monotonic() - began < GRACE_S:
             outcomes |= {r: self._outcome(r) for r in self._wait(0.02)}
             self.done |= outcomes.keys()
-        cause = next((r for r, outcome in outcomes.items() if _is_cause(outcome)), rank)
-        cause = min((r for r, outcome in outcomes.items() if _alike(outcome, outcomes[cause])), default=cause)
-        raise self._error(cause, outcomes[cause])
+        kinds = {r: (kind, getattr(error, "error", "") if error else r) for r, (kind, error) in outcomes.items()}
+        cause = next((r for r, (kind, _) in kinds.items() if kind in ("died", "error")), rank)
+        cause = min(r for r, kind in kinds.items() if kind == kinds[cause])
+        raise outcomes[cause][1] or self._died(cause)
 
-    def _outcome(self, rank: int):
-        try:
-            return self.conns[rank].recv() if self.conns[rank].poll() else None
-        except (EOFError, OSError):
-            return None
+    def _outcome(self, rank: int) -> tuple[str, Exception | None]:
+        """How a rank ended: `ok`, `error`, `peer gone` or `died`; and the error that it sent."""
+        with contextlib.suppress(EOFError, OSError):
+            if self.conns[rank].poll():
+                return self.conns[rank].recv()
+        return "died", None
 
-    def _error(self, rank: int, outcome) -> Exception:
+    def _died(self, rank: int) -> RunError:
+        """The error of a rank that could say nothing."""
+        self.processes[rank].join(1)
         who = f"rank {rank} of {self.size}"
-        if outcome is None:
-            self.processes[rank].join(1)
-            if not os.path.exists(self._noise(rank)):
-                return RunError(f"{who} could not start; {why_no_rank()}")
-            return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
-        if outcome.kind == "mismatch":
-            return call_table.MismatchError(outcome.text)
-        if outcome.kind == "peer gone":
-            who = f"a rank closed its connections, as destroy_process_group does, while others needed them: {who}"
-        told = f"{who} {outcome.text}" + f"\n\n{outcome.trace_back}" * bool(outcome.trace_back)
-        return RankError(told, rank, outcome.error, outcome.trace_back)
+        if not self._noise(rank).exists():
+            return RunError(f"{who} could not start; {why_no_rank()}")
+        return RankError(f"{who} {self._death(rank)}{self._last_noise(rank)}", rank)
 
     def _hang(self, still_s: float) -> HangError:
         """The error with the report of a hang."""
@@ -160,10 +155,10 @@ class Ranks:
 
     def _timeout(self, timeout_s: float) -> str:
         """Where each rank was when the time limit passed."""
-        where = self._unreadable() or self.table.view().report()
-        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", where]
-        where = self._ask()
-        lines += [f"rank {rank}:\n{where[rank][0].rstrip()}" for rank in where if rank not in self.done]
+        report = self._unreadable() or self.table.view().report()
+        lines = [f"the ranks were not done after {timeout_s:g} s (timeout_s). They were here:", report]
+        stacks = {rank: stack.rstrip() for rank, (stack, _) in self._ask().items() if rank not in self.done}
+        lines += [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]
         return "\n".join(lines)
 
     def _ask(self) -> dict[int, tuple[str, bool]]:
@@ -189,16 +184,15 @@ class Ranks:
         """Why the call table cannot be read, or "". On a full disk, reading a page that was never written kills."""
         if headroom.free_disk_bytes(self.folder) >= headroom.MB:
             return ""
-        return headroom.full_disk(os.path.dirname(self.folder), "the table of waiting ranks cannot be read")
+        return headroom.full_disk(self.folder.parent, "the table of waiting ranks cannot be read")
 
     def _watch_headroom(self) -> None:
         """End the ranks before memory runs out, or the system might end the notebook; keep files of noise short."""
         for rank in range(self.size):
             with contextlib.suppress(OSError):
-                if os.path.getsize(self._noise(rank)) > NOISE_BYTES:
+                if self._noise(rank).stat().st_size > NOISE_BYTES:
                     os.truncate(self._noise(rank), 0)
-        memory = headroom.system_memory()
-        if memory is None:
+        if (memory := headroom.system_memory()) is None:
             return
         self.pause_s = 0.05 if memory.free_bytes > 2 * self.floor_bytes else 0.01  # a rank can take 1 GB in 0.2 s
         if memory.free_bytes > self.floor_bytes:
@@ -214,37 +208,33 @@ class Ranks:
         raise RankError(
             f"rank {rank} of {self.size} was ended before memory ran out: {memory}.{rows}\n"
             f"Use smaller tensors or fewer ranks.{self._last_noise(rank)}",
-            rank,
-            "MemoryError",
+            *(rank, "MemoryError"),
         )
 
     def _death(self, rank: int) -> str:
         code = self.processes[rank].exitcode
         if code is None or code >= 0:
             return f"exited without returning (os._exit?), with exit code {code}"
-        name, hint = str(-code), ""
-        with contextlib.suppress(ValueError):  # not every signal has a name
-            name = signal.Signals(-code).name
-        if name == "SIGKILL":
+        hint = ""
+        if -code == signal.SIGKILL:
             hint = "; was the machine out of memory?"
-        if name == "SIGBUS":
+        if -code == signal.SIGBUS:
             full = f"is its disk full? {headroom.size_text(headroom.free_disk_bytes(self.folder))} free"
-            hint = f"; ranks share memory through a file in {os.path.dirname(self.folder)}: {full}"
-        return f"was killed by {name}{hint}"
+            hint = f"; ranks share memory through a file in {self.folder.parent}: {full}"
+        named = -code in {*signal.Signals}  # not every signal has a name
+        return f"was killed by {signal.Signals(-code).name if named else -code}{hint}"
 
-    def _noise(self, rank: int) -> str:
-        return os.path.join(self.folder, f"noise{rank}")
+    def _noise(self, rank: int) -> Path:
+        return self.folder / f"noise{rank}"
 
     def _last_noise(self, rank: int) -> str:
         """The last output of C++ and of Python's fault handler, without the frames of this library."""
-        try:
-            with open(self._noise(rank), "rb") as file:
-                said = file.read().decode(errors="replace")
-        except OSError:
-            return ""
-        ours = (f'  File "{os.path.join(_HERE, "runtime", "worker.py")}"', "Extension modules:")
+        said = ""
+        with contextlib.suppress(OSError):
+            said = self._noise(rank).read_text("utf-8", "replace")
+        ours = (f'  File "{os.path.join(FLOORS[0], "runtime", "worker.py")}"', "Extension modules:")
         lines = itertools.takewhile(lambda line: not line.startswith(ours), filter(str.strip, said.splitlines()))
-        return "".join(f"\n  {line}" for line in list(lines)[-8:])
+        return "".join(f"\n  {line}" for line in [*lines][-8:])
 
     def end(self) -> None:
         """End all ranks and all processes that they started, and wait until they have ended."""
@@ -260,11 +250,3 @@ class Ranks:
                 if process.pid is not None:
                     process.join()
                 process.close()
-
-
-def _is_cause(outcome) -> bool:
-    return outcome is None or outcome.kind in ("error", "mismatch")
-
-
-def _alike(one, other) -> bool:
-    return None not in (one, other) and (one.kind, one.error) == (other.kind, other.error)

@@ -1,7 +1,7 @@
 """The server that ranks are forked from: one process that has imported torch and `lib`, once.
 
 The problem: a new process needs seconds to import torch. A process forked from one that already imported torch needs a
-hundredth of a second, but it holds the code of that time: after an edit of `lib`, ranks would still run the old code.
+hundredth of a second, but holds the code of that time: after an edit of `lib`, ranks would still run the old code.
 The idea: a fork server (`fork_server.py`). It starts while the notebook imports torch itself, never receives a Ctrl-C,
 and runs nothing of the caller's script. When a file of `lib` was added, removed or changed, a new server replaces it.
 """
@@ -9,9 +9,12 @@ and runs nothing of the caller's script. When a file of `lib` was added, removed
 from __future__ import annotations
 
 import contextlib
+import gc
 import glob
+import importlib
 import multiprocessing
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -20,8 +23,6 @@ from multiprocessing import resource_tracker
 
 from lib.runtime.fork_server import ForkServer
 from lib.runtime.places import FLOORS, ROOT
-
-PRELOADED = ["lib.runtime.server", "lib.runtime.warm"]
 
 _one_at_a_time = threading.RLock()
 _server: ForkServer | _Here | None = None
@@ -48,21 +49,24 @@ def start_server(use: bool = False) -> ForkServer:
     Raises:
         RunError: a file of `lib` was edited and cannot be read as Python.
     """
+    global _files, _server
     while True:
         with _one_at_a_time:
             files = _look()
-            if _serves(files) or not _others():
-                _start(files)
+            is_new = _server is None or files != _files or not _server.is_alive()
+            others = {t for t in _users if t.is_alive() and t is not threading.current_thread()}
+            if not (is_new and others):
+                if is_new:
+                    _server, _files = _replacement(files), files
                 if use:
                     _users.add(threading.current_thread())
                 return _server
-            others = _others()
         for thread in others:  # another thread's run still uses the old code
             thread.join(0.05)
 
 
 class _Here:
-    """Forks ranks from this process itself."""
+    """Forks ranks from this process itself; it holds nothing."""
 
     Process = multiprocessing.get_context("fork").Process
 
@@ -70,7 +74,7 @@ class _Here:
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
     abandon = close
 
@@ -79,10 +83,6 @@ def fork_here() -> None:
     """From now on, fork ranks from this process, which comes from a server itself and has imported all of `lib`."""
     global _files, _server
     _server, _files = _Here(), _look()
-
-
-def _others() -> set[threading.Thread]:
-    return {t for t in _users if t.is_alive() and t is not threading.current_thread()}
 
 
 def _look() -> dict[str, tuple]:
@@ -94,21 +94,19 @@ def _look() -> dict[str, tuple]:
     return files
 
 
-def _serves(files: dict[str, tuple]) -> bool:
-    return _server is not None and files == _files and _server.is_alive()
-
-
-def _start(files: dict[str, tuple]) -> None:
-    global _files, _server
-    if _serves(files):
-        return
+def _replacement(files: dict[str, tuple]) -> ForkServer:
+    global _server
     if _server is not None:
         _check_python(path for path in files if files[path] != _files.get(path))
         _server.close()
     _server = None
     resource_tracker.ensure_running()  # now: it would unblock the signal that we block
-    with _blocked(signal.SIGINT):
-        _server, _files = ForkServer(PRELOADED, _paths(), {"OMP_NUM_THREADS": "1"}), files
+    # It never receives a Ctrl-C: on that, this process ends the ranks.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return ForkServer("from lib.runtime.server import warm\nwarm()", _paths(), {"OMP_NUM_THREADS": "1"})
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _paths() -> list[str]:
@@ -142,6 +140,29 @@ def why_no_rank() -> str:
     return "the reason is printed here or in the terminal"
 
 
+def warm() -> None:
+    """In the server: import all of `lib`, and what judges answers, so that no rank has to; but nothing with answers.
+
+    A module that cannot be imported (its file was edited) is skipped; the rank that needs it then raises the error.
+    """
+    import lib
+
+    modules = [module.name for module in pkgutil.walk_packages(lib.__path__, "lib.", onerror=lambda name: None)]
+    # A rank imports the exercise that it runs; a grader's ranks, which come from here, must have no right program.
+    # A cluster has `lib` alone; a package called `course` that is elsewhere is not ours.
+    judge = pkgutil.iter_modules([os.path.join(ROOT, "course", "check")])
+    modules += [f"course.check.{module.name}" for module in judge if module.name != "catalogue"]
+    modules.append("torch._dynamo")  # the first step of an optimizer imports it, for 1.5 s
+    for name in modules:
+        if not name.endswith("__main__"):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    # Imports leave garbage, such as copies of `sys.modules`. A rank that collects it writes into 8 MB of pages shared
+    # with the server: each page is copied first, which takes longer than any other step of starting a rank.
+    gc.collect()
+    gc.freeze()
+
+
 # ---- starting processes without harm to this one --------------------------------------------------------------------
 
 
@@ -166,16 +187,6 @@ def uninterrupted():
         signal.signal(signal.SIGINT, before)
         if came and callable(before):
             before(*came[0])
-
-
-@contextlib.contextmanager
-def _blocked(number: int):
-    """Processes that the body starts never receive this signal: on Ctrl-C, this process ends the ranks."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _forget() -> None:

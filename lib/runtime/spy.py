@@ -2,16 +2,15 @@
 
 The problem: readers call `torch.distributed` directly, and so do PyTorch's wrappers. If only calls of `lib.comm` were
 recorded, hangs in these calls would have no report, traces would be empty, and a grader would miss messages.
-The idea: in each rank that `launch` starts, wrappers replace its functions and make a `Record` of the call
-(`calls.py`). Arguments, results and errors stay the same. Messages that C++ code sends, such as the reducer of
-DistributedDataParallel, are not recorded.
+The idea: in each rank, wrappers replace its functions and make a `Record` of the call (`calls.py`). Arguments, results
+and errors stay the same. Messages that C++ code sends, as the reducer of DistributedDataParallel, are not recorded.
 """
 
 import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 import torch
 import torch.distributed as dist
@@ -19,38 +18,24 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed import device_mesh
 
 from lib import comm  # it keeps the original functions, before `watch` replaces them
-from lib.mesh import Group, name_of
+from lib.mesh import Group, new_group_of
 from lib.runtime.calls import Call, Record
-from lib.runtime.groups import new_group_of
 
-_COLLECTIVES = {  # function -> kind; argument whose shape and dtype all ranks share; argument that is the full array
-    "all_reduce": ("all_reduce", "tensor", "tensor"),
-    "all_reduce_coalesced": ("all_reduce", "tensors", "tensors"),
-    "broadcast": ("broadcast", "tensor", "tensor"),
-    "reduce": ("reduce", "tensor", "tensor"),
-    "gather": ("gather", "tensor", "tensor"),  # n of them
-    "scatter": ("scatter", "tensor", "tensor"),  # n of them
-    "all_gather": ("all_gather", "tensor", "tensor_list"),
-    "all_gather_coalesced": ("all_gather", "input_tensor_list", "output_tensor_lists"),
-    "all_gather_into_tensor": ("all_gather", "input_tensor", "output_tensor"),
-    "all_gather_single": ("all_gather", "input_tensor", "output_tensor"),
-    "reduce_scatter": ("reduce_scatter", "output", "input_list"),
-    "reduce_scatter_tensor": ("reduce_scatter", "output", "input"),
-    "reduce_scatter_single": ("reduce_scatter", "output", "input"),
-    "all_to_all_single": ("all_to_all", "", "input"),
-    "all_to_all": ("all_to_all", "", "input_tensor_list"),
-    "barrier": ("barrier", "", ""),
-    "monitored_barrier": ("barrier", "", ""),
-    "new_group": ("new_group", "", ""),
-    "split_group": ("new_group", "", ""),
+_WATCHED = {  # the argument of which all ranks pass the same shape and dtype -> the functions that have it
+    "tensor": "all_reduce broadcast reduce gather scatter all_gather send isend recv irecv",
+    "tensors": "all_reduce_coalesced",
+    "input_tensor": "all_gather_into_tensor all_gather_single",
+    "input_tensor_list": "all_gather_coalesced all_to_all",  # of an all-to-all, shapes may differ
+    "input": "all_to_all_single",
+    "output": "reduce_scatter reduce_scatter_tensor reduce_scatter_single",
+    "": "barrier monitored_barrier new_group split_group",
 }
-_MESSAGES = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
-_FUNCTIONAL = (  # of torch.distributed._functional_collectives: they return a new tensor; each name begins with a kind
+_FUNCTIONAL = (  # of torch.distributed._functional_collectives: they return a new tensor, and the first argument counts
     "all_reduce all_reduce_coalesced broadcast all_to_all_single all_gather_tensor all_gather_into_tensor_coalesced "
     "all_gather_single all_gather_single_coalesced reduce_scatter_tensor reduce_scatter_tensor_coalesced "
     "reduce_scatter_single reduce_scatter_single_coalesced"
 ).split()
-_N_TIMES = ("gather", "scatter")  # their argument is one rank's shard
+_KINDS = "all_reduce all_gather all_to_all reduce_scatter broadcast reduce gather scatter barrier send recv".split()
 
 _under_way: dict[int, tuple[dist.Work, Record]] = {}  # by id, before the wait: gloo drops a Work without references
 _promised: dict[int, Record] = {}  # address of a functional collective's result -> its record, until its wait
@@ -59,16 +44,15 @@ _inside = threading.local()  # .call: a watched function may call a second one, 
 
 def watch() -> None:
     """Record this process's calls of `torch.distributed` from now on."""
-    for name in (*_COLLECTIVES, *_MESSAGES):
-        if original := getattr(dist, name, None):
-            watched = _watched(original, functools.partial(_describe, name), _keep_work)
+    for argument, names in _WATCHED.items():
+        for name in filter(functools.partial(hasattr, dist), names.split()):
+            watched = _watched(getattr(dist, name), functools.partial(_describe, name, argument), _keep_work)
             for module in (dist, dist.distributed_c10d, device_mesh):
                 if hasattr(module, name):
                     setattr(module, name, watched)
-    for name in _FUNCTIONAL:
-        if original := getattr(functional, name, None):
-            describe = functools.partial(_describe_functional, name)
-            setattr(functional, name, _watched(original, describe, _keep_promise))
+    for name in filter(functools.partial(hasattr, functional), _FUNCTIONAL):
+        describe = functools.partial(_describe_functional, name)
+        setattr(functional, name, _watched(getattr(functional, name), describe, _keep_promise))
     original_wait, original_wait_tensor = dist.Work.wait, functional.wait_tensor
 
     def wait(work: dist.Work, *args: object, **kwargs: object) -> bool:
@@ -144,80 +128,52 @@ def _place(x: torch.Tensor) -> int:
 # ---- describing a call ----------------------------------------------------------------------------------------------
 
 
-def _describe(name: str, given: dict) -> Call | None:
+def _describe_functional(name: str, given: dict) -> Call | None:
+    group_name = functional._resolve_group_name(given["group"], given["tag"])
+    group = dist.distributed_c10d._resolve_process_group(group_name)
+    return _describe(name, next(iter(given)), given | {"group": group})
+
+
+def _describe(name: str, argument: str, given: dict) -> Call | None:
     """Describe a call of `torch.distributed`; None if this rank has no part in it, or torch will refuse its data."""
     if isinstance(given.get("group"), Group):
         raise TypeError(f"torch.distributed does not accept {given['group']!r}: omit group=, or pass its .pg")
-    group = given.get("group") or given.get("parent_pg") or dist.group.WORLD
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
+    pg, x = given.get("group") or given.get("parent_pg") or dist.group.WORLD, given.get(argument)
+    if pg is dist.GroupMember.NON_GROUP_MEMBER or argument and not _is_data(x):
         return None
-    ranks = tuple(dist.get_process_group_ranks(group))
+    ranks = tuple(dist.get_process_group_ranks(pg))
+    group = Group(_axis(pg, ranks), ranks, ranks.index(dist.get_rank()), pg)
+    kind = next((kind for kind in _KINDS if kind in name), "new_group")
     place = "dst" if "dst" in given else "src"
     root, inside = given.get(place), given.get(f"group_{place}")
     if root is None and inside is not None:
         root = ranks[inside]
-    kind, compared, whole = _COLLECTIVES.get(name) or (_MESSAGES[name], "tensor", "tensor")
-    if compared and not _is_data(given[compared]):
-        return None
-    if name in _MESSAGES:
-        return _message(kind, given["tensor"], group, ranks, root, given.get("tag"))
+    if kind in ("send", "recv"):
+        return Call.message(kind, comm.spec(x), _bytes(x), group, root, given.get("tag"))
     if name == "new_group" and isinstance(given["ranks"] or ranks, Collection):
         return _new_group(tuple(sorted(given["ranks"] or ranks)), group, given["use_local_synchronization"])
-    parts = [name]
-    if "op" in given:
-        parts.append(str(given["op"]).rsplit(".")[-1].lower())
+    parts = [name, *(str(given[op]).rsplit(".")[-1].lower() for op in ("op", "reduceOp") if op in given)]
     if place in given:
         parts.append(f"{place}={ranks[0] if root is None else root}")
     if name == "split_group":
         parts.append(str(given["split_ranks"]))
-    payload_bytes = _bytes(given[whole]) * (len(ranks) if kind in _N_TIMES else 1) if whole else None
-    return _collective(kind, parts, given.get(compared), payload_bytes, group, ranks)
+    if kind != "all_to_all":
+        parts += map(comm.spec, _tensors(x))
+    is_shard = kind in ("gather", "scatter", "all_gather") or argument == "output"
+    payload_bytes = _bytes(x) * (len(ranks) if is_shard else 1) if argument else None
+    return Call.collective(kind, " ".join(parts), payload_bytes, group)
 
 
-def _new_group(members: tuple, world: dist.ProcessGroup, by_members: bool) -> Call | None:
+def _new_group(members: tuple, world: Group, by_members: bool) -> Call | None:
     """Describe `new_group`, which all ranks call in one order; with `use_local_synchronization` the members do."""
     shown = new_group_of(members)
-    every = _collective("new_group", [shown], None, None, world, tuple(range(dist.get_world_size())))
+    every = Call.collective("new_group", shown, None, world)._replace(peers=members)
     if not by_members:
-        return every._replace(peers=members)
+        return every
     if dist.get_rank() not in members:
         return None
     what = f"{shown} in a process with {len(dist.distributed_c10d._world.pg_names)} groups, by which torch names it"
-    return every._replace(channel=shown, members=members, what=what, peers=members)
-
-
-def _describe_functional(name: str, given: dict) -> Call | None:
-    kinds = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
-    kind = next(kind for kind in kinds if name.startswith(kind))
-    x, group_name = next(iter(given.values())), functional._resolve_group_name(given["group"], given["tag"])
-    if not _is_data(x):
-        return None
-    group = dist.distributed_c10d._resolve_process_group(group_name)
-    ranks = tuple(dist.get_process_group_ranks(group))
-    parts = [name, *(str(given[more]).lower() for more in ("reduceOp", "src") if more in given)]
-    payload_bytes = _bytes(x) * (len(ranks) if kind == "all_gather" else 1)
-    return _collective(kind, parts, None if kind == "all_to_all" else x, payload_bytes, group, ranks)
-
-
-def _collective(
-    kind: str, parts: Iterable[str], x: object, payload_bytes: int | None, group: dist.ProcessGroup, ranks: tuple
-) -> Call:
-    what = " ".join([*parts, *map(comm.spec, _tensors(x))])
-    axis, channel, me = _axis(group, ranks), name_of(group), dist.get_rank()
-    return Call(kind, payload_bytes, axis, me, len(ranks), channel, ranks, what, ranks, what)
-
-
-def _message(
-    kind: str, x: torch.Tensor, group: dist.ProcessGroup, ranks: tuple, peer: int | None, tag: int | None
-) -> Call:
-    me, what, whom = dist.get_rank(), comm.spec(x), "any rank" if peer is None else peer
-    src, dst = (me, peer) if kind == "send" else (peer, me)
-    line = f"{name_of(group)} {src}>{dst}" + (f" tag {tag}" if tag else "")
-    channel = "" if peer is None else line  # from any: no order to compare
-    shown = f"{'send to' if kind == 'send' else 'recv from'} {whom}, {what}"
-    peers = () if peer is None else (peer,)
-    axis, members = _axis(group, ranks), (src, dst)
-    return Call(kind, _bytes(x), axis, me, len(ranks), channel, members, f"message {what}", peers, shown)
+    return every._replace(channel=shown, members=members, what=what)
 
 
 def _axis(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> str:

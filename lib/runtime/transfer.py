@@ -1,20 +1,34 @@
-"""One transfer: compared, started, awaited, delayed if a link is emulated, and counted.
+"""One transfer: compared, started, awaited, delayed on an emulated link, and counted.
 
-The problem: every communication of the library needs the same five steps, which do not depend on its data.
+The problem: every communication of the library needs these steps, which do not depend on its data. And on a laptop all
+ranks share one memory, and threads that move bytes compete with threads that compute: neither a slow network nor
+overlap can be measured, such as NVLink against Ethernet, or how much of an all-reduce hides behind backward.
+
 The idea: `collective` and `message` take the parts that differ (the function to launch, the ranks it waits for, the
-result) and return a `Pending`. The rest is here, once. `lib.comm` builds its functions on top.
+result) and return a `Pending`. Inside `with link(...)` its `wait` then sleeps until the emulated link would have
+delivered it, at the time
+
+    due = max(when the last of its ranks called, when their links are free) + the time that `lib.cost` gives it,
+
+so the cost model of the chapters and the emulation use one formula, and a sleeping rank leaves the processor to ranks
+that compute. Each rank enters its `due` into the call table, because other ranks may call later; the latest counts. A
+rank has one link per axis, on which transfers queue; a message occupies the link of its sender. Under torchrun ranks do
+not see each other's entries, and each uses only its own.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lib import cost
 from lib.mesh import Group
-from lib.runtime import calls, link
+from lib.runtime import calls
 from lib.runtime.calls import Call, Record
 from lib.runtime.shapes import spec
 
@@ -27,9 +41,7 @@ _works: set[tuple[dist.Work, ...]] = set()  # in flight; gloo drops a message wh
 class Pending:
     """A communication in flight; `wait()` returns its result, and a second call returns it immediately.
 
-    Args:
-        finish: waits and returns the result.
-        record: the record of the call, if it moves data.
+    `finish` waits and returns the result; `record` is of the call, if it moves data.
     """
 
     def __init__(self, finish: Callable[[], Tensor | dict | None], record: Record | None = None) -> None:
@@ -60,26 +72,22 @@ def collective(
     if group.size == 1:
         return Pending(finish)
     kind, what = what.split()[0], what if x is None else f"{what} {spec(x)}"
-    payload_bytes = None if x is None else x.nbytes * times
-    axis, rank, ranks = group.axis, group.global_rank, group.ranks
-    call = Call(kind, payload_bytes, axis, rank, group.size, group.channel, ranks, what, ranks, what)
+    call = Call.collective(kind, what, None if x is None else x.nbytes * times, group)
     return _start(call, partial(function, *args, group=group.pg, async_op=True), finish)
 
 
 def message(kind: str, body: Tensor, group: Group, peer: int, function: Callable) -> Pending:
     """Start to send or receive `body` by `function`."""
-    me, other, what = group.global_rank, group.ranks[peer], spec(body)
-    src, dst, shown = (me, other, f"send to {other}") if kind == "send" else (other, me, f"recv from {other}")
-    channel, what, shown = f"{group.channel} {src}>{dst}", f"message {what}", f"{shown}, {what}"
-    call = Call(kind, body.nbytes, group.axis, me, group.size, channel, (src, dst), what, (other,), shown)
-    result = body if kind == "recv" else None
+    other, result = group.ranks[peer], body if kind == "recv" else None
+    call = Call.message(kind, spec(body), body.nbytes, group, other)
     return _start(call, partial(function, body, other, group=group.pg), lambda: result)
 
 
 def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | None], finish: Callable) -> Pending:
     """Make the call; `launch` returns one Work, several, or None if it has already waited."""
-    start_s = time.perf_counter()
-    due_s = _book(call, start_s)
+    start_s, emulated = time.perf_counter(), along(call.axis)
+    # A message takes the link of its sender.
+    due_s = emulated.book(call, start_s) if emulated and call.kind != "recv" else 0.0
     record = Record(call, start_s, due_s)
     if call.payload_bytes == 0:
         return Pending(finish)  # the call is compared, and there is nothing to move
@@ -97,26 +105,73 @@ def _start(call: Call, launch: Callable[[], dist.Work | tuple[dist.Work, ...] | 
                 _work_wait(work)
         _works.discard(works)
         record.works = ()
-        record.done(_arrive(record, due_s))
+        record.done(_arrive(record, due_s) if along(call.axis) else 0.0)
         return finish()
 
     return Pending(wait, record)
 
 
-def _book(call: Call, start_s: float) -> float:
-    """When this rank's emulated link finishes the call; 0 without an emulated link."""
-    emulated = link.along(call.axis)
-    if emulated is None or call.kind == "recv":  # a message takes the link of its sender
-        return 0.0
-    return emulated.book(call.kind, call.payload_bytes or 0, call.size, start_s)
-
-
 def _arrive(record: Record, due_s: float) -> float:
-    """Sleep until the slowest rank's emulated link has finished the call; return that time, or 0."""
+    """Sleep until the slowest rank's emulated link has finished the call; return that time."""
     call = record.call
-    if link.along(call.axis) is None:
-        return 0.0
     if calls.table is not None:
         due_s = max(due_s, calls.table.due_s(call.channel, record.number, call.members))
-    link.sleep_until(due_s)
+    time.sleep(max(0.0, due_s - time.perf_counter()))
     return due_s
+
+
+# ---- emulated links -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Link:
+    """This rank's link along one axis; `free_s` is the end of its last transfer, in `time.perf_counter`."""
+
+    alpha_s: float
+    bandwidth_Bps: float  # noqa: N815 a unit
+    free_s: float = 0.0
+
+    def book(self, call: Call, start_s: float) -> float:
+        """Occupy the link with a call that starts at `start_s`, and return its end."""
+        duration_s = cost.comm_s(call.kind, call.payload_bytes or 0, call.size, self.alpha_s, self.bandwidth_Bps)
+        self.free_s = max(start_s, self.free_s) + duration_s
+        return self.free_s
+
+
+_links: dict[str | None, Link] = {}  # axis -> its link; None is every other axis
+
+
+@contextmanager
+def link(*, alpha_s: float = 0.0, bandwidth_Bps: float, axis: str | None = None) -> Iterator[None]:
+    """Emulate a link for everything this rank sends inside the body; every rank of a group must enter it.
+
+    Nested links for different axes hold together; for the same axis the inner link counts.
+
+    Args:
+        alpha_s: latency of a message in seconds.
+        bandwidth_Bps: bytes per second in one direction.
+        axis: only transfers of groups along this axis (`"dp"`, `"pp"`, `"tp"`, `"world"`); None means all axes without
+            their own link.
+
+    Raises:
+        ValueError: a latency below 0, or a bandwidth that is not above 0.
+    """
+    global _links
+    if alpha_s < 0 or bandwidth_Bps <= 0:
+        raise ValueError(f"alpha_s={alpha_s} must be at least 0 and bandwidth_Bps={bandwidth_Bps} above 0")
+    before, _links = _links, _links | {axis: Link(alpha_s, bandwidth_Bps)}
+    try:
+        yield
+    finally:
+        _links = before
+
+
+def along(axis: str) -> Link | None:
+    """The emulated link that transfers along `axis` use now, or None for the real speed of this machine.
+
+    A group along several axes, `dp×tp`, uses the slowest of their links.
+    """
+    if not _links:
+        return None
+    found = [one for name in axis.split("×") if (one := _links.get(name) or _links.get(None))]
+    return min(found, key=lambda one: one.bandwidth_Bps, default=None)

@@ -1,8 +1,8 @@
 """The program of one rank that `lib.launch.run` started.
 
-The server imports this file, and torch with it, before it forks a rank: so a rank starts in hundredths of a second. The
-rank meets the others through a private file, opens its row in the call table, runs the function, and writes its result
-to the folder of the run. It stays until every rank is done, because a peer may still read from it.
+The server imports this file, and torch with it, before it forks a rank. The rank meets the others through a private
+file, opens its row in the call table, runs the function, and writes its result to the folder of the run. It stays until
+every rank is done, because a peer may still read from it.
 """
 
 import datetime
@@ -11,7 +11,6 @@ import io
 import linecache
 import multiprocessing
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -28,10 +27,12 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from lib import trace
+from lib import mesh, trace
 from lib.mesh import Group
-from lib.runtime import call_table, calls, groups, hang, headroom, output, places, spy, transfer
+from lib.runtime import calls, hang, headroom, output, places, spy, transfer
+from lib.runtime.call_table import CallTable, MismatchError
 from lib.runtime.pickled import Pickled, read
+from lib.runtime.ranks import RankError
 
 MOST_SAID = 20_000  # letters of a traceback
 
@@ -41,7 +42,7 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 in_rank = False  # whether this process is a rank
 
-_IN_CALL = {transfer.__file__, spy.__file__, groups.__file__}  # files in the stack of a thread that waits for ranks
+_IN_CALL = {transfer.__file__, spy.__file__, mesh.__file__}  # files in the stack of a thread that waits for ranks
 _MINE = tuple(f'File "{file}"' for file in (__file__, output.__file__, spy.__file__))
 _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed|Read error")
 
@@ -58,52 +59,37 @@ class Job:
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
-@dataclass
-class Outcome:
-    """How a rank ended: `kind` is `ok`, `error`, `peer gone` or `mismatch`; `text` goes on from "rank 2 of 4 …"."""
-
-    kind: str
-    text: str = ""
-    error: str = ""
-    trace_back: str = ""
-
-
-def rank_main(rank: int, world_size: int, folder: str, loopback: str, conn, questions) -> None:
-    """Run one rank from start to end."""
+def rank_main(rank: int, world_size: int, folder: str, place: tuple, conn, questions) -> None:
+    """Run one rank from start to end; `place` is the caller's `sys.path`, arguments, working folder and environment."""
     global in_rank
     in_rank = True
     _leave_the_terminal(folder, rank)
-    table = calls.table = call_table.CallTable(os.path.join(folder, "table"), world_size, rank)
+    table = calls.table = CallTable(os.path.join(folder, "table"), world_size, rank)
     threading.Thread(target=_obey, args=(questions, folder), daemon=True).start()
+    kind, failed = "ok", None
     try:
-        outcome = _work(rank, world_size, folder, loopback, table)
+        _work(rank, world_size, folder, place, table)
     except BaseException as error:
-        outcome = _explain(error, os.path.dirname(folder))
-    table.state(hang.FINISHED if outcome.kind == "ok" else hang.FAILED)
+        kind, failed = _explain(error, rank, world_size, os.path.dirname(folder))
+    table.state(hang.FINISHED if kind == "ok" else hang.FAILED)
     with suppress(Exception):  # a full disk, or a closed stdout: the outcome matters more
         sys.stdout.flush()
         sys.stderr.flush()
-    conn.send(outcome)
-    if outcome.kind != "ok":
+    conn.send((kind, failed))
+    if failed:
         os._exit(1)  # immediately: the peers that wait for this rank must notice
     threading.Event().wait()  # until the parent ends this process
 
 
-def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_table.CallTable) -> Outcome:
+def _work(rank: int, world_size: int, folder: str, place: tuple, table: CallTable) -> None:
     torch.set_num_threads(1)
-    with open(os.path.join(folder, "place"), "rb") as file:
-        sys.path[:], sys.argv, cwd, environment = pickle.load(file)
-    if cwd is not None:
-        os.chdir(cwd)
+    sys.path[:], sys.argv, cwd, environment = place
+    os.chdir(cwd or ".")
     os.environ.clear()
-    os.environ.update(environment, GLOO_SOCKET_IFNAME=loopback)
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(os.path.join(folder, "store"), world_size),
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(days=1),  # launch reports a hang long before gloo would
-    )
+    os.environ.update(environment, GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo")
+    store, limit = dist.FileStore(os.path.join(folder, "store"), world_size), datetime.timedelta(days=1)
+    # The process that called `run` reports a hang long before gloo would.
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     numpy.random.seed()  # or all forks would draw the same numbers as the server
     spy.watch()  # before the job is read, which may refer to such functions by name
     # torch.compile looks there for what a function uses
@@ -122,13 +108,12 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
         finally:
             if os.getpid() != me:
                 _end_of_a_copy(sys.exc_info()[1])
-    end_s = time.perf_counter()
-    returned, path = (result, recorded, start_s, end_s), os.path.join(folder, f"result{rank}")
+    path, name = os.path.join(folder, f"result{rank}"), type(result).__name__
+    what = f"rank {rank} of {world_size} returned {'an' if name[0] in 'aeiou' else 'a'} {name} that cannot be sent"
     try:
-        packed = Pickled(returned)
+        packed = Pickled((result, recorded, start_s))
     except Exception as error:
-        text = f"returned {_kind(result)} that cannot be sent to the process that called run: {error}"
-        return Outcome("error", text, type(error).__name__)
+        raise RankError(f"{what} to the process that called run: {error}", rank, type(error).__name__) from None
     try:
         packed.write(path)
     except OSError as error:
@@ -136,25 +121,18 @@ def _work(rank: int, world_size: int, folder: str, loopback: str, table: call_ta
             raise
         with suppress(OSError):
             os.remove(path)
-        full = headroom.full_disk(
-            os.path.dirname(folder), f"the result takes {headroom.size_text(packed.size_bytes)}"
-        )
-        return Outcome("error", f"returned {_kind(result)} that cannot be sent: {full}", "OSError")
-    return Outcome("ok")
+        needs = f"the result takes {headroom.size_text(packed.size_bytes)}"
+        full = headroom.full_disk(os.path.dirname(folder), needs)
+        raise RankError(f"{what}: {full}", rank, "OSError") from None
 
 
 def _end_of_a_copy(error: BaseException | None) -> None:
     """End a process that the function forked and that returned from it: it has no part in the run."""
     code = error.code if isinstance(error, SystemExit) else error and 1
-    if not isinstance(error, (SystemExit, types.NoneType)):
+    if error and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _kind(result: object) -> str:
-    name = type(result).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _leave_the_terminal(folder: str, rank: int) -> None:
@@ -165,10 +143,9 @@ def _leave_the_terminal(folder: str, rank: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     multiprocessing.set_start_method("fork", force=True)  # so a rank's locks have no name that would outlive it
     multiprocessing.current_process().daemon = False  # or a DataLoader could not start workers
-    noise = os.open(os.path.join(folder, f"noise{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(noise, 1)
-    os.dup2(noise, 2)
-    os.close(noise)
+    with open(os.path.join(folder, f"noise{rank}"), "ab", buffering=0) as noise:
+        os.dup2(noise.fileno(), 1)
+        os.dup2(noise.fileno(), 2)
     faulthandler.enable(open(2, "w", closefd=False), all_threads=False)
     out = output.Writer(os.path.join(folder, f"out{rank}"), rank)
     sys.stdout = sys.stderr = io.TextIOWrapper(out, "utf-8", "backslashreplace", line_buffering=True)
@@ -205,33 +182,30 @@ def _waits_for_a_thread(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename == threading.__file__ and frame.f_locals.get("timeout", 0) in (None, -1)
 
 
-def _explain(error: BaseException, temporary: str) -> Outcome:
-    if isinstance(error, call_table.MismatchError):
-        return Outcome("mismatch", str(error))
-    name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error)))
+def _explain(error: BaseException, rank: int, world_size: int, temporary: str) -> tuple[str, Exception]:
+    """`error`, or `peer gone`, which is never the cause; and the error that the run raises for it."""
+    if isinstance(error, MismatchError):
+        return "error", MismatchError(str(error))
+    if isinstance(error, RankError):  # of this file
+        return "error", error
+    name, trace_back = type(error).__name__, "".join(_tidy(traceback.format_exception(error))).rstrip()
+    who, did, kind = f"rank {rank} of {world_size}", f"raised {name}", "error"
     if isinstance(error, SystemExit):
-        did, kind = f"called sys.exit({'' if error.code is None else repr(error.code)})", "error"
-    else:
-        did, kind = f"raised {name}", "peer gone" if _PEER_GONE.search(trace_back) else "error"
-    return Outcome(kind, did, name, _cut(trace_back.rstrip()) + _what_ran_out(error, trace_back, temporary))
-
-
-def _cut(text: str) -> str:
-    """Shorten the text of an exception, which may hold a printed tensor."""
-    if len(text) <= MOST_SAID:
-        return text
-    half = MOST_SAID // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} letters left out ...\n{text[-half:]}"
-
-
-def _what_ran_out(error: BaseException, said: str, temporary: str) -> str:
-    """How much is left of the resource that ran out: memory, or disk for temporary files."""
+        did = f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    elif _PEER_GONE.search(trace_back):
+        who = f"a rank closed its connections, as destroy_process_group does, while others needed them: {who}"
+        kind = "peer gone"
+    left, memory = "", headroom.system_memory()  # of what ran out: disk for temporary files, or memory
     if isinstance(error, OSError) and headroom.is_full(error, temporary):
-        return f"\n{headroom.full_disk(temporary, 'a write did not fit')}."
-    memory = headroom.system_memory()
-    if memory and (isinstance(error, MemoryError) or "can't allocate memory" in said):
-        return f"\n{memory}."
-    return ""
+        left = f"\n{headroom.full_disk(temporary, 'a write did not fit')}."
+    elif memory and (isinstance(error, MemoryError) or "can't allocate memory" in trace_back):
+        left = f"\n{memory}."
+    if len(trace_back) > MOST_SAID:  # it may hold a printed tensor
+        half = MOST_SAID // 2
+        out = f"\n... {len(trace_back) - 2 * half:,} letters left out ...\n"
+        trace_back = trace_back[:half] + out + trace_back[-half:]
+    trace_back += left
+    return kind, RankError(f"{who} {did}" + f"\n\n{trace_back}" * bool(trace_back), rank, name, trace_back)
 
 
 def _tidy(lines: list[str]) -> list[str]:

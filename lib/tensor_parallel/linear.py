@@ -32,20 +32,19 @@ from lib.conjugate import (
     identity_all_reduce,
     reduce_scatter_all_gather,
 )
-from lib.deferred import as_rows, linear_later, queue_here
+from lib.deferred import linear_later, queue_here, weight_gradients
 from lib.mesh import Group
 from lib.placement import Placement, Replicate, Shard, distribute, split_size
 
 _ROWS = Shard(0)
 
 
-class ParallelLinear(nn.Module):
-    """Base of both layers: a weight of which this rank has a shard.
+class ParallelLayer(nn.Module):
+    """Base of the layers with a weight of which this rank has a shard.
 
     Args:
-        in_features, out_features: of the full layer. Rank 0 of the group draws the full weights.
+        serial: the full layer. Rank 0 of the group draws the full weights.
         group: the tensor-parallel ranks.
-        bias: whether to add a bias.
         sequence_dim: dim along which activations between the pairs are sharded (`lib/tensor_parallel/sequence.py`);
             None if they are replicated.
 
@@ -60,26 +59,53 @@ class ParallelLinear(nn.Module):
     placements: dict[str, Placement]
     partial_gradients: tuple[str, ...] = ()
 
-    def __init__(
-        self, in_features: int, out_features: int, group: Group, bias: bool = True, sequence_dim: int | None = None
-    ) -> None:
+    def __init__(self, serial: nn.Module, group: Group, sequence_dim: int | None) -> None:
         super().__init__()
         check_axis(group)
-        self.in_features, self.out_features = in_features, out_features
         self.group, self.sequence_dim = group, sequence_dim
-        self._take(nn.Linear(in_features, out_features, bias))
+        self._take(serial)
 
     @classmethod
-    def from_serial(cls, serial: nn.Linear, group: Group, *, agreed: bool = False, **options) -> ParallelLinear:
+    def from_serial(cls, serial: nn.Module, group: Group, *, agreed: bool = False, **options) -> ParallelLayer:
         """Shard a serial layer, with the weights of rank 0 of the group; sends nothing if `agreed`."""
         with torch.device("meta"):
-            layer = cls(serial.in_features, serial.out_features, group, serial.bias is not None, **options)
+            layer = cls(**cls._sizes(serial), group=group, **options)
         layer._take(serial, agreed)
         return layer
 
-    def _take(self, serial: nn.Linear, agreed: bool = False) -> None:
+    def _take(self, serial: nn.Module, agreed: bool = False) -> None:
         for name, placement in self.placements.items():
             setattr(self, name, distribute(getattr(serial, name), placement, self.group, agreed))
+
+    def _sum(self, term: Tensor) -> Tensor:
+        """Sum the partial outputs of the ranks; with `sequence_dim`, to this rank's shard of the sequence."""
+        if self.sequence_dim is None:
+            return all_reduce_identity(term, self.group)
+        split_size(term.shape[self.sequence_dim], self.group, "sequence")
+        return reduce_scatter_all_gather(term, self.group, self.sequence_dim)
+
+
+class ParallelLinear(ParallelLayer):
+    """Base of both linear layers.
+
+    Args:
+        in_features, out_features, bias: of the full layer.
+        group, sequence_dim: as for `ParallelLayer`.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, group: Group, bias: bool = True, sequence_dim: int | None = None
+    ) -> None:
+        super().__init__(nn.Linear(in_features, out_features, bias), group, sequence_dim)
+        self.in_features, self.out_features = in_features, out_features
+
+    @staticmethod
+    def _sizes(serial: nn.Linear) -> dict[str, int]:
+        return {
+            "in_features": serial.in_features,
+            "out_features": serial.out_features,
+            "bias": serial.bias is not None,
+        }
 
     def _used(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as used in forward."""
@@ -119,9 +145,6 @@ class NaiveColumnParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         check_whole(x, self.in_features, self.group)
-        return self._multiply(x)
-
-    def _multiply(self, x: Tensor) -> Tensor:
         return linear(self._whole(x), *self._used())
 
     def _whole(self, x: Tensor) -> Tensor:
@@ -144,13 +167,8 @@ class ColumnParallelLinear(NaiveColumnParallelLinear):
         self.regather = regather
         super().__init__(*args, **options)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        queue = queue_here()
-        if queue is not None:  # deferred: then nothing is left to overlap with
-            return linear_later(queue, self._whole(x), *self._used())
-        x, *used = _as_autocast(x, *self._used())
-        (y,) = _ColumnProducts.apply(x, self, *used)
-        return y
+    def forward(self, x: Tensor) -> Tensor:
+        return column_products(x, self)[0]
 
 
 def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
@@ -171,7 +189,7 @@ def column_products(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
                 f"{_how(layer)}: call them one by one, or make them equal"
             )
     queue = queue_here()
-    if queue is not None:
+    if queue is not None:  # deferred: then nothing is left to overlap with
         whole = first._whole(x)
         return [linear_later(queue, whole, *layer._used()) for layer in layers]
     x, *used = _as_autocast(x, *(one for layer in layers for one in layer._used()))
@@ -221,11 +239,8 @@ class _ColumnProducts(torch.autograd.Function):
             x = coming.wait()
         of_weights: list[Tensor | None] = []
         with trace.span("weight"):
-            wanted = zip(gradients, of_used[::2], of_used[1::2], strict=True)
-            for gradient, of_weight, of_bias in wanted:
-                rows = as_rows(gradient)
-                of_weights.append(rows.T @ as_rows(x).conj() if of_weight else None)
-                of_weights.append(rows.sum(0) if of_bias else None)
+            for gradient, *wanted in zip(gradients, of_used[::2], of_used[1::2], strict=True):
+                of_weights += weight_gradients(gradient, x, *wanted)
         return summing.wait() if of_x else None, None, *of_weights
 
 
@@ -250,12 +265,7 @@ class RowParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         check_part(x, self.in_features, self.group)
-        term = linear(x, self.weight)
-        if self.sequence_dim is None:
-            y = all_reduce_identity(term, self.group)
-        else:
-            split_size(term.shape[self.sequence_dim], self.group, "sequence")
-            y = reduce_scatter_all_gather(term, self.group, self.sequence_dim)
+        y = self._sum(linear(x, self.weight))
         # Under autocast the dtype of y differs from that of the bias.
         return y if self.bias is None else y + self.bias.to(y.dtype)
 

@@ -1,13 +1,11 @@
 """Sequence parallelism: between the parallel layers each rank works on its shard of the sequence.
 
-The problem: tensor parallelism shards the computation inside attention and the MLP. Norms, dropout and residual sums
-between them work on full activations, so every rank computes and keeps the same: 10 of the 34 bytes that a layer keeps
-per element of its input.
+The problem: norms, dropout and residual sums between attention and the MLP work on full activations, so every rank
+computes and keeps the same: 10 of the 34 bytes that a layer keeps per element of its input.
 
-The idea: these layers treat tokens independently. So between the parallel layers each rank has a shard of the tokens.
-The all-reduce after a row layer is a reduce-scatter and an all-gather: do the first half there, and the second half
-before the next column layer, which needs all tokens. Layers between the two halves work on shards. The bytes are the
-same.
+The idea: these layers treat tokens independently, so each rank has a shard of the tokens there. The all-reduce after a
+row layer is a reduce-scatter and an all-gather: do the first half there, and the second half before the next column
+layer, which needs all tokens. The bytes are the same.
 
     replicated   norm → column … row → all-reduce → dropout → + → norm → column …
     sharded      norm → all-gather → column … row → reduce-scatter → dropout → + → norm → all-gather → column …
@@ -34,8 +32,8 @@ from lib.placement import split_size
 def each_rank_its_own(group: Group) -> Iterator[None]:
     """Inside, random numbers differ between ranks; outside they are equal.
 
-    The seed inside is a number drawn outside plus the rank. So all randomness follows from the state of torch's
-    generator: code that saves and restores it, such as an activation checkpoint, gets the same numbers again.
+    The seed inside is a number drawn outside plus the rank: code that saves and restores the state of torch's
+    generator, such as an activation checkpoint, gets the same numbers again.
     """
     seed = int(torch.randint(2**62, ()))
     with torch.random.fork_rng():
@@ -68,10 +66,6 @@ def see_slices(module: nn.Module) -> None:
 
 
 def slice_of_rank(length: int, group: Group) -> slice:
-    """The tokens of a sequence in this rank's shard.
-
-    Raises:
-        ValueError: the sequence cannot be split evenly.
-    """
+    """The tokens of a sequence in this rank's shard; ValueError if it cannot be split evenly."""
     part = split_size(length, group, "sequence")
     return slice(group.rank * part, (group.rank + 1) * part)

@@ -1,8 +1,7 @@
 """Vocabulary-parallel embedding and loss, without full logits on any rank.
 
 The problem: the largest matrix of a small model, and the largest activation of every model, have the vocabulary as a
-dimension: 128,000 entries by 8192 tokens are 4 GB of logits in float32. An all-gather of the logits for a softmax would
-lose the memory that sharding saved.
+dimension: 128,000 entries by 8192 tokens are 4 GB of logits in float32, too much to all-gather for a softmax.
 
 The idea: the loss needs three numbers per token from the logits, and each is a maximum or a sum over the vocabulary, so
 it can be reduced over the ranks.
@@ -22,20 +21,20 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from lib import comm
-from lib.conjugate import all_reduce_identity, reduce_scatter_all_gather
 from lib.mesh import Group
-from lib.placement import Shard, distribute, split_size
-from lib.tensor_parallel.linear import check_axis, check_first
+from lib.placement import Shard, split_size
+from lib.tensor_parallel.linear import ParallelLayer, check_first
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(ParallelLayer):
     """tokens[…] → x[…, D], from weight[V/n, D]: each rank looks up its own entries, and returns 0 for all others.
 
     forward: one all-reduce, 2(n−1)/n · x. backward: no communication. With `sequence_dim`: x is sharded along it.
     forward: one reduce-scatter, (n−1)/n · x. backward: one all-gather, the same bytes.
 
     Args:
-        num_embeddings, embedding_dim, group, sequence_dim: as for `ParallelLinear`.
+        num_embeddings, embedding_dim: of the full embedding.
+        group, sequence_dim: as for `ParallelLayer`.
 
     Raises:
         ValueError: the vocabulary cannot be split evenly; a token that is not in it; a serial embedding that rescales
@@ -43,22 +42,16 @@ class VocabParallelEmbedding(nn.Module):
     """
 
     placements = {"weight": Shard(0)}
-    partial_gradients: tuple[str, ...] = ()
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, group: Group, sequence_dim: int | None = None
     ) -> None:
-        super().__init__()
-        check_axis(group)
+        split_size(num_embeddings, group, "vocabulary")
+        super().__init__(nn.Embedding(num_embeddings, embedding_dim), group, sequence_dim)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.group, self.sequence_dim = group, sequence_dim
-        self._take(nn.Embedding(num_embeddings, embedding_dim))
 
-    @classmethod
-    def from_serial(
-        cls, serial: nn.Embedding, group: Group, *, agreed: bool = False, **options
-    ) -> VocabParallelEmbedding:
-        """Shard a serial embedding, with the weights of rank 0 of the group; sends nothing if `agreed`."""
+    @staticmethod
+    def _sizes(serial: nn.Embedding) -> dict[str, int]:
         usual = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
         for option, value in usual.items():
             if getattr(serial, option) is not value:
@@ -66,23 +59,12 @@ class VocabParallelEmbedding(nn.Module):
                     f"this embedding has {option}={getattr(serial, option)}, which shards cannot have; keep it full "
                     "on each rank, or make it without this option"
                 )
-        with torch.device("meta"):
-            layer = cls(serial.num_embeddings, serial.embedding_dim, group, **options)
-        layer._take(serial, agreed)
-        return layer
-
-    def _take(self, serial: nn.Embedding, agreed: bool = False) -> None:
-        split_size(self.num_embeddings, self.group, "vocabulary")
-        self.weight = distribute(serial.weight, self.placements["weight"], self.group, agreed)
+        return {name: getattr(serial, name) for name in ("num_embeddings", "embedding_dim")}
 
     def forward(self, tokens: Tensor) -> Tensor:
         _check_words(tokens, self.num_embeddings, "token")
         words, is_mine = _mine(tokens, len(self.weight), self.group)
-        term = embedding(words, self.weight).masked_fill(~is_mine.unsqueeze(-1), 0)
-        if self.sequence_dim is None:
-            return all_reduce_identity(term, self.group)
-        split_size(term.shape[self.sequence_dim], self.group, "sequence")
-        return reduce_scatter_all_gather(term, self.group, self.sequence_dim)
+        return self._sum(embedding(words, self.weight).masked_fill(~is_mine.unsqueeze(-1), 0))
 
 
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: Group, ignore_index: int = -100) -> Tensor:
@@ -109,9 +91,8 @@ def vocab_parallel_loss(
 ) -> Tensor:
     """`lib.model.loss_term` from sharded logits, shape [], equal on all ranks.
 
-    Args:
-        count: number of tokens in the mean, or the sum of their weights, on all ranks and in all microbatches. None:
-            the tokens that count here.
+    `count` is the number of tokens in the mean, or the sum of their weights, on all ranks and in all microbatches.
+    None: the tokens that count here.
     """
     losses = vocab_parallel_cross_entropy(logits_BTv, targets_BT, group, ignore_index)
     counted = (targets_BT != ignore_index).sum() if count is None else torch.as_tensor(count)

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from lib.runtime.hang import named_ranks
-from lib.torchrun.environment import StartError
+from lib.torchrun.start import StartError
 
 START_S = 120.0  # for a rank to arrive, and to connect
 LIB = Path(__file__).parents[1]
@@ -42,23 +42,14 @@ LIB = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank says of itself.
-
-    Args:
-        host: the name of its machine.
-        machine: what tells its machine, or container, from all others.
-        address: its address in the network in which it found the store; "" on the machine of the store itself.
-        settings: what must be equal on all ranks.
-        files: the checksums of the library's files.
-        problem: why it cannot start, or "".
-    """
+    """What a rank says of itself."""
 
     host: str = field(default_factory=socket.gethostname)
-    machine: str = field(default_factory=lambda: _machine())
-    address: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    files: Mapping[str, int] = field(default_factory=dict)
-    problem: str = ""
+    machine: str = field(default_factory=lambda: _machine())  # tells its machine, or container, from all others
+    address: str = ""  # in the network in which it found the store; "" on the machine of the store itself
+    settings: Mapping[str, object] = field(default_factory=dict)  # what must be equal on all ranks
+    files: Mapping[str, int] = field(default_factory=dict)  # the checksums of the library's files
+    problem: str = ""  # why it cannot start
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -71,16 +62,19 @@ def meet(rank: int, size: int, settings: Mapping[str, object], problem: str = ""
     """
     where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
     settings = {**settings, "torch": torch.__version__.partition("+")[0]}
-    files = _checksums() if os.environ.get("LOCAL_RANK", "0") == "0" else {}
+    first = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank per machine reads the library's files
+    sources = {path.relative_to(LIB).as_posix(): path for path in LIB.rglob("*.py")} if first else {}
+    files = {name: zlib.crc32(path.read_bytes()) for name, path in sources.items()}
     mine = Member(address=address_towards(os.environ["MASTER_ADDR"]), settings=settings, files=files, problem=problem)
     try:
         store, *_ = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=START_S)))
         store = dist.PrefixStore("parallel by hand", store)
         found = _collect(store, size, mine) if rank == 0 else _enter(store, rank, mine)
     except (dist.DistError, TimeoutError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise StartError(
             f"rank {rank} of {size} on {mine.host} found no ranks at {where} for {START_S:.0f} s: torchrun must run on "
-            f"every machine, with the same --rdzv-endpoint, and reach it ({_first_line(error)})"
+            f"every machine, with the same --rdzv-endpoint, and reach it ({why})"
         ) from None
     if missing := [i for i, one in enumerate(found) if one is None]:
         raise StartError(
@@ -126,22 +120,19 @@ def _check_alike(members: list[Member]) -> None:
     for one in members:
         if one.problem:
             raise StartError(f"{one.host}: {one.problem}" if several else one.problem)
-        if one.files and one.files != first.files:
-            name = min(k for k in one.files.keys() | first.files.keys() if one.files.get(k) != first.files.get(k))
+        if one.files and (names := _differences(one.files, first.files)):
             raise StartError(
-                f"lib/{name} on {one.host} differs from that on {first.host}: copy one library to all machines"
+                f"lib/{names[0]} on {one.host} differs from that on {first.host}: copy one library to all machines"
             )
-        keys = sorted(k for k in one.settings.keys() | first.settings if one.settings.get(k) != first.settings.get(k))
-        if keys:
+        if keys := _differences(one.settings, first.settings):
             here, there = (", ".join(f"{k}={x.settings.get(k)}" for k in keys[:3]) for x in (one, first))
             raise StartError(
                 f"{one.host} was started with {here}, and {first.host} with {there}: give all machines the same"
             )
 
 
-def _checksums() -> dict[str, int]:
-    files = sorted(path for path in LIB.rglob("*.py"))
-    return {path.relative_to(LIB).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+def _differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
 # ---- the network ----------------------------------------------------------------------------------------------------
@@ -191,7 +182,3 @@ def _machine() -> str:
     with suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")]
     return " ".join(parts)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

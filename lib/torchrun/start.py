@@ -1,21 +1,28 @@
 """The start and the end of a rank under torchrun: ranks meet, choose a network, connect, and are watched.
 
-torch is imported when a rank starts, not with this file: the server of `lib.launch` starts before torch is there.
+By its variables torchrun tells a process which rank it is; clusters and containers may set some of them. torch is
+imported when a rank starts, not with this file: the server of `lib.launch` starts before torch is there.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from lib.torchrun.environment import StartError, gpu_of_rank, of_torchrun
+from lib.runtime.server import RunError
 
 if TYPE_CHECKING:
     from lib.mesh import Group
     from lib.torchrun.watchdog import Watchdog
 
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
 _watchdogs: list[Watchdog] = []  # of this process: one, because torch has one default group
+
+
+class StartError(RunError, ValueError):
+    """The variables of torchrun contradict each other or this machine, or the ranks do not agree."""
 
 
 def init(
@@ -42,33 +49,33 @@ def init(
     import torch
     import torch.distributed as dist
 
-    from lib.mesh import Group
-    from lib.runtime import calls, groups, spy
+    from lib import mesh
+    from lib.runtime import calls, spy
     from lib.runtime.hang import RUNNING
     from lib.torchrun.meeting import choose_interface, meet
     from lib.torchrun.watchdog import Watchdog
 
     rank, size = of_torchrun()
     if not size:
-        return Group()
+        return mesh.Group()
     cuda = device != "cpu" and torch.cuda.is_available()
     backend = "nccl" if cuda else "gloo"
     if cuda:
         torch.cuda.set_device(gpu_of_rank(torch.cuda.device_count()))
     store, members = meet(rank, size, {**(settings or {}), "backend": backend}, problem)
     watchdog = Watchdog(store, rank, members, timeout_s, choose_interface(rank, members))
-    groups.timeout = timedelta(seconds=timeout_s + 60)  # the report comes first
+    mesh.timeout = timedelta(seconds=timeout_s + 60)  # the report comes first
     try:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=groups.timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=mesh.timeout)
     except RuntimeError as error:
         watchdog.stop()
         raise StartError(watchdog.give_up(watchdog.cannot_connect(str(error).splitlines()[0]))) from None
     if calls.table is None:
         spy.watch()
-    calls.table = watchdog.row
-    watchdog.row.state(RUNNING)
+    calls.table = watchdog.table
+    calls.table.state(RUNNING)
     _watchdogs.append(watchdog)
-    return Group("world", tuple(range(size)), rank)
+    return mesh.Group("world", tuple(range(size)), rank)
 
 
 def close(world: Group, report: object) -> list:
@@ -82,3 +89,67 @@ def close(world: Group, report: object) -> list:
             _watchdogs.pop().stop()
         dist.destroy_process_group()
     return reports
+
+
+# ---- torchrun's variables -------------------------------------------------------------------------------------------
+
+
+def of_torchrun() -> tuple[int, int]:
+    """Number of this rank, and of all ranks; 0 and 0 without torchrun, also for a single rank without an address.
+
+    Raises:
+        StartError: a variable is missing or invalid.
+    """
+    given = _given()
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or "1"
+    if "SLURM_PROCID" in os.environ and tasks != "1" and not given.keys() & {"RANK", "WORLD_SIZE"}:
+        raise StartError(
+            f"srun started {tasks} tasks, and each would train alone: let srun start one torchrun per node (srun "
+            "--ntasks-per-node 1 torchrun ...), or unset SLURM_PROCID to train in this process alone"
+        )
+    alone = given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0"
+    if alone and not given.keys() >= {"MASTER_ADDR", "MASTER_PORT"} or not given.keys() & {"RANK", "WORLD_SIZE"}:
+        return 0, 0
+    rank, size, _ = (_whole(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if "MASTER_ADDR" not in given or rank >= size:
+        raise _error(f"RANK={rank} must be below WORLD_SIZE={size}" if rank >= size else "MASTER_ADDR is not set")
+    return rank, size
+
+
+def machines() -> int:
+    """How many machines torchrun started ranks on; 1 without torchrun."""
+    return int(os.environ.get("GROUP_WORLD_SIZE") or 1)
+
+
+def speaks(rank: int) -> bool:
+    """Whether this rank prints errors that all ranks have: the first on its machine."""
+    return (os.environ.get("LOCAL_RANK") or str(rank)) == "0"
+
+
+def gpu_of_rank(visible: int) -> int:
+    """The number of this rank's GPU; a StartError if it is not among the visible ones."""
+    local, ranks = _whole("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE") or "too many"
+    if local >= visible:
+        limit = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
+        raise StartError(
+            f"LOCAL_RANK={local} has no GPU: {ranks} ranks on this machine, but {visible} visible ({limit}); start "
+            f'torchrun with --nproc-per-node {visible}, or use the CPU: init(device="cpu"), or CUDA_VISIBLE_DEVICES=""'
+        )
+    return local
+
+
+def _given() -> dict[str, str]:
+    return {name: value for name in NAMES if (value := os.environ.get(name, "").strip())}
+
+
+def _whole(name: str) -> int:
+    value = _given().get(name, "")
+    if not value.isdecimal():
+        raise _error(f"{name}={value!r} is not a whole number" if value else f"{name} is not set")
+    return int(value)
+
+
+def _error(problem: str) -> StartError:
+    said = ", ".join(f"{name}={value}" for name, value in _given().items())
+    way_out = f"start with torchrun, which sets {', '.join(NAMES)}, or unset them to run without it"
+    return StartError(f"{problem} (the environment has {said}); {way_out}")

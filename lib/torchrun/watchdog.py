@@ -2,9 +2,9 @@
 
 The problem: a rank is stopped, or makes a different call, and all further ranks wait. After half an hour gloo gives up
 and names a socket. The call table that finds hangs under `run` is in the memory of one machine.
-The idea: every two seconds a thread of each rank writes a row into torchrun's store: the call in which the rank waits,
-and its number of calls on each channel. The thread of a rank that waits for a long time reads the rows of all ranks. It
-has the report of `run` then, with the machine of each rank, and ends the run if
+The idea: every two seconds a thread of each rank writes its row of the table into torchrun's store. The thread of a
+rank that waits for a long time reads the rows of all ranks. It has the report of `run` then, with the machine of each
+rank, and ends the run if
 
     a row is older than SILENT_S              the process is stopped, or its machine or network is gone
     all wait, and nothing moves for STILL_S   they wait forever
@@ -21,15 +21,14 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from lib.runtime.call_table import Waiting
-from lib.runtime.hang import FINISHED, STARTING, WAITING, AwaitedCall, View, key_of, named_ranks, written_bytes
+from lib.runtime.call_table import CallTable
+from lib.runtime.hang import STARTING, WAITING, Row, View, all_wait, named_ranks, written_bytes
 from lib.torchrun.meeting import START_S, Member, interfaces
 
 BEAT_S = 2.0
@@ -37,54 +36,35 @@ SILENT_S = 30.0
 STILL_S = 30.0
 
 
-class Row:
-    """The state and the calls of one rank; for `calls.Record` a call table without comparison."""
+class Unchanged:
+    """How long a value has been the same."""
 
     def __init__(self) -> None:
-        self.now, self.body, self.moves, self.since_s = STARTING, b"", 0, time.monotonic()
-        self.calls: Counter[int] = Counter()  # key of a channel -> calls so far
-        self._waits: list[Waiting] = []
+        self._value, self._since_s = None, 0.0
 
-    def state(self, state: int, body: bytes = b"") -> None:
-        self.now, self.body, self.since_s = state, body, time.monotonic()
-        self.moves += 1
-
-    def call(self, channel: str, members: Sequence[int], what: str, where: str, due_s: float = 0.0) -> int:
-        """Count a call; return its number."""
-        key = key_of(channel)
-        self.calls[key] += 1
-        return self.calls[key] - 1
-
-    def due_s(self, channel: str, number: int, members: Sequence[int]) -> float:
-        return 0.0
-
-    def waiting(self, *call: object) -> Waiting:
-        """As `CallTable.waiting`."""
-        return Waiting(self, call)
-
-    def packed(self) -> bytes:
-        """The row as bytes."""
-        for_s = time.monotonic() - self.since_s
-        return marshal.dumps((self.now, self.moves, written_bytes(), self.body, for_s, dict(self.calls)))
+    def seconds(self, value: object) -> float:
+        """Seconds since it was first seen as it is now."""
+        now = time.monotonic()
+        if value != self._value:
+            self._value, self._since_s = value, now
+        return now - self._since_s
 
 
 class Watchdog:
-    """A thread that writes the row of this rank, and ends a run that hangs.
+    """A thread that writes the row of this rank into the store, and ends a run that hangs.
 
-    Args:
-        store: the store of this run; the thread has a separate connection, because a call of the rank may block its.
-        members: the roster, in rank order.
-        limit_s: the longest wait in one call.
-        over: the network that gloo uses.
+    `limit_s` is the longest wait in one call, `over` the network that gloo uses.
     """
 
     def __init__(self, store: dist.Store, rank: int, members: Sequence[Member], limit_s: float, over: str) -> None:
-        self.row, self.rank, self.members, self.limit_s, self.over = Row(), rank, members, limit_s, over
-        self._store = store.clone()
+        self.table, self.rank = CallTable(None, len(members), rank), rank
+        self.table.state(STARTING)
+        self.members, self.limit_s, self.over = members, limit_s, over
+        self._store = store.clone()  # a connection of its own: a call of the rank may block the other
         self._store.set_timeout(timedelta(seconds=SILENT_S))
         self._beats = 0
-        self._seen: dict[int, tuple[object, float]] = {}  # rank -> its latest beat, and the time of it
-        self._moved: tuple[object, float] = (None, 0.0)  # moves and bytes of all ranks, and the time of them
+        self._latest = [Unchanged() for _ in members]  # beat of each rank
+        self._moved = Unchanged()  # moves and bytes of all ranks
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._write()
@@ -102,54 +82,44 @@ class Watchdog:
                 self._write()
                 if self._store.check(["over"]):
                     self._leave(self._store.get("over").decode())
-                waits = self.row.now in (STARTING, WAITING) and time.monotonic() - self.row.since_s
-                if waits > min(STILL_S, SILENT_S, self.limit_s, START_S) / 2 and (text := self._judge(waits)):
+                row = self.table.row(self.rank)
+                waits_s = row.for_s if row.state in (STARTING, WAITING) else 0.0
+                if waits_s > min(STILL_S, SILENT_S, self.limit_s, START_S) / 2 and (text := self._judge()):
                     self.give_up(text)
                     self._leave(text)
             except dist.DistError as error:  # the store is on one of the machines
-                if self.row.now == WAITING and not self._end.is_set():
+                if self.table.row(self.rank).state == WAITING and not self._end.is_set():
                     self._leave(
                         f"rank {self.rank} waits, and the machine of torchrun's store does not answer: {error}"
                     )
 
     def _write(self) -> None:
         self._beats += 1
-        self._store.set(f"row {self.rank}", marshal.dumps((self._beats, self.row.packed())))
+        said = self._beats, written_bytes(), *self.table.row(self.rank)
+        self._store.set(f"row {self.rank}", marshal.dumps(said))
 
-    def _judge(self, waits_s: float) -> str:
+    def _judge(self) -> str:
         """Why the run must end, with the report; "" if it need not."""
-        now, rows = time.monotonic(), {}
-        for rank, said in enumerate(self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])):
-            beats, row = marshal.loads(said)
-            if self._seen.get(rank, (None, 0))[0] != beats:
-                self._seen[rank] = beats, now
-            rows[rank] = marshal.loads(row)
-        moves = [(moves, sent) for _, moves, sent, *_ in rows.values()]
-        if self._moved[0] != moves:
-            self._moved = moves, now
-        view = self._view(rows)
-        silent = {rank: now - since for rank, (_, since) in self._seen.items() if now - since > SILENT_S}
+        said = self._store.multi_get([f"row {rank}" for rank in range(len(self.members))])
+        beats, written, *columns = zip(*map(marshal.loads, said), strict=True)
+        rows = dict(enumerate(map(Row, *columns)))
+        mine, still_s = rows[self.rank], self._moved.seconds((written, [row.moves for row in rows.values()]))
+        view = View.of(rows, hosts={rank: one.host for rank, one in enumerate(self.members)})
+        ages_s = [latest.seconds(beat) for latest, beat in zip(self._latest, beats, strict=True)]
+        silent = {rank: for_s for rank, for_s in enumerate(ages_s) if for_s > SILENT_S}
         if silent:
             view.said = {rank: f"has said nothing for {for_s:.0f} s" for rank, for_s in silent.items()}
-            who = named_ranks(sorted(silent))
             gone = "its process is stopped, or its machine or network is gone"
-            return f"hang: {who} gave no sign of life for {SILENT_S:.0f} s: {gone}.\n{view.report()}"
-        if self.row.now == STARTING and waits_s > START_S:
+            return (
+                f"hang: {named_ranks([*silent])} gave no sign of life for {SILENT_S:.0f} s: {gone}.\n{view.report()}"
+            )
+        if mine.state == STARTING and mine.for_s > START_S:
             return self.cannot_connect(f"no connection for {START_S:.0f} s")
-        states, still_s = {row[0] for row in rows.values()}, now - self._moved[1]
-        if states <= {WAITING, FINISHED} and still_s > STILL_S:
+        if still_s > STILL_S and all_wait({row.state for row in rows.values()}):
             return view.explain(still_s)
-        if self.row.now == WAITING and waits_s > self.limit_s:
-            return f"rank {self.rank} has waited for {waits_s:.0f} s, the limit.\n{view.report()}"
+        if mine.state == WAITING and mine.for_s > self.limit_s:
+            return f"rank {self.rank} has waited for {mine.for_s:.0f} s, the limit.\n{view.report()}"
         return ""
-
-    def _view(self, rows: dict[int, tuple]) -> View:
-        states, waits = {rank: row[0] for rank, row in rows.items()}, {}
-        for rank, (state, _, _, body, for_s, _) in rows.items():
-            if state == WAITING:
-                call = marshal.loads(body) if body else None
-                waits[rank] = AwaitedCall.of(rank, call, lambda peer, key: rows[peer][-1].get(key, 0), for_s)
-        return View(states, waits, hosts={rank: one.host for rank, one in enumerate(self.members)})
 
     def cannot_connect(self, why: str) -> str:
         """The sentence for this rank, if it cannot connect."""

@@ -1,14 +1,23 @@
-"""Settings of a training run: model, layout and numbers, checked before it starts."""
+"""Settings of a training run, checked before it starts, and the command-line options that are made from them.
+
+The problem: the settings of a program are named three times, in a dataclass, in its documentation and in a parser, and
+the three drift apart. The idea: a field is an option with its type and default, and its line under `Args:` in the
+docstring is the help. An error that names a field, `stages_per_rank=1`, becomes an error that names the option.
+"""
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 
 import torch
 
+from lib.cost.sizes import RECOMPUTE, ZERO_STAGES
 from lib.cost.tensors import BUCKET_BYTES
-from lib.layout import Layout, whole_number
+from lib.layout import SCHEDULES, Layout, whole_number
 from lib.model import GPTConfig
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -65,3 +74,85 @@ class TrainConfig:
         if self.seed not in range(2**63):
             raise ValueError(f"seed={self.seed} must be a whole number from 0 to 2**63 - 1")
         self.layout.check(self.model, self.global_batch)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where and how often to save.
+
+    Args:
+        checkpoint: folder for checkpoints of this run alone, which all machines share; Ctrl-C, SIGTERM and SIGUSR1 then
+            save before they end the run.
+        checkpoint_every: steps between two checkpoints; the last step is always saved.
+        keep: number of newest checkpoints to keep.
+        resume: the checkpoint to continue from, under any layout; auto is the newest, or a new run if there is none.
+
+    Raises:
+        ValueError: an invalid number.
+    """
+
+    checkpoint: str
+    checkpoint_every: int = 100
+    keep: int = 3
+    resume: str | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("checkpoint_every", self.checkpoint_every, 1)
+        whole_number("keep", self.keep, 1)
+
+
+# ---- on the command line --------------------------------------------------------------------------------------------
+
+SETTINGS = (TrainConfig, Layout, GPTConfig, Checkpoints)  # their fields become options
+NO_OPTIONS = ("model", "layout", "vocab_size")  # a token is a byte
+CHOICES = {
+    "schedule": list(SCHEDULES),
+    "zero": ZERO_STAGES,
+    "recompute": RECOMPUTE,
+    "dtype": list(DTYPES),
+    "compute_dtype": list(COMPUTE_DTYPES),
+}
+KINDS = {"int": int, "float": float, "str": str}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """An option for each field of `SETTINGS`: `stages_per_rank` is `--stages-per-rank`."""
+    for config in SETTINGS:
+        says = _described(config)
+        for one in fields(config):
+            if one.name in NO_OPTIONS:
+                continue
+            more: dict = {"help": says.get(one.name, "").replace("%", "%%"), "default": argparse.SUPPRESS}
+            if "bool" in str(one.type):
+                more["action"] = argparse.BooleanOptionalAction
+            else:
+                more |= {"type": KINDS[str(one.type).removesuffix(" | None")], "choices": CHOICES.get(one.name)}
+                more["metavar"] = None if more["choices"] else one.name.upper()
+            parser.add_argument(option(one.name), **more)
+
+
+def option(name: str) -> str:
+    """The name of a field on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def chosen(args: argparse.Namespace, config: type) -> dict:
+    """The options of this dataclass that were given."""
+    return {one.name: getattr(args, one.name) for one in fields(config) if hasattr(args, one.name)}
+
+
+def _described(config: type) -> dict[str, str]:
+    """Field → its description in the docstring, under `Args:`."""
+    _, _, text = inspect.getdoc(config).partition("Args:\n")
+    found = re.findall(r"^    (\w+): (.*?)(?=^    \w|^\w|\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(words.split()).rstrip(".") for name, words in found}
+
+
+def in_options(sentence: str) -> str:
+    """The sentence of an error with options instead of fields: `dp=3` becomes `--dp 3`."""
+    for name in (one.name for config in SETTINGS for one in fields(config)):
+        said = rf"(?<![\w-])(?:num_)?{name}=(?:'([^']*)'|([^\s,;:()]+))"
+        sentence = re.sub(said, lambda m, name=name: f"{option(name)} {m[1] or m[2]}", sentence)
+        if "_" in name:
+            sentence = re.sub(rf"(?<![\w-]){name}(?![\w=-])", option(name), sentence)
+    return sentence

@@ -1,7 +1,6 @@
 """The training loop, the same for every layout: a batch, a step, and at intervals the validation loss.
 
-The same seed gives the same losses in each layout, to rounding, because `lib/parallel.py` combines all techniques into
-one step, and no random number depends on the layout. Layouts are compared by these losses.
+The same seed gives the same losses in each layout, to rounding, because no random number depends on the layout.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lib import data, trace
-from lib.checkpoint.settings import Checkpoints
 from lib.launch import device, done_s
 from lib.mesh import Group, Mesh, MeshShape
 from lib.model import GPT
 from lib.parallel import ParallelGPT, parallelize
-from lib.training.config import COMPUTE_DTYPES, DTYPES, TrainConfig
+from lib.training.config import COMPUTE_DTYPES, DTYPES, Checkpoints, TrainConfig
 
 BAR = "{percentage:3.0f}% {bar:16} step {n_fmt}/{total_fmt}{postfix}, {remaining} left"  # "rank 0 | " comes before
 VALIDATION_ROWS = 64

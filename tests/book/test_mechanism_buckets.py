@@ -8,7 +8,7 @@ import pytest
 from book.figures.mechanisms.buckets import play_buckets
 from book.figures.player import WIDE
 from lib import cost
-from lib.data_parallel.buckets import fill_buckets
+from lib.data_parallel.bucketed_gradients import fill_buckets
 from lib.model import GPT, GPTConfig
 
 MIB = 2**20

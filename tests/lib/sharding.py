@@ -1,26 +1,30 @@
-"""What the tests of flat parameters, ZeRO and FSDP share: a model that breaks careless sharding, and a serial twin."""
+"""What the tests of data parallelism share: all its forms, a model that breaks careless sharding, and a serial twin."""
 
 import copy
+from functools import partial
 
 import torch
 from torch import nn
 
 from lib import comm, data
 from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel.ddp import BucketedDDP, NaiveDDP
+from lib.data_parallel.fsdp import FSDP
+from lib.data_parallel.zero import NaiveZeRO1, ZeRO1, ZeRO2
 from lib.lab import wire_audit
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import facts_of
 from lib.tensor_parallel.gpt import full_state_dict, tensor_parallel
 from lib.tensor_parallel.vocab import vocab_parallel_loss
-from lib.verify import largest_difference, replicas_equal, weights
+from lib.verify import gradients, largest_difference, replicas_equal, weights
 
 CONFIG = GPTConfig(vocab_size=32, context=6, d_model=12, num_layers=3, num_heads=2)
 
 
-def serial(config):
+def serial(config, seed=0):
     """A GPT in float64, with biases and norms that are not all 0 and 1."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = GPT(config).double()
     with torch.no_grad():
         for p in model.parameters():
@@ -31,9 +35,9 @@ def serial(config):
 class InParts:
     """A tensor-parallel copy of a model with the sums of its gradients, put together as `lib.parallel` does."""
 
-    def __init__(self, serial, world, sequence_parallel=False, recompute="none", mesh=None):
-        mesh = mesh or Mesh(MeshShape(tp=world.size), world)
-        self.world, self.group = mesh.world, mesh.group("tp")
+    def __init__(self, serial, world, sequence_parallel=False, recompute="none"):
+        mesh = Mesh(MeshShape(tp=world.size), world)
+        self.world, self.group = world, mesh.group("tp")
         self.model = tensor_parallel(copy.deepcopy(serial), self.group, sequence_parallel, recompute)
         self.sums = Gradients(facts_of(self.model, mesh))
         self.parameters, self.named_parameters = self.model.parameters, self.model.named_parameters
@@ -142,6 +146,52 @@ def trained(module):
     return [p for p in module.parameters() if p.requires_grad]
 
 
+def stepping(kind, module, group, optimizer, op="mean", **how):
+    """A form of DDP that steps as the sharded forms do."""
+    model = kind(module, group, op, **how)
+    model.optimizer = optimizer([(name, p) for name, p in module.named_parameters() if p.requires_grad])
+    model.step = lambda: (model.optimizer.step(), model.zero_grad())
+    return model
+
+
+ENGINES = {  # each called with a module, a group, an optimizer, op, and options of its own
+    "NaiveDDP": partial(stepping, NaiveDDP),
+    "BucketedDDP": partial(stepping, BucketedDDP),
+    "NaiveZeRO1": NaiveZeRO1,
+    "ZeRO1": ZeRO1,
+    "ZeRO2": ZeRO2,
+    "FSDP": FSDP,
+}
+SHARDED = [ZeRO1, ZeRO2, FSDP]
+
+
+def in_buckets(bucket_bytes):
+    """All forms, with buckets of this size where they have buckets."""
+    return {
+        name: partial(make, bucket_bytes=bucket_bytes) if name in ("BucketedDDP", "ZeRO1", "ZeRO2") else make
+        for name, make in ENGINES.items()
+    }
+
+
+def gradients_apart(model, twin):
+    """The largest distance of the gradients from the twin's, in norms of the whole."""
+    if hasattr(model, "flats"):
+        return shards_apart(model, twin)
+    if hasattr(model, "owners"):
+        return owners_apart(model, twin)
+    return largest_difference(gradients(model.module), gradients(twin))
+
+
+def nothing_gathered(model):
+    """Of FSDP: no rank holds a full parameter."""
+    return all(
+        flat.whole.untyped_storage().nbytes() == 0 and torch.isnan(p).all()
+        for flat in model.flats
+        for p in flat.params
+        if p.numel()
+    )
+
+
 def shards_apart(model, twin):
     """The largest distance of a gradient piece from its part of the twin's, in norms of the whole; NaN if the padding
     is not zero, or if a number belongs to nobody."""
@@ -201,7 +251,7 @@ def beside_twin(model, twin, optimizer, op="mean", microbatches=1, each=False, u
                 with model.no_sync():
                     (loss if op == "sum" else loss * n).backward()
         model.finish()
-        apart = shards_apart(model, twin) if hasattr(model, "buckets") else owners_apart(model, twin)
+        apart = gradients_apart(model, twin)
         worst["gradient"] = max(worst["gradient"], apart) if apart == apart else apart
         worst["loss"] = max(worst["loss"], abs(comm.all_reduce(ours, world) - wanted).item())
         if clip is not None:
@@ -215,10 +265,7 @@ def beside_twin(model, twin, optimizer, op="mean", microbatches=1, each=False, u
 
 def end_apart(model, twin):
     """Distance of the weights from the twin's on rank 0, 0 elsewhere, and whether replicas are equal."""
-    if not hasattr(model, "buckets"):
-        state = model.module.state_dict()
-    else:
-        state = model.full_state_dict()
+    state = model.full_state_dict() if hasattr(model, "flats") else model.module.state_dict()
     apart = largest_difference(state, twin.state_dict()) if state else 0.0
     held = model.module if not hasattr(model, "units") else nn.ParameterList([all_numbers(model)])
     return apart, replicas_equal(held, model.group)

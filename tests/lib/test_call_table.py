@@ -3,7 +3,7 @@
 import pytest
 
 from lib.runtime.call_table import CallTable, MismatchError
-from lib.runtime.hang import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, circle_of
+from lib.runtime.hang import FAILED, FINISHED, RUNNING, WAITING, AwaitedCall, all_wait, circle_of
 
 
 @pytest.fixture
@@ -77,25 +77,32 @@ def test_of_more_channels_than_places_the_latest_are_compared(tables):
     assert b.call("channel 139", (0, 1), "that", "") == 0, "its place is given away"
     assert a.call("channel 139", (0, 1), "this", "") == 1, "it counts on in a new place"
     with b.waiting("this", "", (0,), "channel 140", 0), pytest.raises(MismatchError):
-        assert parent.waits()[1].late == (0,), "which was that of channel 140"
+        assert parent.view().waits[1].late == (0,), "which was that of channel 140"
         assert b.call("channel 139", (0, 1), "that", "")
 
 
 def test_states_and_moves(tables):
     parent, a, b, c = tables
-    assert parent.moves() == [0, 0, 0] and not parent.all_wait()
+
+    def moves():
+        return [moves for _, moves in parent.heads()]
+
+    def waits():
+        return all_wait({state for state, _ in parent.heads()})
+
+    assert moves() == [0, 0, 0] and not waits()
     assert parent.view().report().splitlines()[0] == "  rank 0  is starting"
     for table in (a, b, c):
         table.state(RUNNING)
     with a.waiting("send to 1", "here", (1,), "0>1", 0):
-        assert parent.read(0)[:3] == (WAITING, 2, ("send to 1", "here", (1,), "0>1", 0))
-        assert not parent.all_wait(), "two still compute"
+        assert parent.row(0)[:3] == (WAITING, 2, ("send to 1", "here", (1,), "0>1", 0))
+        assert not waits(), "two still compute"
         b.state(FINISHED)
         with c.waiting("recv from 0", "", (0,), "0>2", 0):
-            assert parent.all_wait()
+            assert waits()
         c.state(FAILED)
-        assert not parent.all_wait(), "the failure will be told"
-    assert parent.moves() == [3, 2, 4] and parent.read(0)[0] == RUNNING
+        assert not waits(), "the failure will be told"
+    assert moves() == [3, 2, 4] and parent.row(0)[0] == RUNNING
 
 
 def test_late_are_those_that_did_not_make_this_call(tables):
@@ -104,18 +111,18 @@ def test_late_are_those_that_did_not_make_this_call(tables):
         table.call("all", (0, 1, 2), "barrier", "")
     number = a.call("all", (0, 1, 2), "barrier", "")
     with a.waiting("barrier", "here", (0, 1, 2), "all", number):
-        assert parent.waits()[0].late == (1, 2)
+        assert parent.view().waits[0].late == (1, 2)
         c.call("all", (0, 1, 2), "barrier", "")
-        assert parent.waits()[0].late == (1,)
+        assert parent.view().waits[0].late == (1,)
 
 
 def test_a_rank_waits_as_long_as_one_of_its_threads_does(tables):
     parent, a, *_ = tables
     with a.waiting("recv from 1", "", (1,), "1>0", 0):
         with a.waiting("send to 2", "", (2,), "0>2", 0):
-            assert parent.waits()[0].what == "send to 2"
-        assert parent.waits()[0].what == "recv from 1"
-    assert parent.read(0)[0] == RUNNING
+            assert parent.view().waits[0].what == "send to 2"
+        assert parent.view().waits[0].what == "recv from 1"
+    assert parent.row(0)[0] == RUNNING
 
 
 def test_a_report_of_long_lines_and_unreadable_words(tables):

@@ -4,6 +4,7 @@ import functools
 import sys
 import time
 import weakref
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -47,38 +48,27 @@ def cases(n, dtype):
         if op == "mean" and not dtype.is_floating_point:
             continue
 
-        def all_reduce(x, g, op=op):
-            return comm.all_reduce(x, g, op)
-
         times = 2 if dtype == torch.bfloat16 and op in ("max", "min") else 1
-        yield f"all_reduce {op}", all_reduce, lambda xs, r, op=op: reduced(xs, op), times, 2 * times * ring
+        call = partial(comm.all_reduce, op=op)
+        yield f"all_reduce {op}", call, lambda xs, r, op=op: reduced(xs, op), times, 2 * times * ring
         for dim in (0, 1, 2, -1, -3):
-
-            def scatter(x, g, dim=dim, op=op):
-                return comm.reduce_scatter(x, g, dim, op)
 
             def part(xs, r, dim=dim, op=op):
                 return reduced(xs, op).chunk(len(xs), dim)[r]
 
-            yield f"reduce_scatter {op} {dim}", scatter, part, 1, ring
+            yield f"reduce_scatter {op} {dim}", partial(comm.reduce_scatter, dim=dim, op=op), part, 1, ring
     for dim in (0, 1, 2, -1, -2):
-
-        def gather(x, g, dim=dim):
-            return comm.all_gather(x, g, dim)
-
-        yield f"all_gather {dim}", gather, lambda xs, r, dim=dim: torch.cat(xs, dim), n, n - 1
+        yield f"all_gather {dim}", partial(comm.all_gather, dim=dim), lambda xs, r, d=dim: torch.cat(xs, d), n, n - 1
     for split in (0, 1, 2, -1):
         for concat in (0, 1, -1):
-
-            def swap(x, g, split=split, concat=concat):
-                return comm.all_to_all(x, g, split, concat)
+            swap = partial(comm.all_to_all, split_dim=split, concat_dim=concat)
 
             def swapped(xs, r, split=split, concat=concat):
                 return torch.cat([x.chunk(len(xs), split)[r] for x in xs], concat)
 
             yield f"all_to_all {split} {concat}", swap, swapped, 1, ring
     for src in range(n):
-        yield f"broadcast {src}", lambda x, g, s=src: comm.broadcast(x, g, s), lambda xs, r, s=src: xs[s], 1, ring
+        yield f"broadcast {src}", partial(comm.broadcast, src=src), lambda xs, r, s=src: xs[s], 1, ring
 
 
 def reduces(world, xs, op):
@@ -209,33 +199,17 @@ def test_two_axes_at_once():
             ]
             got = [p.wait().tolist() for p in reversed(pending)][::-1]
             got += [comm.exchange({1 - g.rank: me}, {1 - g.rank: me}, g).wait()[1 - g.rank].item() for g in (dp, tp)]
-        return (
-            got,
-            problems(world, dp, torch.float64, 1e-14) + problems(world, tp, torch.float64, 1e-14),
-            seen.traffic(),
-        )
+        wrong = [problem for group in (dp, tp) for problem in problems(world, group, torch.float64, 1e-14)]
+        return got, wrong, seen.traffic()
 
     for rank, (got, wrong, traffic) in enumerate(run(works, 4)):
         dp, tp = [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
         assert wrong == []
-        assert got == [
-            [sum(dp)],
-            tp,
-            [sum(dp) * (10 if rank >= 2 else 1)],
-            [max(tp)],
-            sum(dp) - rank,
-            sum(tp) - rank,
-        ]
-        assert traffic == {
-            ("all_reduce", "dp"): (1, 4),
-            ("all_gather", "tp"): (1, 4),
-            ("reduce_scatter", "dp"): (1, 4),
-            ("all_reduce", "tp"): (1, 4),
-            ("send", "dp"): (1, 4),
-            ("recv", "dp"): (1, 0),
-            ("send", "tp"): (1, 4),
-            ("recv", "tp"): (1, 0),
-        }
+        largest = sum(dp) * (10 if rank >= 2 else 1)
+        assert got == [[sum(dp)], tp, [largest], [max(tp)], sum(dp) - rank, sum(tp) - rank]
+        sent = [("all_reduce", "dp"), ("all_gather", "tp"), ("reduce_scatter", "dp"), ("all_reduce", "tp")]
+        sent += [("send", "dp"), ("send", "tp")]
+        assert traffic == dict.fromkeys(sent, (1, 4)) | {("recv", axis): (1, 0) for axis in ("dp", "tp")}
 
 
 def test_out_reuses_memory():
@@ -369,24 +343,16 @@ def test_more_channels_than_places():
     assert run(works, 2) == [[[2, 2], [2, 2]]] * 2
 
 
+FOUR = torch.ones(4)
 BAD = [
     (lambda g: comm.all_reduce(torch.ones(4), g, "avg"), "unknown op 'avg'; use one of sum, mean, max, min"),
     (lambda g: comm.reduce_scatter(torch.ones(4), g, op="prod"), "unknown op 'prod'"),
     (lambda g: comm.all_reduce(torch.ones(4, dtype=torch.int64), g, "mean"), r"the mean of int64\[4\]"),
     (lambda g: comm.reduce_scatter(torch.ones(4, dtype=torch.int32), g, op="mean"), r"the mean of int32\[4\]"),
-    (
-        lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(2, 2)),
-        r"contiguous float32\[4\], but is float32\[2, 2\]",
-    ),
-    (
-        lambda g: comm.all_reduce(torch.ones(4), g, out=torch.ones(4).double()),
-        r"contiguous float32\[4\], but is float64\[4\]",
-    ),
+    (lambda g: comm.all_reduce(FOUR, g, out=torch.ones(2, 2)), r"contiguous float32\[4\], but is float32\[2, 2\]"),
+    (lambda g: comm.all_reduce(FOUR, g, out=FOUR.double()), r"contiguous float32\[4\], but is float64\[4\]"),
     (lambda g: comm.all_reduce(torch.ones(2, 2), g, out=torch.ones(2, 2).T), "not contiguous"),
-    (
-        lambda g: comm.all_gather(torch.ones(4), g, out=torch.ones(4)),
-        r"contiguous float32\[16\], but is float32\[4\]",
-    ),
+    (lambda g: comm.all_gather(FOUR, g, out=FOUR), r"contiguous float32\[16\], but is float32\[4\]"),
     (lambda g: comm.all_gather(torch.ones(4, 4), g, 1, out=torch.ones(4, 16)), "along dim 0, .* but dim=1"),
     (lambda g: comm.reduce_scatter(torch.ones(4), g, out=torch.ones(4)), r"contiguous float32\[1\], but is"),
     (lambda g: comm.recv(torch.ones(4), g, (g.rank + 1) % 4, out=torch.ones(8)[::2]), "not contiguous"),
@@ -397,10 +363,7 @@ BAD = [
     (lambda g: comm.broadcast(torch.ones(4), g, src=4), "src=4 is not in this group of 4 ranks"),
     (lambda g: comm.broadcast(torch.ones(4), g, src=-1), "src=-1 is not in this group of 4 ranks"),
     (lambda g: comm.send(torch.ones(4), g, 9), "dst=9 is not in this group of 4 ranks"),
-    (
-        lambda g: comm.all_reduce(torch.ones(4, dtype=torch.cfloat), g, "max"),
-        "complex numbers have no order; use x.abs",
-    ),
+    (lambda g: comm.all_reduce(FOUR.cfloat(), g, "max"), "complex numbers have no order; use x.abs"),
     (lambda g: comm.recv(torch.ones(4), g, 9), "src=9 is not in this group of 4 ranks"),
     (lambda g: comm.send(torch.ones(4), g, g.rank), "is this rank itself"),
     (lambda g: comm.recv(torch.ones(4), g, g.rank), "is this rank itself"),

@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,6 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import open_files
 
 from lib import comm
 from lib.launch import HangError, MismatchError, RankError, RunTimeout, run
@@ -32,13 +32,10 @@ from lib.mesh import Group, second_lane
 from lib.runtime import hang, spy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
-pytestmark = [
-    pytest.mark.timed("it measures how soon a fault is known"),
-    pytest.mark.usefixtures("machine"),
-]
+pytestmark = [pytest.mark.timed("it measures how soon a fault is known"), pytest.mark.usefixtures("machine")]
 
 SOON_S, HANG_S = 2.0, 4.0
-ONES = torch.ones(4)
+ONES, SQUARE = torch.ones(4), torch.ones(4, 4)
 
 
 def refuse(word):
@@ -48,10 +45,11 @@ def refuse(word):
 # ---- one rank ends --------------------------------------------------------------------------------------------------
 
 
-def raises_before(world):
-    if world.rank == 1:
-        refuse("coffee")
-    comm.all_reduce(ONES, world)
+def fails_alone(world, rank, does):
+    """One rank does something, and returns what comes of it; the others wait for it."""
+    result = does() if world.rank == rank else None
+    comm.barrier(world)
+    return result
 
 
 def raises_after(world):
@@ -87,70 +85,18 @@ def wraps_the_loss_of_a_peer(world):
         raise KeyError("my network") from error
 
 
-def exits(world):
-    if world.rank == 1:
-        sys.exit("enough")
-    comm.barrier(world)
+def crashes():
+    os.write(2, b"what the C++ library said last\n")
+    os.abort()
 
 
-def exits_in_silence(world):
-    if world.rank == 1:
-        sys.exit()
-    comm.barrier(world)
-
-
-def leaves(world):
-    if world.rank == 0:
-        os._exit(3)
-    comm.barrier(world)
-
-
-def leaves_with_0(world):
-    if world.rank == 2:
-        os._exit(0)
-    comm.barrier(world)
-
-
-def killed(world):
-    if world.rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    comm.barrier(world)
-
-
-def crashes(world):
-    if world.rank == 1:
-        os.write(2, b"what the C++ library said last\n")
-        os.abort()
-    comm.barrier(world)
-
-
-def reads_address_0(world):
-    if world.rank == 1:
-        ctypes.string_at(0)
-    comm.barrier(world)
-
-
-def reads_past_the_end_of_a_file(world):
+def reads_past_the_end_of_a_file():
     """What a full disk does to memory that is a file."""
-    if world.rank == 2:
-        with tempfile.TemporaryFile() as file:
-            file.truncate(mmap.PAGESIZE)
-            memory = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-            file.truncate(0)
-            memory[0]
-    comm.barrier(world)
-
-
-def divides_a_processor(world):
-    if world.rank == 0:
-        os.kill(os.getpid(), signal.SIGFPE)
-    comm.barrier(world)
-
-
-def gets_a_signal_without_a_name(world):
-    if world.rank == 0:
-        os.kill(os.getpid(), signal.SIGRTMIN + 1)
-    comm.barrier(world)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        memory = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        memory[0]
 
 
 def dies_while_it_computes(world):
@@ -159,30 +105,12 @@ def dies_while_it_computes(world):
     time.sleep(30)
 
 
-def closes_everything(world):
-    if world.rank == 1:
-        os.closerange(3, 200)
-    comm.barrier(world)
-
-
-def raises_itself(world):
+def raises_itself():
     class OddError(Exception):
         def __str__(self):
             raise RuntimeError("cannot even be printed")
 
-    if world.rank == 0:
-        raise OddError
-
-
-def returns_a_lambda_of_a_socket(world):
-    import socket
-
-    if world.rank == 1:
-        return socket.socket()
-
-
-def returns_a_generator(world):
-    return (i for i in range(3)) if world.rank == 2 else None
+    raise OddError
 
 
 def bad_to_load():
@@ -194,24 +122,13 @@ class NeverArrives:
         return bad_to_load, ()
 
 
-def returns_what_cannot_be_read(world):
-    return NeverArrives()
+def closes_stdout():
+    sys.stdout.close()
+    refuse("prints")
 
 
-def says_a_tensor(world):
-    if world.rank == 1:
-        raise ValueError("x" * 5_000_000)
-
-
-def closes_stdout(world):
-    if world.rank == 1:
-        sys.stdout.close()
-        refuse("prints")
-
-
-def asks_for_all_memory(world):
-    if world.rank == 1:
-        torch.empty(1 << 46)
+def says_a_tensor():
+    raise ValueError("x" * 5_000_000)
 
 
 def runs_inside(world):
@@ -220,45 +137,59 @@ def runs_inside(world):
     run(lambda inner: None, 2)
 
 
-ENDS = [  # fault, the rank to blame, what the message says
-    (
-        raises_before,
+def kill(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+ENDS = {  # the rank to blame; what the message says; what every rank does, or this rank alone
+    "raises before": (1, r"raised ValueError\n\nTraceback.*in <lambda>\n.*no coffee today", lambda: refuse("coffee")),
+    "raises inside": (1, "no sugar today", raises_inside),
+    "raises after": (2, "no tea today", raises_after),
+    "raises late": (0, "no milk today", raises_late),
+    "wraps the loss of a peer": (2, "exited without returning .* exit code 7", wraps_the_loss_of_a_peer),
+    "exits": (
         1,
-        r"raised ValueError\n\nTraceback.*in raises_before\n    refuse\(\"coffee\"\).*no coffee today",
+        r"called sys.exit\('enough'\)\n.*test_faults.py\", line \d+, in <lambda>",
+        lambda: sys.exit("enough"),
     ),
-    (raises_inside, 1, "no sugar today"),
-    (raises_after, 2, "no tea today"),
-    (raises_late, 0, "no milk today"),
-    (wraps_the_loss_of_a_peer, 2, "exited without returning .* exit code 7"),
-    (exits, 1, r"called sys.exit\('enough'\)\n.*test_faults.py\", line \d+, in exits"),
-    (exits_in_silence, 1, r"called sys.exit\(\)"),
-    (leaves, 0, r"exited without returning \(os._exit\?\), with exit code 3"),
-    (leaves_with_0, 2, "exit code 0"),
-    (killed, 2, "was killed by SIGKILL; was the machine out of memory"),
-    (crashes, 1, "was killed by SIGABRT.*what the C\\+\\+ library said last"),
-    (reads_address_0, 1, "was killed by SIGSEGV\n.*Segmentation fault.*line \\d+ in string_at"),
-    (reads_past_the_end_of_a_file, 2, "was killed by SIGBUS; .* is its disk full\\? .* free\n.*line \\d+ in reads_p"),
-    (divides_a_processor, 0, "was killed by SIGFPE"),
-    (gets_a_signal_without_a_name, 0, f"was killed by {signal.SIGRTMIN + 1}"),
-    (dies_while_it_computes, 1, "was killed by SIGSEGV.*line \\d+ in dies_while_it_computes"),
-    (closes_everything, 1, "exited without returning|was killed by SIGABRT"),
-    (raises_itself, 0, "raised OddError"),
-    (returns_a_lambda_of_a_socket, 1, "returned a socket that cannot be sent"),
-    (returns_a_generator, 2, "returned a generator that cannot be sent"),
-    (returns_what_cannot_be_read, 0, "cannot be read here: not on this side"),
-    (says_a_tensor, 1, r"Error: x{5,9999}\n\.\.\. [\d,]{9} letters left out \.\.\.\nx{10000}$"),
-    (closes_stdout, 1, "no prints today"),
-    (asks_for_all_memory, 1, r"you tried to allocate 281474976710656 bytes.*\n\d.* of .* GB of memory are free\.$"),
-    (runs_inside, 0, r"RuntimeError: run\(\) was called inside a rank"),
-]
+    "exits in silence": (1, r"called sys.exit\(\)", sys.exit),
+    "leaves": (0, r"exited without returning \(os._exit\?\), with exit code 3", lambda: os._exit(3)),
+    "leaves with 0": (2, "exit code 0", lambda: os._exit(0)),
+    "killed": (2, "was killed by SIGKILL; was the machine out of memory", kill(signal.SIGKILL)),
+    "crashes": (1, "was killed by SIGABRT.*what the C\\+\\+ library said last", crashes),
+    "reads address 0": (1, "killed by SIGSEGV\n.*Segmentation.*line \\d+ in string_at", lambda: ctypes.string_at(0)),
+    "reads past the end of a file": (
+        *(2, "was killed by SIGBUS; .* is its disk full\\? .* free\n.*line \\d+ in reads_p"),
+        reads_past_the_end_of_a_file,
+    ),
+    "gets a signal without a name": (0, f"was killed by {signal.SIGRTMIN + 1}", kill(signal.SIGRTMIN + 1)),
+    "dies while it computes": (
+        1,
+        "was killed by SIGSEGV.*line \\d+ in dies_while_it_computes",
+        dies_while_it_computes,
+    ),
+    "closes everything": (1, "exited without returning|was killed by SIGABRT", lambda: os.closerange(3, 200)),
+    "raises itself": (0, "raised OddError", raises_itself),
+    "returns a socket": (1, "returned a socket that cannot be sent", lambda: socket.socket()),
+    "returns a generator": (2, "returned a generator that cannot be sent", lambda: (i for i in range(3))),
+    "returns what cannot be read": (0, "cannot be read here: not on this side", NeverArrives),
+    "says a tensor": (1, r"Error: x{5,9999}\n\.\.\. [\d,]{9} letters left out \.\.\.\nx{10000}$", says_a_tensor),
+    "closes stdout": (1, "no prints today", closes_stdout),
+    "asks for all memory": (
+        *(1, r"you tried to allocate 281474976710656 bytes.*\n\d.* of .* GB of memory are free\.$"),
+        lambda: torch.empty(1 << 46),
+    ),
+    "runs inside": (0, r"RuntimeError: run\(\) was called inside a rank", runs_inside),
+}
 
 
 @pytest.mark.thorough("each takes a second or more, alone", keep=5)
-@pytest.mark.parametrize(("fault", "rank", "text"), ENDS, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_rank_ends(fault, rank, text, capfd):
-    began = time.monotonic()
+@pytest.mark.parametrize("what", ENDS)
+def test_a_rank_ends(what, capfd):
+    (rank, text, fault), began = ENDS[what], time.monotonic()
+    of_all = getattr(fault, "__code__", None) and fault.__code__.co_varnames[:1] == ("world",)
     with pytest.raises(RankError) as caught:
-        run(fault, 3)
+        run(*(fault, 3) if of_all else (fails_alone, 3, rank, fault))
     assert time.monotonic() - began < SOON_S
     assert caught.value.rank == rank
     assert re.search(f"^rank {caught.value.rank} of 3.*({text})", str(caught.value), re.DOTALL), caught.value
@@ -529,30 +460,22 @@ def test_the_threads_of_a_rank_whose_time_is_up():
 # ---- ranks disagree -------------------------------------------------------------------------------------------------
 
 
-def other_shape(world):
-    comm.all_reduce(torch.ones(4 if world.rank else 6), world)
+def longer(world):
+    return torch.ones(4 if world.rank else 6)
 
 
-def other_dtype(world):
-    comm.all_reduce(torch.ones(4, dtype=torch.int32 if world.rank == 1 else torch.float32), world)
+def one_of_integers(world):
+    return torch.ones(4, dtype=torch.int32 if world.rank == 1 else torch.float32)
+
+
+def other_op(world):
+    comm.reduce_scatter(torch.ones(6), world, op="max" if world.rank == 0 else "sum")
 
 
 def other_order(world):
     first, second = (comm.all_gather, comm.all_reduce) if world.rank == 2 else (comm.all_reduce, comm.all_gather)
     first(ONES, world)
     second(ONES, world)
-
-
-def other_dim(world):
-    comm.all_gather(torch.ones(2, 2), world, dim=world.rank % 2)
-
-
-def other_source(world):
-    comm.broadcast(ONES, world, src=world.rank)
-
-
-def other_op(world):
-    comm.reduce_scatter(torch.ones(6), world, op="max" if world.rank == 0 else "sum")
 
 
 def other_message(world):
@@ -562,28 +485,12 @@ def other_message(world):
         comm.recv(torch.ones(2, 2), world, 0).wait()
 
 
-def nothing_against_something(world):
-    comm.all_gather(torch.ones(0 if world.rank == 1 else 3), world)
-
-
 def far_ahead(world):
     """Rank 0 has started 40 calls when the others come to a wrong one among them."""
     time.sleep(0.2 * (world.rank > 0))
     for i in range(40):
         pending = comm.all_reduce_start(torch.ones(3 if i == 5 and world.rank else 4), world)
     pending.wait()
-
-
-def torch_other_shape(world):
-    dist.all_reduce(torch.ones(4 if world.rank else 6))
-
-
-def torch_other_dtype(world):
-    dist.all_reduce(torch.ones(4, dtype=torch.int32 if world.rank == 1 else torch.float32))
-
-
-def torch_other_group(world):
-    dist.new_group([0, 1 + world.rank % 2])
 
 
 def torch_other_history(world):
@@ -595,10 +502,6 @@ def torch_other_history(world):
 
 def other_group(world):
     second_lane(Group("tp" if world.rank else "dp", (0, 1, 2), world.rank))
-
-
-def torch_other_source(world):
-    dist.broadcast(ONES.clone(), src=world.rank)
 
 
 def torch_other_order(world):
@@ -618,29 +521,28 @@ def torch_other_message(world):
 
 @pytest.mark.thorough("each takes a second or more, alone", keep=4)
 @pytest.mark.parametrize(
-    ("fault", "one", "other"),
+    ("one", "other", "fault"),
     [
-        (other_shape, "all_reduce sum float32[6]", "all_reduce sum float32[4]"),
-        (other_dtype, "all_reduce sum float32[4]", "all_reduce sum int32[4]"),
-        (other_order, "all_reduce sum float32[4]", "all_gather dim=0 float32[4]"),
-        (other_dim, "all_gather dim=0 float32[2, 2]", "all_gather dim=1 float32[2, 2]"),
-        (other_source, "broadcast src=", "broadcast src="),
-        (other_op, "reduce_scatter max, dim=0 float32[6]", "reduce_scatter sum, dim=0 float32[6]"),
-        (other_message, "message float32[4]", "message float32[2, 2]"),
-        (nothing_against_something, "float32[0]", "float32[3]"),
-        (far_ahead, "all_reduce sum float32[4]", "all_reduce sum float32[3]"),
-        (torch_other_shape, "all_reduce sum float32[6]", "all_reduce sum float32[4]"),
-        (torch_other_dtype, "all_reduce sum float32[4]", "all_reduce sum int32[4]"),
-        (torch_other_group, "new_group(ranks 0, 1)", "new_group(ranks 0, 2)"),
-        (torch_other_history, "in a process with 2 groups, by which torch names it", "in a process with 1 groups"),
-        (other_group, "for a second lane of dp", "for a second lane of tp"),
-        (torch_other_source, "broadcast src=", "broadcast src="),
-        (torch_other_order, "all_reduce sum float32[4]", "barrier"),
-        (torch_other_message, "message float32[4]", "message float32[5]"),
+        ("all_reduce sum float32[6]", "all_reduce sum float32[4]", lambda w: comm.all_reduce(longer(w), w)),
+        ("all_reduce sum float32[4]", "all_reduce sum int32[4]", lambda w: comm.all_reduce(one_of_integers(w), w)),
+        ("all_reduce sum float32[4]", "all_gather dim=0 float32[4]", other_order),
+        ("all_gather dim=0 float32[4, 4]", "all_gather dim=1", lambda w: comm.all_gather(SQUARE, w, w.rank % 2)),
+        ("broadcast src=", "broadcast src=", lambda w: comm.broadcast(ONES, w, src=w.rank)),
+        ("reduce_scatter max, dim=0 float32[6]", "reduce_scatter sum, dim=0 float32[6]", other_op),
+        ("message float32[4]", "message float32[2, 2]", other_message),
+        ("float32[0]", "float32[3]", lambda w: comm.all_gather(torch.ones(0 if w.rank == 1 else 3), w)),
+        ("all_reduce sum float32[4]", "all_reduce sum float32[3]", far_ahead),
+        ("all_reduce sum float32[6]", "all_reduce sum float32[4]", lambda w: dist.all_reduce(longer(w))),
+        ("all_reduce sum float32[4]", "all_reduce sum int32[4]", lambda w: dist.all_reduce(one_of_integers(w))),
+        ("new_group(ranks 0, 1)", "new_group(ranks 0, 2)", lambda w: dist.new_group([0, 1 + w.rank % 2])),
+        ("a process with 2 groups, by which torch names it", "in a process with 1 groups", torch_other_history),
+        ("for a second lane of dp", "for a second lane of tp", other_group),
+        ("broadcast src=", "broadcast src=", lambda w: dist.broadcast(ONES.clone(), src=w.rank)),
+        ("all_reduce sum float32[4]", "barrier", torch_other_order),
+        ("message float32[4]", "message float32[5]", torch_other_message),
     ],
-    ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_ranks_disagree(fault, one, other, capfd):
+def test_ranks_disagree(one, other, fault, capfd):
     began = time.monotonic()
     with pytest.raises(MismatchError) as caught:
         run(fault, 3)
@@ -648,9 +550,8 @@ def test_ranks_disagree(fault, one, other, capfd):
     text = str(caught.value)
     assert re.match(r"ranks \d and \d disagree: their call number \d in this group differs\.\n", text)
     assert one in text and other in text
-    assert (
-        len(re.findall(rf"^  rank \d  \S.*test_faults.py, line \d+, in {fault.__name__}: ", text, re.MULTILINE)) == 2
-    )
+    line = rf"^  rank \d  \S.*test_faults.py, line \d+, in {fault.__name__}: "
+    assert len(re.findall(line, text, re.MULTILINE)) == 2
     assert capfd.readouterr() == ("", "")
 
 
@@ -690,14 +591,10 @@ def test_time_is_up():
         stack = str(caught.value).partition("rank 1:\n")[2]
         assert re.match(rf'  File "tests/lib/test_faults.py", line \d+, in {fault.__name__}\n    ({line})', stack)
         assert "multiprocessing" not in str(caught.value)
-
-
-def test_loops_is_known_beside_those_who_wait():
-    with pytest.raises(RunTimeout) as caught:
-        run(loops, 3, timeout_s=0.5)
-    table = str(caught.value).splitlines()[1:4]
-    assert table[0].startswith("  rank 0  waits in barrier: rank 1 did not call it  for 0.")
-    assert table[1] == "  rank 1  computes"
+        if fault is loops:  # beside those who wait for it
+            table = str(caught.value).splitlines()[1:4]
+            assert table[0].startswith("  rank 0  waits in barrier: rank 1 did not call it  for 0.")
+            assert table[1] == "  rank 1  computes"
 
 
 # ---- what cannot be sent --------------------------------------------------------------------------------------------
@@ -816,15 +713,6 @@ def test_numpy_draws_other_numbers_on_each_rank_and_in_each_run():
     assert len(set(drawn)) == len(drawn)
 
 
-@pytest.mark.thorough("each takes a second or more, alone")
-def test_ten_runs_leave_no_descriptor():
-    run(lambda world: None, 2)
-    before = len(open_files())
-    for _ in range(10):
-        run(lambda world: None, 2)
-    assert len(open_files()) == before
-
-
 # ---- torch.distributed, rightly used, is left alone -----------------------------------------------------------------
 
 
@@ -916,28 +804,6 @@ def test_groups_that_are_destroyed_too_early():
         run(destroys_too_early, 2, False)
     with pytest.raises(RankError, match="no process groups here: start ranks with .* destroy the groups last"):
         run(destroys_too_early, 2, True)
-
-
-def trains_with_ddp(world, steps):
-    torch.manual_seed(world.rank)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1)).double()
-    model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(steps):
-        with model.no_sync():
-            model(torch.randn(16, 8).double()).square().mean().backward()
-        model(torch.randn(16, 8).double()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    comm.barrier(world)
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-@pytest.mark.thorough("each takes a second or more, alone")
-def test_ddp_is_left_alone(capfd):
-    first, second = run(trains_with_ddp, 2, 3)
-    assert torch.equal(first, second)
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.thorough("each takes a second or more, alone")

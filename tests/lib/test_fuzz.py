@@ -38,7 +38,7 @@ from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.stage import Stage
-from tests.lib.zoo import D, Stack, draw_frozen, draw_stack, freeze, tensor_of
+from tests.lib.zoo import D, Stack, draw_frozen, draw_stack, freeze, opened
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 WALK_S = float(os.environ.get("FUZZ_S", 10))
@@ -140,9 +140,9 @@ def wrapped(world, case, folder):
         skip = (rank + step) % len(case["model"]["layers"]) if case["skips"] else None
         x = x.to(dtype) if dtype and module is model else x
         return (
-            tensor_of(module(x, skip=skip)).float().square().mean() / share
+            opened(module(x, skip=skip)).float().square().mean() / share
             if dtype
-            else (tensor_of(module(x, skip=skip)).square().mean() / share)
+            else (opened(module(x, skip=skip)).square().mean() / share)
         )
 
     def backward(step, k):

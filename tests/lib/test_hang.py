@@ -26,8 +26,5 @@ def test_a_cycle_is_found_behind_ranks_that_only_wait_for_it():
     assert view.summary() == "deadlock: ranks 1 and 2 wait for each other; rank 0 also waits"
     assert view.report().splitlines()[-1] == "  the cycle: 1 waits for 2, 2 waits for 1"
     assert view.cause().startswith("Every rank of the cycle sends first")
-    assert (
-        circle_of({0: sends[0]}) == ()
-        and named_ranks([3]) == "rank 3"
-        and named_ranks([0, 1, 4]) == "ranks 0, 1 and 4"
-    )
+    assert circle_of({0: sends[0]}) == ()
+    assert named_ranks([3]) == "rank 3" and named_ranks([0, 1, 4]) == "ranks 0, 1 and 4"

@@ -21,7 +21,7 @@ from lib import comm
 from lib.launch import RankError, Run, RunError, RunTimeout, close, device, init, run
 from lib.mesh import Group
 from lib.runtime.pickled import Pickled
-from lib.torchrun.environment import NAMES
+from lib.torchrun.start import NAMES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
@@ -90,12 +90,9 @@ def test_of_a_large_tensor_travels_what_is_sent():
 @pytest.mark.usefixtures("machine")
 def test_ranks_have_the_default_dtype_of_their_caller():
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert run(lambda world: torch.ones(1).dtype, 1) == [torch.float64]
-    finally:
-        torch.set_default_dtype(before)
-    assert run(lambda world: torch.ones(1).dtype, 1) == [before]
+    for dtype in (torch.float64, before):
+        torch.set_default_dtype(dtype)
+        assert run(lambda world: torch.ones(1).dtype, 1) == [dtype]
 
 
 @pytest.mark.timed("it measures how soon a run is done")
@@ -104,9 +101,8 @@ def test_a_run_is_fast_and_traced():
     best_s = min(run(nothing, 8).wall_s for _ in range(3))
     assert best_s < 2, "a rank is forked from a server that has imported torch, not started"
     got = run(lambda world: comm.all_reduce(torch.ones(4), world), 2, trace=True)
-    assert [(e.rank, e.kind, e.payload_bytes) for e in sorted(got.trace.events, key=lambda e: e.rank)] == [
-        (0, "all_reduce", 16),
-        (1, "all_reduce", 16),
+    assert sorted((e.rank, e.kind, e.payload_bytes) for e in got.trace.events) == [
+        (r, "all_reduce", 16) for r in (0, 1)
     ]
     assert all(0 <= e.start_s <= e.end_s <= got.wall_s for e in got.trace.events)
 
@@ -125,18 +121,6 @@ def test_the_error_of_a_rank_is_that_of_the_run():
 def test_a_run_ends_when_its_time_is_up():
     with pytest.raises(RunTimeout, match=r"not done after 1 s \(timeout_s\)"):
         run(lambda world: time.sleep(10), 2, timeout_s=1)
-
-
-@pytest.mark.usefixtures("machine")
-def test_prints_come_in_rank_order(capsys):
-    def speaks(world):
-        print(f"one {world.rank}\ntwo", end="")
-        print("!" if world.rank else "")
-
-    run(speaks, 3)
-    assert capsys.readouterr().out == "".join(
-        f"rank {r} | one {r}\nrank {r} | two{'!' * (r > 0)}\n" for r in range(3)
-    )
 
 
 class Screen:
@@ -214,22 +198,18 @@ def environment(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        "",
-        "RANK= WORLD_SIZE=",
-        "WORLD_SIZE=1",
-        "RANK=0 WORLD_SIZE=1",
-        "RANK=0 WORLD_SIZE=1 MASTER_ADDR=a",
-        "LOCAL_RANK=1",
-    ],
-)
+ALONE = ["", "RANK= WORLD_SIZE=", "WORLD_SIZE=1", "RANK=0 WORLD_SIZE=1", "RANK=0 WORLD_SIZE=1 MASTER_ADDR=a"]
+
+
+@pytest.mark.parametrize("variables", [*ALONE, "LOCAL_RANK=1", "SLURM_PROCID=0 SLURM_NTASKS=1"])
 def test_one_process_alone(variables, environment):
     environment(variables)
     assert init() == Group()
     assert device() == torch.device("cpu")
     assert close(init(), "report") == ["report"]
+
+
+SRUN = "srun started 2 tasks, and each would train alone: let srun start one torc"
 
 
 @pytest.mark.parametrize(
@@ -246,25 +226,14 @@ def test_one_process_alone(variables, environment):
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=b", "MASTER_PORT='b' is not a whole number"),
         ("RANK=-1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", "RANK='-1' is not a whole number"),
         ("RANK=2 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", "RANK=2 must be below WORLD_SIZE=2"),
+        ("SLURM_PROCID=0 SLURM_NTASKS=2", SRUN),
+        ("SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_STEP_NUM_TASKS=2", SRUN),
+        ("SLURM_PROCID=0 SLURM_NTASKS=2 RANK=5", "WORLD_SIZE is not set"),
     ],
 )
-def test_a_part_of_torchruns_variables_is_refused(variables, says, environment):
+def test_a_start_without_torchrun_or_with_a_part_of_it_is_refused(variables, says, environment):
     environment(variables)
     with pytest.raises(RunError, match=says):
-        init()
-
-
-def test_srun_without_torchrun_is_refused(environment):
-    environment("SLURM_PROCID=0 SLURM_NTASKS=1")
-    assert init() == Group()
-    for tasks in ("SLURM_NTASKS=2", "SLURM_STEP_NUM_TASKS=2"):
-        environment(tasks)
-        with pytest.raises(
-            RunError, match="srun started 2 tasks, and each would train alone: let srun start one torc"
-        ):
-            init()
-    environment("SLURM_NTASKS=2 RANK=5")
-    with pytest.raises(RunError, match="WORLD_SIZE is not set"):
         init()
 
 
@@ -318,19 +287,15 @@ def test_functions_of_a_script_find_their_globals_where_torch_compile_looks(monk
 @pytest.mark.parametrize(
     ("args", "timeout_s", "error", "text"),
     [
-        ((nothing, 0), 60, ValueError, "world_size=0 must be between 1 and 64"),
-        ((nothing, -1), 60, ValueError, "world_size=-1 must be between 1 and 64"),
-        ((nothing, 1000), 60, ValueError, "world_size=1000 must be between 1 and 64.*torchrun"),
-        ((nothing, 3.5), 60, TypeError, "world_size=3.5 must be a whole number"),
-        ((nothing, True), 60, TypeError, "world_size=True must be a whole number"),
-        ((nothing, "2"), 60, TypeError, "world_size='2' must be a whole number"),
+        *[
+            ((nothing, n), 60, ValueError, f"world_size={n} must be between 1 and 64.*torchrun")
+            for n in (0, -1, 1000)
+        ],
+        *[((nothing, n), 60, TypeError, f"world_size={n!r} must be a whole number") for n in (3.5, True, "2")],
         ((2, nothing), 60, TypeError, r"run needs a function .*: run\(fn, world_size, ...\)"),
         ((None, 2), 60, TypeError, "run needs a function as its first argument, but got None"),
-        ((nothing, 2), 0, ValueError, "timeout_s=0 must be above 0"),
-        ((nothing, 2), -3, ValueError, "timeout_s=-3 must be above 0"),
-        ((nothing, 2), float("nan"), ValueError, "timeout_s=nan must be above 0"),
-        ((nothing, 2), "60", TypeError, "timeout_s='60' must be a number of seconds"),
-        ((nothing, 2), None, TypeError, "timeout_s=None must be a number of seconds"),
+        *[((nothing, 2), s, ValueError, f"timeout_s={s} must be above 0") for s in (0, -3, float("nan"))],
+        *[((nothing, 2), s, TypeError, f"timeout_s={s!r} must be a number of seconds") for s in ("60", None)],
     ],
 )
 def test_bad_input(args, timeout_s, error, text, private_temp_folder):
@@ -480,12 +445,8 @@ def test_a_script_in_an_odd_place(tmp_path):
 def test_a_notebook(start_notebook, tmp_path):
     """Interrupted while the server starts, and while ranks run; errors name cells; nothing is left."""
     notebook = start_notebook()
-    assert notebook("from lib.launch import run\nimport time\ntime.sleep(9)", 0.7) == (
-        "KeyboardInterrupt",
-        "",
-        "",
-        "",
-    )
+    starts = "from lib.launch import run\nimport time\ntime.sleep(9)"
+    assert notebook(starts, 0.7) == ("KeyboardInterrupt", "", "", "")
     assert notebook("print(run(lambda world: world.rank, 2))") == ("", "", "[0, 1]\n", "")
     family = set(psutil.Process(notebook.pid).children(recursive=True))
     began = time.monotonic()
@@ -513,9 +474,8 @@ def test_a_notebook(start_notebook, tmp_path):
     assert " s  Cell In[4], line 3, in sends: dist.send(torch.ones(2)" in report
     name, report, *_ = notebook("def fails(world):\n    1 / world.rank\nrun(fails, 2)")
     assert name == "RankError"
-    assert report.startswith(
-        "rank 0 of 2 raised ZeroDivisionError\n\nTraceback (most recent call last):\n  Cell In[5], "
-    )
+    raised = "rank 0 of 2 raised ZeroDivisionError\n\nTraceback (most recent call last):\n  Cell In[5], "
+    assert report.startswith(raised)
     assert "1 / world.rank" in report and report.endswith("ZeroDivisionError: division by zero")
     assert notebook("def fails(world):\n    return 1\nprint(run(fails, 2))") == ("", "", "[1, 1]\n", "")
     assert set(psutil.Process(notebook.pid).children(recursive=True)) == family

@@ -1,5 +1,6 @@
 """Links slower than this machine: when a transfer is through, what queues, what sleeps, what stays the same."""
 
+import contextlib
 import sys
 import time
 
@@ -10,7 +11,7 @@ import torch
 from lib import comm, cost, trace
 from lib.launch import run
 from lib.mesh import Group, Mesh, MeshShape
-from lib.runtime import link
+from lib.runtime import transfer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # Other programs may take this machine's cores at any moment, and that only makes a time longer.
@@ -137,32 +138,15 @@ def test_axes_have_links_of_their_own():
         x, took_s = torch.ones(50_000), []
         for links in ({"dp": 1e6}, {"tp": 1e6}, {None: 1e6}, {"dp": 1e6, None: 5e5}):
             comm.barrier(world)
-            with LinkStack(links):
+            with contextlib.ExitStack() as stack:
+                for axis, Bps in links.items():
+                    stack.enter_context(comm.link(bandwidth_Bps=Bps, axis=axis))
                 took_s.append([seconds(lambda a=axis: comm.all_reduce(x, mesh.group(a))) for axis in ("dp", "tp")])
         return took_s
 
     for dp, tp, both, nested in run(works, 4):
-        assert (dp, tp, both, nested) == (
-            [about(0.2), about(0)],
-            [about(0), about(0.2)],
-            [about(0.2)] * 2,
-            [about(0.2), about(0.4)],
-        )
-
-
-class LinkStack:
-    """Several links at once."""
-
-    def __init__(self, links):
-        self.links = [comm.link(bandwidth_Bps=Bps, axis=axis) for axis, Bps in links.items()]
-
-    def __enter__(self):
-        for one in self.links:
-            one.__enter__()
-
-    def __exit__(self, *error):
-        for one in reversed(self.links):
-            one.__exit__(*error)
+        assert (dp, tp) == ([about(0.2), about(0)], [about(0), about(0.2)])
+        assert (both, nested) == ([about(0.2)] * 2, [about(0.2), about(0.4)])
 
 
 @pytest.mark.thorough("each takes a second or more, alone")
@@ -179,12 +163,12 @@ def test_outside_the_body_and_alone_nothing_is_slow():
     with comm.link(alpha_s=1, bandwidth_Bps=1):
         assert seconds(lambda: comm.all_reduce(torch.ones(100), alone)) < LATE_S
         with comm.link(alpha_s=2, bandwidth_Bps=1, axis="tp"):
-            assert link.along("tp").alpha_s == 2
-            assert link.along("dp").alpha_s == 1
+            assert transfer.along("tp").alpha_s == 2
+            assert transfer.along("dp").alpha_s == 1
             with comm.link(alpha_s=3, bandwidth_Bps=1, axis="tp"):
-                assert link.along("tp").alpha_s == 3
-            assert link.along("tp").alpha_s == 2
-    assert link.along("tp") is None
+                assert transfer.along("tp").alpha_s == 3
+            assert transfer.along("tp").alpha_s == 2
+    assert transfer.along("tp") is None
 
 
 def test_a_link_that_cannot_be():

@@ -5,6 +5,8 @@ from itertools import product
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
 
 from lib import comm
 from lib.launch import MismatchError, RankError, run
@@ -72,23 +74,15 @@ def test_a_world_of_one_needs_no_process_group():
 @pytest.mark.usefixtures("machine")
 def test_groups_in_a_run():
     def asks(world):
-        import torch
-
-        wide, long = (
-            Mesh(MeshShape(dp=2, pp=1, tp=2), world),
-            Mesh(MeshShape(dp=1, pp=4, tp=1), world),
-        )  # two meshes at once
+        wide = Mesh(MeshShape(dp=2, pp=1, tp=2), world)
+        long = Mesh(MeshShape(dp=1, pp=4, tp=1), world)  # two meshes at once
         groups = [mesh.group(axis) for mesh in (wide, long) for axis in AXES]
         sums = [comm.all_reduce(torch.tensor(world.rank), g).item() for g in groups]
         return [(g.axis, g.ranks, g.rank, g.global_rank) for g in groups], sums
 
     for rank, (groups, sums) in enumerate(run(asks, 4)):
-        row, column, everyone, alone = (
-            (rank // 2 * 2, rank // 2 * 2 + 1),
-            (rank % 2, rank % 2 + 2),
-            (0, 1, 2, 3),
-            (rank,),
-        )
+        row, column = (rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)
+        everyone, alone = (0, 1, 2, 3), (rank,)
         want = [column, alone, row, alone, everyone, alone]
         assert groups == [(a, r, r.index(rank), rank) for a, r in zip(AXES * 2, want, strict=True)]
         assert sums == [sum(r) for r in want]
@@ -107,8 +101,6 @@ def test_joint_groups_and_groups_among_some():
     assert MeshShape(tp=2, dp=2).groups("tp") == [(0, 2), (1, 3)], "the order of the names is that of the axes"
 
     def asks(world):
-        import torch
-
         mesh = Mesh(MeshShape(dp=2, pp=1, tp=2), world)
         joint, same = mesh.group("dp", "tp"), mesh.group("dp", "pp")
         one = mesh.group("dp", "tp", among={"tp": (1,)})
@@ -123,8 +115,6 @@ def test_a_second_lane_has_an_order_of_its_own():
     """Two ranks call in different orders on two lanes of one group: no mismatch, and both sums are right."""
 
     def calls(world):
-        import torch
-
         other = second_lane(world)
         lanes = [world, other] if world.rank else [other, world]
         pending = [comm.all_reduce_start(torch.tensor(float(lane is other)), lane) for lane in lanes]
@@ -137,9 +127,6 @@ def test_groups_are_made_by_their_members_whatever_a_rank_made_before():
     """torch would name them by the number of groups of a rank, and these ranks would wait forever."""
 
     def works(world):
-        import torch
-        import torch.distributed as dist
-
         if world.rank == 0:
             dist.new_group([0], use_local_synchronization=True)
         meshes = [Mesh(MeshShape(pp=2, dp=2), world), Mesh(MeshShape(pp=2, dp=2), world)]

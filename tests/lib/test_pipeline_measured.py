@@ -2,16 +2,17 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from lib import comm, run, verify
+from lib import cost, run
 from lib.cost import sizes
 from lib.lab.rehearse import rehearse
+from lib.lab.trial import peak_bytes
 from lib.memory import MemoryTracker
-from lib.model import GPT, Block, GPTConfig, mean_loss
-from lib.pipeline.execute import execute
+from lib.model import Block, GPTConfig
 from lib.pipeline.gantt import to_trace
 from lib.pipeline.lower import lower, other_end, proves
 from lib.pipeline.schedules.action import Op, Schedule
@@ -57,19 +58,10 @@ CONFIG, ROWS = GPTConfig(d_model=32, num_heads=4, context=16), 2
 MESSAGE = ROWS * CONFIG.context * CONFIG.d_model * 4
 
 
-def peak(world, schedule):
-    """The most bytes of activations and messages in a step, on this rank."""
-    torch.manual_seed(0)
-    stage = Stage(Block(CONFIG))
-    x = torch.randn(ROWS * schedule.num_microbatches, CONFIG.context, CONFIG.d_model)
-    step = lambda: execute(schedule, {world.rank: stage}, world, x, x, lambda y, t: (y - t).square().mean())  # noqa: E731
-    step()
-    comm.barrier(world)
-    with MemoryTracker(stage.module) as memory:
-        memory.count_as("activation", x)  # the batch is there before and after
-        before = memory.live["activation"]
-        step()
-    return memory.peak_by_kind["activation"] - before
+def peaks(schedule, recompute=False):
+    """The most bytes of activations and messages in a step, on each rank."""
+    x = torch.zeros(ROWS * schedule.num_microbatches, CONFIG.context, CONFIG.d_model)
+    return run(peak_bytes, schedule.num_ranks, schedule, partial(Block, CONFIG), x, recompute)
 
 
 def kept_by_a_microbatch():
@@ -87,12 +79,12 @@ def kept_by_a_microbatch():
 def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
     losses, its_graph = 8, 4  # bytes of each microbatch's loss: as a result, and on the last stage in the graph
     kept = kept_by_a_microbatch()
-    four, eight = (run(peak, 4, gpipe(4, m)) for m in (4, 8))
+    four, eight = (peaks(gpipe(4, m)) for m in (4, 8))
     for rank in range(4):
         per_microbatch = kept - (MESSAGE if rank == 0 else 0)  # the first stage's input is a part of the batch
         per_microbatch += its_graph if rank == 3 else 0
         assert eight[rank] - four[rank] == 4 * (per_microbatch + losses)
-    alike, sixteen = (run(peak, 4, one_f_one_b(4, m)) for m in (8, 16))
+    alike, sixteen = (peaks(one_f_one_b(4, m)) for m in (8, 16))
     for rank in range(4):
         assert sixteen[rank] - alike[rank] == 8 * losses
         predicted = [simulate(make(4, m)).peak(rank, kept=[kept] * 4) for make, m in ((gpipe, 4), (one_f_one_b, 8))]
@@ -100,47 +92,14 @@ def test_peak_bytes_grow_with_m_in_gpipe_and_stand_still_in_1f1b():
         assert alike[rank] == pytest.approx(four[rank] - fewer, abs=2 * MESSAGE)
 
 
-UNTIED = GPTConfig(num_layers=4, tied=False)  # the two ends share no weight
-
-
-def half_of_a_step(world, inputs, targets):
-    """A step of the model cut in the middle: bytes of this half's states, and its weights after it."""
-    torch.manual_seed(0)
-    whole = GPT(UNTIED)
-    parts = [whole.embed, *whole.blocks, whole.head]
-    mine = torch.nn.Sequential(*(parts[3:] if world.rank else parts[:3]))
-    del whole, parts
-    optimizer = torch.optim.AdamW(mine.parameters())
-    with MemoryTracker(mine, optimizer) as memory:
-        if world.rank == 0:
-            x = mine(inputs)
-            comm.send(x.detach(), world, dst=1).wait()
-            x.backward(comm.recv(x, world, src=1).wait())
-        else:
-            x = torch.empty(*inputs.shape, UNTIED.d_model)
-            x = comm.recv(x, world, src=0).wait().requires_grad_()
-            mean_loss(mine(x), targets).backward()
-            comm.send(x.grad, world, dst=0).wait()
-        optimizer.step()
-    return sum(memory.live[kind] for kind in ("parameter", "gradient", "optimizer")), verify.weights(mine)
-
-
-@pytest.mark.thorough("seconds of several processes")
-def test_two_stages_divide_the_states_and_take_the_step_of_one_process():
-    inputs, targets = torch.randint(256, (2, 8, UNTIED.context))
-    shape, h = sizes.ModelShape.of(UNTIED), UNTIED.d_model
-    ends = [(shape.vocab_size + shape.context) * h, shape.vocab_size * h + 2 * h]
-    halves = run(half_of_a_step, 2, inputs, targets)
-    for end, (n_bytes, weights) in zip(ends, halves, strict=True):
-        assert n_bytes == 16 * (2 * shape.num_block_parameters + end) + 4 * len(weights)
-    torch.manual_seed(0)
-    serial = GPT(UNTIED)
-    optimizer = torch.optim.AdamW(serial.parameters())
-    mean_loss(serial(inputs), targets).backward()
-    optimizer.step()
-    names = [name for name, _ in serial.named_parameters()]
-    staged = dict(zip(names, [*halves[0][1].values(), *halves[1][1].values()], strict=True))
-    assert verify.largest_difference(staged, verify.weights(serial)) <= 1e-5
+def test_recomputation_keeps_the_message_alone():
+    kept = cost.block_saved_bytes(sizes.ModelShape.of(CONFIG), ROWS) + MESSAGE  # and its output
+    for recompute, grows in (
+        (False, kept - MESSAGE),
+        (True, MESSAGE),
+    ):  # the first stage's input is part of the batch
+        four, six = (peaks(gpipe(2, m), recompute)[0] for m in (4, 6))
+        assert six - four == 2 * (grows + 8), "and a reported loss"
 
 
 def test_a_receive_proves_that_its_sender_has_used_what_it_was_sent():

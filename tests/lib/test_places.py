@@ -9,10 +9,8 @@ from lib.runtime import places
 
 def test_where_names_the_readers_line(monkeypatch):
     here = places.where()
-    assert (
-        here.endswith("in test_where_names_the_readers_line: here = places.where()")
-        and "test_places.py, line" in here
-    )
+    assert here.endswith("in test_where_names_the_readers_line: here = places.where()")
+    assert "test_places.py, line" in here
     monkeypatch.setitem(places.cells, "<cell>", "Cell In[7]")
     source = f"def step():\n    return {'1 + ' * 60}0, where()\n"
     monkeypatch.setitem(linecache.cache, "<cell>", (len(source), None, source.splitlines(True), "<cell>"))

@@ -21,10 +21,17 @@ import torch
 from lib import comm
 from lib.launch import RankError, run
 from lib.runtime import server
-from lib.runtime.folders import RUN, Folder
+from lib.runtime.headroom import RUN, Folder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
+
+
+def python(*args, cwd=None, **variables):
+    """What a Python of its own says."""
+    pipes = {"capture_output": True, "text": True, "timeout": 280}
+    return subprocess.run([sys.executable, *args], cwd=cwd, env=os.environ | variables, **pipes)
+
 
 # ---- a file of lib is edited ----------------------------------------------------------------------------------------
 
@@ -135,11 +142,11 @@ def test_a_file_of_lib_is_edited_between_two_runs(tmp_path):
     """The server holds the code that it started with: when a file is another one, it starts anew."""
     shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+    done = python("script.py", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+WARM = "import sys; from lib.runtime.server import warm; warm(); assert 'torch._dynamo' in sys.modules"
 
 
 @pytest.mark.thorough("a process that imports torch")
@@ -151,11 +158,7 @@ def test_what_stands_on_lib_is_no_need_of_the_server(ours, tmp_path):
     (judge / "check").mkdir(parents=True)
     (judge / "__init__.py").write_text("this is not Python")
     (judge / "check" / "judge.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys, lib.runtime.warm; assert 'torch._dynamo' in sys.modules"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, judge.parent)))},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+    done = python("-c", WARM, cwd=tmp_path, PYTHONPATH=os.pathsep.join(map(str, (tmp_path, judge.parent))))
     assert done.returncode == 0, done.stderr
 
 
@@ -191,10 +194,8 @@ def test_two_threads_run_at_once(capsys):
         for i in range(4):
             assert results[mark, i] == [(mark, rank, float(mark * ranks)) for rank in range(ranks)]
             assert errors[mark, i].startswith(f"rank 0 of {ranks} raised ZeroDivisionError")
-    lines = sorted(capsys.readouterr().out.splitlines())
-    assert lines == sorted(
-        [f"rank {r} | mark 1" for r in range(2)] * 4 + [f"rank {r} | mark 1000" for r in range(3)] * 4
-    )
+    wanted = [f"rank {r} | mark 1" for r in range(2)] * 4 + [f"rank {r} | mark 1000" for r in range(3)] * 4
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(wanted)
 
 
 TWO = """
@@ -317,15 +318,12 @@ def test_the_rest_of_the_process_notices_nothing():
 
 # ---- folders of processes that were killed --------------------------------------------------------------------------
 
-KILLED = "import os; from lib.runtime.folders import *; print(Folder(RUN).path, flush=True); os.kill(os.getpid(), 9)"
+KILLED = "import os; from lib.runtime.headroom import *; print(Folder(RUN).path, flush=True); os.kill(os.getpid(), 9)"
 
 
 def test_who_makes_a_folder_removes_those_of_the_dead(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    left = subprocess.run(
-        [sys.executable, "-c", KILLED], env=variables, capture_output=True, text=True
-    ).stdout.strip()
+    left = python("-c", KILLED, PYTHONPATH=str(ROOT), TMPDIR=str(tmp_path)).stdout.strip()
     assert os.listdir(tmp_path) == [os.path.basename(left)]
     mine, other = Folder(RUN), Folder(RUN)
     assert sorted(os.listdir(tmp_path)) == sorted(os.path.basename(folder.path) for folder in (mine, other))

@@ -9,11 +9,12 @@ import time
 import pytest
 import torch.distributed as dist
 
-from lib.runtime.hang import RUNNING
+from lib.runtime.call_table import CallTable
+from lib.runtime.hang import RUNNING, STARTING
 from lib.torchrun import meeting, watchdog
-from lib.torchrun.environment import StartError
 from lib.torchrun.meeting import Member, choose_interface
-from lib.torchrun.watchdog import Row, Watchdog
+from lib.torchrun.start import StartError
+from lib.torchrun.watchdog import Watchdog
 
 HERE = Member("node0", "a", "", {"lr": 0.1}, {"comm.py": 1})
 THERE = Member("node1", "b", "10.77.0.2", {"lr": 0.1}, {"comm.py": 1})
@@ -123,33 +124,38 @@ def watched(monkeypatch):
     def passes(seconds, other=None):
         clock[0] += seconds
         if other is not None:
-            store.set("row 1", marshal.dumps((next(beats), other.packed())))
+            store.set("row 1", marshal.dumps((next(beats), 0, *other.row(1))))
         one._write()
-        return one._judge(clock[0] - one.row.since_s)
+        return one._judge()
 
     yield one, passes
     one._end.set()
 
 
+def row_of_rank_1():
+    table = CallTable(None, 2, 1)
+    table.state(STARTING)
+    return table
+
+
 def test_ranks_that_wait_for_each_other(watched):
     mine, passes = watched
-    other = Row()
-    for row, peer in ((mine.row, 1), (other, 0)):
+    other = row_of_rank_1()
+    for row, peer in ((mine.table, 1), (other, 0)):
         number = row.call("world", (0, 1), "all_reduce float32[4]", "here")
         row.waiting(f"recv from {peer}", "train.py, line 7", (peer,), f"{peer}>", number).__enter__()
     assert passes(0, other) == "" and passes(29, other) == ""
     said = passes(2, other)
     assert said.splitlines()[0] == "deadlock: ranks 0 and 1 wait for each other. Nothing has moved for 31 s."
     assert "rank 1 on node1  waits in recv from 0  for 31.0 s  train.py, line 7" in said
-    other.calls[7] += 1
-    other.moves += 1
+    other.state(RUNNING)
     assert passes(2, other) == "", "it moved"
 
 
 def test_a_rank_that_says_nothing(watched):
     mine, passes = watched
-    other = Row()
-    mine.row.waiting("all_reduce", "", (0, 1), "world", mine.row.call("world", (0, 1), "", "")).__enter__()
+    other = row_of_rank_1()
+    mine.table.waiting("all_reduce", "", (0, 1), "world", mine.table.call("world", (0, 1), "", "")).__enter__()
     assert passes(0, other) == ""
     said = passes(31)
     assert "rank 1 gave no sign of life for 30 s: its process is stopped, or its machine or network is gone" in said
@@ -159,9 +165,9 @@ def test_a_rank_that_says_nothing(watched):
 
 def test_a_rank_that_computes_has_until_the_limit(watched):
     mine, passes = watched
-    other = Row()
+    other = row_of_rank_1()
     other.state(RUNNING)
-    mine.row.waiting("all_reduce", "", (0, 1), "world", 0).__enter__()
+    mine.table.waiting("all_reduce", "", (0, 1), "world", 0).__enter__()
     assert passes(50, other) == ""
     assert "rank 0 has waited for 61 s, the limit." in passes(11, other)
     assert "rank 1 on node1  computes" in passes(0, other)
@@ -169,9 +175,8 @@ def test_a_rank_that_computes_has_until_the_limit(watched):
 
 def test_a_rank_that_cannot_connect(watched):
     mine, passes = watched
-    other = Row()
+    other = row_of_rank_1()
     assert passes(100, other) == ""
     said = passes(21, other)
-    assert said.startswith(
-        "rank 0 on node0 cannot connect to the other ranks over eth7: no connection for 120 s; set GLOO_"
-    )
+    says = "rank 0 on node0 cannot connect to the other ranks over eth7: no connection for 120 s; set GLOO_"
+    assert said.startswith(says)

@@ -68,33 +68,22 @@ def on_ranks(world, itemsize, kv_heads, sizes=SIZES):
     return out
 
 
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
+@pytest.mark.thorough("more ranks, sizes and kinds", keep=3)
 @pytest.mark.parametrize(
-    ("n", "kv_heads", "itemsize"),
+    ("sizes", "n", "kv_heads", "itemsize"),
     [
-        (1, None, 4),
-        (2, None, 4),
-        (3, None, 4),
-        (4, None, 4),
-        (2, 4, 4),
-        (4, 2, 4),
-        (2, None, 2),
-        (4, 2, 2),
-        (2, None, 8),
+        (SIZES, 1, None, 4),
+        (LLAMA, 2, 4, 8),
+        (FEW, 4, 2, 2),  # one head on a rank
+        (FEW, 4, 2, 4),
+        *((SIZES, n, None, 4) for n in (2, 3, 4)),
+        *((SIZES, *case) for case in ((2, 4, 4), (4, 2, 4), (2, None, 2), (4, 2, 2), (2, None, 8))),
+        *((LLAMA, *case) for case in ((4, 2, 4), (2, 4, 2))),
     ],
 )
-def test_a_parallel_block_keeps_what_the_formula_says(n, kv_heads, itemsize):
-    shape = ModelShape.of(GPTConfig(**SIZES, num_kv_heads=kv_heads))
-    measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=kv_heads), n)[0]
-    predicted = [cost.block_saved_bytes(shape, ROWS, tp=n, itemsize=itemsize, **case) for case in CASES]
-    assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
-
-
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
-@pytest.mark.parametrize(("n", "kv_heads", "itemsize"), [(2, 4, 8), (4, 2, 4), (2, 4, 2)])
-def test_a_parallel_block_of_a_llama_keeps_what_the_formula_says(n, kv_heads, itemsize):
-    shape = ModelShape.of(GPTConfig(**LLAMA, num_kv_heads=kv_heads))
-    measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=kv_heads, sizes=LLAMA), n)[0]
+def test_a_parallel_block_keeps_what_the_formula_says(sizes, n, kv_heads, itemsize):
+    shape = ModelShape.of(GPTConfig(**sizes, num_kv_heads=kv_heads))
+    measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=kv_heads, sizes=sizes), n)[0]
     predicted = [cost.block_saved_bytes(shape, ROWS, tp=n, itemsize=itemsize, **case) for case in CASES]
     assert dict(enumerate(measured)) == dict(enumerate(predicted)), CASES
 
@@ -110,14 +99,6 @@ def test_the_serial_block_keeps_what_the_formula_says_for_one_rank(case, itemsiz
     config = GPTConfig(**sizes, num_kv_heads=kv_heads, dropout=0.2 if case.get("dropout") else 0.0)
     measured = kept(*block_of(config), None, itemsize=itemsize, **case)
     assert measured == cost.block_saved_bytes(ModelShape.of(config), ROWS, itemsize=itemsize, **case)
-
-
-@pytest.mark.thorough("more ranks, sizes and kinds", keep=1)
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_one_head_on_a_rank(itemsize):
-    measured = run(partial(on_ranks, itemsize=itemsize, kv_heads=2, sizes=FEW), 4)[0]
-    shape = ModelShape.of(GPTConfig(**FEW, num_kv_heads=2))
-    assert measured == [cost.block_saved_bytes(shape, ROWS, tp=4, itemsize=itemsize, **case) for case in CASES]
 
 
 def test_what_cannot_be_split():

@@ -12,13 +12,7 @@ from lib.data_parallel.bucketed_gradients import Gradients
 from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import facts_of
-from lib.tensor_parallel.sequence import (
-    ShardedDropout,
-    dropout,
-    each_rank_its_own,
-    see_slices,
-    slice_of_rank,
-)
+from lib.tensor_parallel.sequence import ShardedDropout, dropout, each_rank_its_own, see_slices, slice_of_rank
 from tests.lib.sharding import InParts
 
 CONFIG = GPTConfig(vocab_size=24, context=12, d_model=24, num_layers=2, num_heads=12, dropout=0.2)

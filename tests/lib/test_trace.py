@@ -108,6 +108,7 @@ def ring_of_two():
     events = [event(r, label=f"bucket {k}", start=k, end=k + 1.5) for r in (0, 1) for k in (0, 1)]
     events += [message(0, "send", 1, 5, 6), message(1, "recv", 0, 3, 6), message(0, "send", 1, 6, 7)]
     events += [message(1, "recv", 0, 6, 8), message(1, "send", 0, 8, 9)]  # the last one is never received
+    events.append(CommEvent(1, "recv", "world", (), 8, 0.0, "", 9, 10))  # from any rank
     return Trace(events, spans)
 
 

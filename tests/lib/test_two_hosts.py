@@ -1,10 +1,21 @@
-"""Training on two hosts: it equals one process, sends what the plan says, and every mistake ends in one sentence."""
+"""Training on two hosts: it equals one process, sends what the plan says, and every mistake ends in one sentence.
 
+The two hosts are network namespaces on this machine, node0 and node1, joined by a cable that counts.
+"""
+
+import contextlib
+import functools
 import json
 import os
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +23,9 @@ from lib.layout import Layout
 from lib.planner.traffic import bytes_out_of_a_node
 from lib.train import main, planned
 from lib.training.config import TrainConfig
-from tests.lib.two_hosts import ADDRESSES, ROOT, TwoHosts, cannot, until
 
-WHY_NOT = cannot()
+ROOT = Path(__file__).parents[2]
 pytestmark = [
-    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.thorough("two torchruns"),
     pytest.mark.slow("two torchruns, whose four processes import torch on two cores"),
 ]
@@ -37,8 +46,124 @@ dog.BEAT_S, dog.SILENT_S, dog.STILL_S = 0.5, 4.0, 4.0
 TRAINS = "from lib.train import main; main()"
 
 
+ADDRESSES = {"node0": "10.77.0.1", "node1": "10.77.0.2"}
+EVERYONE = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in ADDRESSES.items())
+
+
+@functools.cache
+def cannot() -> str:
+    """Why there can be no two hosts here; "" if there can."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "needs root and ip (iproute2): it lays out two hosts in network namespaces"
+    tried = subprocess.run(["ip", "netns", "add", "pbh_try"], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", "pbh_try"], capture_output=True)
+    return f"no network namespaces here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+class TwoHosts:
+    """A context; `start` runs a command on a host, with that host's name and an /etc/hosts of its own.
+
+    Args:
+        folder: for files of this test.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tag = folder, f"pbh{os.getpid()}_"
+        self.running: list[subprocess.Popen] = []
+        self.hosts = dict.fromkeys(ADDRESSES, EVERYONE)
+        self.mounts = {name: "" for name in ADDRESSES}  # shell commands in the host's own view of the files
+
+    def __enter__(self) -> "TwoHosts":
+        for name in ADDRESSES:
+            self._ip("netns", "add", self.tag + name)
+            self._ip("-n", self.tag + name, "link", "set", "lo", "up")
+        self.cable("cable0", "10.77.0.")
+        return self
+
+    def cable(self, name: str, net: str) -> None:
+        """Join both hosts by one more cable, with the addresses `net`1 and `net`2; gloo takes no name of one letter."""
+        ends = [f"pbh{name[-1]}{os.getpid()}{i}" for i in (0, 1)]  # at most 15 letters
+        self._ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for i, (host, end) in enumerate(zip(ADDRESSES, ends, strict=True)):
+            self._ip("link", "set", end, "netns", self.tag + host)
+            self._ip("-n", self.tag + host, "link", "set", end, "name", name)
+            self._ip("-n", self.tag + host, "addr", "add", f"{net}{i + 1}/24", "dev", name)
+            self._ip("-n", self.tag + host, "link", "set", name, "up")
+
+    def __exit__(self, *error: object) -> None:
+        for host in ADDRESSES:
+            listed = subprocess.run(["ip", "netns", "pids", self.tag + host], capture_output=True, text=True)
+            for pid in map(int, listed.stdout.split()):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self._ip("netns", "del", self.tag + host)
+        for one in self.running:
+            one.wait()
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    def start(self, host: str, *command: str, **more: str) -> subprocess.Popen:
+        """Start a command; its output goes to the file `host`."""
+        names = Path(tempfile.mkstemp(dir=self.folder)[1])
+        names.write_text(self.hosts[host])
+        prepare = f'hostname {host}; mount --bind {names} /etc/hosts; {self.mounts[host] or ":"}; exec "$@"'
+        inside = ["ip", "netns", "exec", self.tag + host, "unshare", "-u", "-m", "sh", "-c", prepare, "sh", *command]
+        with open(self.folder / host, "ab") as log:
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
+            self.running.append(subprocess.Popen(inside, cwd=ROOT, stdout=log, stderr=log, env=environment))
+        return self.running[-1]
+
+    def torchrun(self, host: str, program: str, options: str = "", ranks: int = 1, **more: str) -> subprocess.Popen:
+        """Start torchrun on a host, to run `program`: its name and arguments."""
+        run = (
+            f"--nnodes 2 --nproc-per-node {ranks} --rdzv-backend c10d --rdzv-endpoint node0:29500 {options} {program}"
+        )
+        return self.start(host, sys.executable, "-m", "torch.distributed.run", *run.split(), **more)
+
+    def both(self, program: str, on_node1: str | None = None, options: str = "", limit_s: float = 90) -> list[int]:
+        """Run torchrun on both hosts, perhaps with other words on node1; return the exit codes."""
+        started = [self.torchrun("node0", program, options), self.torchrun("node1", on_node1 or program, options)]
+        return [one.wait(limit_s) for one in started]
+
+    def refuse(self, program: str, says: str) -> bool:
+        """Whether both end with an error that says this."""
+        return self.both(program) == [1, 1] and all(says in self.said(host) for host in ADDRESSES)
+
+    def said(self, host: str) -> str:
+        return (self.folder / host).read_text(errors="replace").replace("\r", "\n")
+
+    def ranks(self, host: str) -> list[int]:
+        """The processes of the ranks on a host."""
+        listed = subprocess.run(["ip", "netns", "pids", self.tag + host], capture_output=True, text=True).stdout
+        told = {int(pid): Path(f"/proc/{pid}/environ") for pid in listed.split()}
+        found = []
+        for pid, path in told.items():
+            with contextlib.suppress(OSError):
+                if b"\0TORCHELASTIC_RUN_ID=" in b"\0" + path.read_bytes():
+                    found.append(pid)
+        return found
+
+    def sent_bytes(self, host: str) -> int:
+        """Bytes that left a host over the first cable, with the headers of the packets."""
+        path = "/sys/class/net/cable0/statistics/tx_bytes"
+        inside = ["ip", "netns", "exec", self.tag + host, "cat", path]
+        return int(subprocess.run(inside, check=True, capture_output=True).stdout)
+
+
+def until(true, limit_s: float = 60.0) -> None:
+    """Wait until a function returns true."""
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, f"not within {limit_s} s"
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def hosts(tmp_path):
+    if why := cannot():
+        pytest.skip(why)
     with TwoHosts(tmp_path) as both:
         yield both
 
@@ -56,23 +181,40 @@ def losses_of(report):
 def one_process(tmp_path, steps):
     report = tmp_path / "one.json"
     main([*f"{FLAGS} --dp 1 --steps {steps} --validate-every 0 --report".split(), str(report)])
-    return losses_of(report)
+    return pytest.approx(losses_of(report), rel=1e-12)
 
 
-def the_readmes_line():
+def starts_as_the_readme_says(tmp_path, words):
+    """Start the README's line for two machines on two hosts; where there can be none, two agents on this one."""
     text = README.read_text(encoding="utf-8").replace("\\\n", " ")
     (line,) = re.findall(r"^\.venv/bin/torchrun (.*--nnodes 2 .*)$", text, re.MULTILINE)
-    assert line.count("--nproc-per-node 8") == 1 and line.count(" 16") == 1
-    return line.replace("--nproc-per-node 8", "--nproc-per-node 1").replace("--dp 16", "--dp 2")
+    with socket.create_server(("localhost", 0)) as free:
+        here = f"localhost:{free.getsockname()[1]}" if cannot() else "node0:29500"
+    for there, other in (("node0:29500", here), ("--nproc-per-node 8", "--nproc-per-node 1"), ("--dp 16", "--dp 2")):
+        assert line.count(there) == 1
+        line = line.replace(there, other)
+    command = [sys.executable, "-m", "torch.distributed.run", *line.split(), *words.split()]
+    with contextlib.ExitStack() as stack:
+        if cannot():
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            both = [subprocess.Popen(command, cwd=tmp_path, env=environment) for _ in range(2)]
+            for agent in both:
+                stack.callback(agent.terminate)  # it ends its ranks
+        else:
+            hosts = stack.enter_context(TwoHosts(tmp_path))
+            hosts.hosts = DEBIAN  # hosts that call themselves 127.0.1.1
+            both = [hosts.start(host, *command) for host in ADDRESSES]
+        return [one.wait(180) for one in both]
 
 
-def test_the_readmes_line_on_hosts_that_call_themselves_127_0_1_1(hosts, tmp_path):
-    hosts.hosts = DEBIAN
+def test_the_readmes_line_for_two_machines(tmp_path, capfd):
     report = tmp_path / "two.json"
-    line = f"{the_readmes_line()} {FLAGS} --steps 40 --validate-every 0 --report {report}"
-    both = [hosts.start(host, f"{ROOT}/.venv/bin/torchrun", *line.split()) for host in ADDRESSES]
-    assert [one.wait(60) for one in both] == [0, 0], hosts.said("node0") + hosts.said("node1")
-    assert losses_of(report) == pytest.approx(one_process(tmp_path, 40), rel=1e-12)
+    assert starts_as_the_readme_says(tmp_path, f"{FLAGS} --steps 20 --report {report}") == [0, 0]
+    assert losses_of(report) == one_process(tmp_path, 20)
+    said = capfd.readouterr().out + "".join((tmp_path / host).read_text() for host in ADDRESSES if not cannot())
+    assert said.count("validation:") == 1, "one rank in all reports"
+    ranks = json.loads(report.read_text(encoding="utf-8"))["ranks"]
+    assert ranks[0]["losses"] == ranks[1]["losses"] and "reduce_scatter dp" in ranks[0]["traffic"]
 
 
 def test_the_plan_says_what_crosses_the_cable(hosts):
@@ -108,27 +250,24 @@ def test_another_library(hosts, tmp_path):
     with open(tmp_path / "lib" / "masks.py", "a") as file:
         file.write("\n")
     hosts.mounts["node1"] = f"mount --bind {tmp_path}/lib {ROOT}/lib"
-    assert hosts.both(f"{TRAIN} --steps 3") == [1, 1]
     says = "lib/masks.py on node1 differs from that on node0: copy one library to all machines"
-    assert says in hosts.said("node0") and says in hosts.said("node1")
+    assert hosts.refuse(f"{TRAIN} --steps 3", says)
 
 
 def test_a_folder_that_is_not_shared(hosts, tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     hosts.mounts["node1"] = f"mount -t tmpfs none {folder}"
-    assert hosts.both(f"{TRAIN} --steps 3 --checkpoint {folder}") == [1, 1]
     says = f"--checkpoint {folder} is not one folder: rank 0 does not see what rank 1 wrote there"
-    assert says in hosts.said("node0") and says in hosts.said("node1") and not os.listdir(folder)
+    assert hosts.refuse(f"{TRAIN} --steps 3 --checkpoint {folder}", says) and not os.listdir(folder)
 
 
 def test_a_folder_that_one_host_cannot_write(hosts, tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     hosts.mounts["node1"] = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}"
-    assert hosts.both(f"{TRAIN} --steps 3 --checkpoint {folder}") == [1, 1]
     says = f"--checkpoint {folder} cannot be written on node1: Read-only file system"
-    assert says in hosts.said("node0") and says in hosts.said("node1")
+    assert hosts.refuse(f"{TRAIN} --steps 3 --checkpoint {folder}", says)
 
 
 def test_a_rank_that_dies_is_started_again(hosts, tmp_path):
@@ -139,20 +278,7 @@ def test_a_rank_that_dies_is_started_again(hosts, tmp_path):
     (rank,) = hosts.ranks("node1")
     os.kill(rank, signal.SIGKILL)
     assert [one.wait(60) for one in both] == [0, 0], hosts.said("node0") + hosts.said("node1")
-    alone = tmp_path / "one.json"
-    main(
-        [
-            *FLAGS.replace("--dp 2", "--dp 1").split(),
-            "--steps",
-            "300",
-            "--validate-every",
-            "0",
-            "--report",
-            str(alone),
-        ]
-    )
-    losses = [json.loads(path.read_text(encoding="utf-8"))["losses"] for path in (report, alone)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert losses_of(report) == one_process(tmp_path, 300)
 
 
 def test_a_rank_that_is_stopped(hosts, tmp_path):

@@ -1,5 +1,6 @@
 """Equality: what differs is seen, down to the last bit; NaN is never overlooked."""
 
+import copy
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from lib import run
+from lib.conjugate import identity, pair
 from lib.lab.claims import ClaimError, claim
 from lib.mesh import Group
 from lib.verify import assert_matches_serial, gradients, largest_difference, replicas_equal, weights
@@ -39,6 +41,21 @@ def test_assert_matches_serial_does_not_overlook_nan():
     parallel.bias.register_hook(lambda gradient: gradient * NAN)
     with pytest.raises(AssertionError, match="gradient of bias is nan"):
         assert_matches_serial(serial, parallel, torch.ones(4, 3, dtype=torch.float64), Group())
+
+
+@pytest.mark.parametrize("wrong", ["output", "gradient of weight", "gradient of bias", "gradient of the input"])
+def test_assert_matches_serial_names_what_is_off(wrong):
+    """What a careless parallel layer does: a bias added twice, a partial gradient, a sum that is done twice."""
+    serial = nn.Linear(3, 2).double()
+    layer = copy.deepcopy(serial)
+    if wrong == "output":
+        layer.register_forward_hook(lambda module, args, y: y + module.bias.detach())
+    elif wrong == "gradient of the input":
+        layer.register_forward_pre_hook(lambda module, args: pair(args[0], identity, lambda gradient: 2 * gradient))
+    else:
+        layer.get_parameter(wrong.split()[-1]).register_hook(lambda gradient: gradient / 2)
+    with pytest.raises(AssertionError, match=f"{wrong} is .* of its norm away from the serial tensor"):
+        assert_matches_serial(serial, layer, torch.rand(4, 3, dtype=torch.float64), Group())
 
 
 def test_largest_difference_of_other_things():

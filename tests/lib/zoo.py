@@ -223,7 +223,7 @@ BOXES = {
     "set": lambda y: {y},
     "frozen set": lambda y: frozenset([y]),
     "deque": lambda y: deque([y]),
-    "dataclass": Output,
+    "dataclass": lambda y: Output(y, (y.detach(),)),
     "dataclass in a dict": lambda y: {"out": Output(y)},
     "list in a dataclass": lambda y: WithList([y]),
     "slots": Slotted,
@@ -234,7 +234,7 @@ BOXES = {
 
 
 def opened(box) -> Tensor:
-    """The tensor in a box; `tensor_of` knows the outputs of a Stack."""
+    """The tensor in a box, which may be the output of a Stack."""
     match box:
         case Tensor():
             return box
@@ -269,7 +269,7 @@ class Stack(nn.Module):
     Args:
         layers: names in `LAYERS`.
         nested: two layers to a list.
-        form: of the output: tensor, dict, tuple, dataclass, namespace.
+        form: of the output: "tensor", or a name in `BOXES`.
         tied: the first and the last `linear` share their weight.
         checkpointed: indices of layers that are computed again in backward.
         boxes: index of a layer → name in `BOXES` of what holds its output.
@@ -292,29 +292,7 @@ class Stack(nn.Module):
     def forward(self, x, skip=None):
         for i, layer in enumerate(self.flat()):
             x = x if i == skip else opened(layer(x))
-        match self.form:
-            case "dict":
-                return {"y": x, "n": 1}
-            case "tuple":
-                return x, None
-            case "dataclass":
-                return Output(x, (x.detach(),))
-            case "namespace":
-                return SimpleNamespace(inner=SimpleNamespace(y=x))
-        return x
-
-
-def tensor_of(output) -> Tensor:
-    match output:
-        case Tensor():
-            return output
-        case dict():
-            return output["y"]
-        case tuple():
-            return output[0]
-        case SimpleNamespace():
-            return output.inner.y
-    return output.y
+        return x if self.form == "tensor" else BOXES[self.form](x)
 
 
 def draw_stack(rng: random.Random, least: int = 1, most: int = 5) -> dict:

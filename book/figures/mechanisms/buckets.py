@@ -27,7 +27,7 @@ def play_buckets(
     Args:
         tensors: name and bytes of each gradient, in the order in which backward makes them. A name begins with its
             layer, such as `head.` or `blocks.3.`
-        bucket_bytes: about the bytes of a bucket, as in `lib.data_parallel.buckets.fill_buckets`.
+        bucket_bytes: about the bytes of a bucket, as in `lib.data_parallel.bucketed_gradients.fill_buckets`.
         backward_s: seconds of the backward pass.
         reduce_s: seconds of an all-reduce of so many bytes.
     """

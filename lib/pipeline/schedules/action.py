@@ -67,10 +67,9 @@ class Action(NamedTuple):
 
 
 class Fault(StrEnum):
-    """The kind of an error, as data next to its sentence, with the actions that such an error names.
+    """The kind of an error, and after it the actions that the error names.
 
-    A sentence is for people. A workshop that explains a mistake, and a grader that names it, would have to search the
-    sentence for words, and would break when an editor improves it.
+    It is data: a program that explains or grades a mistake must not search the sentence, which is for people.
     """
 
     EMPTY = "nothing to read"
@@ -139,7 +138,6 @@ class Schedule:
         return len(self.actions)
 
     def stages_on(self, rank: int) -> list[int]:
-        """The stages of a rank."""
         return [stage for stage, its in enumerate(self.rank_of) if its == rank]
 
     @cached_property
@@ -217,11 +215,7 @@ class Schedule:
 
 
 def check_sizes(num_ranks: int, num_microbatches: int) -> None:
-    """Check that there is at least one rank and one microbatch.
-
-    Raises:
-        ValueError: a number below 1.
-    """
+    """Raise ValueError unless there is at least one rank and one microbatch."""
     for name, value in (("num_ranks", num_ranks), ("num_microbatches", num_microbatches)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
