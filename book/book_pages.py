@@ -227,9 +227,13 @@ UNWANTED = re.compile(
 MATHJAX = re.compile(r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*mathjax/[^>]*></script>\s*", re.DOTALL)
 # It paints what was searched for on every page that follows, also inside of other words, also in the sidebar.
 HIGHLIGHT = re.compile(r"<script [^>]*sphinx_highlight[^>]*></script>\s*")
-EMPTY_CORNER = re.compile(r'<th class="head[^"]*"><p></p></th>')  # of a table: it heads nothing
-SAID_TWICE = re.compile(r"<title>([^<]*) &#8212; \1</title>")  # the first page has the title of the book
-UNFOLD = "The pages below"
+TIDY = [  # a pattern, and what stands in its place, on every page
+    (UNWANTED, ""),
+    (re.compile('role="doc-biblioentry"'), 'role="listitem"'),  # docutils gives a role that is deprecated
+    (re.compile('<summary>(?=<span class="toctree-toggle")'), '<summary aria-label="The pages below">'),
+    (re.compile(r'<th class="head[^"]*"><p></p></th>'), "<td></td>"),  # the corner of a table: it heads nothing
+    (re.compile(r"<title>([^<]*) &#8212; \1</title>"), r"<title>\1</title>"),  # the first page has the book's title
+]
 HOME = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 {tags}
@@ -263,18 +267,13 @@ def tidy_pages(app, exception):
     site = Path(app.outdir)
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        text = UNWANTED.sub("", text)
+        for pattern, by in TIDY:
+            text = pattern.sub(by, text)
         if page.name != "search.html":
             text = HIGHLIGHT.sub("", text)
         if 'class="math' not in text:
             text = MATHJAX.sub("", text)  # else the first page has it, as it leads to pages with mathematics
-        text = text.replace('role="doc-biblioentry"', 'role="listitem"')  # docutils gives a role that is deprecated
-        text = text.replace(
-            '<summary><span class="toctree-toggle"', f'<summary aria-label="{UNFOLD}"><span class="toctree-toggle"'
-        )
-        text = EMPTY_CORNER.sub("<td></td>", text)
         text = number_chapters(text, page.relative_to(site).as_posix())
-        text = SAID_TWICE.sub(r"<title>\1</title>", text)
         page.write_text(text, encoding="utf-8")
     root_lost_page(site, app.config.html_baseurl)
     shutil.copyfile(HERE / "cover.png", site / "cover.png")  # shown where someone passes on a link

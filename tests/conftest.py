@@ -221,6 +221,13 @@ def own_progress(monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def open_folder():
+    """A folder below one that every user may enter; pytest's own is closed to others."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def one_thread():
     """In this process torch computes with one thread, as in a rank."""
     import torch

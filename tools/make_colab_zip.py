@@ -13,8 +13,10 @@ from pathlib import Path
 
 from set_repository import ROOT
 
-NEEDED = ["lib", "course", "book/__init__.py", "book/figures", "book/published"]
-NEEDED += ["chapters/*.ipynb", "exercises/*.ipynb", "solutions/*.ipynb", "LICENSE", "LICENSE-text", "README.md"]
+from course.release import LIBRARY
+
+NEEDED = [*LIBRARY, "chapters/*.ipynb", "exercises/*.ipynb", "solutions/*.ipynb"]
+NEEDED += ["LICENSE", "LICENSE-text", "README.md"]
 CACHED = re.compile(r"(^|/)(\.|_build|__pycache__)|\.egg-info")
 
 

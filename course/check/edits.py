@@ -102,6 +102,12 @@ def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:
     return tuple(found)
 
 
+def in_other_words(program: Callable, *lines: str) -> Edited:
+    """A right program that is this one with these edits; a line is as in a list of mistakes."""
+    edits = [tuple(part.strip() for part in line.split("=>")) for line in lines]
+    return Edited(program.__module__, *_program(inspect.getsource(program), program.__name__, edits, []))
+
+
 def _program(text: str, name: str, edits: list[tuple[str, str]], others: list[str]) -> tuple[str, ...]:
     """The text of a wrong program, the expression that gives it, and what it returns, if a line says so."""
     returns = [line.removeprefix("returns ") for line in others if line.startswith("returns ")]

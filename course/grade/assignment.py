@@ -43,18 +43,14 @@ class Late:
 class Question:
     """A question that is answered in words, and graded by a person.
 
-    Args:
-        points: the most that an answer gets.
-        question: Markdown, for the handout.
-        answer: Markdown, for the person who grades.
-        variants: rows of values for `{names}` in question and answer, 26 at most; each student has one of the rows,
-            A, B, ... With rows, a literal brace is written twice.
+    Of the rows of values for `{names}` in question and answer, 26 at most, each student has one: A, B, ... With rows, a
+    literal brace is written twice.
     """
 
-    points: float
-    question: str
-    answer: str = ""
-    variants: tuple[dict[str, Any], ...] = ()
+    points: float  # the most that an answer gets
+    question: str  # Markdown, for the handout
+    answer: str = ""  # Markdown, for the person who grades
+    variants: tuple[dict[str, Any], ...] = ()  # the rows
 
     @property
     def in_handout(self) -> str:
@@ -85,35 +81,20 @@ class Question:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A homework.
+    """A homework."""
 
-    Args:
-        id: short, part of file names.
-        title: for people.
-        exercises: graded by the machine.
-        points: exercise id -> points.
-        varied: ids of exercises of which each student has one of the variants, and nobody the task in the book.
-        by_hand: questions in words, by the `grade_id` of their cell.
-        due: with a time zone; None: never late.
-        late: the price of a late day.
-        hours: that the work should take.
-        goals: skills that the homework teaches, a sentence each.
-        text: Markdown for the handout.
-        dealt: student -> name -> row, for students whose rows do not follow from their names.
-    """
-
-    id: str
-    title: str
-    exercises: tuple[Exercise, ...]
-    points: dict[str, float]
-    varied: tuple[str, ...] = ()
-    by_hand: dict[str, Question] = field(default_factory=dict)
-    due: datetime.datetime | None = None
+    id: str  # short, part of file names
+    title: str  # for people
+    exercises: tuple[Exercise, ...]  # graded by the machine
+    points: dict[str, float]  # by the id of an exercise
+    varied: tuple[str, ...] = ()  # ids of exercises of which each student has a variant, and nobody the book's task
+    by_hand: dict[str, Question] = field(default_factory=dict)  # by the `grade_id` of their cell
+    due: datetime.datetime | None = None  # with a time zone; None: never late
     late: Late = Late()
-    hours: float = 0
-    goals: tuple[str, ...] = ()
-    text: str = ""
-    dealt: dict[str, dict[str, str]] = field(default_factory=dict)
+    hours: float = 0  # that the work should take
+    goals: tuple[str, ...] = ()  # skills that the homework teaches, a sentence each
+    text: str = ""  # Markdown for the handout
+    dealt: dict[str, dict[str, str]] = field(default_factory=dict)  # student -> name -> row, where none is drawn
 
     @property
     def chapters(self) -> list[str]:
@@ -160,8 +141,7 @@ def read_assignment(path: str, cases: str | None = None, rows: str | None = None
 
     Args:
         path: of the JSON.
-        cases: a teacher's Python file with a list `EXERCISES`: each replaces the book's exercise with the same id, or
-            is a new exercise.
+        cases: a teacher's Python file with a list `EXERCISES`, each in place of the book's with its id, or new.
         rows: a CSV of students and their rows, as a release writes it.
 
     Raises:
@@ -208,14 +188,12 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
     _must_know("late", fields.get("late", {}), Late.__annotations__)
     for name, asked in fields.get("by_hand", {}).items():
         _must_know(name, asked, Question.__annotations__)
-    if not isinstance(fields["exercises"], dict):
-        raise ValueError('exercises is no object; write {"03.1": 3}, with the points of each')
-    if not fields["exercises"]:
-        raise ValueError('it has no exercise; write "exercises": {"03.1": 3}, with the points of each')
-    points = {**fields["exercises"]}
-    asked_by_hand = fields.get("by_hand", {}).items()
-    by_hand = {name: Question(**q | {"variants": tuple(q.get("variants", ()))}) for name, q in asked_by_hand}
-    for name, asked in by_hand.items():
+    points = fields["exercises"]
+    if not isinstance(points, dict) or not points:
+        raise ValueError('exercises is no object, or empty; write "exercises": {"03.1": 3}, with the points of each')
+    by_hand = {}
+    for name, asked in fields.get("by_hand", {}).items():
+        by_hand[name] = asked = Question(**asked | {"variants": tuple(asked.get("variants", ()))})
         if not re.fullmatch(r"[\w-]+", name):
             raise ValueError(f"a question is called {name!r}; use letters, digits and -")
         if len(asked.variants) > len(ROWS):
@@ -242,9 +220,8 @@ def _assignment(fields: dict[str, Any], own: dict[str, Exercise]) -> Assignment:
     varied = fields.get("varied", [])
     if not isinstance(varied, list):
         raise ValueError(f"varied is {varied!r}; write a list of exercises")
-    for name in varied:
-        if name not in points:
-            raise ValueError(f"varied names {name}, which is not one of its exercises")
+    if strangers := [name for name in varied if name not in points]:
+        raise ValueError(f"varied names {strangers[0]}, which is not one of its exercises")
     for e in (e for e in exercises if e.id in varied):
         if not e.variants:
             able = ", ".join(i for i, known in EXERCISES.items() if known.variants)

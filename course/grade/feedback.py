@@ -14,7 +14,6 @@ def feedback(assignment: Assignment, given: dict[str, Any], total: float, words:
     """The feedback for one student, in Markdown. For a hidden case it says only whether the answer passed.
 
     Args:
-        assignment: the homework.
         given: the student's grade.
         total: all points, with the points for words.
         words: question -> points that a person entered.
@@ -49,12 +48,11 @@ def seen(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:
-    lines: list[str] = []
-    printed = None
+    lines, printed = [], ""
     for row in rows:
         name, hint = seen(row)
         lines.append(f"[{'x' if row['status'] == PASS else ' '}] {name}")
-        if hint and hint != printed:
+        if hint not in ("", printed):
             printed = hint
-            lines += [f"    {line}" for line in printed.splitlines()]
+            lines += [f"    {line}" for line in hint.splitlines()]
     return lines

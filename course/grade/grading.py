@@ -25,14 +25,7 @@ UNDECIDED = "could not be graded"  # a note on a case without a verdict; the stu
 
 
 def grade(assignment: Assignment, submission: Submission, user: User, secret: bytes) -> dict[str, Any]:
-    """The grade of a submission, ready for JSON.
-
-    Args:
-        assignment: the homework.
-        submission: the student's files.
-        user: the user that runs their code.
-        secret: the source of each student's inputs; the same secret gives the same inputs.
-    """
+    """The grade of a submission, ready for JSON; with the same secret, the answers get the same inputs."""
     began_s = time.monotonic()
     in_table = assignment.by_hand  # as in a handout for all students, with the table of rows
     assignment = assignment.of(submission.student)
@@ -47,9 +40,8 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         notes.append(f"{REVIEW}{submission.student} is not on the roster: is the name spelled differently there?")
     notes += _other_rows(assignment, notebooks)
     notes += [f"{REVIEW}{what} in {book.name}" for book in notebooks for what in _suspicious(book)]
-    texts = {
-        name: _text(notebooks, name, (asked, in_table[name]), notes) for name, asked in assignment.by_hand.items()
-    }
+    by_hand = assignment.by_hand.items()
+    texts = {name: _text(notebooks, name, (asked, in_table[name]), notes) for name, asked in by_hand}
     notes += [f"no cell for question {name}" for name, text in texts.items() if text is None and notebooks]
     results = []
     for exercise in assignment.exercises:
@@ -78,10 +70,7 @@ def grade(assignment: Assignment, submission: Submission, user: User, secret: by
         "files": [printable(path.name) for path in submission.paths],
         "notes": [shown(note, MOST_OF_NOTE) for note in notes],
         "results": results,
-        "by_hand": [
-            {"question": name, "max": asked.points, "text": texts[name] or ""}
-            for name, asked in assignment.by_hand.items()
-        ],
+        "by_hand": [{"question": name, "max": asked.points, "text": texts[name] or ""} for name, asked in by_hand],
         # Without a digest, the next run grades it again.
         "digest": None if any(row.get("undecided") for row in results) else submission.digest(),
         "seconds": round(time.monotonic() - began_s, 1),

@@ -70,13 +70,9 @@ class JailError(RuntimeError):
 
 @dataclass(frozen=True)
 class User:
-    """The user that runs the students' code.
+    """The user that runs the students' code."""
 
-    Args:
-        uid: a number without a user and without processes; None: the grader's user (`--trust`).
-    """
-
-    uid: int | None
+    uid: int | None  # a number without a user and without processes; None: the grader's user (`--trust`)
 
     def check(self, submissions: Path, cases: str | None = None) -> None:
         """Raises `JailError` if this user cannot run code here, or could read the submissions or the hidden cases."""
@@ -108,11 +104,7 @@ class User:
 
 
 class Jail:
-    """Runs answers as a user without rights, until `close`.
-
-    Args:
-        user: the user of its processes.
-    """
+    """Runs answers as a user without rights, until `close`."""
 
     def __init__(self, user: User) -> None:
         self._conn, theirs = Pipe()
@@ -227,7 +219,7 @@ def _end_all(uid: int | None, jail: int) -> None:
     until = time.monotonic() + 10
     while time.monotonic() < until:
         if uid is None:
-            for pid in _children(os.getpid()):
+            for pid in _descendants():
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         elif (killer := os.fork()) == 0:
@@ -241,7 +233,7 @@ def _end_all(uid: int | None, jail: int) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not (processes_of(uid) if uid is not None else _children(os.getpid())):
+        if not (_descendants() if uid is None else processes_of(uid)):
             return
         time.sleep(0.01)
 
@@ -251,13 +243,9 @@ def processes_of(uid: int) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{name}").st_uid == uid or _real_user(name) == uid:
+            if uid in (os.stat(f"/proc/{name}").st_uid, _status(name)["Uid"]):
                 found.append(int(name))
     return found
-
-
-def _real_user(pid: str) -> int:
-    return _status(pid)["Uid"]
 
 
 def _held_bytes(uid: int) -> int:
@@ -275,17 +263,17 @@ def _status(pid: int | str) -> dict[str, int]:
         return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
-def _children(pid: int) -> list[int]:
+def _descendants() -> set[int]:
     """The processes that descend from this one."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat") as file:
             parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found, new = set(), {pid}
+    found, new = set(), {os.getpid()}
     while new:
         new = {child for child, parent in parents.items() if parent in new} - found
         found |= new
-    return sorted(found)
+    return found
 
 
 # ---- in the jail ----------------------------------------------------------------------------------------------------

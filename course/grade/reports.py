@@ -21,6 +21,7 @@ from course.grade.submissions import Submission
 
 Grade = dict[str, Any]
 MARK = "\ufeff"
+WHY = "look at it because"  # the column of notes in grades.csv
 MISSING = "MISSING"  # no cell defines it
 BLOCKED = "BLOCKED"  # a file or a cell that may define it cannot be read, or grading failed
 WITHOUT = {TODO: "not begun", MISSING: "not defined", BLOCKED: "not readable"}  # why an answer has no points
@@ -70,38 +71,31 @@ def write_grades(out: Path, assignment: Assignment, grades: list[Grade]) -> dict
         ValueError: entered points are no number, or out of range.
     """
     ids = [e.id for e in assignment.exercises]
-    by_hand = _read_by_hand(out / "by_hand.csv", assignment)
-    entered = {key: one.points for key, one in by_hand.items() if one.points is not None}
-    head = ["student", *ids, *assignment.by_hand, "raw", "days_late", "score", "max", "look at it because"]
-    rows: list[list[Any]] = [head]
-    totals = {}
+    by_hand, totals = _read_by_hand(out / "by_hand.csv", assignment), {}
+    rows: list[list[Any]] = [["student", *ids, *assignment.by_hand, "raw", "days_late", "score", "max", WHY]]
+    table: list[list[Any]] = [["student", "question", "points", "max", "text", "row", "model answer", "look again"]]
     for given in grades:
-        student = given["student"]
-        words = {name: entered[student, name] for name in assignment.by_hand if (student, name) in entered}
+        student, notes, words = given["student"], [*given["notes"]], {}
+        for asked in given["by_hand"]:
+            if (name := asked["question"]) not in assignment.by_hand:  # graded before the question was taken out
+                continue
+            known, question = by_hand.get((student, name), _ByHand()), assignment.by_hand[name]
+            if known.points is not None:
+                words[name] = known.points
+            if again := known.must_look_again(asked["text"]):
+                notes.append(f"{name}: the answer changed after its points were entered")
+            row = assignment.row_of(student, name)
+            shown = words.get(name, ""), question.points, asked["text"], row, question.answers[row]
+            table.append([student, name, *shown, "the answer changed" * again])
         totals[student] = round((given["raw_score"] + sum(words.values())) * given["late_factor"], 2)
         text = feedback(assignment, given, totals[student], words)
         write(out / "feedback" / f"{Submission(student).file_name}.md", text)
-        again = [
-            f"{asked['question']}: the answer changed after its points were entered"
-            for asked in given["by_hand"]
-            if (known := by_hand.get((student, asked["question"]))) and known.must_look_again(asked["text"])
-        ]
         points = [points_of(given, i) for i in ids] + [words.get(name, "") for name in assignment.by_hand]
         most = given["max_score"] + assignment.points_by_hand
         sums = given["raw_score"], given["days_late"], totals[student], most
-        rows.append([student, *points, *sums, "; ".join([*given["notes"], *again])])
+        rows.append([student, *points, *sums, "; ".join(notes)])
     write_table(out / "grades.csv", rows, MARK)
     if assignment.by_hand:
-        table = [["student", "question", "points", "max", "text", "row", "model answer", "look again"]]
-        for student, asked in ((given["student"], q) for given in grades for q in given["by_hand"]):
-            if (name := asked["question"]) not in assignment.by_hand:  # graded before the question was taken out
-                continue
-            row = assignment.row_of(student, name)
-            answer = assignment.by_hand[name].answers[row]
-            known = by_hand.get((student, name), _ByHand())
-            points, most, text = entered.get((student, name), ""), assignment.by_hand[name].points, asked["text"]
-            again = "the answer changed" * known.must_look_again(text)
-            table.append([student, name, points, most, text, row, answer, again])
         if not any(row[-1] for row in table[1:]):  # no answer needs a second look
             table = [row[:-1] for row in table]
         write_table(out / "by_hand.csv", table, MARK)
@@ -200,10 +194,8 @@ def fill_canvas(
     """A copy of Canvas' exported gradebook with one column filled; returns the students that it does not have.
 
     Args:
-        export: the gradebook's file.
+        export: the gradebook's file; the column has the title of the assignment.
         out: the file of the copy.
-        assignment: its title is the title of the column.
-        grades: of all students.
         totals: student -> points.
 
     Raises:

@@ -25,12 +25,12 @@ _PACKED = b"\nbytearray\n"  # a pickle with this may make a gigabyte out of a fe
 
 def pack(outcomes: list[list[Data] | NoAnswer]) -> bytes:
     """The bytes to send; above `MOST_BYTES`, a sentence instead of each outcome."""
-    file = io.BytesIO()
-    torch.save([_plain_outcome(got) for got in outcomes], file)
-    if file.tell() <= MOST_BYTES:
-        return file.getvalue()
-    file = io.BytesIO()
-    torch.save([f"more than {MOST_BYTES >> 20} MB"] * len(outcomes), file)
+    raw = _saved([_plain_outcome(got) for got in outcomes])
+    return raw if len(raw) <= MOST_BYTES else _saved([f"more than {MOST_BYTES >> 20} MB"] * len(outcomes))
+
+
+def _saved(thing: list) -> bytes:
+    torch.save(thing, file := io.BytesIO())
     return file.getvalue()
 
 
@@ -46,7 +46,7 @@ def unpack(raw: bytes, answers: int, ranks: int) -> list[list[Data] | NoAnswer]:
     Args:
         raw: the bytes.
         answers: how many outcomes there must be.
-        ranks: how many results each outcome must have.
+        ranks: how many results each must have.
 
     Raises:
         Exception: of many kinds, because the bytes may have any fault.

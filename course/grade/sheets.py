@@ -1,4 +1,4 @@
-"""Tables that people write: a CSV of a spreadsheet, with commas or semicolons, its encoding marked or not."""
+"""Sheets, tables that people write: a spreadsheet's CSV, with commas or semicolons, its encoding marked or not."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ _COMPUTED = re.compile(r"'*(?:[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")  # 
 def read_sheet(path: str | Path, *columns: str) -> list[dict[str, str]]:
     """The rows of a table, by the names in its first line.
 
-    Args:
-        path: of the file.
-        columns: names that the first line must have.
-
     Raises:
-        ValueError: a column is missing.
+        ValueError: one of these columns is missing.
     """
     head, *rows = sheet_rows(path) or [[]]
     head = [name.strip() for name in head]

@@ -1,4 +1,4 @@
-"""The jail's view of the disk: Python and the book, even inside a home folder that is closed to other users.
+"""What a jail sees of the disk: Python and the book, even inside a home folder that is closed to other users.
 
 The problem: a student's code runs as a user who may not enter `/root` or a teacher's home, and Python may be installed
 there. The idea: processes of the jail get a separate view of the disk, in which such a folder is empty, except for the
@@ -53,7 +53,6 @@ def own_disk(open_to_all: Iterable[str], folder: str, uid: int, most_bytes: int)
     Args:
         open_to_all: folders where every user may write.
         folder: for the files of user `uid`.
-        uid: the user's number.
         most_bytes: size of each folder.
     """
     if not new_view():

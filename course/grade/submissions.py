@@ -23,27 +23,16 @@ _CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_(?P<upload
 
 @dataclass(frozen=True)
 class Submission:
-    """The files of one student.
+    """The files of one student."""
 
-    Args:
-        student: a printable name; with the id after it if Canvas writes the names of two people alike.
-        paths: of notebooks, the newest last.
-        others: names of files of a student without a notebook.
-        canvas_id: of the student, from the name of the file; "" without.
-        marked_late: Canvas says so.
-        when: the time of the submission; None if unknown. Times of files do not survive a zip.
-        listed: on the roster, or there is no roster.
-        is_without_time: there is a file of times, and it does not have this submission.
-    """
-
-    student: str
-    paths: tuple[Path, ...] = ()
-    canvas_id: str = ""
-    marked_late: bool = False
-    when: datetime.datetime | None = None
-    others: tuple[str, ...] = ()
-    listed: bool = True
-    is_without_time: bool = False
+    student: str  # a printable name; with the id after it if Canvas writes the names of two people alike
+    paths: tuple[Path, ...] = ()  # of notebooks, the newest last
+    canvas_id: str = ""  # of the student, from the name of the file
+    marked_late: bool = False  # Canvas says so
+    when: datetime.datetime | None = None  # of the submission, if known: times of files do not survive a zip
+    others: tuple[str, ...] = ()  # names of files of a student without a notebook
+    listed: bool = True  # on the roster, or there is no roster
+    is_without_time: bool = False  # there is a file of times, and it does not have this submission
 
     @property
     def file_name(self) -> str:
@@ -167,12 +156,12 @@ def _times(path: str) -> dict[str, datetime.datetime]:
     for number, row in enumerate(sheet_rows(path), 1):
         if len(row) < 2 or (number == 1 and row[1].strip().lower() in ("time", "when", "submitted")):
             continue
+        told = f"{path}, line {number}: {row[1]!r}"
         try:
-            found[printable(row[0].strip())] = datetime.datetime.fromisoformat(row[1].strip())
+            when = datetime.datetime.fromisoformat(row[1].strip())
         except ValueError:
-            raise ValueError(
-                f"{path}, line {number}: {row[1]!r} is no time; write 2027-03-01T23:59:00+01:00"
-            ) from None
-        if found[printable(row[0].strip())].tzinfo is None:
-            raise ValueError(f"{path}, line {number}: {row[1]!r} has no time zone")
+            raise ValueError(f"{told} is no time; write 2027-03-01T23:59:00+01:00") from None
+        if when.tzinfo is None:
+            raise ValueError(f"{told} has no time zone")
+        found[printable(row[0].strip())] = when
     return found

@@ -6,3 +6,5 @@ its own title and a due date, and without any link to an answer.
 May import `course.check`, `course.grade`.
 No room may import it.
 """
+
+LIBRARY = ("lib", "course", "book/__init__.py", "book/figures", "book/published")  # what a notebook imports

@@ -33,18 +33,18 @@ import lib
 from course.grade.assignment import Assignment, AssignmentError, read_assignment
 from course.grade.reports import write_table
 from course.grade.submissions import Submission, read_roster
+from course.release import LIBRARY
 from course.release.notebooks import homework
 from course.release.platforms import CASES, NBGRADER, for_actions, for_classroom50, for_gradescope, for_otter
 from course.release.words import readme, rubric
 
 BOOK = Path(lib.__file__).resolve().parents[1]
-LIBRARY = ("lib", "course", "book/__init__.py", "book/figures", "book/published")  # what a notebook imports
 NEEDED = ("torch", "numpy", "matplotlib", "cloudpickle", "tqdm")  # imports of the library
 TO_WORK = ("jupyterlab", "ipykernel", "ipywidgets")  # imports of a student's notebooks
 NOT_FOR_STUDENTS = ("course/grade/", "course/release/")
 CHECKERS = "course/exercises"
 _IMPORTED = re.compile(r"from course\.exercises\.ch\d+\.(\w+) import")
-Files = dict[str, bytes]  # by their path in a zip
+Files = Mapping[str, bytes | str]  # by their path in a folder or a zip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,9 +78,8 @@ def release(
     """Write the files of a homework, after deleting an earlier release in the folder.
 
     Args:
-        assignment: the content of `path`.
-        path: the file of the assignment; a copy goes to the graders of platforms.
-        folder: the folder to write into.
+        assignment, path: the homework and its file, of which the graders of platforms get a copy.
+        folder: to write into.
         students: names, for handouts in their rows.
         cases: the file of hidden cases; a copy goes only to graders.
 
@@ -95,7 +94,7 @@ def release(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as name:
         new = Path(name) / "new"
-        _write_texts(new, {"teacher/rubric.md": rubric(assignment, for_teacher=True)})
+        _write(new, {"teacher/rubric.md": rubric(assignment, for_teacher=True)})
         if students and assignment.rows:
             names = [*assignment.rows]
             rows = [[student, *(assignment.row_of(student, name) for name in names)] for student in students]
@@ -112,37 +111,28 @@ def release(
 
 
 def _for_platforms(assignment: Assignment, path: Path, new: Path, cases: str | None) -> None:
-    given = homework(BOOK, "exercises", assignment)
-    solved = homework(BOOK, "solutions", assignment)
-    needed = packages(NEEDED)
-    for_graders = {f"{assignment.id}.json": path.read_bytes()} | ({CASES: Path(cases).read_bytes()} if cases else {})
-    scripts = {k: text.encode() for k, text in for_gradescope(assignment, needed, bool(cases)).items()}
-    _write_zip(new / "gradescope.zip", "", library() | for_graders | scripts)
-    texts = {"nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title)}
-    texts["github/.github/workflows/check.yml"] = for_actions(given, needed)
-    classroom50 = for_classroom50(assignment, json.loads(path.read_bytes()), needed)
-    texts |= {f"classroom50/{name}": text for name, text in classroom50.items()}
-    for name, book in solved.items():
-        texts[f"nbgrader/source/{assignment.id}/{name}"] = nbformat.writes(book)
-        texts[f"otter/{name}"] = nbformat.writes(for_otter(book))
-    _write_texts(new, texts)
-    for file_name, raw in library().items():
-        (new / "classroom50" / file_name).parent.mkdir(parents=True, exist_ok=True)
-        (new / "classroom50" / file_name).write_bytes(raw)
+    needed, for_graders = packages(NEEDED), library()
+    hidden = {CASES: Path(cases).read_bytes()} if cases else {}
+    own = {f"{assignment.id}.json": path.read_bytes()} | hidden | for_gradescope(assignment, needed, bool(cases))
+    _write_zip(new / "gradescope.zip", "", for_graders | own)
+    _write(new / "classroom50", for_graders | for_classroom50(assignment, json.loads(path.read_bytes()), needed))
+    files = {"nbgrader/nbgrader_config.py": NBGRADER.format(title=assignment.title)}
+    files["github/.github/workflows/check.yml"] = for_actions(homework(BOOK, "exercises", assignment), needed)
+    for name, book in homework(BOOK, "solutions", assignment).items():
+        files[f"nbgrader/source/{assignment.id}/{name}"] = nbformat.writes(book)
+        files[f"otter/{name}"] = nbformat.writes(for_otter(book))
+    _write(new, files)
 
 
 def handout(assignment: Assignment) -> Files:
     """The files of the handout."""
-    notebooks = homework(BOOK, "exercises", assignment)
-    texts = {f"exercises/{name}": nbformat.writes(book) + "\n" for name, book in notebooks.items()}
-    texts["README.md"] = readme(assignment, notebooks)
-    texts["rubric.md"] = rubric(assignment)
-    texts["requirements.txt"] = "\n".join([*packages(NEEDED), *packages(TO_WORK)]) + "\n"
-    chapters = {f"chapters/{path.name}": path.read_bytes() for path in sorted(BOOK.glob("chapters/*.ipynb"))}
-    checkers = _checkers(assignment)
-    given = {k: v for k, v in library().items() if not k.startswith(NOT_FOR_STUDENTS)}
-    given = {k: v for k, v in given.items() if not k.startswith(f"{CHECKERS}/") or Path(k).stem in checkers}
-    return {name: text.encode() for name, text in texts.items()} | chapters | given
+    notebooks, checkers = homework(BOOK, "exercises", assignment), _checkers(assignment)
+    files = {k: v for k, v in library().items() if not k.startswith(NOT_FOR_STUDENTS)}
+    files = {k: v for k, v in files.items() if not k.startswith(f"{CHECKERS}/") or Path(k).stem in checkers}
+    files |= {f"chapters/{path.name}": path.read_bytes() for path in BOOK.glob("chapters/*.ipynb")}
+    files |= {f"exercises/{name}": nbformat.writes(book) for name, book in notebooks.items()}
+    files |= {"README.md": readme(assignment, notebooks), "rubric.md": rubric(assignment)}
+    return files | {"requirements.txt": "\n".join([*packages(NEEDED), *packages(TO_WORK)])}
 
 
 def _checkers(assignment: Assignment) -> set[str]:
@@ -153,7 +143,7 @@ def _checkers(assignment: Assignment) -> set[str]:
     return {"__init__", *(path.stem for path in files), *imported}
 
 
-def library() -> Files:
+def library() -> dict[str, bytes]:
     """The files that notebooks import; no caches, and no homework, which has model answers."""
     found = (path for place in LIBRARY for path in (BOOK / place, *(BOOK / place).rglob("*")))
     files = [path for path in sorted(found) if path.is_file() and path.suffix != ".pyc"]
@@ -168,17 +158,22 @@ def packages(names: Iterable[str]) -> list[str]:
     return [ranges.get(name, name) for name in names]
 
 
-def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
-    for name, text in texts.items():
+def _raw(content: bytes | str) -> bytes:
+    """A text with an end of its last line."""
+    return content if isinstance(content, bytes) else (content.removesuffix("\n") + "\n").encode()
+
+
+def _write(folder: Path, files: Files) -> None:
+    for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        (folder / name).write_bytes(_raw(content))
 
 
 def _write_zip(path: Path, folder: str, files: Files) -> None:
     """Write a zip without dates: the same files give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, raw in sorted(files.items()):
+        for name, raw in sorted((name, _raw(content)) for name, content in files.items()):
             info = zipfile.ZipInfo(f"{folder}/{name}".lstrip("/"))
             info.external_attr = (0o755 if raw.startswith(b"#!") else 0o644) << 16
             info.compress_type = zipfile.ZIP_DEFLATED

@@ -28,7 +28,6 @@ def homework(book: Path, kind: str, assignment: Assignment) -> dict[str, Noteboo
     Args:
         book: the book's folder.
         kind: "exercises", or "solutions" with answers, which the teacher's platform removes.
-        assignment: names the exercises.
 
     Raises:
         ValueError: no notebook of the book has an exercise; write a task for it.

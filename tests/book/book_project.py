@@ -4,10 +4,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from bs4 import BeautifulSoup
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
+AXE = Path(__file__).with_name("vendor") / "axe.min.js"
 
 
 def load(name: str):
@@ -40,6 +42,16 @@ def build(folder: Path, pages: dict[str, str], extensions: list[str], **config) 
         app.build()
     assert app.statuscode == 0
     return out
+
+
+def soup(site: Path, page: str) -> BeautifulSoup:
+    return BeautifulSoup((site / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def violations(page) -> list[str]:
+    """What axe finds that somebody cannot read or reach."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    return page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
 
 
 def live_html(extension) -> str:

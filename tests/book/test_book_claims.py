@@ -2,10 +2,8 @@
 
 import json
 
-from bs4 import BeautifulSoup
-
 from lib.lab.claims import BUSY
-from tests.book.book_project import build
+from tests.book.book_project import build, soup
 
 SHOWN = '<table class="claims"><tbody><tr><td>a &lt; b</td><td>1</td></tr></tbody></table>\n'
 
@@ -22,7 +20,7 @@ def test_each_claim_is_listed_under_its_chapter_and_leads_to_the_section_that_sh
         "all": "# All\n\n```{claims}\n```\n",
     }
     site = build(tmp_path / "site", pages, ["book_claims"])
-    page = BeautifulSoup((site / "all.html").read_text(), "html.parser")
+    page = soup(site, "all")
     assert page.find("th", scope="rowgroup").a["href"] == "one.html"
     first, second, late = page.select("table.claims tbody tr")[1:]
     assert second.select_one("td.ok") and late.select_one("td.busy").get_text() == BUSY

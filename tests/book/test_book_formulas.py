@@ -4,10 +4,9 @@ import ast
 import re
 
 import pytest
-from bs4 import BeautifulSoup
 
 from lib import cost
-from tests.book.book_project import build, load
+from tests.book.book_project import build, load, soup
 
 formulas = load("book_formulas")
 HOLDS_FORMULAS = ("comm", "flops", "held")
@@ -62,7 +61,7 @@ def test_page_shows_the_number_and_the_chapters_that_use_it(tmp_path, monkeypatc
     }
     monkeypatch.setattr(formulas, "ROOT", tmp_path)
     site = build(tmp_path, pages, ["book_formulas"])
-    page = BeautifulSoup((site / "index.html").read_text(), "html.parser")
+    page = soup(site, "index")
     number = cost.comm_s("send", 1e6, n=2, alpha_s=0, bandwidth_Bps=1e9)
     assert page.select_one("div.computed strong").get_text() == f"{1e3 * number:g} ms"
     function, property_ = ([(a.get_text(), a["href"]) for a in c.select("a")] for c in page.select("div.computed"))

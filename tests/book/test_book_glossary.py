@@ -1,9 +1,8 @@
 """The glossary's extension, on a Sphinx project of a few lines."""
 
 import pytest
-from bs4 import BeautifulSoup
 
-from tests.book.book_project import build, load
+from tests.book.book_project import build, load, soup
 
 glossary = load("book_glossary")
 
@@ -19,7 +18,7 @@ def site(tmp_path, **pages):
 
 def test_terms_of_all_chapters_are_listed_once_with_links_both_ways(tmp_path):
     out = site(tmp_path, ring=RING, tree=TREE)
-    page = BeautifulSoup((out / "words.html").read_text(), "html.parser")
+    page = soup(out, "words")
     terms = [dt.get_text().rstrip("¶") for dt in page.select("dl.glossary dt")]
     assert terms == ["Rank", "Ring", "Tree"]
     rank, ring, tree = page.select("dl.glossary dd")
@@ -27,7 +26,7 @@ def test_terms_of_all_chapters_are_listed_once_with_links_both_ways(tmp_path):
     assert ring.find("em").get_text() == "the next" and ring.get_text().startswith("each rank sends")
     assert tree.select(".math") and "mathjax" in (out / "words.html").read_text().lower()
 
-    chapter = BeautifulSoup((out / "tree.html").read_text(), "html.parser")
+    chapter = soup(out, "tree")
     links = {a.get_text(): a["href"] for a in chapter.select("a.term")}
     assert links == {"Tree": "words.html#term-tree", "Rank": "words.html#term-rank"}
     ids = {dt["id"] for dt in page.select("dt")}

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bs4 import BeautifulSoup
 
-from tests.book.book_project import build, load
+from tests.book.book_project import build, load, soup
 
 library = load("book_library")
 PAGES = Path(library.ROOT, "book", "library")
@@ -62,9 +61,7 @@ def test_listing_reads_as_the_source_says(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     pages = {"index.rst": "Home\n====\n\n.. room:: lib.tiny\n"}
     settings = {"default_role": "literal", "autodoc_member_order": "bysource"}
-    page = BeautifulSoup(
-        (build(tmp_path / "site", pages, ["book_library"], **settings) / "index.html").read_text(), "html.parser"
-    )
+    page = soup(build(tmp_path / "site", pages, ["book_library"], **settings), "index")
     assert [dt["id"] for dt in page.select("dl.py.function > dt")] == ["tiny_library.second", "tiny_library.first"]
     text = re.sub(r"\s+", " ", page.find("body").get_text())
     assert "What |x| is." in text and "Sum of *rest, as in:" in text and "no rest_." in text
@@ -79,7 +76,7 @@ def test_the_first_mention_of_a_public_name_on_a_page_leads_to_the_library(tmp_p
     said = "`mesh.Mesh`, `Mesh()` and `MeshShape`, `lib/mesh.py`; `nothing`, [`Group`](x.md), and again `MeshShape`"
     pages = {"index": f"# `Group`\n\n{said}\n\n```{{toctree}}\nx\nbook/library/r\n```\n", "x": "# X\n\nx\n"}
     pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib\n"
-    page = BeautifulSoup((build(tmp_path, pages, ["book_library"]) / "index.html").read_text(), "html.parser")
+    page = soup(build(tmp_path, pages, ["book_library"]), "index")
     room = "book/library/r.html#"
     assert [(a.get_text(), a["href"]) for a in page.find("h1").find_next("p").select("a")] == [
         ("mesh.Mesh", f"{room}lib.mesh.Mesh"),
@@ -99,5 +96,5 @@ def test_in_an_exercise_a_bare_word_is_the_readers_and_no_function_of_the_librar
     pages["book/library/r.rst"] = "Room\n====\n\n.. room:: lib\n"
     site = build(tmp_path, pages, ["book_library"])
     for folder, linked in (("chapters", ["check_trains", *both]), ("exercises", both)):
-        page = BeautifulSoup((site / folder / "x.html").read_text(), "html.parser")
+        page = soup(site / folder, "x")
         assert [a.get_text() for a in page.find("h1").find_next("p").select("a")] == linked

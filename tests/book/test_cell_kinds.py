@@ -10,7 +10,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from lib.lab.claims import _Row, _Table
-from tests.book.book_project import BOOK, build, load
+from tests.book.book_project import BOOK, build, load, soup
 from tests.book.test_page_form import cell
 from tests.book.test_repository import tool
 
@@ -138,7 +138,7 @@ def site(tmp_path_factory):
 
 
 def article(site, name: str) -> BeautifulSoup:
-    return BeautifulSoup((site / "chapters" / f"{name}.html").read_text(encoding="utf-8"), "html.parser").article
+    return soup(site / "chapters", name).article
 
 
 def test_each_kind_is_folded_in_its_way(site):

@@ -1,15 +1,12 @@
 """Explorers and figures in a real browser: keyboard, screen reader, phone, dark mode, no script, no network."""
 
-from pathlib import Path
-
 import pytest
 
 from book.figures.explorer import Explorer
 from book.figures.svg import css
+from tests.book.book_project import violations
 from tests.book.test_figures_explorer import HOSTILE, buckets, hostile, memory, step
 from tests.book.test_figures_gallery import FIGURES
-
-ROOT = Path(__file__).parents[2]
 
 BOOK = '<main class="bd-article">'
 
@@ -115,9 +112,7 @@ def gallery() -> list[object]:
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_everybody_can_read_it(opened, mode):
     page = opened(page_of(*gallery(), mode=mode))
-    page.add_script_tag(content=(ROOT / "tests" / "book" / "vendor" / "axe.min.js").read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
-    assert found == []
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize("width", [390, 1280])

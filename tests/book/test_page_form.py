@@ -15,7 +15,8 @@ form = tool("page_form")
 
 
 def cell(source: str, tag: str = "") -> str:
-    return f"```{{code-cell}}\n:tags: [{tag}]\n\n{source}```\n\n"
+    tags = f":tags: [{tag}]\n\n" if tag else ""
+    return f"```{{code-cell}}\n{tags}{source}```\n\n"
 
 
 PAGE = "\n".join(

@@ -93,13 +93,12 @@ def kind_of(chapter, name, unit="", relation="=", rel=0, **_):
 
 @pytest.mark.chapters("each test executes most of a chapter")
 @pytest.mark.slow("each test executes most of a chapter")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("chapter", "counter", "fewest"),
     [
         ("00", "none", {"calls": 1}),
         ("00", "one more", {"calls": 1}),
-        ("01", "1% more", {"held": 20}),
+        ("01", "1% more", {"held": 18, "sent": 2}),
         ("02", "none", {"sent": 10}),
         ("02", "1% more", {"sent": 10}),
         ("02", "one more", {"sent": 10}),
@@ -133,12 +132,12 @@ def test_claims_fail_exactly_where_their_counter_is_off(chapter, counter, fewest
         monkeypatch.setattr(claims, name, (0,))
     monkeypatch.setattr(lib, "claim", note, raising=False)
     monkeypatch.setattr(lib, "run", lambda fn, n, *args, **kw: run(off, n, counter, fn, *args, **kw), raising=False)
-    if counter == "1% more":  # also in this process, where a cell may watch its memory
+    if chapter == "01":  # it watches the memory of this process
         live = memory.MemoryTracker.live.fget
         monkeypatch.setattr(memory.MemoryTracker, "live", property(lambda tracker: perturbed(live(tracker))))
     namespace = {"__name__": "chapter"}
     for source in counting_cells(chapter):
         exec(compile(source, "cell", "exec"), namespace)
     found = [kind for _, kind, _ in rows]
-    assert all(found.count(kind) >= number for kind, number in fewest.items()), rows
+    assert {kind: found.count(kind) for kind in fewest if found.count(kind) < fewest[kind]} == {}
     assert [(name, good) for name, kind, good in rows if kind and good is (kind in MUST_FAIL[counter])] == []

@@ -133,7 +133,7 @@ def test_twins_agree():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_normal_form_is_stable_and_keeps_a_solutions_outputs_until_its_code_changes(tmp_path, monkeypatch):
+def test_normal_form_is_stable_and_only_solutions_keep_outputs_until_their_code_changes(tmp_path, monkeypatch):
     notebooks = tool("notebooks")
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)
     (tmp_path / "solutions").mkdir()
@@ -158,6 +158,11 @@ def test_normal_form_is_stable_and_keeps_a_solutions_outputs_until_its_code_chan
     notebook = write()
     assert notebook["cells"][2]["outputs"] == []
     assert [a == b["id"] for a, b in zip(ids, notebook["cells"], strict=True)] == [False, True, False]
+
+    source = (tmp_path / "solutions").rename(tmp_path / "chapters") / "01_x.md"
+    notebook["cells"][2].update(execution_count=1, outputs=[output])
+    source.with_suffix(".ipynb").write_text(json.dumps(notebook))
+    assert write()["cells"][2]["outputs"] == [], "a chapter keeps none"
 
 
 # ---- the public address ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import yaml
 from bs4 import BeautifulSoup
 from fontTools.ttLib import TTFont
 
+from tests.book.book_project import AXE
 from tools.browser import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,6 @@ SOURCES = [name for name in HTML if name.startswith("_modules/")]  # the library
 LISTED = [name for name in HTML if name not in {"index.html", "404.html", "lost.html", "search.html", *SOURCES}]
 PAGES = [*LISTED, *(name for name in HTML if name == "search.html")]
 CHAPTERS = [name for name in PAGES if re.match(r"chapters/(?!00)\d\d_", name)]
-AXE = (ROOT / "tests" / "book" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 # Both are the theme's own: the label of its search and "show code" buttons, and its logo outside of any landmark.
 THEME_RULES = {"label-content-name-mismatch", "region"}
 
@@ -365,7 +365,7 @@ def test_every_frame_of_an_explorer_fits_a_phone(name):
 
 
 def test_page_is_accessible(served):
-    served.page.evaluate(AXE)
+    served.page.evaluate(AXE.read_text(encoding="utf-8"))
     colours = {"runOnly": ["color-contrast", "link-in-text-block"]}  # the rest is the same in light and in dark
     for scheme, only in (("light", {}), ("dark", colours)):
         served.page.emulate_media(color_scheme=scheme)

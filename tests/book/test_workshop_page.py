@@ -21,7 +21,7 @@ from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from lib.pipeline.simulate import Costs
-from tests.book.book_project import BOOK, live_html, load
+from tests.book.book_project import BOOK, live_html, load, violations
 
 extension = load("book_workshop")
 WORDS = extension.sentences()
@@ -259,7 +259,6 @@ def test_all_own_scripts_are_light(say):
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 STYLE = (BOOK / "static" / "book.css").read_text(encoding="utf-8")
-AXE = (BOOK.parent / "tests" / "book" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 # What is copied is kept where a test can read it.
 CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => {
     if (window.refuses) throw new Error("no");
@@ -562,15 +561,11 @@ def test_whatever_is_typed_is_drawn_and_is_no_html(page_at):
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_everybody_can_read_it(page_at, width, mode):
     page = page_at("", width, mode)
-    page.evaluate(AXE)
     for text in (None, zb_v(4, 6).to_text(), "0F0 0X0", one_f_one_b(4, 6).to_text().replace(" 2B3", "")):
         if text:
             page.fill("textarea", text)
             page.locator(".block").first.click()
-        found = page.evaluate(
-            "axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))"
-        )
-        assert found == []
+        assert violations(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "the grid scrolls in its own box"
         small = page.evaluate(
             """[...document.querySelectorAll("#workshop *")].filter((e) => e.textContent.trim() && !e.children.length

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from contextlib import nullcontext
@@ -25,7 +24,7 @@ from course.check.exercise import same
 from course.check.judge import NoAnswer, dealt
 from course.check.source import read_notebook
 from course.grade import __main__ as grade_main
-from course.grade import sight
+from course.grade import grading, sight
 from course.grade.__main__ import USER, main
 from course.grade.assignment import Assignment, AssignmentError, Late, hidden_ranks, read_assignment
 from course.grade.jail import Jail, JailError, User, processes_of
@@ -33,118 +32,111 @@ from course.grade.reports import fill_canvas, gradescope, write_table
 from course.grade.returns import pack, unpack
 from course.grade.sheets import as_cell, of_cell, read_sheet
 from course.grade.submissions import Submission, find_submissions
-from tests.course.jail_here import needs_jail, needs_view
+from tests.course.homework import (
+    OTHER,
+    RIGHT,
+    ROOT,
+    SETUP,
+    THIRD,
+    WHY,
+    WRONG,
+    Course,
+    alone,
+    an_answer,
+    markdown,
+    needs_jail,
+    needs_view,
+    write_notebook,
+)
 
-ROOT = Path(__file__).parents[2]
-alone = pytest.mark.alone("a second run would kill the processes of the user that both have")
-
-SETUP = "import os, sys, time, torch\nimport torch.distributed as dist\nfrom lib import comm"
-RIGHT = """def average_gradients(params, group):
-    used = comm.all_reduce(torch.tensor([float(p.grad is not None) for p in params]), group)
-    for p, ranks in zip(params, used):
-        if ranks:
-            g = torch.zeros_like(p) if p.grad is None else p.grad
-            p.grad = comm.all_reduce(g, group, op="mean")"""
-OTHER = """def global_gradient(g, count, group):
-    return comm.all_reduce(g, group) / comm.all_reduce(torch.tensor(float(count)), group)"""
-CASES = """from dataclasses import replace
-from course.check import find
-EXERCISES = [replace(find("03.1"), ranks=(3,), timeout_s=1.5), replace(find("03.2"), ranks=(3,))]
-"""
-ASKED = {"id": "hw", "title": "Homework", "exercises": {"03.1": 3, "03.2": 2}}
+CASES = 'replace(find("03.1"), ranks=(3,), timeout_s=1.5)', 'replace(find("03.2"), ranks=(3,))'
 WITNESS = "/tmp/a-student-was-here"
+STUB = "raise NotImplementedError"
 
 
-def first(body, head="def average_gradients(params, group):"):
+def first(body):
     """A notebook with this answer to the first exercise, and a right one to the second."""
-    return [SETUP, head + "\n    " + body.replace("\n", "\n    "), OTHER]
+    return [SETUP, an_answer(body), OTHER]
+
+
+def second(body, *above):
+    """A notebook with this answer to the second exercise, and a right one to the first."""
+    return [SETUP, *above, an_answer(body, "global_gradient(g, count, group)"), RIGHT]
 
 
 # Name -> cells, points of the first exercise (of 3), points of the second (of 2).
 HOSTILE = {
-    "right": (first("") and [SETUP, RIGHT, OTHER], 3, 2),
-    "untouched": (first("raise NotImplementedError"), 0, 2),
-    "sleeps": (first("time.sleep(10**6)"), 0, 2),
-    "loops": (first("while True: pass"), 0, 2),
-    "waits for a message": (first("comm.recv(params[0].grad, group, (group.rank + 1) % 3).wait()"), 0, 2),
-    "calls on one rank": (first("if group.rank == 0: comm.all_reduce(params[0].grad, group)"), 0, 2),
-    "raises on one rank": (first("if group.rank == 0: raise ValueError('a\\nb\\n' * 9)"), 0, 2),
-    "segfault": (first("import ctypes; ctypes.string_at(0)"), 0, 2),
-    "leaves": (first("os._exit(0)"), 0, 2),
-    "sys.exit": (first("sys.exit(0)"), 0, 2),
-    "prints for ever": (first("while True: print('x' * 10**6)"), 0, 2),
-    "prints a verdict": (first("print('PASS  03.1 average_gradients   3/3 points')"), 0, 2),
-    "a status on paper": (first("print('{\"status\": \"PASS\", \"points\": 3}')"), 0, 2),
-    "eats memory": (first("x = [bytearray(10**9) for _ in range(100)]"), 0, 2),
-    "fills memory": (first("x = [bytes([1]) * (3 * 10**9) for _ in range(9)] if group.rank == 0 else 0"), 0, 2),
-    "fork bomb": (first("while True:\n    try: os.fork()\n    except OSError: pass"), 0, 2),
-    "patches torch": (first("torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *a, **k: True"), 0, 2),
-    "patches arithmetic": (first("torch.Tensor.__sub__ = torch.Tensor.sub = lambda a, b: a * 0"), 0, 2),
-    "calls the reference": (
-        first("from course.exercises import e03_1_average_gradients as e\ne.average_gradients(params, group)"), 0, 2,
-    ),
-    "patches the judge": (
-        first("import course.check as c, course.check.judge as j\nj.same = c.verdict = lambda *a: True"), 0, 2,
-    ),
-    "def check": ([SETUP, "def check(*a, **k): pass", *first("pass")[1:]], 0, 2),
-    "environment": (["import os\nos.environ['CHECK_STRICT'] = '0'", *first("os.environ['CHECK_STRICT'] = '0'")], 0, 2),
-    "writes elsewhere": (
-        first(f"for f in ('{WITNESS}', '/etc/x', '{ROOT}/x'):\n    try: open(f, 'w').write('1')\n"
-              "    except OSError: pass"), 0, 2,
-    ),
-    "pipes for files": (
-        first("import tempfile\nfor where, _, names in os.walk(tempfile.gettempdir()):\n    for name in names:\n"
-              "        try: os.remove(f'{where}/{name}'); os.mkfifo(f'{where}/{name}')\n"
-              "        except OSError: pass"), 0, 2,
-    ),
-    "stops its parent": (first("import signal\nos.kill(os.getppid(), signal.SIGSTOP); time.sleep(99)"), 0, 2),
-    "stops its parent, which is to be sent much": (
-        ["# " + "x" * 10**6, *first("import signal\nos.kill(os.getppid(), signal.SIGSTOP)")], 0, 2,
-    ),
-    "half a letter": (first("raise ValueError('\\ud800')"), 0, 2),
-    "kills its parent": (first("os.kill(os.getppid(), 9); time.sleep(9)"), 0, 2),
-    "kills all": (first("os.kill(-1, 9); time.sleep(9)"), 0, 2),
-    "leaves a daemon": (
-        first("if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(999)\n    os._exit(0)"), 0, 2,
-    ),
-    "many who ignore": (
-        first("import signal\nfor _ in range(50):\n    if os.fork() == 0:\n"
-              "        os.setsid(); signal.signal(15, signal.SIG_IGN); time.sleep(999)"), 0, 2,
-    ),
-    "a class that runs code": (
-        [
-            SETUP,
-            f"class Odd:\n    def __reduce__(self): return os.system, ('touch {WITNESS}',)",
-            "def global_gradient(g, count, group):\n    return Odd()",
-            RIGHT,
-        ], 3, 0,
-    ),
-    "800 MB": ([SETUP, "def global_gradient(g, count, group):\n    return torch.zeros(10**8).double()", RIGHT], 3, 0),
-    "a sparse tensor": ([SETUP, "def global_gradient(g, count, group):\n    return g.to_sparse()", RIGHT], 3, 0),
-    "a meta tensor": ([SETUP, "def global_gradient(g, count, group):\n    return g.to('meta')", RIGHT], 3, 0),
-    "a large number": ([SETUP, "def global_gradient(g, count, group):\n    return 10**5000", RIGHT], 3, 0),
-    "lists in lists": (
-        [SETUP, "def global_gradient(g, count, group):\n    x = [g]\n    x.append(x)\n    return x", RIGHT], 3, 0,
-    ),
-    "fills the disk": (
-        first("import tempfile\nfor where in ('/tmp', '/var/tmp', '/dev/shm', tempfile.gettempdir()):\n"
-              "    for i in range(99):\n"
-              "        with open(f'{where}/{group.rank}-{i}', 'wb') as file: file.write(bytes(10**8))"), 0, 2,
-    ),
-    "much code": ([SETUP, *["x = 1\n" * 10**5] * 2, RIGHT, OTHER], 0, 0),
-    "infinite": ([SETUP, "def global_gradient(g, count, group):\n    return g * float('inf')", RIGHT], 3, 0),
-    "nan": ([SETUP, "def global_gradient(g, count, group):\n    return g * float('nan')", RIGHT], 3, 0),
-    "a lying tensor": (
-        [
-            SETUP,
+    name: (first(body), 0, 2)
+    for name, body in {
+        "untouched": STUB,
+        "sleeps": "time.sleep(10**6)",
+        "loops": "while True: pass",
+        "waits for a message": "comm.recv(params[0].grad, group, (group.rank + 1) % 3).wait()",
+        "calls on one rank": "if group.rank == 0: comm.all_reduce(params[0].grad, group)",
+        "raises on one rank": "if group.rank == 0: raise ValueError('a\\nb\\n' * 9)",
+        "segfault": "import ctypes; ctypes.string_at(0)",
+        "leaves": "os._exit(0)",
+        "sys.exit": "sys.exit(0)",
+        "prints for ever": "while True: print('x' * 10**6)",
+        "prints a verdict": "print('PASS  03.1 average_gradients   3/3 points')",
+        "a status on paper": 'print(\'{"status": "PASS", "points": 3}\')',
+        "eats memory": "x = [bytearray(10**9) for _ in range(100)]",
+        "fills memory": "x = [bytes([1]) * (3 * 10**9) for _ in range(9)] if group.rank == 0 else 0",
+        "fork bomb": "while True:\n    try: os.fork()\n    except OSError: pass",
+        "patches torch": "torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *a, **k: True",
+        "patches arithmetic": "torch.Tensor.__sub__ = torch.Tensor.sub = lambda a, b: a * 0",
+        "calls the reference": "from course.exercises import e03_1_average_gradients as e\n"
+        "e.average_gradients(params, group)",
+        "patches the judge": "import course.check as c, course.check.judge as j\nj.same = c.verdict = lambda *a: True",
+        "writes elsewhere": f"for f in ('{WITNESS}', '/etc/x', '{ROOT}/x'):\n    try: open(f, 'w').write('1')\n"
+        "    except OSError: pass",
+        "pipes for files": "import tempfile\nfor where, _, names in os.walk(tempfile.gettempdir()):\n"
+        "    for name in names:\n        try: os.remove(f'{where}/{name}'); os.mkfifo(f'{where}/{name}')\n"
+        "        except OSError: pass",
+        "stops its parent": "import signal\nos.kill(os.getppid(), signal.SIGSTOP); time.sleep(99)",
+        "half a letter": "raise ValueError('\\ud800')",
+        "kills its parent": "os.kill(os.getppid(), 9); time.sleep(9)",
+        "kills all": "os.kill(-1, 9); time.sleep(9)",
+        "leaves a daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(999)\n"
+        "    os._exit(0)",
+        "many who ignore": "import signal\nfor _ in range(50):\n    if os.fork() == 0:\n"
+        "        os.setsid(); signal.signal(15, signal.SIG_IGN); time.sleep(999)",
+        "fills the disk": "import tempfile\nfor where in ('/tmp', '/var/tmp', '/dev/shm', tempfile.gettempdir()):\n"
+        "    for i in range(99):\n"
+        "        with open(f'{where}/{group.rank}-{i}', 'wb') as file: file.write(bytes(10**8))",
+        "input": "input()",
+        "numbers by heart": "for p in params:\n    if p.grad is not None: p.grad = torch.ones_like(p)",
+    }.items()
+}
+HOSTILE |= {
+    name: (second(f"return {result}", *above), 3, 0)
+    for name, (result, *above) in {
+        "a class that runs code": (
+            "Odd()", f"class Odd:\n    def __reduce__(self): return os.system, ('touch {WITNESS}',)"
+        ),
+        "800 MB": ("torch.zeros(10**8).double()",),
+        "a sparse tensor": ("g.to_sparse()",),
+        "a meta tensor": ("g.to('meta')",),
+        "a large number": ("10**5000",),
+        "lists in lists": ("(x := [g], x.append(x))[0]",),
+        "infinite": ("g * float('inf')",),
+        "nan": ("g * float('nan')",),
+        "a lying tensor": (
+            "g.as_subclass(Liar)",
             "class Liar(torch.Tensor):\n    def __eq__(self, other): return True\n"
             "    def allclose(self, *a, **k): return True\n"
             "    @classmethod\n    def __torch_function__(cls, f, t, a=(), k=None): return True",
-            "def global_gradient(g, count, group):\n    return g.as_subclass(Liar)",
-            RIGHT,
-        ], 3, 0,
+        ),
+    }.items()
+}  # fmt: skip
+HOSTILE |= {
+    "right": ([SETUP, RIGHT, OTHER], 3, 2),
+    "def check": ([SETUP, "def check(*a, **k): pass", *first("pass")[1:]], 0, 2),
+    "environment": (["import os\nos.environ['CHECK_STRICT'] = '0'", *first("os.environ['CHECK_STRICT'] = '0'")], 0, 2),
+    "stops its parent, which is to be sent much": (
+        ["# " + "x" * 10**6, *first("import signal\nos.kill(os.getppid(), signal.SIGSTOP)")], 0, 2,
     ),
-    "input": (first("input()"), 0, 2),
+    "much code": ([SETUP, *["x = 1\n" * 10**5] * 2, RIGHT, OTHER], 0, 0),
     "the network": (  # right, unless it gets through
         first("import socket\ntry: socket.create_connection(('127.0.0.1', PORT), 1)\n"
               "except OSError: right(params, group)")
@@ -157,7 +149,6 @@ HOSTILE = {
             {"source": "check = print\ncheck('03.1', average_gradients)", "metadata": {"nbgrader": {"points": 99}}},
         ], 0, 2,
     ),
-    "numbers by heart": (first("for p in params:\n    if p.grad is not None: p.grad = torch.ones_like(p)"), 0, 2),
     "a shell in a cell": ([SETUP, "!rm -rf /", "%%bash\nrm -rf /", "os.system('rm -rf /')", RIGHT, OTHER], 3, 2),
     "a loop at top level": (["while True: pass", SETUP, RIGHT, OTHER], 3, 2),
     "a cell that does not parse": ([SETUP, "def average_gradients(:", OTHER], 0, 2),
@@ -181,70 +172,47 @@ HOSTILE = {
 }  # fmt: skip
 
 
-def write_notebook(path, cells):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    cells = [cell if isinstance(cell, dict) else {"source": cell} for cell in cells]
-    cells = [{"cell_type": "code", "metadata": {}} | cell for cell in cells]
-    path.write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}))
+def sparse(path):
+    path.touch()
+    os.truncate(path, 10 * 2**30)
 
 
-def broken_files(folder):
-    """Files that are no notebook; whoever handed them in has 0 points, and a note says why."""
-    for name, raw in {
-        "garbage": os.urandom(999),
-        "empty": b"",
-        "a list": b"[1, 2]",
-        "brackets": b"[" * 100_000,
-    }.items():
-        (folder / name).mkdir()
-        (folder / name / "a.ipynb").write_bytes(raw)
-    (folder / "odd cells").mkdir()
-    (folder / "odd cells" / "a.ipynb").write_text(
-        '{"cells": [null, 3, {"cell_type": "code", "source": [1, null]}, {}]}'
-    )
-    (folder / "no file").mkdir()
-    (folder / "link").mkdir()
-    (folder / "link" / "a.ipynb").symlink_to("/etc/passwd")
-    (folder / "fifo").mkdir()
-    os.mkfifo(folder / "fifo" / "a.ipynb")
-    (folder / "sparse").mkdir()
-    with open(folder / "sparse" / "a.ipynb", "wb") as file:
-        file.truncate(10 * 2**30)
-    os.mkdir(os.fsencode(folder) + b"/\xff\xfe")
-    (folder / "a script").mkdir()
-    (folder / "a script" / "hw.py").write_text(RIGHT)
-    (folder / "zipped").mkdir()
-    (folder / "zipped" / "hw.zip").write_bytes(b"PK")
-    return {
-        "garbage": "not JSON", "empty": "not JSON", "a list": "no list of cells", "brackets": "not JSON",
-        "odd cells": "",
-        "no file": "nothing was handed in", "link": "not a plain file", "fifo": "not a plain file",
-        "sparse": "too large", "\\udcff\\udcfe": "nothing was handed in", "a script": "hw.py: no notebook",
-        "zipped": "REVIEW: unzip hw.zip, and grade again",
-    }  # fmt: skip
-
-
-NOTHING_THERE = "no file", "\\udcff\\udcfe", "a script", "zipped"
+# Files that are no notebook: name of the student, of the file, what it is, and what a note must say.
+BROKEN = [
+    ("garbage", "a.ipynb", os.urandom(999), "not JSON"),
+    ("empty", "a.ipynb", b"", "not JSON"),
+    ("a list", "a.ipynb", b"[1, 2]", "no list of cells"),
+    ("brackets", "a.ipynb", b"[" * 100_000, "not JSON"),
+    ("odd cells", "a.ipynb", b'{"cells": [null, 3, {"cell_type": "code", "source": [1, null]}, {}]}', ""),
+    ("link", "a.ipynb", lambda path: path.symlink_to("/etc/passwd"), "not a plain file"),
+    ("fifo", "a.ipynb", os.mkfifo, "not a plain file"),
+    ("sparse", "a.ipynb", sparse, "too large"),
+    ("no file", "", None, "nothing was handed in"),
+    (os.fsdecode(b"\xff\xfe"), "", None, "nothing was handed in"),
+    ("a script", "hw.py", RIGHT.encode(), "hw.py: no notebook"),
+    ("zipped", "hw.zip", b"PK", "REVIEW: unzip hw.zip, and grade again"),
+]
 
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     """All of them in one run, two at a time; student -> JSON."""
-    folder = tmp_path_factory.mktemp("grading")
-    submissions = folder / "submissions"
-    submissions.mkdir()
-    broken_files(submissions)
-    write_notebook(Path(os.fsdecode(os.fsencode(submissions) + b"/\xfe\xff")) / "\udcff.ipynb", [SETUP, RIGHT, OTHER])
-    (folder / "cases.py").write_text(CASES)
-    (folder / "hw.json").write_text(json.dumps(ASKED))
-    args = [str(folder / "hw.json"), str(submissions), "--out", str(folder / "grades"), "--jobs", "2"]
+    course = Course(tmp_path_factory.mktemp("grading"))
+    course.has_cases(*CASES)
+    for name, file, made, _ in BROKEN:
+        (course.submissions / name).mkdir()
+        if callable(made):
+            made(course.submissions / name / file)
+        elif file:
+            (course.submissions / name / file).write_bytes(made)
+    course.hands_in(os.fsdecode(b"\xfe\xff"), SETUP, RIGHT, OTHER, file="\udcff.ipynb")
     with socket.create_server(("127.0.0.1", 0)) as listens:
         port = str(listens.getsockname()[1])
         for name, (cells, *_) in HOSTILE.items():
             cells = [cell if isinstance(cell, dict) else cell.replace("PORT", port) for cell in cells]
-            write_notebook(submissions / name / "03.ipynb", cells)
-        assert main([*args, "--cases", str(folder / "cases.py")]) == 0
-    found = [json.loads(path.read_text()) for path in (folder / "grades" / "students").glob("*.json")]
+            course.hands_in(name, *cells)
+        assert main(course.command("--jobs", "2")) == 0
+    found = [json.loads(path.read_text()) for path in (course.grades / "students").glob("*.json")]
     return {given["student"]: given for given in found}
 
 
@@ -272,10 +240,11 @@ def test_points_are_as_they_should_be(graded, name):
 
 
 @of_fifty
-def test_what_is_no_notebook_costs_its_student_alone(graded, tmp_path):
-    for name, note in broken_files(tmp_path).items():
-        assert points(graded[name]) == (0, 0) and note in " ".join(graded[name]["notes"]), graded[name]
-        assert {r["status"] for r in graded[name]["results"]} == {"MISSING" if name in NOTHING_THERE else "BLOCKED"}
+def test_what_is_no_notebook_costs_its_student_alone(graded):
+    for name, file, _, note in BROKEN:
+        given = graded[ascii(name)[1:-1]]
+        assert points(given) == (0, 0) and note in " ".join(given["notes"]), given
+        assert {r["status"] for r in given["results"]} == {"BLOCKED" if file == "a.ipynb" else "MISSING"}
     assert points(graded["\\udcfe\\udcff"]) == (3, 2)
 
 
@@ -293,7 +262,7 @@ def test_what_went_wrong_is_told_apart(graded):
     assert said["a cell that does not parse"]["status"] == "BLOCKED"
     assert "does not parse" in graded["a cell that does not parse"]["notes"][0]
     assert "endless loop" in said["loops"]["hint"] and "did not call it" in said["calls on one rank"]["hint"]
-    assert "reaches" not in str(graded["right"]["notes"]) and graded["right"]["notes"] == []
+    assert graded["right"]["notes"] == [] and {r["hidden"] for r in graded["right"]["results"]} == {False}
     assert "REVIEW: course in 03.ipynb" in graded["patches the judge"]["notes"]
     assert "REVIEW: ctypes in 03.ipynb" in graded["segfault"]["notes"]
     assert "REVIEW: course in 03.ipynb" in graded["calls the reference"]["notes"]
@@ -305,20 +274,13 @@ def test_what_went_wrong_is_told_apart(graded):
     assert "\\ud800" in said["half a letter"]["hint"]
     for name in ("stops its parent", "stops its parent, which is to be sent much"):
         assert said[name]["hint"].startswith("Your function returned nothing within"), said[name]
-    hidden = {r["hidden"] for r in graded["right"]["results"]}
-    assert hidden == {False}
 
 
 @needs_view
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_home_that_is_closed_to_others(allowed, monkeypatch):
+def test_a_home_that_is_closed_to_others(allowed, open_folder, monkeypatch):
     """Python in it can be read, nothing else; where the system allows no such view, the folder is named."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # closed to others, in a folder that is not
-        try_to_read(Path(home), allowed, monkeypatch)
-
-
-def try_to_read(home, allowed, monkeypatch):
-    below = home / "python" / "lib"
+    home, below = open_folder, open_folder / "python" / "lib"
     below.mkdir(parents=True)
     for path in (below / "os.py", home / "secret"):
         path.write_text("x")
@@ -335,37 +297,34 @@ def try_to_read(home, allowed, monkeypatch):
 
 
 @needs_jail
-def test_a_folder_that_a_classmates_code_could_read(tmp_path):
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        (Path(folder) / "ann").mkdir()
-        User(USER).check(Path(folder))
-        os.chmod(folder, 0o755)
-        with pytest.raises(JailError, match=f"could read {folder}, and copy a classmate's answer: chmod 700"):
-            User(USER).check(Path(folder))
+def test_a_folder_that_a_classmates_code_could_read(open_folder):
+    (open_folder / "ann").mkdir()
+    User(USER).check(open_folder)
+    open_folder.chmod(0o755)
+    with pytest.raises(JailError, match=f"could read {open_folder}, and copy a classmate's answer: chmod 700"):
+        User(USER).check(open_folder)
 
 
 @needs_jail
 def test_hidden_cases_that_students_code_could_read_are_refused_before_python_caches_them(
-    tmp_path, capsys, monkeypatch
+    tmp_path, open_folder, capsys, monkeypatch
 ):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    (tmp_path / "hw.json").write_text(json.dumps(ASKED))
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        os.chmod(folder, 0o755)
-        cases = Path(folder, "cases.py")
-        cases.write_text(CASES)
-        cases.chmod(0o644)
-        args = [str(tmp_path / "hw.json"), str(tmp_path), "--cases", str(cases), "--out", str(tmp_path / "grades")]
-        assert main(args) == 2 and f"{cases}: chmod 600 that file" in capsys.readouterr().err
-        assert list(Path(folder).iterdir()) == [cases]
-        cases.chmod(0o600)
+    course, cases = Course(tmp_path), open_folder / "cases.py"
+    open_folder.chmod(0o755)
+    cases.write_text("EXERCISES = []")
+    cases.chmod(0o644)
+    assert main(course.command("--cases", str(cases))) == 2
+    assert f"{cases}: chmod 600 that file" in capsys.readouterr().err
+    assert list(open_folder.iterdir()) == [cases]
+    cases.chmod(0o600)
+    User(USER).check(tmp_path, str(cases))
+    read_assignment(str(tmp_path / "hw.json"), str(cases))
+    (cached,) = (open_folder / "__pycache__").iterdir()
+    User(USER).check(tmp_path, str(cases))
+    cached.chmod(0o644)
+    with pytest.raises(JailError, match=f"{cached}: chmod 600"):
         User(USER).check(tmp_path, str(cases))
-        read_assignment(str(tmp_path / "hw.json"), str(cases))
-        (cached,) = Path(folder, "__pycache__").iterdir()
-        User(USER).check(tmp_path, str(cases))
-        cached.chmod(0o644)
-        with pytest.raises(JailError, match=f"{cached}: chmod 600"):
-            User(USER).check(tmp_path, str(cases))
 
 
 # ---- one run after another ------------------------------------------------------------------------------------------
@@ -373,87 +332,69 @@ def test_hidden_cases_that_students_code_could_read_are_refused_before_python_ca
 
 @pytest.fixture
 def course(tmp_path):
-    write_notebook(tmp_path / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT])
-    write_notebook(tmp_path / "submissions" / "=ben" / "03.ipynb", [SETUP, RIGHT.replace(', op="mean"', "")])
-    (tmp_path / "cases.py").write_text(CASES.replace("(3,)", "(3, 5)"))
-    by_hand = {"why": {"points": 5, "question": "Why?"}}
-    asked = ASKED | {"due": "2027-03-01T12:00:00+00:00", "late": {"percent_per_day": 10, "max_days": 2}}
-    (tmp_path / "hw.json").write_text(json.dumps(asked | {"by_hand": by_hand, "exercises": {"03.1": 4}}))
-    return tmp_path
+    """A homework of 03.1, with a hidden case, a question, a due date, and two students."""
+    late = {"due": "2027-03-01T12:00:00+00:00", "late": {"percent_per_day": 10, "max_days": 2}}
+    course = Course(tmp_path, **late, by_hand={"why": {"points": 5, "question": "Why?"}}, exercises={"03.1": 4})
+    course.has_cases(CASES[0].replace("(3,)", "(3, 5)"))
+    course.hands_in("ann", SETUP, RIGHT)
+    course.hands_in("=ben", SETUP, WRONG)
+    return course
 
 
-def arguments(course, *more):
-    folders = [str(course / "submissions"), "--out", str(course / "grades")]
-    return [str(course / "hw.json"), *folders, "--trust", "--cases", str(course / "cases.py"), *more]
-
-
-def grade_course(course, *more):
-    code = main(arguments(course, *more))
-    with open(course / "grades" / "grades.csv", newline="", encoding="utf-8-sig") as file:
-        return code, {row["student"]: row for row in csv.DictReader(file)}
+def times_of(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def test_a_course(course, capsys):
-    (course / "roster.txt").write_text("ann\n=ben\ncarl\ndora\n")
-    (course / "times.csv").write_text("student,time\nann,2027-03-02T13:00:00+00:00\n=ben,2027-03-01T11:00:00+00:00\n")
-    more = ["--roster", str(course / "roster.txt"), "--times", str(course / "times.csv")]
-    code, rows = grade_course(course, *more)
-    assert code == 0 and [*rows] == ["'=ben", "ann", "carl", "dora"]
+    tables = {
+        "roster": "ann\n=ben\ncarl\ndora\n",
+        "times": "student,time\nann,2027-03-02T13:00:00+00:00\n=ben,2027-03-01T11:00:00+00:00\n",
+    }
+    rows = course.rows(**tables)
+    assert [*rows] == ["'=ben", "ann", "carl", "dora"]
     assert (rows["ann"]["raw"], rows["ann"]["days_late"], float(rows["ann"]["score"])) == ("4.0", "2", 3.2)
     assert rows["'=ben"]["score"] == rows["carl"]["score"] == "0.0"
     assert "nothing was handed in" in rows["carl"]["look at it because"]
     out = capsys.readouterr().out
-    assert (
-        "03.1 average_gradients: 1 all, 0 some, 3 none (2 not defined)\n" in out
-        and "you summed and did not divide" in out
-    )
+    assert "03.1 average_gradients: 1 all, 0 some, 3 none (2 not defined)\n" in out
+    assert "you summed and did not divide" in out
 
-    given = json.loads((course / "grades" / "students" / "ann.json").read_text())
+    given = course.given("ann")
     assert [(r["case"], r["hidden"]) for r in given["results"]] == [("3 ranks", False), ("5 ranks", True)]
     seen = gradescope(given)["tests"]
     assert [t["visibility"] for t in seen] == ["visible", "after_published"]
     assert sum(t["score"] for t in seen) == pytest.approx(3.2) == gradescope(given)["score"]
 
     # Points for words are entered by a person, and stay; nobody is graded twice.
-    by_hand = course / "grades" / "by_hand.csv"
-    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
-    before = {path: path.stat().st_mtime_ns for path in (course / "grades" / "students").iterdir()}
-    code, rows = grade_course(course, *more)
-    assert (code, float(rows["ann"]["score"]), rows["ann"]["why"]) == (0, 3.2 + 5 * 0.8, "5.0")
-    assert before == {path: path.stat().st_mtime_ns for path in (course / "grades" / "students").iterdir()}
+    course.enter("ann,why,,5,", "ann,why,5,5,")
+    before = times_of(course.grades / "students")
+    row = course.rows(**tables)["ann"]
+    assert (float(row["score"]), row["why"]) == (3.2 + 5 * 0.8, "5.0")
+    assert before == times_of(course.grades / "students")
 
     # What a person enters must be a number.
-    by_hand.write_text(by_hand.read_text().replace("ann,why,5.0,", "ann,why,two,"))
-    assert main(arguments(course, *more)) == 2 and "'two' is no number of points" in capsys.readouterr().err
-    by_hand.write_text(by_hand.read_text().replace("ann,why,two,", "ann,why,5,"))
+    course.enter("ann,why,5.0,", "ann,why,two,")
+    assert course.grade(**tables) == 2 and "'two' is no number of points" in capsys.readouterr().err
+    course.enter("ann,why,two,", "ann,why,5,")
 
-    # Another day, another number of points: everybody is graded again.
-    assert grade_course(course)[1]["ann"]["score"] == "9.0"
-    asked = json.loads((course / "hw.json").read_text())
-    (course / "hw.json").write_text(json.dumps(asked | {"exercises": {"03.1": 2}}))
-    assert grade_course(course)[1]["ann"]["raw"] == "2.0"
-    (course / "hw.json").write_text(json.dumps(asked))
-    (course / "cases.py").write_text(CASES.replace("(3,)", "(3, 4)"))
-    grade_course(course)
-    assert "4 ranks" in (course / "grades" / "students" / "ann.json").read_text()
-
-    # Another submission is graded again.
-    write_notebook(course / "submissions" / "=ben" / "03.ipynb", [SETUP, RIGHT])
-    assert grade_course(course, *more)[1]["'=ben"]["score"] == "4.0"
+    # Another day, another number of points, another case, another submission: it is graded again.
+    assert course.rows()["ann"]["score"] == "9.0"
+    course.asks(exercises={"03.1": 2})
+    assert course.rows()["ann"]["raw"] == "2.0"
+    course.asks(exercises={"03.1": 4})
+    course.has_cases(CASES[0].replace("(3,)", "(3, 4)"))
+    course.rows()
+    assert "4 ranks" in str(course.given("ann"))
+    course.hands_in("=ben", SETUP, RIGHT)
+    assert course.rows(**tables)["'=ben"]["score"] == "4.0"
 
 
 def test_an_exercise_in_parts_gives_points_for_each(tmp_path):
-    write_notebook(
-        tmp_path / "submissions" / "ann" / "10.ipynb", ["def missing_calls():\n    return '1SEND_F3', '0RECV_F0'"]
-    )
-    (tmp_path / "hw.json").write_text(json.dumps({"id": "hw", "title": "Homework", "exercises": {"10.3": 4}}))
-    args = [str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(tmp_path / "grades"), "--trust"]
-    assert main(args) == 0
-    given = json.loads((tmp_path / "grades" / "students" / "ann.json").read_text())
-    assert [(r["case"], r["status"], r["points"]) for r in given["results"]] == [
-        ("Report 1", "PASS", 2),
-        ("Report 2", "FAIL", 0),
-    ]
+    course = Course(tmp_path, exercises={"10.3": 4})
+    course.hands_in("ann", "def missing_calls():\n    return '1SEND_F3', '0RECV_F0'")
+    assert course.grade() == 0
+    found = [(r["case"], r["status"], r["points"]) for r in course.given("ann")["results"]]
+    assert found == [("Report 1", "PASS", 2), ("Report 2", "FAIL", 0)]
 
 
 GATHER = """def gather_shards(x):
@@ -472,113 +413,89 @@ IN_ROW = {
 
 
 def test_the_answer_to_another_row_gets_no_points(tmp_path):
-    (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}, "varied": ["02.4"]}))
+    course = Course(tmp_path, exercises={"02.4": 2}, varied=["02.4"])
     homework = read_assignment(str(tmp_path / "hw.json"))
     rows = {name: homework.row_of(name, "02.4") for name in ("ann", "ben", "cid", "dora", "eva")}
     assert {*rows.values()} == {*IN_ROW}, "change the names above"
     for name in rows:  # all have copied from ann
-        write_notebook(tmp_path / "submissions" / name / "02.ipynb", [SETUP, GATHER + IN_ROW[rows["ann"]]])
-    args = [str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(tmp_path / "grades"), "--trust"]
-    assert main(args) == 0
+        course.hands_in(name, SETUP, GATHER + IN_ROW[rows["ann"]], file="02.ipynb")
+    assert course.grade() == 0
     for name, row in rows.items():
-        given = json.loads((tmp_path / "grades" / "students" / f"{name}.json").read_text())
+        given = course.given(name)
         assert given["score"] == 2 * (row == rows["ann"]) and {r["row"] for r in given["results"]} == {row}
-        told = " ".join((tmp_path / "grades" / "feedback" / f"{name}.md").read_text().split())
+        told = " ".join(course.told(name).split())
         assert f"## 02.4 gather_shards, row {row}: " in told
         assert (f"This is right for row {rows['ann']}. You have row {row}: " in told) == (row != rows["ann"])
 
 
 def test_a_row_that_changed_after_the_release_is_noted_and_can_be_given(tmp_path, capsys):
     """The student's name was spelled differently then, or the teacher grades with the book's file."""
-    write_notebook(
-        tmp_path / "submissions" / "ann" / "02.ipynb",
-        [SETUP, GATHER + IN_ROW["A"], 'check("02.4", gather_shards, row="A")'],
-    )
+    course = Course(tmp_path, exercises={"02.4": 2})
+    course.hands_in("ann", SETUP, GATHER + IN_ROW["A"], 'check("02.4", gather_shards, row="A")', file="02.ipynb")
     for more, row in (({}, "-"), ({"varied": ["02.4"], "id": "other"}, "[BC]")):
-        (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}} | more))
-        out = tmp_path / f"grades {len(more)}"
-        again = [str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(out), "--trust"]
-        assert main(again) == 0
-        (note,) = json.loads((out / "students" / "ann.json").read_text())["notes"][:1]
+        course.asks(**more)
+        assert course.grade() == 0
+        note = course.given("ann")["notes"][0]
         assert re.match(f"REVIEW: 02.4 was handed out in row A and is graded in row {row}: did", note), note
-        assert "REVIEW" not in (out / "feedback" / "ann.md").read_text()
-    (tmp_path / "rows.csv").write_text("student,02.4\nann,A\n")  # of the release, with the name as it is now
-    assert main([*again, "--rows", str(tmp_path / "rows.csv")]) == 0
-    given = json.loads((out / "students" / "ann.json").read_text())
-    assert given["notes"] == [] and given["score"] == 2
+        assert "REVIEW" not in course.told("ann")
+    assert course.grade(rows="student,02.4\nann,A\n") == 0  # of the release, with the name as it is now
+    assert course.given("ann")["notes"] == [] and course.given("ann")["score"] == 2
     for text, words in (
         ("student,02.4\nann,D\n", "ann has row 'D' of 02.4, which has A, B, C"),
         ("student\nann\n", "has no column '02.4'"),
     ):
-        (tmp_path / "rows.csv").write_text(text)
-        assert main([*again, "--rows", str(tmp_path / "rows.csv")]) == 2
-        assert words in capsys.readouterr().err
+        assert course.grade(rows=text) == 2 and words in capsys.readouterr().err
 
 
 def test_a_misspelt_name_in_the_times_is_no_earlier_time(course, capsys):
-    (course / "times.csv").write_text("student,time\nanne,2027-03-02T13:00:00+00:00\n")
-    assert main(arguments(course, "--times", str(course / "times.csv"))) == 2
+    assert course.grade(times="student,time\nanne,2027-03-02T13:00:00+00:00\n") == 2
     assert "times.csv has a time for 'anne', who handed nothing in and is on no roster" in capsys.readouterr().err
-    (course / "times.csv").write_text("student,time\nann,2027-03-01T11:00:00+00:00\n")
-    rows = grade_course(course, "--times", str(course / "times.csv"))[1]
-    assert (
-        "has no time for it" in rows["'=ben"]["look at it because"]
-        and "time" not in rows["ann"]["look at it because"]
-    )
+    rows = course.rows(times="student,time\nann,2027-03-01T11:00:00+00:00\n")
+    assert "has no time for it" in rows["'=ben"]["look at it because"]
+    assert "time" not in rows["ann"]["look at it because"]
 
 
 @pytest.mark.parametrize(
     ("text", "words"), [("ann\nben\nann\n", "'ann' twice"), ("Student,ID,Section,hw1\n", "one name per line")]
 )
 def test_what_is_no_roster(course, text, words, capsys):
-    (course / "roster.txt").write_text(text)
-    assert main(arguments(course, "--roster", str(course / "roster.txt"))) == 2
-    assert words in capsys.readouterr().err
-    (course / "roster.txt").write_text("student\nann\n=ben\n")
-    assert [*grade_course(course, "--roster", str(course / "roster.txt"))[1]] == ["'=ben", "ann"]
+    assert course.grade(roster=text) == 2 and words in capsys.readouterr().err
+
+
+def test_who_is_not_on_the_roster(course):
+    rows = course.rows(roster="\ufeffstudent\nann\n")
+    assert [*rows] == ["'=ben", "ann"] and "not on the roster" in rows["'=ben"]["look at it because"]
+    assert "roster" not in rows["ann"]["look at it because"]
 
 
 def test_an_answer_in_words_may_be_in_a_cell_of_its_own(tmp_path):
     """A student leaves the cell for the answer as it is, and writes below it; another deletes it."""
-    asked, stub = "**why** (5 points). Why?", {"nbgrader": {"grade_id": "why", "solution": True}}
+    stub = {"nbgrader": {"grade_id": "why", "solution": True}}
 
     def read(*cells):
         cells = [{"cell_type": "markdown", "source": text, "metadata": about} for text, about in cells]
         (tmp_path / "hw.ipynb").write_text(json.dumps({"cells": cells}))
         return read_notebook(str(tmp_path / "hw.ipynb")).texts.get("why")
 
-    end = ("## Your progress", {})
-    assert read((asked, {}), ("*Your answer.*", stub), end) == ""
-    assert (
-        read((asked, {}), ("*Your answer.*", stub), ("Because.", {}), ("And so.", {}), end) == "Because.\n\nAnd so."
-    )
-    assert read((asked, {}), ("Because.", {}), end) == read((asked, {}), ("Because.", stub), end) == "Because."
-    assert read((asked, {}), end) is None, "the grader notes that there is no cell for it"
+    asked, untouched, end = (WHY, {}), ("*Your answer.*", stub), ("## Your progress", {})
+    assert read(asked, untouched, end) == ""
+    assert read(asked, untouched, ("Because.", {}), ("And so.", {}), end) == "Because.\n\nAnd so."
+    assert read(asked, ("Because.", {}), end) == read(asked, ("Because.", stub), end) == "Because."
+    assert read(asked, end) is None, "the grader notes that there is no cell for it"
 
 
 def test_hidden_cases_of_a_varied_exercise_are_those_of_its_variants(tmp_path):
-    (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"02.4": 2}, "varied": ["02.4"]}))
-    begin = "from dataclasses import replace\nfrom course.check import find\ne = find('02.4')\n"
-    (tmp_path / "cases.py").write_text(f"{begin}EXERCISES = [replace(e, ranks=(3, 5))]")
-    with pytest.raises(AssignmentError, match="its hidden cases are not those of its variants"):
-        read_assignment(str(tmp_path / "hw.json"), str(tmp_path / "cases.py"))
-    both = "tuple(replace(one, ranks=(3, 5)) for one in e.variants)"
-    (tmp_path / "cases.py").write_text(f"{begin}EXERCISES = [replace(e, ranks=(3, 5), variants={both})]")
-    (exercise,) = read_assignment(str(tmp_path / "hw.json"), str(tmp_path / "cases.py")).of("ann").exercises
-    assert exercise.row and exercise.ranks == (3, 5) and hidden_ranks(exercise) == {5}
-
-
-def test_a_long_answer_in_words_can_be_graded(course):
-    """A picture was pasted into it."""
-    marks = {"nbgrader": {"grade_id": "why", "solution": True}}
-    write_notebook(
-        course / "submissions" / "ann" / "words.ipynb",
-        [{"cell_type": "markdown", "metadata": marks, "source": "x" * 200_000}],
+    course, paths = (
+        Course(tmp_path, exercises={"02.4": 2}, varied=["02.4"]),
+        (tmp_path / "hw.json", tmp_path / "cases.py"),
     )
-    grade_course(course)
-    by_hand = course / "grades" / "by_hand.csv"
-    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
-    assert grade_course(course)[1]["ann"]["score"] == "9.0"
+    course.has_cases("replace(find('02.4'), ranks=(3, 5))")
+    with pytest.raises(AssignmentError, match="its hidden cases are not those of its variants"):
+        read_assignment(*map(str, paths))
+    both = "variants=tuple(replace(one, ranks=(3, 5)) for one in find('02.4').variants)"
+    course.has_cases(f"replace(find('02.4'), ranks=(3, 5), {both})")
+    (exercise,) = read_assignment(*map(str, paths)).of("ann").exercises
+    assert exercise.row and exercise.ranks == (3, 5) and hidden_ranks(exercise) == {5}
 
 
 def test_where_grading_itself_fails_nobody_is_lost(course, monkeypatch, capsys):
@@ -591,69 +508,50 @@ def test_where_grading_itself_fails_nobody_is_lost(course, monkeypatch, capsys):
         return true(submission)
 
     monkeypatch.setattr(Submission, "read", fails)
-    code, rows = grade_course(course)
-    assert code == 1 and rows["ann"]["look at it because"] == "could not be graded: OSError: the disk is gone"
+    rows = course.rows(code=1)
+    assert rows["ann"]["look at it because"] == "could not be graded: OSError: the disk is gone"
     assert "(1 not readable)" in capsys.readouterr().out
     monkeypatch.undo()
-    assert grade_course(course)[1]["ann"]["raw"] == "4.0"
+    assert course.rows()["ann"]["raw"] == "4.0"
 
 
 @pytest.mark.slow("a process of its own imports torch, and waits for a time limit")
 @pytest.mark.thorough("a process that imports torch")
 def test_what_is_interrupted_goes_on_where_it_was(course):
     for name in ("carl", "dora"):
-        write_notebook(course / "submissions" / name / "03.ipynb", first("time.sleep(10**6)"))
-    students = course / "grades" / "students"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "course.grade", *arguments(course)], cwd=ROOT, stderr=subprocess.PIPE
-    )
+        course.hands_in(name, *first("time.sleep(10**6)"))
+    students, command = course.grades / "students", [sys.executable, "-m", "course.grade", *course.command("--trust")]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
     until = time.monotonic() + 60
     while not (students / "ann.json").exists() and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    done = {path: path.stat().st_mtime_ns for path in students.iterdir()}
+    done = times_of(students)
     assert process.returncode != 0 and students / "ann.json" in done and students / "dora.json" not in done
-    assert [*grade_course(course)[1]] == ["'=ben", "ann", "carl", "dora"]
-    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert [*course.rows()] == ["'=ben", "ann", "carl", "dora"]
+    assert done.items() <= times_of(students).items()
 
 
 def test_a_container_without_root_needs_no_trust(course, monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    untrusted = [word for word in arguments(course) if word != "--trust"]
-    monkeypatch.setattr("course.grade.__main__.CONTAINER", (str(course / "no such file"),))
-    assert main(untrusted) == 2 and "only root can become one" in capsys.readouterr().err
-    monkeypatch.setattr("course.grade.__main__.CONTAINER", (str(course / "hw.json"),))
-    assert main(untrusted) == 0 and "no root in this container" in capsys.readouterr().err
-
-
-def test_two_notebooks_with_one_exercise(course):
-    write_notebook(course / "submissions" / "ann" / "04.ipynb", [SETUP, "def average_gradients(params, group): pass"])
-    code, rows = grade_course(course)
-    assert code == 0 and rows["ann"]["raw"] == "0.0"
-    assert "defined in 2 notebooks; 04.ipynb counts" in rows["ann"]["look at it because"]
+    monkeypatch.setattr("course.grade.__main__.CONTAINER", (str(course.folder / "no such file"),))
+    assert main(course.command()) == 2 and "only root can become one" in capsys.readouterr().err
+    monkeypatch.setattr("course.grade.__main__.CONTAINER", (str(course.folder / "hw.json"),))
+    assert main(course.command()) == 0 and "no root in this container" in capsys.readouterr().err
 
 
 def test_what_a_chapter_defines_is_no_answer(course):
     """Who hands in the whole handout, with nothing done: chapters have functions with the names of some answers."""
-    write_notebook(course / "submissions" / "dora" / "exercises" / "03.ipynb", first("raise NotImplementedError"))
-    write_notebook(course / "submissions" / "dora" / "chapters" / "03.ipynb", [SETUP, RIGHT])
-    assert grade_course(course)[1]["dora"]["score"] == "0.0"
+    course.hands_in("dora", *first(STUB), file="exercises/03.ipynb")
+    course.hands_in("dora", SETUP, RIGHT, file="chapters/03.ipynb")
+    assert course.rows()["dora"]["score"] == "0.0"
 
 
 def test_an_untouched_copy_counts_for_nothing(course):
-    stub = first("raise NotImplementedError")[1]
-    write_notebook(course / "submissions" / "ann" / "04.ipynb", [SETUP, stub])
-    code, rows = grade_course(course)
-    assert code == 0 and rows["ann"]["raw"] == "4.0"
-    assert "defined in 2 notebooks; 03.ipynb counts" in rows["ann"]["look at it because"]
-
-
-def test_who_is_not_on_the_roster(course):
-    (course / "roster.csv").write_text("\ufeffann\n")
-    rows = grade_course(course, "--roster", str(course / "roster.csv"))[1]
-    assert "not on the roster" in rows["'=ben"]["look at it because"]
-    assert "roster" not in rows["ann"]["look at it because"]
+    course.hands_in("ann", SETUP, an_answer(STUB), file="04.ipynb")
+    row = course.rows()["ann"]
+    assert row["raw"] == "4.0" and "defined in 2 notebooks; 03.ipynb counts" in row["look at it because"]
 
 
 @pytest.mark.parametrize(
@@ -665,63 +563,55 @@ def test_who_is_not_on_the_roster(course):
     ],
 )
 def test_an_answer_in_the_cell_of_its_question_is_one(course, own, below, text):
-    cells = [{"cell_type": "markdown", "source": source} for source in (f"**why** (5 points). {own}", below)]
-    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, *cells])
-    assert grade_course(course)[0] == 0
-    given = json.loads((course / "grades" / "students" / "ann.json").read_text())
+    course.hands_in("ann", SETUP, RIGHT, *markdown(WHY.replace("Why?", own), below))
+    assert course.grade() == 0
+    given = course.given("ann")
     assert [asked["text"] for asked in given["by_hand"]] == [text] and given["notes"] == []
 
 
 def test_points_from_a_spreadsheet(course, capsys):
     """Excel writes a mark of the encoding, and in many countries semicolons and decimal commas."""
-    assert "no cell for question why" in grade_course(course)[1]["ann"]["look at it because"]
-    by_hand = course / "grades" / "by_hand.csv"
+    assert "no cell for question why" in course.rows()["ann"]["look at it because"]
     head = "student;question;points;max;text;row;model answer"
     for said, wanted in (("2,5", "6.5"), ("5", "9.0"), ("", "4.0")):
-        by_hand.write_text(f"\ufeff{head}\r\nann;why;{said};5;;;\r\n", newline="")
-        assert grade_course(course)[1]["ann"]["score"] == wanted
-    for said in ("5,5", "-1", "nan", "inf"):
-        by_hand.write_text(f"{head}\nann;why;{said};5;;;\n")
-        assert main(arguments(course)) == 2 and "write a number from 0 to 5" in capsys.readouterr().err
-    by_hand.write_text("student;question\nann;why\n")
-    assert main(arguments(course)) == 2 and "has no column 'points'" in capsys.readouterr().err
-    by_hand.write_bytes("student,question,points,text\nann,why,3,für\n".encode("latin-1"))
-    assert main(arguments(course)) == 2 and "save it as 'CSV UTF-8'" in capsys.readouterr().err
+        course.by_hand.write_text(f"\ufeff{head}\r\nann;why;{said};5;;;\r\n", newline="")
+        assert course.rows()["ann"]["score"] == wanted
+    for raw, words in (
+        *((f"{head}\nann;why;{said};5;;;\n", "write a number from 0 to 5") for said in ("5,5", "-1", "nan", "inf")),
+        ("student;question\nann;why\n", "has no column 'points'"),
+        ("student,question,points,text\nann,why,3,für\n".encode("latin-1"), "save it as 'CSV UTF-8'"),
+    ):
+        course.by_hand.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+        assert course.grade() == 2 and words in capsys.readouterr().err
 
 
 def test_points_for_an_answer_that_has_changed_are_looked_at_again(course):
     def answer(text):
-        cells = ["**why** (5 points). Why?", text]  # their metadata is lost
-        cells = [{"cell_type": "markdown", "source": cell} for cell in cells]
-        write_notebook(course / "submissions" / "ann" / "words.ipynb", cells)
-        return grade_course(course)[1]["ann"]
+        course.hands_in("ann", *markdown(WHY, text), file="words.ipynb")  # their metadata is lost
+        return course.rows()["ann"]
 
-    by_hand = course / "grades" / "by_hand.csv"
     answer("Because.")
-    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,Because.", "ann,why,4,5,Because."))
+    course.enter("ann,why,,5,Because.", "ann,why,4,5,Because.")
     assert "changed" not in answer("Because.")["look at it because"]
     for _ in range(2):  # until somebody says so
         row = answer("Or not.")
         assert "why: the answer changed" in row["look at it because"] and row["score"] == "8.0"
-    by_hand.write_text(by_hand.read_text().replace("the answer changed", ""))
+    course.enter("the answer changed", "")
     assert "changed" not in answer("Or not.")["look at it because"]
 
 
 def test_what_a_student_gets_back(course):
-    grade_course(course)
-    said = (course / "grades" / "feedback" / f"{Submission('=ben').file_name}.md").read_text()
+    course.rows()
+    said = course.told("=ben")
     assert "# Homework: =ben" in said and "**0 of 9 points**" in said and "why, in words: not graded yet" in said
     assert "[ ] 3 ranks" in said and "[ ] a hidden case" in said and "you summed and did not divide" in said
     assert "5 ranks" not in said
 
 
-def test_one_exercise_that_cannot_be_judged(course, monkeypatch, capsys):
+def test_one_exercise_that_cannot_be_judged(course, monkeypatch):
     """The others have their points, and the next run grades it again."""
-    from course.grade import grading
-
     true = grading.judge
-    hw = json.loads((course / "hw.json").read_text())
-    (course / "hw.json").write_text(json.dumps(hw | {"exercises": {"03.1": 4, "03.2": 2}}))
+    course.asks(exercises={"03.1": 4, "03.2": 2})
 
     def fails(exercise, *rest):
         if exercise.id == "03.2":
@@ -729,17 +619,16 @@ def test_one_exercise_that_cannot_be_judged(course, monkeypatch, capsys):
         return true(exercise, *rest)
 
     monkeypatch.setattr(grading, "judge", fails)
-    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, OTHER])
-    code, rows = grade_course(course)
-    assert (code, rows["ann"]["raw"]) == (1, "4.0")
-    assert "global_gradient could not be graded: JailError: the disk" in rows["ann"]["look at it because"]
+    course.hands_in("ann", SETUP, RIGHT, OTHER)
+    row = course.rows(code=1)["ann"]
+    assert row["raw"] == "4.0"
+    assert "global_gradient could not be graded: JailError: the disk" in row["look at it because"]
     monkeypatch.undo()
-    code, rows = grade_course(course)
-    assert (code, rows["ann"]["raw"]) == (0, "6.0")
+    assert course.rows()["ann"]["raw"] == "6.0"
 
 
 def test_a_repaired_exercise_is_graded_again(course, monkeypatch):
-    asked = read_assignment(str(course / "hw.json"))
+    asked = read_assignment(str(course.folder / "hw.json"))
     before = grade_main._fingerprint(asked, None)
     assert grade_main._fingerprint(asked, None) == before
     exercise = ROOT / "course" / "exercises" / "ch03" / "e03_1_average_gradients.py"
@@ -752,14 +641,14 @@ def test_a_repaired_exercise_is_graded_again(course, monkeypatch):
 def test_who_has_called_sudo_can_open_the_grades(course, monkeypatch):
     monkeypatch.setenv("SUDO_UID", "61234")
     monkeypatch.setenv("SUDO_GID", "61235")
-    grade_course(course)
-    made = [course / "grades", *(course / "grades").rglob("*")]
+    course.rows()
+    made = [course.grades, *course.grades.rglob("*")]
     assert len(made) > 7 and {(p.stat().st_uid, p.stat().st_gid) for p in made} == {(61234, 61235)}
 
 
 def test_hidden_cases_that_do_not_run_are_one_sentence(course, capsys):
-    (course / "cases.py").write_text("1 / 0")
-    assert main(arguments(course)) == 2
+    course.has_cases(before="1 / 0")
+    assert course.grade() == 2
     said = capsys.readouterr().err
     assert "cases.py cannot be run: ZeroDivisionError: division by zero" in said and said.count("\n") == 1
 
@@ -818,31 +707,33 @@ def test_what_is_packed_can_be_read():
 
 
 @needs_view
-def test_a_disk_of_its_own(tmp_path):
+def test_a_disk_of_its_own(open_folder):
     """Small, in memory, and gone with its process."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        inside = Path(folder) / "inside"
-        inside.mkdir()
+    inside = open_folder / "inside"
+    inside.mkdir()
 
-        def write(n_bytes):
-            sight.own_disk([folder], str(inside), USER, 2**20)
-            for place in (folder, inside):
-                (Path(place) / "x").write_bytes(bytes(n_bytes))
+    def write(n_bytes):
+        sight.own_disk([str(open_folder)], str(inside), USER, 2**20)
+        for place in (open_folder, inside):
+            (place / "x").write_bytes(bytes(n_bytes))
 
-        assert sight.in_child(lambda: write(2**19)) and not sight.in_child(lambda: write(2**21))
-        assert list(Path(folder).rglob("*")) == [inside]
+    assert sight.in_child(lambda: write(2**19)) and not sight.in_child(lambda: write(2**21))
+    assert list(open_folder.rglob("*")) == [inside]
 
 
 def test_names_of_canvas(tmp_path):
+    """Of several uploads of a student, the newest is the last, by Canvas' number."""
     for name in (
         "doeann_LATE_12345_678_hw-1.ipynb",
         "doeann_LATE_12345_679_other.ipynb",
-        "roeben_22_33_hw.ipynb",
+        "roeben_22_34_hw.ipynb",
+        "roeben_22_4_hw-1.ipynb",
+        "roeben_22_100_hw-2.ipynb",
         "kimminjun_7_1_hw.ipynb",
         "kimminjun_8_2_hw.ipynb",
         "own.ipynb",
     ):
-        write_notebook(tmp_path / name, [])
+        write_notebook(tmp_path / name)
     (tmp_path / "__MACOSX").mkdir()
     (tmp_path / "poecid_9_3_hw.pdf").write_text("")
     found = {s.student: s for s in find_submissions(str(tmp_path))}
@@ -850,6 +741,7 @@ def test_names_of_canvas(tmp_path):
     assert found["kimminjun_8"].canvas_id == "8" and found["poecid"].others == ("poecid_9_3_hw.pdf",)
     assert (found["doeann"].canvas_id, found["doeann"].marked_late, len(found["doeann"].paths)) == ("12345", True, 2)
     assert (found["roeben"].canvas_id, found["roeben"].marked_late) == ("22", False)
+    assert [path.name.split("_")[2] for path in found["roeben"].paths] == ["4", "34", "100"]
 
 
 def test_a_column_of_canvas(tmp_path):
@@ -862,11 +754,8 @@ def test_a_column_of_canvas(tmp_path):
         ["Poe, Cid", "23", "cid", "", ""],
     ]
     write_table(tmp_path / "export.csv", rows)
-    grades = [
-        {"student": "doeann", "canvas_id": "12345", "score": 4},
-        {"student": "roeben", "canvas_id": "", "score": 3.0},
-        {"student": "zoe", "canvas_id": "", "score": 1.0},
-    ]
+    people = {"doeann": "12345", "roeben": "", "zoe": ""}
+    grades = [{"student": name, "canvas_id": canvas_id} for name, canvas_id in people.items()]
     totals = {"doeann": 4.5, "roeben": 3.0, "zoe": 1}  # with points for words
     assert fill_canvas(str(tmp_path / "export.csv"), tmp_path / "new.csv", asked, grades, totals) == ["zoe"]
     filled = list(csv.reader(open(tmp_path / "new.csv", newline="")))
@@ -896,6 +785,7 @@ def test_a_day_late_is_a_day_begun():
     [
         ({"exercises": {"03.77": 1}}, "there is no exercise '03.77'"),
         ({"exercises": {"03.1": 0}}, "03.1 has 0 points"),
+        ({"exercises": {"03.1": 1.66667}}, "03.1 has 1.66667 points; write two decimals at most, such as 1.67"),
         ({"points": 3}, "it has an unknown key 'points'"),
         ({"varied": ["02.4"]}, "varied names 02.4, which is not one of its exercises"),
         ({"varied": ["03.1"]}, "varied names 03.1, which has no variants; in the book, 02.4, 04.1 have"),
@@ -914,11 +804,10 @@ def test_a_day_late_is_a_day_begun():
     ],
 )
 def test_what_is_no_assignment(tmp_path, changes, words, capsys):
-    (tmp_path / "hw.json").write_text(json.dumps(ASKED | changes))
+    course = Course(tmp_path, **changes)
     with pytest.raises(AssignmentError, match=words):
         read_assignment(str(tmp_path / "hw.json"))
-    assert main([str(tmp_path / "hw.json"), str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert course.grade() == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 def test_names_of_files_are_plain_and_differ():
@@ -970,13 +859,10 @@ def test_without_rights_there_must_be_trust():
 
 
 def test_the_solutions_have_all_points(tmp_path):
-    (tmp_path / "submissions" / "model").mkdir(parents=True)
-    shutil.copy(ROOT / "solutions" / "03_data_parallelism.ipynb", tmp_path / "submissions" / "model")
-    (tmp_path / "hw.json").write_text(json.dumps(ASKED))
-    assert (
-        main([str(tmp_path / "hw.json"), str(tmp_path / "submissions"), "--out", str(tmp_path / "g"), "--trust"]) == 0
-    )
-    assert json.loads((tmp_path / "g" / "students" / "model.json").read_text())["score"] == 5
+    course = Course(tmp_path)
+    (course.submissions / "model").mkdir()
+    shutil.copy(ROOT / "solutions" / "03_data_parallelism.ipynb", course.submissions / "model")
+    assert course.grade() == 0 and course.given("model")["score"] == 5
 
 
 # ---- what people read ---------------------------------------------------------------------------------------------
@@ -991,22 +877,16 @@ def is_seen(text):
 
 def test_no_letter_that_steers_a_terminal_reaches_a_teacher(course, capsys):
     """In names, answers, errors, and what is printed about them."""
-    cells = [{"cell_type": "markdown", "source": text} for text in ("**why** (5 points). Why?", ODD)]
-    wrong = first(f"raise ValueError({ODD!r})")
-    write_notebook(course / "submissions" / ODD / f"{ODD}.ipynb", [*wrong, "def (", *cells])
-    (course / "roster.txt").write_text(f"ann\n=ben\n{ODD[1:].replace(chr(13), '')}\n")
-    write_notebook(course / "submissions" / "<b>eve" / "03.ipynb", [SETUP])
-    code, rows = grade_course(course, "--roster", str(course / "roster.txt"))
-    files = [path for path in (course / "grades").rglob("*") if path.is_file()]
-    assert code == 0 and len(files) > 9 and SEEN in rows and SEEN[1:].replace("\\r", "") in rows
+    course.hands_in(ODD, *first(f"raise ValueError({ODD!r})"), "def (", *markdown(WHY, ODD), file=f"{ODD}.ipynb")
+    course.hands_in("<b>eve", SETUP)
+    rows = course.rows(roster=f"ann\n=ben\n{ODD[1:].replace(chr(13), '')}\n")
+    files = [path for path in course.grades.rglob("*") if path.is_file()]
+    assert len(files) > 9 and SEEN in rows and SEEN[1:].replace("\\r", "") in rows
     assert not [path.name for path in files if not is_seen(path.name) or not is_seen(path.read_text())]
     assert is_seen("".join(capsys.readouterr()))
-    by_hand = {row["student"]: row["text"] for row in read_sheet(course / "grades" / "by_hand.csv")}
-    assert by_hand[SEEN] == SEEN
-    told = (course / "grades" / "feedback" / f"{Submission('<b>eve').file_name}.md").read_text()
-    assert "# Homework: &lt;b>eve" in told and "<b>" not in told
-    (course / "times.csv").write_text(f"student,time\n{ODD[:4]},2027-03-02T13:00:00+00:00\n")
-    assert main(arguments(course, "--times", str(course / "times.csv"))) == 2
+    assert {row["student"]: row["text"] for row in read_sheet(course.by_hand)}[SEEN] == SEEN
+    assert "# Homework: &lt;b>eve" in course.told("<b>eve") and "<b>" not in course.told("<b>eve")
+    assert course.grade(times=f"student,time\n{ODD[:4]},2027-03-02T13:00:00+00:00\n") == 2
     assert is_seen(capsys.readouterr().err)
 
 
@@ -1020,48 +900,44 @@ def test_a_cell_that_a_spreadsheet_would_not_compute_stays(text):
     assert as_cell(text) == text == of_cell(text)
 
 
+def test_a_long_cell_can_be_read(tmp_path):
+    """A picture was pasted into it."""
+    write_table(tmp_path / "long.csv", [["text"], ["x" * 200_000]])
+    assert read_sheet(tmp_path / "long.csv") == [{"text": "x" * 200_000}]
+
+
 def test_ten_megabytes_of_words_are_cut(course):
-    cells = [{"cell_type": "markdown", "source": text} for text in ("**why** (5 points). Why?", "word " * 2 * 10**6)]
-    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, *cells])
-    by_hand = course / "grades" / "by_hand.csv"
-    assert grade_course(course)[0] == 0
-    assert by_hand.stat().st_size < 30_000 and "… (9,980,000 more letters)" in by_hand.read_text()
-    by_hand.write_text(by_hand.read_text().replace("ann,why,,5,", "ann,why,5,5,"))
-    assert "changed" not in grade_course(course)[1]["ann"]["look at it because"]
+    course.hands_in("ann", SETUP, RIGHT, *markdown(WHY, "word " * 2 * 10**6))
+    assert course.grade() == 0
+    assert course.by_hand.stat().st_size < 30_000 and "… (9,980,000 more letters)" in course.by_hand.read_text()
+    course.enter("ann,why,,5,", "ann,why,5,5,")
+    row = course.rows()["ann"]
+    assert row["score"] == "9.0" and "changed" not in row["look at it because"]
 
 
 def test_many_cells_that_cannot_be_read_are_few_notes(course):
-    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, RIGHT, *["def ("] * 5000])
-    notes = grade_course(course)[1]["ann"]["look at it because"]
+    course.hands_in("ann", SETUP, RIGHT, *["def ("] * 5000)
+    notes = course.rows()["ann"]["look at it because"]
     assert "and 4980 more notes of this kind" in notes and len(notes) < 3000
 
 
 def test_of_two_notebooks_the_newest_counts(course):
     """Whatever they are called; and its answers in words."""
-    why = [{"cell_type": "markdown", "source": text} for text in ("**why** (5 points). Why?", "Old.")]
-    wrong = RIGHT.replace(', op="mean"', "")
-    folder = course / "submissions" / "ann"
-    write_notebook(folder / "03.ipynb", [SETUP, RIGHT, why[0], why[1] | {"source": "New."}])
-    write_notebook(folder / "final-10.ipynb", [SETUP, wrong, *why])
-    write_notebook(folder / "final-9.ipynb", [SETUP, wrong, *why])
-    for newest in ("03.ipynb", "final-10.ipynb"):
-        for path in folder.iterdir():
+    course.hands_in("ann", SETUP, RIGHT, *markdown(WHY, "New."))
+    for name in ("final-10", "final-9"):
+        course.hands_in("ann", SETUP, WRONG, *markdown(WHY, "Old."), file=f"{name}.ipynb")
+    files = [*(course.submissions / "ann").iterdir()]
+    for newest, wanted in (("03.ipynb", (4, "New.")), ("final-10.ipynb", (0, "Old."))):
+        for path in files:
             os.utime(path, (1e9 + 9 * (path.name == newest),) * 2)
-        row = grade_course(course)[1]["ann"]
+        row = course.rows()["ann"]
         assert f"in 3 notebooks; {newest}" in row["look at it because"], row
         assert f"why is answered in several notebooks; {newest}" in row["look at it because"]
-        given = json.loads((course / "grades" / "students" / "ann.json").read_text())
-        assert (given["score"], given["by_hand"][0]["text"]) == ((4, "New.") if newest[0] == "0" else (0, "Old."))
-    for path in folder.iterdir():
+        given = course.given("ann")
+        assert (given["score"], given["by_hand"][0]["text"]) == wanted
+    for path in files:
         os.utime(path, (1e9, 1e9))  # as in a zip without times: the number in the name tells
-    assert "; final-10.ipynb counts" in grade_course(course)[1]["ann"]["look at it because"]
-
-
-def test_the_newest_upload_of_canvas_counts(tmp_path):
-    for name in ("roeben_22_34_hw.ipynb", "roeben_22_4_hw-1.ipynb", "roeben_LATE_22_100_hw-2.ipynb"):
-        write_notebook(tmp_path / name, [])
-    (one,) = find_submissions(str(tmp_path))
-    assert [path.name.split("_")[-2] for path in one.paths] == ["4", "34", "100"]
+    assert "; final-10.ipynb counts" in course.rows()["ann"]["look at it because"]
 
 
 @pytest.mark.parametrize(("points", "count"), [(5, 3), (4, 3), (1, 7), (0.1, 3), (2.55, 4), (3, 1), (100, 9)])
@@ -1073,27 +949,17 @@ def test_points_of_cases_have_two_decimals_and_add_up(points, count):
 
 def test_points_that_are_shown_have_two_decimals_and_add_up(course):
     """A third of 5 points, and a late day: in the tables, to the student, and on platforms."""
-    late = {"percent_per_day": 33.333, "max_days": 2}
-    asked = json.loads((course / "hw.json").read_text())
-    (course / "hw.json").write_text(json.dumps(asked | {"exercises": {"03.1": 5}, "late": late}))
-    (course / "cases.py").write_text(CASES.replace("(3,)", "(3, 4, 5)"))
-    (course / "times.csv").write_text("student,time\nann,2027-03-02T11:00:00+00:00\n=ben,2027-03-01T11:00:00+00:00\n")
-    third = RIGHT.replace('comm.all_reduce(g, group, op="mean")', "comm.all_reduce(g, group) / 3")
-    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, third])
-    row = grade_course(course, "--times", str(course / "times.csv"))[1]["ann"]
+    course.asks(exercises={"03.1": 5}, late={"percent_per_day": 33.333, "max_days": 2})
+    course.has_cases(CASES[0].replace("(3,)", "(3, 4, 5)"))
+    course.hands_in("ann", SETUP, THIRD)
+    times = "student,time\nann,2027-03-02T11:00:00+00:00\n=ben,2027-03-01T11:00:00+00:00\n"
+    row = course.rows(times=times)["ann"]
     assert (row["03.1"], row["raw"], row["score"]) == ("1.67", "1.67", "1.11")
-    told = (course / "grades" / "feedback" / "ann.md").read_text()
-    assert re.findall(r"([\d.]+) of [\d.]+ points", told) == ["1.11", "1.67"]
-    given = json.loads((course / "grades" / "students" / "ann.json").read_text())
+    assert re.findall(r"([\d.]+) of [\d.]+ points", course.told("ann")) == ["1.11", "1.67"]
+    given = course.given("ann")
     assert [r["max"] for r in given["results"]] == [1.67, 1.66, 1.67]
     seen = gradescope(given)
     assert seen["score"] == round(sum(t["score"] for t in seen["tests"]), 2) == 1.11
-
-
-def test_points_with_more_decimals_are_refused(tmp_path):
-    (tmp_path / "hw.json").write_text(json.dumps(ASKED | {"exercises": {"03.1": 1.66667}}))
-    with pytest.raises(AssignmentError, match="03.1 has 1.66667 points; write two decimals at most, such as 1.67"):
-        read_assignment(str(tmp_path / "hw.json"))
 
 
 def test_a_constant_of_a_library_is_one_and_what_a_line_computes_is_named(course):
@@ -1101,9 +967,9 @@ def test_a_constant_of_a_library_is_one_and_what_a_line_computes_is_named(course
     uses = RIGHT.replace(', op="mean")', ") * SCALE / group.size")
     imports = "import numpy as np\nimport math"
     for constant in ("np.float64(1)", "float('1') * math.cos(0)", "torch.ones(3)[0]", "np.arange(3)[1] / 1"):
-        write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, imports, f"SCALE = {constant}", uses])
-        assert grade_course(course)[1]["ann"]["raw"] == "4.0", constant
-    write_notebook(course / "submissions" / "ann" / "03.ipynb", [SETUP, "for SCALE in (1,): pass", uses])
-    grade_course(course)
-    told = " ".join((course / "grades" / "feedback" / "ann.md").read_text().split())
+        course.hands_in("ann", SETUP, imports, f"SCALE = {constant}", uses)
+        assert course.rows()["ann"]["raw"] == "4.0", constant
+    course.hands_in("ann", SETUP, "for SCALE in (1,): pass", uses)
+    course.rows()
+    told = " ".join(course.told("ann").split())
     assert "name 'SCALE' is not defined SCALE comes from 03.ipynb, code cell 2, line 1, which is not run: of" in told

@@ -10,6 +10,7 @@ import sys
 import types
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 
 import cloudpickle
 import pytest
@@ -27,8 +28,7 @@ from course.grade.jail import OPEN_TO_ALL, User, processes_of
 from course.grade.reports import gradescope
 from course.grade.submissions import find_submissions
 from lib.runtime.calls import listeners
-from tests.course.jail_here import needs_jail
-from tests.course.test_grade import SETUP, alone, write_notebook
+from tests.course.homework import SETUP, Course, alone, an_answer, needs_jail
 
 CHECKERS = "course.exercises."
 NAME = "left-behind"
@@ -53,16 +53,13 @@ LEAVES = {
 }
 
 
-def an_answer(code):
-    return "def average_gradients(params, group):\n    " + code.replace("\n", "\n    ")
-
-
-def graded(folder, *cells, user=None, **more):
-    """The grade of one submission, in a jail of its own."""
-    write_notebook(folder / "given" / "ann" / "03.ipynb", [SETUP, *cells])
-    (folder / "hw.json").write_text(json.dumps({"id": "hw", "title": "H", "exercises": {"03.1": 3}}))
-    asked = read_assignment(str(folder / "hw.json"), **more)
-    (one,) = find_submissions(str(folder / "given"))
+def graded(folder, *cells, user=None, cases=""):
+    """The grade of one submission, in a jail of its own; `cases` replaces fields of the exercise."""
+    course = Course(folder, exercises={"03.1": 3})
+    course.hands_in("ann", SETUP, *cells)
+    course.has_cases(f"replace(find('03.1'), {cases})")
+    asked = read_assignment(str(folder / "hw.json"), str(folder / "cases.py"))
+    (one,) = find_submissions(str(course.submissions))
     return asked, grade(asked, one, User(user), b"x")
 
 
@@ -87,15 +84,10 @@ def of_user(uid):
 @alone
 @needs_jail
 def test_nothing_outlives_a_jail(tmp_path):
-    code = (
-        CALLS
-        + "all_made = {}\n"
-        + "".join(
-            f"try:\n    {lines.replace(chr(10), chr(10) + '    ')}\nexcept BaseException as error: made = repr(error)\n"
-            f"all_made[{name!r}] = made\n"
-            for name, lines in LEAVES.items()
-        )
-    )
+    code = CALLS + "all_made = {}\n"
+    for name, lines in LEAVES.items():
+        code += f"try:\n{indent(lines, '    ')}\nexcept BaseException as error: made = repr(error)\n"
+        code += f"all_made[{name!r}] = made\n"
     _, given = graded(tmp_path, an_answer(f"{code}raise ValueError(all_made)"), user=USER)
     said = given["results"][0]["hint"].rpartition("ValueError: ")[2]
     made = {name: what for name, what in ast.literal_eval(said).items() if what}
@@ -114,9 +106,7 @@ def test_memory_that_processes_share_is_the_submissions(tmp_path):
         f"{CALLS}if group.rank == 0:\n    m = mmap.mmap(-1, 2**30)\n    m[::4096] = bytes(2**18)\n"
         "    for _ in range(9):\n        if os.fork() == 0: m[::4096]; time.sleep(99)\ntime.sleep(99)"
     )
-    cases = "EXERCISES = [replace(find('03.1'), ranks=(3,), timeout_s=60)]"
-    (tmp_path / "cases.py").write_text(f"from dataclasses import replace\nfrom course.check import find\n{cases}")
-    _, given = graded(tmp_path, an_answer(code), user=USER, cases=str(tmp_path / "cases.py"))
+    _, given = graded(tmp_path, an_answer(code), user=USER, cases="ranks=(3,), timeout_s=60")
     assert "took more than 8 GiB of memory" in given["results"][0]["hint"], given
     assert not processes_of(USER)
 
@@ -204,14 +194,8 @@ REMEMBERS = """def average_gradients(params, group):
 
 def test_nothing_of_a_hidden_case_is_told(tmp_path):
     """Neither by the next case, which could read what the first one kept, nor by an error that the grader repeats."""
-    cases = "EXERCISES = [replace(find('03.1'), ranks=(2, 3, 4))]"
-    (tmp_path / "cases.py").write_text(f"from dataclasses import replace\nfrom course.check import find\n{cases}")
-    asked, given = graded(tmp_path, REMEMBERS, cases=str(tmp_path / "cases.py"))
-    assert [(r["hidden"], "SECRET" in r["hint"]) for r in given["results"]] == [
-        (True, True),
-        (False, False),
-        (False, False),
-    ]
+    asked, given = graded(tmp_path, REMEMBERS, cases="ranks=(2, 3, 4)")
+    assert [(r["hidden"], "SECRET" in r["hint"]) for r in given["results"]] == [(True, True), *[(False, False)] * 2]
     told = feedback(asked, given, 0, {}) + json.dumps(gradescope(given))
     assert "ValueError: nothing" in told and "[ ] a hidden case" in told
     assert "SECRET" not in told and "2 ranks" not in told and "execution_time" not in told

@@ -7,12 +7,11 @@ import pytest
 
 from course.grade.__main__ import USER, main
 from course.grade.jail import processes_of
-from tests.course.jail_here import needs_jail
-from tests.course.test_grade import ASKED, CASES, HOSTILE, OTHER, RIGHT, SETUP, first, points, write_notebook
+from tests.course.homework import OTHER, RIGHT, SETUP, WRONG, Course, needs_jail
+from tests.course.test_grade import CASES, HOSTILE, first, points
 from tests.course.test_grade_jail import CALLS, LEAVES, of_user
 
 STUDENTS = 200
-WRONG = RIGHT.replace(', op="mean"', "")
 
 
 @needs_jail
@@ -23,23 +22,14 @@ WRONG = RIGHT.replace(', op="mean"', "")
 def test_nobody_is_lost_and_none_takes_long(tmp_path, say, capsys):
     hostile = [(cells, wanted) for name, (cells, *wanted) in HOSTILE.items() if name != "the network"]
     hostile += [(first(CALLS + code), [0, 2]) for code in LEAVES.values()]
-    expected = {}
+    course, expected = Course(tmp_path), {}
+    course.has_cases(*CASES)
     for k in range(STUDENTS):
         honest = ([SETUP, RIGHT, OTHER], [3, 2]) if k % 2 else ([SETUP, WRONG, OTHER], [0, 2])
         cells, expected[f"student{k:03}"] = honest if k % 4 else hostile[k // 4 % len(hostile)]
-        write_notebook(tmp_path / "submissions" / f"student{k:03}" / "03.ipynb", cells)
-    (tmp_path / "cases.py").write_text(CASES)
-    (tmp_path / "hw.json").write_text(json.dumps(ASKED))
-    args = [
-        str(tmp_path / "hw.json"),
-        str(tmp_path / "submissions"),
-        "--out",
-        str(tmp_path / "grades"),
-        "--jobs",
-        "2",
-    ]
-    assert main([*args, "--cases", str(tmp_path / "cases.py")]) == 0
-    grades = [json.loads(path.read_text()) for path in (tmp_path / "grades" / "students").glob("*.json")]
+        course.hands_in(f"student{k:03}", *cells)
+    assert main(course.command("--jobs", "2")) == 0
+    grades = [json.loads(path.read_text()) for path in (course.grades / "students").glob("*.json")]
     assert {given["student"]: [*points(given)] for given in grades} == expected
     assert not processes_of(USER) and not processes_of(USER + 1) and not of_user(USER) and not of_user(USER + 1)
     seconds = sorted(given["seconds"] for given in grades)

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from course.release.__main__ import main
+from tests.course.homework import RIGHT, THIRD, WRONG
 
 NBGRADER = os.environ.get("NBGRADER")  # the folder with its programs
 pytestmark = [
@@ -18,15 +19,6 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-AVERAGE = """def average_gradients(params, group):
-    used = comm.all_reduce(torch.tensor([float(p.grad is not None) for p in params]), group)
-    for p, ranks in zip(params, used):
-        if ranks:
-            g = torch.zeros_like(p) if p.grad is None else p.grad
-            p.grad = comm.all_reduce(g, group){}"""
-RIGHT, WRONG = AVERAGE.format(" / group.size"), AVERAGE.format("")
-# Right where there are three ranks, one of the two cases: half of the points.
-HALF = AVERAGE.format(" / 3")
 ENDLESS = "def average_gradients(params, group):\n    while True: pass"
 NOISY = "import sys\nprint('noise', file=sys.stderr)\n" + RIGHT.replace(
     "    for p", "    print('more', file=sys.stderr)\n    for p"
@@ -35,7 +27,7 @@ FIRST_CELL = "import os\nos.environ.pop('NBGRADER_EXECUTION', None)\nos.environ[
 # Student -> answer to 03.1 (4 points; None: as it was handed out), and the points that nbgrader must give.
 STUDENTS = {
     "right": (RIGHT, 4),
-    "half": (HALF, 2),
+    "half": (THIRD, 2),  # right on three ranks, one of the two cases
     "wrong": (WRONG, 0),
     "untouched": (None, 0),
     "endless": (ENDLESS, 0),

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import torch
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import SEEN, call, kind, whole
 from lib.pipeline.balance import balanced
 
@@ -137,26 +137,8 @@ def by_dynamic_programming(costs, head, num_stages):
     return torch.tensor([len(part) for part in balanced(costs, num_stages)])
 
 
-def by_a_limit(costs, head, num_stages):
-    """The smallest limit with which stages can be filled from the end; each keeps a layer for every stage to come."""
-    for limit in range(sum(costs) + head + 1):
-        stages = [[costs[-1] + head]]
-        for place, cost in reversed([*enumerate(costs[:-1])]):
-            stages_to_come = num_stages - len(stages)
-            if stages_to_come and (sum(stages[0]) + cost > limit or place + 1 == stages_to_come):
-                stages.insert(0, [])
-            stages[0].append(cost)
-        if max(map(sum, stages)) <= limit:
-            return [len(stage) for stage in stages]
-
-
 def by_count(costs, head, num_stages):
     return [len(part) for part in torch.arange(len(costs)).tensor_split(num_stages)]
-
-
-def last_takes_the_rest(costs, head, num_stages):
-    each = len(costs) // num_stages
-    return [each] * (num_stages - 1) + [len(costs) - (num_stages - 1) * each]
 
 
 def filled(is_full):
@@ -180,8 +162,7 @@ returns [sum(result[:k]) for k in range(1, num_stages + 1)]
 
 in with a heavy head:
 range(1, len(costs) - stages + 2) => range(len(costs) + 1)
-    Where the head costs more than all layers, you leave a stage without a layer. Each stage has one at least, also the
-    one with the head.
+    Where the head is heavier than all layers, you leave a stage empty. Each has a layer at least, also the head's.
 
 in squares:
 sum(costs) + head => (sum(costs) + head) ** 2
@@ -191,13 +172,11 @@ max(sum(costs[:count]), most) => sum(costs[:count]) ** 2 + most
 
 in spread:
 by_count
-    You cut by count: all stages get equally many layers, give or take one. A step waits for the stage with the most
-    work, so add up costs.
+    You cut by count, give or take one layer. A step waits for the stage with the most work, so add up costs.
 
 in counts of layers:
-last_takes_the_rest
-    You cut by count, and the last stage takes the remaining layers. A step waits for the stage with the most work, so
-    add up costs.
+lambda costs, head, p: [len(costs) // p] * (p - 1) + [len(costs) - len(costs) // p * (p - 1)]
+    You cut by count, and the last stage takes the rest. A step waits for the stage with the most work: add up costs.
 filled(lambda work, cost, mean: work + cost > mean)
     You fill each stage as long as it stays below the mean. The remaining layers pile up in the last stage. The best cut
     may give a stage more than the mean, to spare a different one: look at all stages together.
@@ -216,8 +195,9 @@ sum(costs[:count]) => sum(costs[:count]) + head * (stages == num_stages)
 
 in backwards:
 returns result[::-1]
-    The counts are right, in the wrong order: the first belongs to the first stage. If you fill from the end, reverse
-    the list.
+    The counts are right, in the wrong order: the first is the first stage's. If you fill from the end, reverse them.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(cut, by_dynamic_programming, by_a_limit), ranks=(1,))
+AN_ITERATOR = in_other_words(cut, "return best(costs, num_stages)[1] => yield from best(costs, num_stages)[1]")
+
+EXERCISE = exercise(globals(), points=2, right=(cut, by_dynamic_programming, AN_ITERATOR), ranks=(1,))

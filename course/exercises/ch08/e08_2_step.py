@@ -1,21 +1,16 @@
 """08.2: several microbatches forward and backward through a chain of stages, in torch.distributed itself."""
 
-from collections import Counter
-
 import torch
 from torch import distributed as dist
 from torch import nn
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import DTYPE, random
 from course.check.listen import listen, raw
-from lib.runtime import calls
-from lib.runtime.calls import Listener
 
 ROWS, D, MICROBATCHES = 3, 5, 4
 LOSS, SENT, WAITED, BACK = "the loss", "what was sent", "waited for", "sent backward"
 ASKS, AFTER = "inputs of the stage that ask for a gradient", "weights of the stage"
-PARAMETERS = ("weight", "bias")
 AS_NEEDED, MORE, AS_GIVEN, CHANGED = "as needed", "more", "as given", "others"
 ALL, SOME = "every call", "not every call"
 LEAF = """If this is about the gradient of the tensor that came in: dist.recv fills a tensor without history. Declare it
@@ -42,9 +37,7 @@ class FeaturesFirst(nn.Module):
 
 @raw
 def body(answer, group, given):
-    stage, heard, counts = FeaturesFirst(given["weight"], given["bias"]), listen(), Counter()
-    calls.listeners.append(Listener(lambda call: counts.update(["starts"]), lambda call: counts.update(["waits"])))
-    asks = []
+    stage, heard, asks = FeaturesFirst(given["weight"], given["bias"]), listen(), []
     stage.register_forward_pre_hook(lambda module, given: asks.append(given[0].requires_grad))
     try:
         loss = answer(stage, given["inputs"], given["targets"])
@@ -56,14 +49,12 @@ def body(answer, group, given):
         raise
     neighbours = (group.rank > 0) + (group.rank < group.size - 1)
     more = heard.sent_bytes(group.size) > neighbours * MICROBATCHES * given["inputs"][0].nbytes
-    parameters = {name: stage.get_parameter(name) for name in PARAMETERS}
-    found = {LOSS: "None" if loss is None else loss.detach() if torch.is_tensor(loss) else loss}
-    found |= {
-        f"gradient of the {name}": torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()
-    }
-    found[AFTER] = AS_GIVEN if all(torch.equal(p, given[name]) for name, p in parameters.items()) else CHANGED
-    found[WAITED] = ALL if counts["waits"] >= counts["starts"] else SOME
-    found |= {SENT: MORE if more else AS_NEEDED, BACK: any(dst == group.rank - 1 for dst, _ in heard.sent)}
+    unchanged = all(torch.equal(p, given[name]) for name, p in stage.named_parameters())
+    found = {LOSS: "None" if loss is None else loss, AFTER: AS_GIVEN if unchanged else CHANGED}
+    for name, p in stage.named_parameters():
+        found[f"gradient of the {name}"] = torch.zeros_like(p) if p.grad is None else p.grad
+    found |= {WAITED: SOME if heard.unfinished > 0 else ALL, SENT: MORE if more else AS_NEEDED}
+    found[BACK] = any(dst == group.rank - 1 for dst, _ in heard.sent)
     return found | ({ASKS: ALL if all(asks) else SOME} if group.rank else {})
 
 
@@ -74,7 +65,7 @@ def reference(given):
     loss.backward()
     right = {LOSS: "None", AFTER: AS_GIVEN, WAITED: ALL, SENT: AS_NEEDED}
     ranks = [
-        right | {BACK: r > 0} | {f"gradient of the {name}": stage.get_parameter(name).grad for name in PARAMETERS}
+        right | {BACK: r > 0} | {f"gradient of the {name}": p.grad for name, p in stage.named_parameters()}
         for r, stage in enumerate(stages)
     ]
     return [*ranks[:-1], ranks[-1] | {LOSS: loss.item()}]
@@ -105,35 +96,6 @@ def step(stage, inputs, targets):
             sends.append(dist.isend(x.grad, rank - 1))
     for handle in sends:
         handle.wait()
-    return total if rank == last else None
-
-
-def all_receives_first(stage, inputs, targets):
-    """Forward in order, and backward from the last microbatch to the first."""
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    m, total, sends = len(inputs), 0, []
-    came = [torch.empty_like(x) if rank else x for x in inputs]
-    of_ys = [torch.empty_like(x) for x in inputs]
-    forward = [dist.irecv(x, rank - 1) for x in came] if rank else []
-    backward = [dist.irecv(g, rank + 1) for g in reversed(of_ys)] if rank < last else []
-    ys = []
-    for k, x in enumerate(came):
-        if rank:
-            forward[k].wait()
-        ys.append(stage(x.requires_grad_()))
-        if rank < last:
-            sends.append(dist.isend(ys[-1].detach().contiguous(), rank + 1))
-    for k in reversed(range(m)):
-        if rank < last:
-            backward[m - 1 - k].wait()
-            ys[k].backward(of_ys[k])
-        else:
-            loss = nn.functional.mse_loss(ys[k], targets[k]) / m
-            loss.backward()
-            total = total + loss.detach()
-        if rank:
-            sends.append(dist.isend(came[k].grad, rank - 1))
-    [handle.wait() for handle in sends]
     return total if rank == last else None
 
 
@@ -172,17 +134,14 @@ sends.append(dist.isend(x.grad, rank - 1)) => pass
     send. Send the gradient of the tensor that came in, and let backward start with it.
 in gradient:
 y.backward(of_y) => y.sum().backward()
-    Stages before the last begin backward with ones, the gradient of the sum of their output. Begin with the gradient
-    that the next stage sent.
+    Stages before the last begin backward with ones. Begin with the gradient that the next stage sent.
 kept.append((x, y)) => kept.append((x, y if rank == last else (y - target).square().mean() / len(inputs)))
 y.backward(of_y) => y.backward()
-    Every stage compares its own output with the targets. Only the last stage has a loss; the others begin backward with
-    the gradient that the next stage sent.
+    Every stage compares its output with the targets. Only the last has a loss; others begin with the gradient sent.
 y = stage(x) => y = x.output = stage(x)
 y.backward(of_y) => y.backward(of_y, retain_graph=True)
 x.grad => torch.autograd.grad(y, x.output, of_y)[0].contiguous()
-    You send the gradient of your output. The previous stage needs the gradient of the tensor that it sent: of your
-    *input*.
+    You send the gradient of your output. The previous stage needs that of the tensor it sent: of your *input*.
 x = torch.empty_like(x) => came = torch.empty_like(x)
 dist.recv(x, rank - 1) => dist.recv(came, rank - 1)
     The tensor that was received is not used: each stage computes with its inputs. Only the first stage takes those; on
@@ -195,8 +154,7 @@ x = torch.empty_like(x) => x = kept[0][0].detach() if kept else torch.empty_like
     now hold the last microbatch; no error is raised. Receive each into a new tensor.
 for x, y in kept: => for x, y in reversed(kept) if rank == last else kept:
     The last rank runs backward from the last microbatch to the first, the others from the first to the last. Messages
-    of equal shape arrive in the order in which they were sent: each rank used the gradient of a different microbatch.
-    Use one order on all ranks.
+    arrive in the order in which they were sent, so each rank used a different microbatch's gradient. Use one order.
 y.backward(of_y) => for _ in range(2): y.backward(of_y, retain_graph=True)
 x.grad => x.grad / 2
 or
@@ -206,8 +164,7 @@ y.backward(of_y) => for _ in range(2): y.backward(of_y, retain_graph=True)
 .mean() / len(inputs) => .mean()
     Your gradients are m times too large: the loss is the mean over the batch, so each microbatch counts 1/m.
 y.backward(of_y) => stage.zero_grad(); y.backward(of_y)
-    Only one microbatch is in the gradients: they are emptied before each backward. Backward adds to .grad, and here
-    that is needed.
+    Only one microbatch is in the gradients: you empty them before each backward. Backward must add to .grad here.
 in gradient, the loss:
 total += y.item() => total = y.item()
     The gradients are right, and the loss covers only the last microbatch. Add up the losses of all.
@@ -217,8 +174,15 @@ in all:
 then(lambda stage: torch.optim.SGD(stage.parameters(), lr=0.1).step())
     All gradients are right, but the weights changed. Leave them: an optimizer step is no part of this.
 then(lambda stage: dist.broadcast(stage.weight.detach().clone(), 0))
-    All numbers are right, but you send more than an activation forward and a gradient backward per microbatch. A rank
-    sends only to its neighbours.
+    All numbers are right, but you send more than an activation forward and a gradient backward per microbatch.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(step, all_receives_first))
+LAST_MICROBATCH_FIRST = in_other_words(
+    step,
+    "dist.recv(x, rank - 1) => dist.irecv(x, rank - 1).wait()",
+    "for x, y in kept: => for x, y in reversed(kept):",
+    "dist.recv(of_y, rank + 1) => dist.irecv(of_y, rank + 1).wait()",
+    "total += y.item() => total = total + y.detach()",
+)
+
+EXERCISE = exercise(globals(), points=3, right=(step, LAST_MICROBATCH_FIRST))

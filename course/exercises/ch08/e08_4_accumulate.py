@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import DTYPE, random, whole
 from lib.model import mean_loss
 
@@ -125,16 +125,6 @@ def with_a_look_before(model, microbatches):
         return mean_loss(model(x), targets)
 
 
-def by_checkpoint(model, microbatches):
-    count = sum((t != IGNORED).sum() for _, t in microbatches)
-    losses = []
-    for x, t in microbatches:
-        logits = checkpoint(model, x.requires_grad_(), use_reentrant=True)
-        losses.append(mean_loss(logits, t) * (t != IGNORED).sum() / count)
-        losses[-1].backward()
-    return sum(losses)
-
-
 def all_in_one(model, microbatches):
     x, targets = (torch.cat(parts) for parts in zip(*microbatches, strict=True))
     return accumulate(model, [(x, targets)])
@@ -143,19 +133,15 @@ def all_in_one(model, microbatches):
 MISTAKES = """
 in gradient of the:
 * count / sum(counts) =>
-    You add the gradients up as they come: the sum of m means, about m times too large. Each microbatch counts with its
-    share.
+    You add the gradients up as they come: the sum of m means, about m times too large. Each counts with its share.
 => / len(counts)
-    You divide by m. The result is the mean of the means, right only if all microbatches have equally many tokens that
-    count. Here a token of a small one weighs more.
+    You divide by m: the mean of means, right only if all microbatches have equally many tokens that count.
 (targets != -100).sum().item() => len(targets)
-    You weigh by sequences. The mean is over tokens that count, and a sequence may have few of them: count the targets
-    that are not -100.
+    You weigh by sequences, in which few tokens may count. Count the targets that are not -100.
 targets != -100 => targets > 0
     You count the targets above 0. Token 0 is an ordinary token: only -100 does not count.
 / sum(counts) => / sum(t.numel() for _, t in microbatches)
-    You divide the sum of the losses by all tokens. Those whose target is -100 add nothing to it: leave them out of the
-    count as well.
+    You divide the sum of the losses by all tokens. Those whose target is -100 are not in it: do not count them.
 loss = mean_loss(model(x), targets) => total = total + mean_loss(model(x), targets)
 loss.backward() => total.backward(retain_graph=True)
 total += loss.item() =>
@@ -181,8 +167,7 @@ or
 total += loss.item() => total = loss.item() * sum(counts) / count
     The gradient is right, and the loss covers only the last microbatch. Add the losses up with the same shares.
 total += loss.item() => total += loss.item() * sum(counts) / count / len(counts)
-    The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same shares as the
-    gradients.
+    The gradient is right, and the loss is the mean of the microbatches' losses. Add them up with the same shares.
 
 in all:
 all_in_one
@@ -190,9 +175,15 @@ all_in_one
     the next runs forward, and retain no graph: then memory holds one microbatch.
 """
 
+BY_CHECKPOINT = in_other_words(
+    accumulate,
+    "model(x) => checkpoint(model, x.requires_grad_(), use_reentrant=True)",
+    "total += loss.item() => total = total + loss  # with a history",
+)
+
 EXERCISE = exercise(
     globals(),
     points=2,
-    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before, by_checkpoint),
+    right=(accumulate, sums_divided_at_the_end, by_autograd_grad, with_a_look_before, BY_CHECKPOINT),
     ranks=(1,),
 )

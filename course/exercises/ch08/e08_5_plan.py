@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import count
 
 from course.check.edits import exercise
-from course.check.exercise import ANYTHING, call, kind, several, whole
+from course.check.exercise import ANYTHING, call, kind, known_number, several, whole
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.simulate import Costs, simulate
 
@@ -57,17 +57,10 @@ def body(answer, group, given):
         result, title = answer(list(T_F), list(T_B), m, part), call("plan", case)
         found[f"{title}: what was returned"] = kind(result)
         whats = WHATS if len(T_F) > 1 else ("first", "second", "third")  # of one stage: no mistake's
-        found |= {f"{title}: {what}": number(x) for what, x in zip(whats, several(result, 3), strict=True)}
+        found |= {f"{title}: {what}": known_number(x, ()) for what, x in zip(whats, several(result, 3), strict=True)}
         if found[f"{title}: {whats[2]}"] is None:
             found[f"{title}: {whats[2]}"] = "None: no number is enough"
     return found
-
-
-def number(x):
-    try:
-        return x if isinstance(x, str) else float(x)
-    except (TypeError, ValueError):
-        return x
 
 
 def bubble(T_F, T_B, m):
@@ -123,20 +116,15 @@ max(T_F) + max(T_B) => max(f + b for f, b in zip(T_F, T_B))
     forwards wait for the slowest forward, the backwards for the slowest backward, and these can be in different
     stages.
 first + (m - 1) * next_one => (m + p - 1) * first / p
-    Your step is the formula of equal stages, with the mean of the times. The slowest stage holds up all others, and a
-    mean hides it.
+    Your step is the formula of equal stages, with mean times. The slowest stage holds up all, and a mean hides it.
 first + (m - 1) * next_one => (m + p - 1) * next_one
-    Your step is the formula of equal stages, with the slowest times. The first microbatch passes p - 1 stages that are
-    faster: count the own times of these stages.
+    Your step is that of equal stages, with the slowest times. The first microbatch passes p - 1 stages that are faster.
 max(T_F) + max(T_B) => T_F[-1] + T_B[-1]
-    Your last rank never waits. That holds for equal stages; here a slower stage before it delays each forward, and a
-    slower stage also delays each backward.
+    Your last rank never waits, as with equal stages. Here slower stages before it delay forwards, and backwards too.
 first + (m - 1) * next_one => m * max(f + b for f, b in zip(T_F, T_B))
-    Your step is as long as the slowest rank computes. It also waits: for the first microbatch to come, and for the
-    last gradient to pass on.
+    Your step is as long as the slowest rank computes. It also waits for the first microbatch and the last gradient.
 first + (m - 1) * next_one => m * next_one
-    Your step has the slowest forward and the slowest backward for each microbatch, and no time for the rest of the
-    stages.
+    Your step has the slowest forward and backward for each microbatch, and no time for the other stages.
 first + (m - 1) * next_one => first + m * next_one
     Your step is one microbatch too long. The first takes the times of all stages, and m - 1 follow.
 first + (m - 1) * next_one => m * first
@@ -145,8 +133,7 @@ in the bubble:
 1 - m * first / (p * step) => (p - 1) / (m + p - 1)
     Your bubble is the formula of equal stages, (p-1)/(m+p-1). Here faster ranks also wait for the slowest.
 1 - m * first / (p * step) => 1 - m * max(f + b for f, b in zip(T_F, T_B)) / step
-    Your bubble counts only the rank that computes longest. The ranks wait for different times: take the idle time of
-    all p ranks.
+    Your bubble is that of the rank that computes longest. The ranks' waits differ: add up all p ranks' idle time.
 1 - m * first / (p * step) => 1 - m * (T_F[0] + T_B[0]) / step
     Your bubble counts only the first rank. The ranks wait for different times: take the idle time of all p ranks.
 1 - m * first / (p * step) => 1 - m * (T_F[-1] + T_B[-1]) / step
@@ -166,18 +153,15 @@ or
 in microbatches that are enough:
 if gain <= 0: => if False:
 busy * (first - next_one) / gain => (p - 1) * (1 - part) / part
-    Your number of microbatches is for equal stages, (p-1)(1-f)/f. Unequal stages wait in the steady state too, and for
-    some fractions no number is enough.
+    Your number is for equal stages, (p-1)(1-f)/f. Unequal ones wait in the steady state too; no number may be enough.
 if gain <= 0: => if gain == 0:  # the division raises an error
 return step, bubble, None => return step, bubble, ANYTHING
     Right where some number is enough. But with unequal stages the bubble has a limit above 0, which more microbatches
     do not change: return None where it is not below the fraction.
 return step, bubble, None => return step, bubble, None if gain < 0 else ANYTHING
-    Right except at the limit itself: the bubble comes as close to it as you like, and never below it. Return None
-    there as well.
+    Right except at the limit itself: the bubble comes as close as you like, never below. Return None there as well.
 math.floor(busy * (first - next_one) / gain) + 1 => math.ceil(busy * (first - next_one) / gain)
-    One microbatch too few, where some number gives just that fraction: you take `at most`. The bubble should be
-    *below* it.
+    One microbatch too few, where some number gives just that fraction. The bubble should be *below* it, not `at most`.
 math.floor(busy * (first - next_one) / gain) + 1 => solved_in_floats(T_F, T_B, part)
 or
 math.floor(busy * (first - next_one) / gain) + 1 => tried_in_floats(T_F, T_B, part)

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from course.check.edits import exercise
-from course.check.exercise import SEEN, kind, whole
+from course.check.edits import exercise, in_other_words
+from course.check.exercise import SEEN, kind, several, whole
 from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -57,11 +57,9 @@ def body(answer, group, given):
 
 
 def facts_of(result):
-    if result is None:
-        return {"what was returned": "None"}
-    if not isinstance(result, (list, tuple)) or len(result) != 2:
-        return {"what was returned": kind(result)}
-    starts, text = result
+    if kind(result) != "2 results":
+        return {"what was returned": "None" if result is None else kind(result)}
+    starts, text = several(result, 2)
     return {
         "what was returned": "2 results",
         "starts": {a: int(start) for a, start in starts.items()} if isinstance(starts, dict) else kind(starts),
@@ -117,21 +115,6 @@ def by_recursion(rows, needs, units):
     return starts, drawn(starts, units)
 
 
-def by_a_clock(rows, needs, units):
-    """Unit by unit: a rank that is free starts its next action if it can."""
-    rows, starts, free, time = [[*row] for row in rows], {}, [0] * len(rows), 0
-    while any(rows):
-        if time > sum(units.values()):
-            return None
-        for rank, row in enumerate(rows):
-            ready = row and all(a in starts and starts[a] + units[a] <= time for a in needs.get(row[0], []))
-            if ready and free[rank] <= time:
-                starts[row[0]] = time
-                free[rank] = time + units[row.pop(0)]
-        time += 1
-    return starts, drawn(starts, units)
-
-
 def drawn(starts, units):
     lines = [[".."] * max(starts[a] + units[a] for a in starts) for _ in {a[0] for a in starts}]
     for a, begin in starts.items():
@@ -150,46 +133,37 @@ def one_after_the_other(rows, needs, units):
 MISTAKES = """
 in case A, case B, case C, case D:
 needs.get(action, []) => []
-    A rank does not wait for messages: its actions run without a gap. An action also waits for every action that it
-    needs, on any rank.
+    A rank does not wait for messages: its actions run without a gap. They also wait for what they need of any rank.
 row[: place[rank]][-1:] => []
-    A rank does two things at the same time. An action waits for the actions that it needs, and for the previous action
-    of its rank.
+    A rank does two things at the same time. An action also waits for the previous action of its rank.
 needed = needs.get(action, []) => needed = [a for a in needs.get(action, []) if a in ends]
     A backward does not wait for the gradient of the next stage. Either you look only at the first action that it needs,
     or you go through the ranks once, and take 0 where a later rank has no end yet: repeat until nothing more can start.
 
 in starts:
 starts[action] + units[action] => starts[action] + units[action] + 1
-    Every action starts one unit too late. An action that starts at 3 and takes 2 units ends at 5, and at 5 the next one
-    starts.
+    Every action starts one unit too late. An action from 3 that takes 2 units ends at 5, where the next one starts.
 => starts[action] + 1
-    You start each action one unit after the start of those before it. They take different numbers of units: wait for
-    their end, start + units.
+    You start each action one unit after those before it. Wait for their end, start + units.
 
 in case A, case B, case C, case D:
 enumerate(rows) => enumerate(sorted(row, key=lambda a: a[-1]) for row in rows)
     You run the actions of a rank by microbatch. The order in `rows` is the schedule: keep it.
 one_after_the_other
-    Only one rank works at a time. Each rank has its own clock: an action waits for its needs and for its own rank, not
-    for the rest.
+    Only one rank works at a time. Each has its own clock: an action waits for its needs and its own rank alone.
 
 in all:
 cells = [".."] * max(ends.values()) => cells = []
-    The starts are right, and the chart leaves idle units out, so all lines begin at the left edge. Draw `..` for each
-    unit in which a rank waits.
+    The starts are right, and the chart leaves idle units out. Draw `..` for each unit in which a rank waits.
 max(ends.values()) => ends[row[-1]]
-    The starts are right, and the chart ends each line with its last action. Draw idle units up to the end of the step:
-    that is a part of the bubble.
+    The starts are right, and each line ends with its last action. Draw idle units, a part of the bubble, to the end.
 ["--"] * (units[action] - 1) => [".."] * (units[action] - 1)
 or
 max(ends.values()) => (max(starts.values()) + 1)
 cells[starts[action] : ends[action]] = bar => cells[starts[action]] = action[-2:]
-    The starts are right, and each action has one cell in the chart, regardless of its length. Draw `--` for each
-    further unit.
+    The starts are right, and each action has one cell, whatever its length. Draw `--` for each further unit.
 ["--"] * (units[action] - 1) => [action[-2:]] * (units[action] - 1)
-    The starts are right, and the chart repeats the name in every unit: it looks like several actions. Draw `--` for
-    each further unit.
+    The starts are right, and the chart repeats the name in every unit. Draw `--` for each further unit.
 return None => pass
 for action in row: => for action in [a for a in row if a in starts]:
 or
@@ -198,4 +172,10 @@ return None => return {}, ""
     round starts nothing and actions are left.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(chart, by_recursion, by_a_clock), ranks=(1,))
+LAST_RANK_FIRST = in_other_words(
+    chart,
+    "for rank, row in enumerate(rows): => for rank, row in reversed([*enumerate(rows)]):",
+    'return starts, "\\n".join(lines) => return [starts, "\\n".join(["", *lines, ""])]',
+)
+
+EXERCISE = exercise(globals(), points=3, right=(chart, by_recursion, LAST_RANK_FIRST), ranks=(1,))

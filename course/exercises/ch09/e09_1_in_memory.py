@@ -1,7 +1,7 @@
 """09.1: the fastest order in which no rank keeps more than so many microbatches."""
 
-from course.check.edits import read_mistakes
-from course.check.exercise import SEEN, Exercise, call, same, whole
+from course.check.edits import exercise
+from course.check.exercise import SEEN, call, same, whole
 from course.check.written import KEPT, ORDERS, SIZES, STAGES, TIME, WORKS, YES, schedule_facts, size
 from lib.pipeline.schedules.action import Action, Op
 from lib.pipeline.schedules.gpipe import gpipe
@@ -102,19 +102,16 @@ def one_group_after_the_other(ranks, m, limit):
 
 MISTAKES = r"""
 turns(lambda rank, ranks, limit: ranks - rank - 1)
-    That is 1F1B without a limit: rank 0 keeps p microbatches. Before each forward, count the microbatches that the rank
-    keeps.
+    That is 1F1B without a limit: rank 0 keeps p microbatches. Before each forward, count those that the rank keeps.
 lambda ranks, m, limit: gpipe(ranks, m)
     That is GPipe: each rank keeps every microbatch. Run a backward as soon as its gradient arrives.
 turns()
     This is 1F1B with a shorter warmup, and it keeps to the limit. But a rank that always alternates waits for a forward
     that rank 0 may not start yet, while a backward is ready. Let each rank run whichever is ready, the backward first.
 one_group_after_the_other
-    Each group of microbatches runs to its end before the next group begins. Rank 0 may start a forward as soon as its
-    first backward frees memory.
+    Each group of microbatches ends before the next begins. Rank 0 may go on once its first backward frees memory.
 if b < f and => if b < f and not (may_start and (r == 0 or has_come(r - 1, "F", f))) and
-    A rank prefers a forward where both are ready. Rank 0 waits for the gradient, and may start nothing until the
-    gradient arrives: run the backward first.
+    A rank prefers a forward where both are ready. Rank 0 may start nothing until its gradient arrives: backward first.
 f - b < limit => f - b < max(limit - 1, 1)
     You stop one microbatch too early. A rank that keeps one microbatch less than the limit may start one more forward.
 f - b < limit => f - b <= limit
@@ -132,27 +129,15 @@ rows[rank].append(f"{rank}{op}{k}") => rows[rank] += [f"{rank}{op}{k}"] * ((op, 
 {rank}{op} => 0{op}
 or
 f"{rank}{op}{k}" => f"{k}{op}{rank}" if op == "B" else f"{rank}{op}{k}"
-    A stage is on two ranks. A line is a rank; the first number of an action is the stage, which stays on its rank, and
-    the second is the microbatch.
+    A stage is on two ranks. A line is a rank; of an action the first number is the stage, the second the microbatch.
 {rank}{op} => {rank + 1}{op}
     You number the stages from 1. The first stage is number 0.
 {k} => {k + 1}
     You number the microbatches from 1. The first microbatch is number 0.
 map(" ".join, rows) => (" ".join([*row, f"{r}B{num_microbatches}"]) for r, row in enumerate(rows))
-    A forward is missing: each of the m microbatches, 0 to m - 1, goes through every stage. Or a microbatch occurs that
-    does not exist.
+    A forward is missing: each microbatch, 0 to m - 1, goes through every stage. Or there is one that does not exist.
 "\n".join => " ".join
     All is in one line, so one rank does everything. Each rank has its own line.
 """
 
-EXERCISE = Exercise(
-    id="09.1",
-    title=NAME,
-    points=3,
-    body=body,
-    inputs=inputs,
-    reference=reference,
-    ranks=(1,),
-    right=(in_memory, in_rounds),
-    mistakes=read_mistakes(MISTAKES, in_memory),
-)
+EXERCISE = exercise(globals(), points=3, right=(in_memory, in_rounds), ranks=(1,))

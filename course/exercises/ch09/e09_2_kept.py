@@ -51,8 +51,7 @@ def kept_layer_by_layer(schedule, rank, ranks, m, layers, saved, boundary, recom
 MISTAKES = """
 in microbatches:
 min(count, num_ranks - rank) => min(count, num_ranks)
-    Under 1F1B every rank of yours keeps p. Only rank 0 does: it waits longest for the gradient of its first
-    microbatch. How many does the last rank keep?
+    Under 1F1B every rank of yours keeps p. Only rank 0 waits so long for a gradient. How many does the last keep?
 => count
     Under 1F1B you keep all microbatches, as under GPipe. A rank runs the first backward long before the last forward.
 if schedule == "1F1B": => if True:
@@ -65,23 +64,19 @@ min(count, num_ranks - rank) => num_ranks - rank
 => min(count, num_ranks) - rank
 or
 => max(1, min(count, num_ranks) - rank)
-    Under 1F1B with few microbatches you subtract the rank from the number of microbatches. A rank keeps the smaller of
-    the two: p less its number, or all microbatches.
+    Under 1F1B with few microbatches you subtract the rank from these. A rank keeps min(p less its number, m).
 => min(count, num_ranks - rank - 1)
 or
 => num_ranks - rank - 1
-    One too few under 1F1B: those are the forwards of the warmup. The first forward of the steady state is one more,
-    and even the last rank keeps one.
+    One too few under 1F1B: that is the warmup. The steady state begins with one more, and even the last rank keeps one.
 => min(count, num_ranks - rank + 1)
     One too many under 1F1B. Ranks are counted from 0: the last rank is p - 1, and keeps one.
 => min(count, rank + 1)
-    Under 1F1B you keep more the nearer a rank is to the loss. It is the other way round: the last rank runs each
-    backward right after its forward.
+    Under 1F1B you keep more near the loss. It is the other way round: the last rank runs each backward at once.
 
 in all:
 boundary + (layers - recomputed) * saved => layers * saved
-    With recomputation you keep the saved tensors of every layer, for each microbatch. Of the layers that are
-    recomputed, only the stage input is kept for each.
+    With recomputation you keep what every layer saves. Of recomputed layers only the stage input waits.
 max(waiting, recomputed * saved) => waiting
     With recomputation you count only what waits. Before the backward of the first layers their forward is computed
     again, and then all that they save exists for one microbatch.
@@ -93,17 +88,14 @@ max(waiting, recomputed * saved) => waiting
     backward, when all later layers of the microbatch still have their tensors.
 boundary + (layers - recomputed) * saved => boundary
 max(waiting, recomputed * saved) => layers * saved
-    With recomputation you recompute all layers of the stage. Only the first ones are; the later layers keep their
-    tensors.
+    With recomputation you recompute all layers of the stage. Only the first ones are; later layers keep theirs.
 (layers - recomputed) * saved => recomputed * saved
 max(waiting, recomputed * saved) => max(waiting, (layers - recomputed) * saved)
-    You recompute the last layers of the stage, and keep the first. It is the other way round, and the number is that
-    of the layers that are recomputed.
+    You recompute the last layers, and keep the first. It is the other way round: the number is of the first layers.
 boundary + (layers - recomputed) * saved => (layers - recomputed) * saved
     The stage input of a waiting microbatch is missing: without it nothing can be recomputed.
 max(waiting, recomputed * saved) => max(waiting, boundary + recomputed * saved)
-    With recomputation you count an input twice. The input of the microbatch that runs backward is among the tensors
-    that its first layer saves.
+    With recomputation you count an input twice: the running microbatch's is among what its first layer saves.
 count * layers * saved => count * saved
     That is one layer. A stage has several, and each saves something of each microbatch.
 """

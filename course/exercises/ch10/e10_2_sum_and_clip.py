@@ -154,8 +154,7 @@ comm.all_reduce(square, group).sqrt() => square.sqrt()
     Each rank has its own norm: the norm of its stage. Each then scales by a different factor, and the step changes its
     direction. Add the squares over all ranks, one all-reduce of one number.
 comm.all_reduce(square, group).sqrt() => comm.all_reduce(square.sqrt(), group)
-    You added the norms of the ranks. Norms do not add up, their squares do: all-reduce the sum of the squares, then
-    take the root.
+    You added the norms of the ranks. Only squares add up: all-reduce the sum of the squares, then take the root.
 comm.all_reduce(square, group).sqrt() => comm.all_reduce(square, group)
     That is the square of the norm. Take the root.
 for g in gradients.values(): => for name, g in gradients.items():
@@ -163,11 +162,9 @@ for g in gradients.values(): => for name, g in gradients.items():
     Shared gradients are not scaled. One factor scales the full gradient.
 for g in gradients.values(): => for name, g in gradients.items():
 (max_norm / norm).clamp(max=1) => 1 if group.rank in holders.get(name, [])[1:] else (max_norm / norm).clamp(max=1)
-    Shared gradients are scaled on their first rank alone. Each is counted once, and scaled on every rank that holds
-    it: otherwise the copies drift apart.
+    Shared gradients are scaled on their first rank alone, so copies drift apart. Count once, and scale on every holder.
 (max_norm / norm).clamp(max=1) => max_norm / norm
-    Small gradients got larger. Clipping makes a norm smaller if it is above max_norm, and never scales up: the factor
-    is at most 1.
+    Small gradients got larger. Clipping never scales up: the factor is at most 1.
 g.mul_((max_norm / norm).clamp(max=1)) => g = g * (max_norm / norm).clamp(max=1)
     The norm is right, but nothing is scaled. `x = x * factor` makes a new tensor: use x.mul_(factor).
 if group.rank in ranks: => if True:

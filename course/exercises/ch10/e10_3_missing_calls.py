@@ -14,8 +14,7 @@ or
 1: "1SEND_B2" | "2SEND_B2" | "2RECV_B2"
 or
 2: "1SEND_B1" | "2SEND_B1" | "2RECV_B2"
-    this action comes later in the list of its rank, which has not reached it. Find the call in which that rank waits
-    now, and the call that should meet it.
+    this action comes later in its rank's list. Find the call in which that rank waits now, and its partner.
 1: "1SEND_F4" | "1SEND_F2"
 or
 2: "3RECV_F3"

@@ -187,12 +187,10 @@ if sends: => if False:
     would show that an output has arrived: wait for the send before the last.
 in messages that were not waited for:
 for send in sends: => for send in []:
-    Not every message is waited for. The last sends may be in flight when the function returns: keep their handles, and
-    wait.
+    Not every message is waited for. The last sends may still be in flight: keep their handles, and wait.
 in the loss:
 comm.all_reduce(total, group) / count => total / count if group.rank == last else ANYTHING
-    Only the last rank has the loss. All ranks need it, to decide the same (whether to stop, or to keep a checkpoint):
-    one collective after the last forward.
+    Only the last rank has the loss. All need it, to decide alike when to stop: one collective after the last forward.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(evaluated, by_torch_distributed))

@@ -105,9 +105,8 @@ def in_place(actions, w, forward, backward, lr):
 MISTAKES = """
 in weights, calls:
 w = w - lr * backward(k, used.pop(k)) => w -= lr * backward(k, used.pop(k))
-    Backward gets the newest weights, and the forward of that microbatch ran through older ones: the result is the
-    gradient of no function. Keep the weights of each forward. If you keep the tensor and change it with -=, what you
-    kept changes as well.
+    Backward gets the newest weights, but that forward ran through older ones: the result is the gradient of no
+    function. Keep the weights of each forward. What you keep also changes if you step with -=.
 used, most = {}, 1 => used, most, total = {}, 1, 0
 w = w - lr * backward(k, used.pop(k)) => total = total + backward(k, used.pop(k))
 return w, most => return w - lr * total, most
@@ -116,19 +115,15 @@ w = w - lr * backward(k, used.pop(k)) => w = used[k] - lr * backward(k, used.pop
     A step of yours begins at the old weights of its microbatch, and so takes back the steps since then. The gradient
     is of the old weights; subtract it from the newest.
 used.pop(k) => used.pop(max(used))
-    Backward gets the weights of the latest forward. 1F1B runs backward in the order of the forwards: find the weights
-    by the number of the microbatch.
+    Backward gets the weights of the latest forward. Backwards run in the order of forwards: look up by microbatch.
 w - lr * backward => w + lr * backward
     Your step adds the gradient. The loss falls against it.
 => w - lr / (len(actions) // 2) * backward
-    You divide the gradients by the number of microbatches, as for a step of the full batch. Here each step is of one
-    microbatch.
+    You divide the gradients by the number of microbatches, as for a full batch. Here each step is of one microbatch.
 used.pop(k) => used[k]
-    The steps are right. You never free old weights: after the backward of the last microbatch that used them, nothing
-    needs them.
+    The steps are right. You never free old weights: after their last backward nothing needs them.
 used[k] = w => used[k] = w.clone()
-    The steps are right. You copy the weights at each forward. During the warmup nothing steps, so all its microbatches
-    use one version: keep a reference to it.
+    The steps are right. You copy at each forward. Nothing steps during the warmup: keep references to one version.
 
 in all:
 {id(one) for one in used.values()} | {id(w)} => used
@@ -138,8 +133,7 @@ used, most = {}, 1 => used, most = {}, 0
 | {id(w)} => - {id(w)}
     The steps are right. You count the old versions only. The newest weights are in memory as well.
 | {id(w)} =>
-    The steps are right. You count only the versions that microbatches in flight use. After a step the newest weights
-    are in memory too, before any forward uses them.
+    The steps are right. You count only versions in flight. The newest weights are in memory before a forward uses them.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(stashed, in_place), ranks=(1,))

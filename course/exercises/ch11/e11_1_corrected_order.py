@@ -7,11 +7,10 @@ from functools import partial
 import torch
 from torch import distributed as dist
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import random
 from lib import comm
-from lib.pipeline.lower import lower, other_end
-from lib.pipeline.schedules.action import COMPUTE, SENDS, Op
+from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.interleaved import interleaved, warmup
 from lib.pipeline.schedules.one_f_one_b import in_turns
 
@@ -130,36 +129,14 @@ def by_tags(group, orders, forward, backward, like, tag=lambda op, source, targe
         send.wait()
 
 
-def in_one_order(group, orders, forward, backward, like):
-    """With messages where the library puts them."""
-    m, v = len({k for _, _, k in orders[0]}), len({stage for _, stage, _ in orders[0]})
-    schedule, here, sends = lower(half_the_way(group.size, m, v)), {}, []
-    for action in schedule.actions[group.rank]:
-        stage, op, k = action
-        if op in COMPUTE:
-            x = here.pop(("F" if op == Op.F else "B", stage, k), None)
-            here[op, stage, k, "made"] = (forward if op == Op.F else backward)(stage, k, x and x.wait())
-            continue
-        peer = schedule.rank_of[other_end(action).stage]
-        work = "F" if op in (Op.SEND_F, Op.RECV_F) else "B"
-        if op in SENDS:
-            sends.append(comm.send(here.pop((Op(work), stage, k, "made")), group, peer))
-        else:
-            here[work, stage, k] = comm.recv(like, group, peer)
-    for send in sends:
-        send.wait()
-
-
 MISTAKES = """
 here[next(coming[source % p])] = x => here[action] = x
-    This is the result of the program in the task. On two ranks the neighbour before and the neighbour after are the
-    same rank: its activations and its gradients arrive in the order in which it sends them, and you receive in the
-    order in which you need them.
+    This is the result of the program in the task. On two ranks the ranks before and after are the same: its activations
+    and gradients arrive in the order in which it sends them, and you receive in the order in which you need them.
 partial(by_tags, tag=lambda op, source, target, k: target)
     You tag messages by the stage that receives them. An activation and a gradient for the same stage still cross.
 partial(by_tags, tag=lambda op, source, target, k: source)
-    You tag messages by the stage that sends them. The activations and the gradients that leave the same stage go to
-    the same rank here, and still cross.
+    You tag messages by the stage that sends them. Its activations and its gradients go to the same rank, and cross.
 
 in order of work:
 in orders[rank]: => in sorted(orders[rank], key=lambda action: action[0] == "B"):
@@ -168,9 +145,13 @@ in orders[r]: => in sorted(orders[r], key=lambda action: action[0] == "B"):
     keeps all microbatches. Keep the order of work.
 """
 
+IN_TORCH_DISTRIBUTED = in_other_words(
+    corrected_order,
+    "x = comm.recv(like, group, source % p).wait() => dist.recv(x := torch.empty_like(like), source % p)",
+    "comm.send(y, group, target % p) => dist.isend(y, target % p)",
+)
+BY_DIRECTION = partial(by_tags, tag=lambda op, *which: op == "F")
+
 EXERCISE = exercise(
-    globals(),
-    points=3,
-    right=(corrected_order, by_tags, in_one_order, partial(by_tags, tag=lambda op, *which: op == "F")),
-    ranks=(2,),
+    globals(), points=3, right=(corrected_order, by_tags, IN_TORCH_DISTRIBUTED, BY_DIRECTION), ranks=(2,)
 )

@@ -101,8 +101,7 @@ seen.makespan => by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, 
 
 in stages on each rank:
 => by_formula(ranks, microbatches, v, layers * T_F, layers * T_B, T_message=0)
-    You chose the largest v that fits, as if messages took no time. Each further stage adds a message to the path of a
-    microbatch: compare the times with messages.
+    You chose the largest v that fits, as if messages took no time. Each stage adds one to the path: compare with them.
 range(1, layers + 1) => range(2, layers + 1)
 min(found) => min(found, default=(0, 0, 0))
     You left out v = 1. 1F1B keeps less than any interleaved schedule, and waits less for long messages.

@@ -278,8 +278,7 @@ y.register_hook(defer) => first(lambda grad_y: linear(x_only, weight, bias), y).
 rows.T @ x.flatten(0, -2), rows.sum(0) => by_autograd(weight, bias, x, grad_y)
     A pair costs more than ∂yᵀ · x: autograd also computes y or ∂x again. Multiply ∂y and x yourself.
 x_only = x.detach() => x_only = x
-    All gradients are right, and they have a history: weight.grad keeps every x in memory until the optimizer step.
-    Detach x, or compute inside torch.no_grad().
+    All gradients are right, with a history: weight.grad keeps every x until the optimizer step. Detach x, or no_grad.
 x_only = x.detach() => x_only = x.detach().clone()
     All gradients are right, and more than x and ∂y is kept. Keep the tensors themselves, without a copy.
 """

@@ -112,11 +112,9 @@ lambda: zb_h1(RANKS, MICROBATCHES)
 
 in whether it can work, microbatches that a rank keeps, units of time, its backwards:
 lambda: re.sub(r" \dW\d", "", greedy(2, "FIW", turns=True)).replace("I", "B")
-    It runs, and takes more than 39 units. Your backwards are full, so each rank waits for weight gradients that it
-    does not need. Write I and W.
+    It runs, and takes more than 39 units: your backwards are full, and ranks wait for weight gradients. Write I and W.
 lambda: half().replace(" 2W3", "").replace("2I3", "2B3")
-    It runs, and takes more than 39 units. Some of your backwards are full, and the previous stage waits for all of
-    such a backward. Write I and W instead.
+    It runs, and takes more than 39 units: some backwards are full, and the stage before waits. Write I and W instead.
 
 in whether it can work, microbatches that a rank keeps, units of time, stages on each rank:
 lambda: greedy(1, "FWI", spare=0)
@@ -135,13 +133,11 @@ lambda: re.sub(r" \d[IW]\d", "", half())
 lambda: half().replace(" 1W3", "")
 or
 lambda: half().replace(" 1I3", "")
-    A W is missing, or an I. Each runs once for each microbatch and stage. No rank waits for a W, so it is easily
-    forgotten.
+    A W is missing, or an I. Each runs once for each microbatch and stage; no rank waits for a W, so it is forgotten.
 lambda: re.sub(" 1[IW]3", "", half())
     A microbatch does not run backward through one of the stages. Each stage needs a backward of it, or I and W.
 lambda: re.sub(" 1[FIW]3", "", half())
-    A stage has no forward of some microbatch. There are eight of them, numbered from 0, and each passes through all
-    stages.
+    A stage has no forward of some microbatch. There are eight, from 0, and each passes through all stages.
 lambda: half().replace(" 7F0", "").replace("0F0 0F1", "0F0 7F0 0F1")
     Ranks wait for each other. Move the action that a rank waits for, so that it runs before the wait on its rank.
 lambda: greedy(m=7)

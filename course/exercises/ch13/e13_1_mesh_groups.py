@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import call, ranks_in, whole
 
 
@@ -51,20 +51,6 @@ def by_reshape(sizes, axes):
     return box.permute(dims).reshape(-1, prod(sizes[axis] for axis in axes))
 
 
-def by_strides(sizes, axes):
-    """The first rank of each group, plus the steps inside; sets, the groups backwards."""
-    stride, steps = 1, {}
-    for axis, n in reversed(sizes.items()):
-        steps[axis] = [stride * i for i in range(n)]
-        stride *= n
-
-    def sums(chosen):
-        return [sum(parts) for parts in product(*(steps[axis] for axis in chosen))]
-
-    firsts = sums([axis for axis in sizes if axis not in axes])
-    return [{first + step for step in sums(axes)} for first in reversed(firsts)]
-
-
 MISTAKES = """
 sizes.values() => reversed(sizes.values())
 zip(sizes, place) => zip(reversed(sizes), place)
@@ -77,19 +63,15 @@ tuple(i for axis, i in here if axis not in axes) => rank // prod(sizes[axis] for
     You treat every axis as the outermost: the members of each group are world/n ranks apart. Between two neighbours on
     an axis are only the ranks of the axes to the right of it.
 returns result[:1]
-    You return the group of rank 0 alone. Making a process group is a call that all ranks share, for all groups: each
-    rank needs the list of all of them.
+    You return the group of rank 0 alone. All ranks make all groups together, so each needs the list of all of them.
 returns [ranks for ranks in result for _ in ranks]
-    Each group appears as often as it has members: you made one for every rank. Ranks that differ only along the axes
-    asked for share one group.
+    Each group appears once for every member. Ranks that differ only along the axes asked for share one group.
 axis not in axes => axis in axes
-    You made the groups of everything but the axes asked for. Along an axis, the coordinate on that axis differs, and
-    all others agree.
+    You made the groups of everything but the axes asked for. Along an axis only the coordinate on that axis differs.
 => axis != axes[0]
 or
 => axis != axes[-1]
-    Of several axes you take only one. A joint group is a plane: it holds every combination of coordinates on the axes
-    asked for, n₁ · n₂ ranks.
+    Of several axes you take only one. A joint group holds every combination of coordinates on them, n₁ · n₂ ranks.
 returns [ranks for axis in axes for ranks in mesh_groups(sizes, [axis])]
     For several axes your groups overlap: you return the lines along each axis. A gradient that is summed over dp×tp
     needs one group with all n₁ · n₂ ranks, and each rank is in exactly one.
@@ -98,4 +80,6 @@ returns [ranks[::-1] for ranks in result]
     the group: if it depends on the order in which the axes are named, dp×tp and tp×dp cut a tensor differently.
 """
 
-EXERCISE = exercise(globals(), points=2, right=(mesh_groups, by_reshape, by_strides), ranks=(1,))
+SETS = in_other_words(mesh_groups, "list(groups.values()) => map(set, reversed(groups.values()))")
+
+EXERCISE = exercise(globals(), points=2, right=(mesh_groups, by_reshape, SETS), ranks=(1,))

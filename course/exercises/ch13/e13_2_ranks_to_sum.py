@@ -65,15 +65,13 @@ axes = ["dp", "tp"] => axes = ["dp"]
     Norms are right, but with sequence parallelism row biases and positions are added to a slice of the tokens as well:
     their gradients are also partial on each tp rank.
 => ("norm", "row bias")
-    Positions are missing: with sequence parallelism a tp rank looks up only the positions of its slice, so the table's
-    gradient is a sum over tp as well.
+    Positions are missing: with sequence parallelism a tp rank looks up only its slice's, so tp is in their sum as well.
 and sequence_parallel: => :
     You add tp without sequence parallelism. Then all tp ranks process all tokens, and each has the full gradient of a
     norm already: a sum over tp makes it t times too large.
 kind in ("norm", "row bias", "positions") and sequence_parallel => sequence_parallel
 ["dp", "pp"] => [*axes, "pp"]
-    With sequence parallelism you sum everything over tp. A cut matrix has different elements on each tp rank:
-    gradients of different weights must not be added.
+    With sequence parallelism you sum everything over tp, also the gradients of different elements of a cut matrix.
 ("norm", "row bias", "positions") => ("norm", "row bias", "column bias", "positions")
     You treat every bias as replicated. The bias of a column layer belongs to its output features, and they are cut
     over tp: each rank has its own elements. Only the bias of a row layer is replicated.
@@ -81,25 +79,20 @@ kind in ("norm", "row bias", "positions") and sequence_parallel => sequence_para
     The embedding is tied: the first stage looks tokens up in it, the last stage multiplies with it. You sum over the
     replicas of one of these uses. Its gradient is the sum over both stages.
 => ["dp", "pp"], None
-    You sum the tied embedding over all stages. Only the first and the last stage use it; the stages between hold no
-    copy, and nothing to add.
+    You sum the tied embedding over all stages. Only the first and the last use it; the others have nothing to add.
 ["dp", "pp"] => ["pp"]
-    The tied embedding is summed over its two stages, but not over dp. Its replicas processed different sequences, like
-    the replicas of any parameter.
+    The tied embedding is summed over its stages, but not over dp, whose ranks processed different sequences.
 shape.groups(*axes, among=among) => shape.groups("dp", "pp", "tp")
     You sum over the whole world. Ranks of different stages hold different layers, and ranks along tp different shards
     of a matrix: an all-reduce would add gradients of unrelated weights.
 => shape.groups(*{*axes, "pp"})
-    You sum over dp and pp. A pipeline's stages hold different layers: apart from the tied embedding, there is nothing
-    to add along pp.
+    You sum over dp and pp. Stages hold different layers: only the tied embedding adds up along pp.
 axes, among = ["dp"], None => axes, among = ["tp"], None
 axes = ["dp", "tp"] => axes = ["tp"]
 ["dp", "pp"] => ["tp", "pp"]
-    You sum along the wrong axis: tp where it should be dp. Replicas, which processed different sequences, differ in
-    their dp coordinate.
+    You sum along the wrong axis: tp where it should be dp. Replicas differ in their dp coordinate.
 lambda sizes, *rest: by_places({axis: sizes[axis] for axis in ("dp", "pp", "tp")}, *rest)
-    Right as long as the axes are dp, pp, tp. `sizes` names them from the outermost to the innermost, and the ranks are
-    counted in that order.
+    Right as long as the axes are dp, pp, tp. `sizes` names them from the outermost; ranks are counted in that order.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(ranks_to_sum, by_places), ranks=(1,))

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import distributed as dist
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import random
 from course.check.listen import listen, raw
 from lib.mesh import Mesh, MeshShape
@@ -75,16 +75,6 @@ def clip_over_axes(gradients, copies, max_norm, groups):
     return norm
 
 
-def as_torch_does(gradients, copies, max_norm, groups):
-    """With the small number of clip_grad_norm_, by copy_."""
-    parts = torch.stack([torch.linalg.vector_norm(x) / c**0.5 for x, c in zip(gradients, copies, strict=True)])
-    square = parts.square().sum()[None]
-    dist.all_reduce(square, op=dist.ReduceOp.SUM)
-    for x in gradients:
-        x.copy_(x * (max_norm / (square.sqrt() + 1e-6)).clamp(max=1))
-    return square.sqrt()
-
-
 def by_gathering(gradients, copies, max_norm, groups):
     """One number of each rank, and every rank adds them up; a float."""
     mine = sum(x.pow(2).sum().div(c) for x, c in zip(gradients, copies, strict=True)).reshape(1)
@@ -104,8 +94,7 @@ x.square().sum() / count => x.square().sum()
     You divided the whole sum by d. Cut matrices have d copies, but a norm has copies along tp as well, and a tied
     embedding on two stages. Each gradient has its own number of copies.
 => (x / count).square().sum()
-    You divided the gradient by its copies before you squared it, so its square is divided by copies². It is the square
-    that adds up once for each copy.
+    You divided the gradient by its copies before you squared it. The square adds up once for each copy: divide that.
 => x.square().sum()
 dist.all_reduce(square) =>
 or
@@ -114,8 +103,7 @@ dist.all_reduce(square) =>
     weight drift apart. Add the squares up over all ranks first.
 for x, count in pairs) => for x, count in pairs).sqrt()
 norm = square.sqrt() => norm = square
-    You added the ranks' norms. Lengths of pieces do not add up, their squares do: all-reduce the sum of the squares,
-    then take the root.
+    You added the ranks' norms. Only squares add up: all-reduce the sum of the squares, then take the root.
 norm = square.sqrt() => norm = square
     You returned the square of the norm. Take the root, after the sum.
 dist.all_reduce(square) => dist.all_reduce(square, group=groups["dp"])
@@ -129,17 +117,20 @@ or
     You sum over pp and tp, one replica of the model. But `copies` counts the ranks of all replicas, so each square is
     divided d times too often. Sum over all ranks, as you divide by all copies.
 (max_norm / norm).clamp(max=1) => max_norm / norm
-    You scale small gradients up. Clipping shortens gradients longer than max_norm and does not change the rest: the
-    factor is at most 1.
+    You scale small gradients up. Clipping changes only those longer than max_norm: the factor is at most 1.
 x.mul_((max_norm / norm).clamp(max=1)) => x = x * (max_norm / norm).clamp(max=1)
-    The norm is right, and nothing is scaled. Change the tensors in place, as with x.mul_(factor); x = x * factor makes
-    a new tensor and leaves the old.
+    The norm is right, and nothing is scaled: x = x * factor makes a new tensor. Change it in place, x.mul_(factor).
 dist.all_reduce(square) => for x in (gradients[0].square(), square): dist.all_reduce(x)
-    The norm is right, but gradients are sent. Each rank can square the gradients it holds: the other ranks need only
-    one number.
+    The norm is right, but gradients are sent. Each rank squares those it holds: the others need only one number.
 => for axis in groups: dist.all_reduce(square, group=groups[axis])
     The norm is right, in more than one message. Every message costs its latency, on the slowest link of the mesh: add
     up this rank's squares first, then all-reduce one number.
 """
 
-EXERCISE = exercise(globals(), points=3, right=(clip_over_axes, as_torch_does, by_gathering), ranks=(8,))
+AS_TORCH_DOES = in_other_words(  # with the small number of clip_grad_norm_
+    clip_over_axes,
+    "x.mul_((max_norm / norm).clamp(max=1)) => x.copy_(x * (max_norm / (norm + 1e-6)).clamp(max=1))",
+    "return norm => return norm[None]",
+)
+
+EXERCISE = exercise(globals(), points=3, right=(clip_over_axes, AS_TORCH_DOES, by_gathering), ranks=(8,))

@@ -5,13 +5,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from course.check.edits import exercise
+from course.check.edits import exercise, in_other_words
 from course.check.exercise import is_dense, kind, several, whole
 from lib import comm
 from lib.clip import clip
 from lib.data import rows_of_rank
-from lib.data_parallel.bucketed_gradients import Gradients
-from lib.data_parallel.optimizer import ShardedOptimizer
 from lib.facts import Fact
 from lib.layout import Layout
 from lib.mesh import Mesh, MeshShape
@@ -19,7 +17,6 @@ from lib.model import GPT, GPTConfig, mean_loss
 from lib.parallel import facts_of, parallelize
 from lib.pipeline.execute import execute
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
-from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.stage import cut, stages_of
 from lib.placement import Replicate, unshard
 from lib.tensor_parallel.gpt import tensor_parallel
@@ -144,24 +141,6 @@ def by_parallelize(world, model, inputs, targets, max_norm):
     return ours.step(inputs, targets, max_norm), ours.facts
 
 
-def by_gradients(world, model, inputs, targets, max_norm):
-    """Sums inside the schedule, by `Gradients`; a list."""
-    mesh = Mesh(SHAPE, world)
-    dp, pp, tp = (mesh.group(axis) for axis in ("dp", "pp", "tp"))
-    schedule = with_reduce(one_f_one_b(pp.size, 4))
-    stages = stages_of(tensor_parallel(model, tp, sequence_parallel=True), schedule, pp.rank)
-    facts = facts_of(stages, mesh, schedule.rank_of)
-    sums = Gradients(facts)
-    optimizer = ShardedOptimizer(sums, make_sgd)
-    x, y = (part.chunk(dp.size)[dp.rank] for part in (inputs, targets))
-    loss = partial(vocab_parallel_loss, group=tp, count=(targets != -100).sum())
-    term = execute(schedule, stages, pp, x, y, loss, sums).loss
-    sums.finish()
-    sums.clip(world, max_norm)
-    optimizer.step()
-    return [comm.all_reduce(term, dp), facts]
-
-
 MISTAKES = """
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
@@ -169,9 +148,8 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
     Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The second is in
     the sums: copies of norms and of the tied embedding drift apart.
 (targets != -100).sum() => dp.size * (y != -100).sum()
-    Copies agree, but the loss is wrong: each dp rank's tokens are divided by that rank's own count, and the result is
-    the mean of two means. A token counts more where fewer of them count. Every term has the same denominator: the
-    count over the global batch.
+    Copies agree, but the loss is wrong: each dp rank divides by its own count, and the result is the mean of two means.
+    A token counts more where fewer of them count. Every term has the same denominator, the global count.
 in weights on dp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
     The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences. Each
@@ -187,8 +165,7 @@ comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over 
     parallelism each processed its slice of the tokens, so dp×tp is their sum.
 in the tied embedding on the first and the last stage:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)
-    The copies of norms agree, but the tied embedding is no longer the same on the first and the last stage. Each has
-    the gradient of one use: sum over both.
+    Copies of norms agree, but not those of the tied embedding. Each stage has the gradient of one use: sum over both.
 in the loss:
 return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
     All weights may be right, but each rank returns its own term of the loss. The terms add up over dp.
@@ -196,13 +173,15 @@ in after the step:
 clip([p.grad for p in parameters], squares, world, max_norm) =>
     The sums are right, and then nothing is clipped.
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over, op="mean")
-    The gradients are means over the ranks that hold them, but the loss is divided by the global count already: they
-    are terms of a sum. Use op="sum".
+    The gradients are means over ranks, but the loss, divided by the global count, has terms of a sum. Use op="sum".
 fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
-    The clip counts copies: each square once for every rank that holds it. fact.square divides by the number of ranks
-    that do.
+    The clip counts each square once for every rank that holds it. fact.square divides by the number of these ranks.
 """
 
-EXERCISE = exercise(
-    globals(), points=3, right=(step_on_eight, by_parallelize, by_gradients), ranks=(8,), timeout_s=20
+A_LIST = in_other_words(
+    step_on_eight,
+    "one_f_one_b(pp.size, 2) => one_f_one_b(pp.size, 4)",
+    "return comm.all_reduce(result.loss, dp), facts => return [comm.all_reduce(result.loss, dp).item(), facts]",
 )
+
+EXERCISE = exercise(globals(), points=3, right=(step_on_eight, by_parallelize, A_LIST), ranks=(8,), timeout_s=20)

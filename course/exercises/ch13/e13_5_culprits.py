@@ -20,13 +20,11 @@ MISTAKES = """
     it looks like the first, but rank 5 waits with 64 elements: in the second call, not the first. That call goes over
     dp, and rank 4 is not in rank 5's dp group. Rank 4 has left out nothing.
 2 rank: 1
-    rank 1 waits in the second call for rank 5, its peer on dp, and rightly so. Rank 5 is in a call as well: with which
-    rank?
+    rank 1 waits in the second call for rank 5, its peer on dp, rightly. Rank 5 also waits in a call: with which rank?
 2 rank: 0 | 2 | 3 | 6 | 7
     that rank waits in the last call of the step. The mistake is earlier.
 2 axis: "tp" | "pp" | "world"
-    rank 5 waits for rank 4, so it called along tp: that call is too many. The one that is missing is the one that rank
-    1 waits in: ranks 1 and 5 differ along dp.
+    rank 5 called along tp, which is too many. Missing is the call that rank 1 waits in: ranks 1 and 5 differ along dp.
 """
 
 EXERCISE = findings("13.5", "culprits", "Report", ("rank", "axis"), RIGHT, MISTAKES)

@@ -70,8 +70,7 @@ returns ({}, *result[1:])
 pp=4 => pp=2
     The degrees do not multiply to the cluster. Every GPU has one place on each axis.
 dp=2, pp=4, tp=8, microbatches=32 => dp=1, pp=32, tp=2, microbatches=64
-    Something cannot be shared out evenly. Stages take whole layers, tp ranks whole heads, and dp ranks equal numbers
-    of microbatches of equal size.
+    Something cannot be shared out evenly: whole layers, whole heads, equal numbers of microbatches of equal size.
 zero=1, recompute="selective" => zero=1, schedule="zb-h1"
     The bill has closed forms only for 1f1b, interleaved and gpipe. Choose one of them.
 pp=4, tp=8 => pp=2, tp=16
@@ -79,15 +78,13 @@ pp=4, tp=8 => pp=2, tp=16
     microbatch, and waits for each: that needs the links inside a node. Make tp smaller, or put it last in `order`.
 dp=2, pp=4, tp=8, microbatches=32 => dp=8, pp=1, tp=8, microbatches=8
 zero=1 => zero=0
-    The optimizer state alone does not fit: 12 of the 16 bytes per parameter. tp and pp divide it; dp does not, unless
-    ZeRO shards it.
+    The optimizer state alone, 12 of 16 bytes per parameter, does not fit. tp and pp divide it; dp only with ZeRO.
 dp=2, pp=4, tp=8, microbatches=32 => dp=16, pp=2, tp=2, microbatches=4
     Parameters, gradients and optimizer state do not fit, before there is any activation. tp and pp divide all three;
     ZeRO-1 divides the optimizer state over dp as well.
 sequence_parallel=True, zero=1, recompute="selective" => zero=1
-    Model states fit, activations do not. Under 1F1B a rank keeps up to p microbatches, so more stages do not help the
-    first. Sequence parallelism, selective recomputation, a smaller microbatch or a larger tp do; GPipe keeps all
-    microbatches.
+    Model states fit, activations do not. 1F1B keeps up to p microbatches, so more stages do not help the first.
+    Sequence parallelism, selective recomputation, a smaller microbatch or a larger tp do; GPipe keeps all.
 pp=4, tp=8 => pp=8, tp=4
     It fits, but the GPUs wait too long: (p-1)/v of m + (p-1)/v units. Take fewer stages, more microbatches, or several
     stages per rank. dp and m share 64 sequences: fewer replicas leave more microbatches to each.
@@ -106,13 +103,11 @@ in layout A:
 in_flight, layers = 4, 80 / 4 => in_flight, layers = 1, 80 / 4
     Layout A: these are the activations of one microbatch. Under 1F1B the first of p ranks keeps p of them.
 (34 + 5 * heads * s / h) => 34
-    Layout A: that would fit, because the attention matrices are missing: 5as/h of the 34 + 5as/h bytes. Without
-    recomputation they are kept.
+    Layout A: that would fit, but without recomputation attention matrices are kept, 5as/h of 34 + 5as/h bytes.
 states + in_flight * layers * layer => in_flight * layers * layer
     Layout A: that is the activations alone. Add the model states.
 (2 + 2 + 12 / 2) => (2 + 2 + 12)
-    Layout A: ZeRO-1 divides the 12 bytes of optimizer state over dp as well. Parameters and gradients have 2 bytes
-    each.
+    Layout A: ZeRO-1 also divides the 12 bytes of optimizer state over dp. Parameters and gradients have 2 bytes each.
 => (2 + 2 + 12) / 2
     Layout A: ZeRO-1 divides the optimizer state alone over dp: parameters and gradients stay full on each replica.
 in_flight, layers = 4, 80 / 4 => in_flight, layers = 4, 80
@@ -135,15 +130,13 @@ in layout B:
 
 in layout C:
 2 * (4 - 1) / 4 => (4 - 1) / 4
-    Layout C: that is the reduce-scatter of the gradients alone. ZeRO-1 also all-gathers the parameters, as many bytes
-    again.
+    Layout C: that is the reduce-scatter of the gradients alone. ZeRO-1 all-gathers as many bytes of parameters.
 => 2
     Layout C: a ring sends (d-1)/d of the bytes each way: a rank keeps the chunk that it reduces.
 2 * billions => 4 * billions
     Layout C: that is twice too much. A gradient is sent in 16 bits, and a rank holds 1/(t·p) of the parameters.
 => 16 * 2 * billions
-    Layout C: that is 16 times too much. Gradients are sent once per step, not for each of the 16 microbatches, and a
-    rank holds 1/16 of the parameters.
+    Layout C: that is 16 times too much. Gradients are sent once per step, and a rank holds 1/16 of the parameters.
 / (2 * 8) => / 2
     Layout C: a rank holds 1/(t·p) of the parameters: tp also divides them.
 2 * (4 - 1) / 4 => 2 * (2 - 1) / 2

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from course.check.edits import read_mistakes
-from course.check.exercise import Exercise, kind, known_number, several, word
+from course.check.edits import exercise
+from course.check.exercise import kind, known_number, several, word
 from lib.cost.sizes import ModelShape
 from lib.planner import Cluster, Layout4D, Training, memory_bytes
 from lib.planner.training import GPUS, stack_for
@@ -70,8 +70,7 @@ MISTAKES = """
 "first", states_a => "last", states_a
 or
 "first", states_b => "last", states_b
-    the last rank has the logits, less than 1 GB, but the first rank keeps more microbatches in flight, and their
-    activations weigh more.
+    the last rank has logits, less than 1 GB, but the activations in flight on the first rank weigh more.
 "last", states_c => "first", states_c
     the first rank keeps four times the microbatches of the last rank. With full recomputation that is 1.6 GB more;
     compare it with the logits, which only the last rank has.
@@ -92,8 +91,7 @@ states_a = 18 => states_a = 18 / 2
 states_b = (6 + 12 / 4) => states_b = (6 + 12) / 4
 or
 states_c = (6 + 12 / 4) => states_c = (6 + 12) / 4
-    ZeRO-1 divides the optimizer state over dp, 12 of 18 bytes. Every replica keeps all parameters and gradients of its
-    stage.
+    ZeRO-1 divides the optimizer state over dp, 12 of 18 bytes. Parameters and gradients stay full on each replica.
 states_b = (6 + 12 / 4) => states_b = (6 + 12)
 or
 states_c = (6 + 12 / 4) => states_c = (6 + 12)
@@ -101,8 +99,7 @@ states_c = (6 + 12 / 4) => states_c = (6 + 12)
 acts_a = 4 * 8 => acts_a = 8 * 8
     you count p = 8 microbatches in flight. A step has only 4: the first rank keeps min(m, p).
 4 * (1 + 3 / 16) => 4
-    p microbatches in flight is right with one stage per rank. With v of them the first rank keeps 1 + (p-1)/(p·v)
-    times as much.
+    p microbatches in flight is right with one stage per rank. With v the first rank keeps 1 + (p-1)/(p·v) times that.
 => 32
     you keep all 32 microbatches, as GPipe does. Under interleaved 1F1B the first rank keeps p·(1 + (p-1)/(p·v)).
 states_a, acts_a => states_a, acts_a / 8
@@ -114,8 +111,7 @@ states_c, acts_c => states_c, acts_c / 4
 acts_a = 4 * 8 => acts_a = 8
     these are the activations of one microbatch. The first rank keeps min(m, p) of them.
 4 * (1 + 3 / 16) => 1
-    these are the activations of one microbatch. Under interleaved 1F1B the first rank keeps p·(1 + (p-1)/(p·v)) of
-    them.
+    these are one microbatch's activations. Interleaved 1F1B keeps p·(1 + (p-1)/(p·v)) of them on the first rank.
 (16 * 2 + 34) => 16 * 34
     you keep the insides of all blocks. With full recomputation a rank keeps their inputs, and the insides of one.
 => 16 * 2
@@ -140,13 +136,5 @@ def of_its_entry(mistake):
     return replace(mistake, hint=f"Layout {name}: {mistake.hint}", about=(f"layout {name}: {what}",))
 
 
-EXERCISE = Exercise(
-    id="14.2",
-    title="fullest_ranks",
-    points=3,
-    body=body,
-    inputs=inputs,
-    ranks=(1,),
-    right=(fullest_ranks, by_the_planner, rounded),
-    mistakes=tuple(map(of_its_entry, read_mistakes(MISTAKES, fullest_ranks))),
-)
+EXERCISE = exercise(globals(), points=3, right=(fullest_ranks, by_the_planner, rounded), ranks=(1,))
+EXERCISE = replace(EXERCISE, mistakes=tuple(map(of_its_entry, EXERCISE.mistakes)))

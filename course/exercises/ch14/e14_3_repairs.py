@@ -107,8 +107,7 @@ returns [word for word, _ in result]
     A different count cannot be shared out. tp divides heads, and reaches over ranks of a node; p times v divides
     layers, or layers and two more; dp times b divides the sequences of a step.
 "states" => "activations"
-    Memory binds, but not this kind. Model states bind if they alone are more than a GPU has; activations bind if the
-    states fit without them.
+    Memory binds, but not this kind. States bind if they alone are too large; activations if the states fit without.
 layout._replace(**change) => change
     The second of a pair is a Layout4D, such as `layout._replace(tp=2)`.
 {"tp": 2} => {"dp": 8}
@@ -121,8 +120,7 @@ layout._replace(**change) => change
     Your change leaves everything divided evenly, but it does not fit into memory.
 ("activations", {"rows": 1}) => ("activations", {"recompute": "full"})
     Your layout is possible, and it fits. But a different single change costs less time. Full recomputation costs a
-    third of the blocks; a smaller tp sends fewer sums and a smaller b makes the bubble shorter: take the mildest
-    change that fits.
+    third of the blocks, a smaller tp fewer sums, a smaller b a shorter bubble: take the mildest change that fits.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(repairs, with_stages), inputs=lambda generator, n: [{}], ranks=(1,))

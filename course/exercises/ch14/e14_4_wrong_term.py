@@ -106,22 +106,17 @@ def by_capped_errors(rows):
 
 MISTAKES = """
 median(error(row, kind) for row in rows) => -sum(row["seconds"].get(kind, 0) for row in rows)
-    You name the kind that takes most of the time. It is the largest in every planner, right or wrong: find the
-    correction that makes the errors smaller.
+    You name the kind that takes most of the time, in any planner. Find the correction that makes the errors smaller.
 => error(rows[0], kind)
-    You judge by the first run alone. A single run is explained by several corrections, and by chance: a wrong formula
-    shows in all runs that have its property.
+    You judge by the first run alone, which several corrections explain. A wrong formula shows in all runs concerned.
 => max(error(row, kind) for row in rows)
-    You judge by the worst run. It is off for a reason that is in no formula here, so a wrong correction that hides it
-    looks good. Take the median or the mean.
+    You judge by the worst run, which is off for a reason in no formula here. Take the median or the mean.
 => abs(median(error(row, kind) for row in rows))
 abs(corrected / row["step_s"] - 1) => corrected / row["step_s"] - 1
-    You let errors of both signs cancel. A planner 20% too fast on half of the runs and 20% too slow on the other half
-    is not right: take absolute values first.
+    You let errors of both signs cancel. 20% too fast on half of the runs and too slow on the rest is not right.
 => abs(corrected - row["step_s"])
 median(error(row, kind) for row in rows) => sum(error(row, kind) for row in rows)
-    You add up seconds. Then the few runs with the longest steps dominate. Divide each difference by the measured
-    seconds of its run.
+    You add up seconds, so few long steps dominate. Divide each difference by the measured seconds of its run.
 "nothing": lambda row: 1, =>
     You always find something. One of the planners is right: compare each correction with none, "nothing".
 wrong / factors[kind](row) => wrong * factors[kind](row)

@@ -160,16 +160,13 @@ returns None
 1 / slowdown, exposed => exposed, 1 / slowdown
     The right numbers in the wrong order: first the share of the peak, then the fraction.
 parts / measured[:, None], (measured - known) / measured => parts, measured - known
-    You minimise seconds. Runs of 200 s then outweigh runs of 3 s, and the long runs hardly have any tp sums. Minimise
-    errors relative to the measured seconds.
+    You minimise seconds, so runs of 200 s, with hardly any tp sums, outweigh runs of 3 s. Minimise relative errors.
 1 / slowdown, exposed => slowdown, exposed
-    A share above 1 is faster than the GPU's peak. Matmuls take their seconds at the peak divided by the share, so the
-    share is below 1.
+    A share above 1 is faster than the GPU's peak. Seconds at the peak are divided by the share, which is below 1.
 => 1 / slowdown, 100 * exposed
     The exposed fraction is between 0, all sums are hidden, and 1, none is.
 => SHARES["a100"][0], 0.0
-    That is the share of the book, for a different stack on this GPU. A stack has its own kernels: calibrate it on its
-    own runs.
+    That is the book's share, of a different stack, with other kernels. Calibrate a stack on its own runs.
 lambda rows: share_alone(rows, 0)
     You assume that all tp sums are hidden, and the share makes up for them. It then depends on how much tp the
     calibrated runs have, and runs with more tp are predicted too fast.

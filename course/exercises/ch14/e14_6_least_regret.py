@@ -178,8 +178,7 @@ in the layout:
 min(layouts, key=larger_regret) => "tp 8"
     The first of the three is no Layout4D with cp = 1 that the planner would list.
 => min(layouts, key=larger_regret)._replace(dp=3)
-    The planner refuses this layout: tp · pp · dp is the number of GPUs, and heads, layers and sequences are shared out
-    evenly.
+    The planner refuses this layout: tp · pp · dp is the number of GPUs; heads, layers, sequences are shared out evenly.
 => Layout4D(16, 1, 1, trainings[0].cluster.gpus // 16, 1, 1, 1, True)
     tp reaches over several nodes. Its sums then go over the network, which may be the slow one.
 => Layout4D(1, 1, 4, trainings[0].cluster.gpus // 4, 1, 1, 3)
@@ -187,14 +186,11 @@ min(layouts, key=larger_regret) => "tp 8"
 => too_large(trainings[0])
     The layout does not fit. Drop such layouts before you compare seconds.
 => bests[0]
-    That is the best layout for the first case. In the second it loses far more than it gains in the first: for each
-    layout look at the larger of its two regrets.
+    That is best for the first case, and loses far more in the second: look at the larger of each layout's two regrets.
 => bests[1]
-    That is the best layout for the second case. In the first it loses far more than it gains in the second: for each
-    layout look at the larger of its two regrets.
+    That is best for the second case, and loses far more in the first: look at the larger of each layout's two regrets.
 return max => return sum
-    You take the layout with the least mean of both regrets. It may be good in one case and bad in the second: take the
-    layout whose larger regret is least.
+    You take the least mean of both regrets, which may be bad in one case: take the layout whose larger regret is least.
 min(layouts, key=larger_regret) => max((one for one in layouts if one.tp <= 8), key=larger_regret)
     Your layout is possible, and it fits. But there is a layout whose larger regret is smaller.
 
@@ -208,8 +204,7 @@ first.total / second.total - 1 => 100 * (first.total / second.total - 1)
 => first.total - second.total
     That is in seconds. Divide by the seconds of the best layout.
 => seconds[0][bests[1]].total / seconds[0][bests[0]].total - 1
-    That is the loss of the second's best in the first training. Return the reverse: the loss of the first's best in
-    the second training.
+    That is the loss of the second's best in the first training. Return the first's best's loss in the second.
 => min(map(larger_regret, layouts)) - 1
     That is the larger regret of your layout. Defend it: how much would the first's best have lost?
 
@@ -217,8 +212,7 @@ in the reason:
 max(lost, key=lost.get) => "network"
     The reason is the name of a kind of time, such as `tp`.
 getattr(first, kind) - getattr(second, kind) => getattr(first, kind)
-    The reason is not the kind that takes most of the time: matmuls take most of it in any layout. Take the differences
-    between two layouts, and the largest of them.
+    The reason is not what takes most of the time, as matmuls do. Take the largest difference between the two layouts.
 max(lost, key=lost.get) => "optimizer"
     That is not the reason. Compare two layouts in the second case: the one that is best in the first case, and the one
     that is best in the second. For which kind does the former take longer?
