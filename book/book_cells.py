@@ -72,7 +72,19 @@ def fold_cell(cell: nodes.container) -> None:
         cell.extend([*outputs, code])
 
 
+def put_imports_behind(doctree: nodes.document) -> None:
+    """A page opens with its picture: imports that a notebook needs before it stand behind what opens the page."""
+    for imports in [cell for cell in doctree.findall(nodes.container) if "tag_setup" in cell["classes"]]:
+        page = imports.parent
+        figures = [cell for cell in page.children if "tag_figure" in cell.get("classes", [])]
+        section = next((part for part in page.children if isinstance(part, nodes.section)), None)
+        if figures and section and page.index(imports) < page.index(figures[0]) < page.index(section):
+            page.remove(imports)
+            page.insert(page.index(section), imports)
+
+
 def fold(app, doctree, docname):
+    put_imports_behind(doctree)
     for cell in list(doctree.findall(nodes.container)):
         if cell.get("nb_element") == "cell_code":
             fold_cell(cell)

@@ -1,55 +1,151 @@
-"""Cards of the chapters for the first page: `{cards}` becomes a list of them, each with its chapter's first picture.
+"""The first page: cards of the chapters, `{cards}`, and what is behind a line until somebody wants it.
 
-The pictures are those of the chapters in this very build, as they stand still. A chapter without one has words alone.
+A card has the question of its chapter and an icon, drawn here: a picture of a page, shrunk to a card, cannot be read.
+The sections after the cards are folded, so that the page says in two screens what the book is, for whom, and where to
+begin.
 """
 
 import re
+from collections.abc import Iterator
 from html import escape
 
+from book_cells import Folded
 from book_pages import lead_of
 from docutils import nodes
 from live_page import add_place
 
-from book.figures.player import STYLE
+from book.figures.svg import RANKS, color, num, tag
 
 CHAPTER = re.compile(r"chapters/(\d\d)_")
-PICTURES = re.compile(  # what can be played; any other figure
-    r'<svg class="pbh-wide".*?</svg>|<figure class="pbh-figure".*?(<svg.*?</svg>)', re.DOTALL
+WIDE, HIGH = 96, 44  # pixels of an icon
+Box = tuple[float, float, float, float, str]  # x, y, width, height, colour
+
+
+# ---- icons: boxes in the colours of the book -------------------------------------------------------------------------
+
+
+def memory() -> Iterator[Box]:
+    top = HIGH
+    for ink, high in (("param", 7), ("gradient", 7), ("opt", 20), ("activation", 8)):
+        top -= high
+        yield 30, top, 36, high - 1, ink
+
+
+def collectives() -> Iterator[Box]:
+    for rank, (x, y) in enumerate(((38, 0), (66, 15), (38, 30), (10, 15))):
+        for k in range(4):
+            yield x + 5 * k, y, 4, 14, RANKS[(rank + k) % 4]
+
+
+def copies() -> Iterator[Box]:
+    for rank in range(4):
+        yield 8 + 21 * rank, 0, 17, 9, "activation"
+        yield 8 + 21 * rank, 11, 17, 22, "param"
+    yield 8, 36, 80, 7, "comm"
+
+
+def shards(whole: int | None = None) -> Iterator[Box]:
+    for rank in range(4):
+        for k in range(4):
+            ink = "opt" if whole is None else "param"
+            yield 8 + 21 * rank, 11 * k, 17, 10, ink if k in (rank, whole) else "idle"
+
+
+def columns() -> Iterator[Box]:
+    for rank in range(4):
+        yield 8 + 21 * rank, 2, 17, 32, "param"
+    for rank in range(3):
+        yield 26 + 21 * rank, 14, 5, 8, "comm"
+    yield 8, 37, 80, 6, "comm"
+
+
+def tokens() -> Iterator[Box]:
+    for k in range(4):
+        yield 8, 11 * k, 34, 9, RANKS[k]
+        yield 54 + 9 * k, 0, 8, 42, RANKS[k]
+    yield 46, 0, 4, 42, "comm"
+
+
+def stairs(turns_early: bool = False, split: bool = False) -> Iterator[Box]:
+    """A pipeline of three ranks and three microbatches, in units of 8 pixels."""
+    for rank in range(3):
+        for k in range(3):
+            late = 2 * k if turns_early and rank == 2 else k
+            yield 2 + 7 * (rank + late), 15 * rank, 6, 12, "forward"
+            begin = 3 + 2 * (2 - rank) + 2 * k + (0 if turns_early else 2)
+            yield 9 + 7 * begin, 15 * rank, 6 if split else 13, 12, "backward"
+            if split:
+                yield 16 + 7 * begin, 15 * rank, 6, 12, "weight"
+
+
+def crossing() -> Iterator[Box]:
+    yield 6, 6, 24, 32, "idle"
+    yield 66, 6, 24, 32, "idle"
+    yield 26, 11, 44, 8, "forward"
+    yield 26, 25, 44, 8, "backward"
+
+
+def rounds() -> Iterator[Box]:
+    for rank in range(4):
+        for k in range(4):
+            yield 4 * (rank + k), 11 * rank, 3, 9, "forward"
+            yield 20 + 4 * (rank + k), 11 * rank, 3, 9, "forward"
+            yield 66 + 7 * k - 6 * rank, 11 * rank, 6, 9, "backward"
+
+
+def blocks() -> Iterator[Box]:
+    for copy in range(2):
+        for stage in range(2):
+            for part in range(2):
+                yield 10 + 42 * copy + 18 * part, 2 + 21 * stage, 15, 17, RANKS[2 * copy + stage]
+
+
+def layouts() -> Iterator[Box]:
+    for k in range(18):
+        yield 4 + k * (k + 29) * 7 % 86, 1 + k * (k + 5) * 3 % 37, 5, 5, "soft"
+    yield 20, 32, 11, 11, "ok"
+
+
+ICONS = (
+    *(memory, collectives, copies, shards, lambda: shards(1), columns, tokens, stairs, lambda: stairs(True)),
+    *(crossing, rounds, lambda: stairs(True, True), blocks, layouts),
 )
-NAMES = re.compile(r' (?:role|aria-label|class|tabindex)="[^"]*"')
 
 
-def picture(doctree: nodes.document) -> str:
-    """The page's first picture, without a name: its card has one."""
-    for raw in doctree.findall(nodes.raw):
-        if found := PICTURES.search(raw.astext()):
-            opening, rest = (found[1] or found[0]).split(">", 1)
-            return f'{NAMES.sub("", opening)} aria-hidden="true">{rest}'
-    return ""
+def icon(number: int) -> str:
+    """Of a chapter; a screen reader is told nothing of it, because its card has words."""
+    boxes = (
+        tag("rect", x=num(x), y=num(y), width=num(wide), height=num(high), rx=1.5, fill=color(ink, True))
+        for x, y, wide, high, ink in ICONS[number - 1]()
+    )
+    return tag("svg", "".join(boxes), viewBox=f"0 0 {WIDE} {HIGH}", width=WIDE, height=HIGH, aria_hidden="true")
 
 
-def question(doctree: nodes.document) -> str:
-    """The first question of the page's lead; or its first sentence."""
-    sentences = re.split(r"(?<=[.?]) ", lead_of(doctree))
-    return next((sentence for sentence in sentences if sentence.endswith("?")), sentences[0])
+# ---- cards and folds -------------------------------------------------------------------------------------------------
 
 
 def card(app, home: str, page: str) -> str:
-    doctree = app.env.get_doctree(page)
     number, title = int(CHAPTER.match(page)[1]), escape(app.env.titles[page].astext())
-    link = app.builder.get_relative_uri(home, page)
-    return (
-        f'<li><a href="{link}"><span class="picture">{picture(doctree)}</span>'
-        f"<b>{number} · {title}</b><span>{escape(question(doctree))}</span></a></li>"
-    )
+    link, lead = app.builder.get_relative_uri(home, page), escape(lead_of(app.env.get_doctree(page)))
+    return f'<li><a href="{link}">{icon(number)}<b>{number} · {title}</b><span>{lead}</span></a></li>'
 
 
 def cards(app, page: str) -> nodes.raw:
     pages = [one for one in app.env.toctree_includes.get(app.config.root_doc, []) if CHAPTER.match(one)]
     made = "".join(card(app, page, one) for one in pages)
-    return nodes.raw("", f'<style>{STYLE}</style><ul class="cards">{made}</ul>', format="html")
+    return nodes.raw("", f'<ul class="cards">{made}</ul>', format="html")
+
+
+def fold_rest(app, doctree, docname):
+    """On the first page, what comes after the chapters."""
+    sections = [part for part in doctree.children[0].children if isinstance(part, nodes.section)]
+    titles = [section.children[0].astext() for section in sections]
+    if docname == app.config.root_doc:
+        for later in sections[titles.index("The chapters") + 1 :]:
+            later[1:] = [Folded("", *later[1:], line="Open", classes=["deeper"])]
 
 
 def setup(app):
     add_place(app, "cards", cards)
+    app.connect("doctree-resolved", fold_rest, priority=600)  # after cells are folded
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

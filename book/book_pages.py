@@ -52,11 +52,23 @@ def remove_thebe(app, config):
     app.registry.css_files[:] = [entry for entry in app.registry.css_files if "thebe" not in entry[0]]
 
 
-def name_answers(app, doctree):
-    # A cell that is folded whole (tag hide-cell) holds the answer to a question.
-    for cell in doctree.findall(nodes.container):
-        if cell.get("hide_mode") == "all":
-            cell["prompt_show"], cell["prompt_hide"] = "Show the answer", "Hide the answer"
+def fold_answers(app, doctree):
+    """A cell that is folded whole (tag hide-cell) holds the answer to a question, and so does what stands below it.
+
+    The answer ends with the next heading or the next question, a paragraph that begins with a bold number.
+    """
+    for cell in list(doctree.findall(nodes.container)):
+        if cell.get("hide_mode") != "all":
+            continue
+        cell["prompt_show"], cell["prompt_hide"] = "Show the answer", "Hide the answer"
+        while (behind := cell.next_node(descend=False, siblings=True)) and not _begins_anew(behind):
+            behind.parent.remove(behind)
+            cell += behind
+
+
+def _begins_anew(node: nodes.Node) -> bool:
+    first = node.children[0] if isinstance(node, nodes.paragraph) and node.children else None
+    return isinstance(node, nodes.section) or isinstance(first, nodes.strong) and first.astext()[:1].isdigit()
 
 
 OPTION = re.compile(r'<details class="option">(<summary>.*?</summary>)\s*(?=(Right\b)?)', re.DOTALL)
@@ -146,6 +158,23 @@ def help_search(app, pagename, templatename, context, doctree):
     if pagename == "search":
         app.add_js_file("search_sections.js", loading_method="defer")
         app.add_js_file(None, body="DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY &&= location.protocol !== 'file:';")
+
+
+def walk_chapters(app, pagename, templatename, context, doctree):
+    """Previous and next lead from chapter to chapter; exercises and solutions hang beside theirs."""
+    start = app.config.root_doc
+    chapters = [start, *(page for page in app.env.toctree_includes[start] if page.startswith("chapters/"))]
+    mine = "chapters/" + pagename.removeprefix("exercises/").removeprefix("solutions/").removeprefix("chapters/")
+    if mine not in chapters:
+        return
+    at = chapters.index(mine)
+    before = at - 1 if mine == pagename else at
+    for name, place in (("prev", before), ("next", at + 1)):
+        if 0 <= place < len(chapters):
+            link = app.builder.get_relative_uri(pagename, chapters[place])
+            context[name] = {"link": link, "title": escape(app.env.titles[chapters[place]].astext())}
+        elif name == "prev":
+            context[name] = None
 
 
 def describe(app, pagename, templatename, context, doctree):
@@ -263,13 +292,14 @@ def setup(app):
     app.connect("config-inited", remove_thebe, priority=900)
     app.connect("builder-inited", add_static_folders)
     app.connect("source-read", restore_links)
-    app.connect("doctree-read", name_answers)
+    app.connect("doctree-read", fold_answers)
     app.connect("doctree-resolved", mark_options)
     app.connect("doctree-resolved", offer_links)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
     app.connect("html-page-context", share_sidebar({}), priority=400)  # before the theme, which calls it
     app.connect("html-page-context", keep_place_in_sidebar)
     app.connect("html-page-context", help_search)
+    app.connect("html-page-context", walk_chapters)
     app.connect("html-collect-pages", lost_page)
     app.connect("build-finished", tidy_pages, priority=900)  # after index.html is written
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,7 +14,8 @@ from html import escape
 
 from book.figures.svg import FONT, OUTLINE, READABLE_PX, SMALLEST_PX, Figure, color, lines_of, num, tag, text_width
 
-Legend = Iterable[tuple[str, str]]  # (name of a colour, words); `idle` is hatched, `outline` a dashed frame
+# (name of a colour, words); `idle` is hatched, `outline` a dashed frame, `track` a thin bar, "" words alone
+Legend = Iterable[tuple[str, str]]
 BARS, FRAMES, WORDS = 1, 2, 9  # levels, from back to front
 
 
@@ -118,17 +119,18 @@ class Canvas(Layer):
         """Title, then a legend that begins at `left`; returns the height that they take."""
         x, y = left, 25.0 + self.title(title, width)
         for name, words in legend:
-            step = 17 + text_width(words)
+            step = (17 if name else 0) + text_width(words)
             if x + step > width and x > left:
                 x, y = left, y + 19
-            if name == "outline":
-                paint = {"fill": "none", **OUTLINE}
+            if name == "track":
+                self.rect(x, y + 7, 12, 5, radius=1, fill=color("soft"))
+            elif name == "outline":
+                self.rect(x, y, 12, 12, fill="none", **OUTLINE)
             elif name == "idle":
-                paint = {"fill": self.hatched, "stroke": color("rule")}
-            else:
-                paint = {"fill": color(name, True)}
-            self.rect(x, y, 12, 12, **paint)
-            self.text(x + 17, y + 11, words)
+                self.rect(x, y, 12, 12, fill=self.hatched, stroke=color("rule"))
+            elif name:
+                self.rect(x, y, 12, 12, fill=color(name, True))
+            (self.text if name else self.note)(x + step - text_width(words), y + 11, words)
             x += step + 12
         return y + 25
 

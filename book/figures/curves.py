@@ -16,9 +16,9 @@ from book.figures.timeline import KINDS, legend
 
 # Colour, width and dash of each curve. The first is wide and the next ones narrower on top of it: if they coincide, all
 # stay visible.
-_STACKED = (("comm", 7, "-"), ("backward", 3.4, "-"), ("text", 1.5, (0, (1.4, 2.6))))
-_STACKED += (("weight", 1.5, (0, (6, 3.4))), ("opt", 1.5, (0, (0.8, 4.6))))
-_BESIDE = (("backward", 2.4, "-"), ("comm", 2.4, (0, (3.8, 2))), ("weight", 2.4, (0, (0.9, 1.7))))
+_STACKED = (("series-1", 7, "-"), ("series-0", 3.4, "-"), ("series-2", 1.8, (0, (1.4, 2.6))))
+_STACKED += (("series-3", 1.8, (0, (6, 3.4))), ("series-4", 1.8, (0, (0.8, 4.6))))
+_BESIDE = (("series-0", 2.4, "-"), ("series-1", 2.4, (0, (3.8, 2))), ("series-2", 2.4, (0, (0.9, 1.7))))
 Points = tuple[Sequence[float], Sequence[float]]
 
 
@@ -166,7 +166,7 @@ def draw_bars(
         unit: of the values, written after the totals ("MB", "bytes per parameter").
         outline: row name to its predicted total, drawn as an outline around the measured bar.
         end: value at the right end of the axis; give it in an `Explorer` so that frames can be compared.
-        form: how a value is written. Default: four digits that count, and thousands in groups.
+        form: how a value is written. Default: three digits, and thousands in groups.
     """
     if not rows or not all(rows.values()):
         raise ValueError(f"{len(rows)} rows, and some have no parts; every row needs at least one")
@@ -183,7 +183,7 @@ def draw_bars(
         raise ValueError(f"end={end:g} {unit} is shorter than the longest bar, {max(longest):g} {unit}")
 
     def written(value: float) -> str:
-        return form.format(value) if form else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return form.format(value) if form else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
     beside = {name: f"{written(t)} {unit}" for name, t in total.items()}
     left = 12 + max(text_width(name) for name in rows)

@@ -17,9 +17,9 @@ from book.figures.curves import Points, spread
 from book.figures.svg import Figure, color, drawn_twice, num, text_width
 
 _PAINT = (  # of each curve; its colour is also on the ground where it is the lowest
-    {"stroke": "backward"},
-    {"stroke": "comm", "stroke_dasharray": "9 5"},
-    {"stroke": "weight", "stroke_dasharray": "2 3"},
+    {"stroke": "series-0"},
+    {"stroke": "series-1", "stroke_dasharray": "9 5"},
+    {"stroke": "series-2", "stroke_dasharray": "2 3"},
 )
 _BYTES = {1e3: "1 kB", 1e6: "1 MB", 1e9: "1 GB"}
 _SECONDS = {1e-5: "10 µs", 1e-3: "1 ms", 0.1: "0.1 s", 10: "10 s", 1e3: "17 min"}

@@ -6,13 +6,22 @@ came over the network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from book.figures.canvas import Canvas
-from book.figures.svg import WIDE, Figure, color, drawn_twice, num
+from book.figures.canvas import WORDS, Canvas
+from book.figures.svg import NARROW, RANKS, SMALLEST_PX, WIDE, Figure, color, drawn_twice, num
 from lib.cost.steps import Move, Step, after
 
 CELL, HIGH, LEFT = 42, 26, 62  # pixels: a cell at most, and where the first begins
+
+_ON_STRIPES = {
+    "fill": color("panel", True),
+    "stroke": color("text", True),
+    "stroke_width": 3,
+    "stroke_linejoin": "round",
+}
+_ON_STRIPES |= {"paint_order": "stroke", "font_size": SMALLEST_PX, "font_weight": 650, "text_anchor": "middle"}
 
 Held = Sequence[Sequence[float] | None]  # for each rank its numbers; None where it has nothing
 
@@ -45,6 +54,56 @@ def draw_before_after(
     level = 28 + len(before) * (HIGH + 6) / 2 - 3
     canvas.arrow(f"M{num(middle + 14)} {num(level)}H{num(right - 16)}", right - 12, level)
     return canvas.figure(right + max(longest[1] * cell, 80), 28 + len(before) * (HIGH + 6), caption)
+
+
+@drawn_twice
+def draw_collectives(
+    calls: Mapping[str, tuple[Held, Held]],
+    *,
+    who: Callable[[float], Iterable[int]],
+    title: str,
+    alt: str,
+    caption: str = "",
+    width: float = WIDE,
+) -> Figure:
+    """Collectives side by side: the numbers of all ranks before each, and after it, in the hues of their ranks.
+
+    Args:
+        calls: name → for each rank its numbers before and after the call, in a real run.
+        who: the ranks whose numbers are in a number; a sum has a stripe for each.
+    """
+    columns, cell, gap = (3, 29.0, 22.0) if width > NARROW else (1, 34.0, 40.0)
+    canvas, pitch, left = Canvas(alt), width / columns, 18.0
+    top = 24 + canvas.title(title, width)
+    high = 0.0
+    for k, (name, (before, held)) in enumerate(calls.items()):
+        x, y = k % columns * pitch, top + k // columns * high
+        high = 30 + len(before) * (HIGH + 4) + 20
+        canvas.text(x, y + 14, name, font_weight=650)
+        longest = max(len(row or ()) for row in before)
+        for rank, rows in enumerate(zip(before, held, strict=True)):
+            level = y + 24 + rank * (HIGH + 4)
+            canvas.note(x + 2, level + 17.5, f"{rank}")
+            for begin, numbers in zip((x + left, x + left + longest * cell + gap), rows, strict=True):
+                _striped(canvas, begin, level, cell, numbers, who)
+        level = y + 24 + len(before) * (HIGH + 4) / 2 - 2
+        begin = x + left + longest * cell
+        canvas.arrow(f"M{num(begin + 2)} {num(level)}H{num(begin + gap - 8)}", begin + gap - 4, level)
+    rows = math.ceil(len(calls) / columns)
+    return canvas.figure(width, top + rows * high - 12, caption)
+
+
+def _striped(canvas: Canvas, x: float, y: float, wide: float, numbers: Sequence[float] | None, who: Callable) -> None:
+    if numbers is None:
+        canvas.note(x + 4, y + 18, "nothing")
+        return
+    for i, number in enumerate(numbers):
+        ranks = list(who(number))
+        for k, rank in enumerate(ranks):
+            part = (wide - 2) / len(ranks)
+            canvas.bars(RANKS[rank]).rect(x + i * wide + k * part, y, part, HIGH, radius=0)
+        words = canvas.words_on(RANKS[ranks[0]]) if len(ranks) == 1 else canvas.layer(WORDS, **_ON_STRIPES)
+        words.text(x + i * wide + wide / 2 - 1, y + 17.5, f"{number:g}")
 
 
 def _cells(canvas: Canvas, x: float, y: float, wide: float, numbers: Sequence | None, was: Sequence | None) -> None:

@@ -9,12 +9,13 @@ blocks have their number, or none has, and each row of blocks says which microba
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from book.figures.canvas import BARS, FRAMES, Canvas
 from book.figures.svg import NARROW, SMALLEST_PX, Figure, color, drawn_twice, num, text_width
-from book.figures.timeline import KINDS, draw_axis, legend
+from book.figures.timeline import KINDS, Axis, draw_axis, legend
 from lib.pipeline.gantt import KIND
 from lib.pipeline.simulate import Slot, Timeline
 
@@ -30,13 +31,13 @@ def draw_bubble(timeline: Timeline, *, title: str, alt: str, caption: str = "", 
     rows = _Rows(timeline, left, right, top)
     rows.draw(canvas)
     rows.number(canvas)
-    draw_axis(canvas, left, right, top + HIGH, 0, timeline.makespan, "units")
+    draw_axis(canvas, Axis(left, right, 0, timeline.makespan, "units"), top + HIGH)
     y = top + HIGH + AXIS + 22
     canvas.text(left, y, f"computing {1 - timeline.bubble:.0%}")
     canvas.text(right, y, f"bubble {timeline.bubble:.0%}", "end", font_weight=650)
     canvas.rect(left, y + 7, right - left, 18, fill=canvas.hatched)
     canvas.bars("soft").rect(left, y + 7, (1 - timeline.bubble) * (right - left), 18)
-    draw_axis(canvas, left, right, y + 29, 0, 100, "% of all ranks' time")
+    draw_axis(canvas, Axis(left, right, 0, 100, "% of all ranks' time"), y + 29)
     return canvas.figure(width, y + 29 + AXIS, caption)
 
 
@@ -70,8 +71,44 @@ def draw_kept(
             trays.path(f"M{num(tray)} {num(rows.middle(rank))}" + f"h{num(item - 1)}m1 0" * kept)
             canvas.text(tray + item * kept + 4, rows.middle(rank) + 4.5, f"{kept}", font_weight=650)
         y += 20 + HIGH + 10
-    draw_axis(canvas, left, tray - beside, y - 10, 0, end, "units")
+    draw_axis(canvas, Axis(left, tray - beside, 0, end, "units"), y - 10)
     return canvas.figure(width, y - 10 + AXIS, caption)
+
+
+@drawn_twice
+def draw_dilution(
+    bubbles: Mapping[int, float], at: int, *, title: str, alt: str, caption: str = "", width: float = 680
+) -> Figure:
+    """The bubble over the number of microbatches, with lines at 20 and 5 percent.
+
+    Args:
+        bubbles: microbatches, each twice as many as the one before → the fraction of the time that is bubble.
+        at: so many have a dot.
+    """
+    canvas, left, right, bottom = Canvas(alt), 48.0, width - 14, 250.0
+    top = 30 + canvas.title(title, width)
+    counts = list(bubbles)
+
+    def place(m: int) -> tuple[float, float]:
+        return left + (right - left) * math.log(m, counts[-1]), bottom - (bottom - top) * bubbles[m]
+
+    canvas.path(f"M{num(left)} {num(bottom)}H{num(right)}", stroke=color("soft"))
+    for share in (0.05, 0.2, 0.5, 1):
+        y, is_limit = bottom - (bottom - top) * share, share in (0.05, 0.2)
+        paint = {"stroke": color("soft"), "stroke_dasharray": "5 3"} if is_limit else {"stroke": color("rule")}
+        canvas.path(f"M{num(left)} {num(y)}H{num(right)}", **paint)
+        canvas.note(left - 8, y + 4.5, f"{share:.0%}", "end")
+    for m in counts:
+        canvas.note(place(m)[0], bottom + 18, f"{m}", "middle")
+    canvas.note(right, bottom + 36, "microbatches", "end")
+    curve = "L".join(f"{num(x)} {num(y)}" for x, y in map(place, counts))
+    canvas.layer(BARS, stroke=color("series-0", True), stroke_width=3, stroke_linejoin="round").path(f"M{curve}")
+    x, y = place(at)
+    words = f"{bubbles[at]:.1%}"
+    is_left = x + 16 + text_width(words) > right
+    canvas.layer(FRAMES, fill=color("text")).rect(x - 6, y - 6, 12, 12, radius=6)
+    canvas.text(x - 12 if is_left else x + 10, y - 8, words, "end" if is_left else "", font_weight=650)
+    return canvas.figure(width, bottom + 42, caption)
 
 
 def _beside_names(width: float) -> float:

@@ -1,13 +1,17 @@
-// Moves the things of a mechanism from step to step. No subject logic: Python has placed every thing in every step, see
-// book/figures/player.py. What lies between two steps is a transition of the style sheet.
+// Moves the things of a mechanism from moment to moment, one beat at a time. No subject logic: Python has placed every
+// thing at every moment, see book/figures/player.py. What lies between two moments is a transition of the style sheet.
 function showPlayer(figure) {
-  const { sentences, scenes, still } = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+  const { beats, scenes, times, still } = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
   const drawings = Array.from(figure.querySelectorAll("svg")); // one for wide pages, one for narrow ones
   const caption = figure.querySelector("[aria-live='polite']");
-  const [back, play, next] = figure.querySelectorAll("button");
-  const slider = figure.querySelector("input");
-  const last = sentences.length - 1;
-  let at = still, timer = 0;
+  const play = figure.querySelector(".pbh-play");
+  const marks = Array.from(figure.querySelectorAll(".pbh-beats button"));
+  const count = figure.querySelector(".pbh-count");
+  const last = beats.length - 1;
+  const NAME = 0, SENTENCE = 1, UNTIL = 2;
+  let at = 0, timer = 0; // the moment that is shown, and what runs on
+
+  const beatOf = (moment) => beats.findIndex((beat) => moment <= beat[UNTIL]);
 
   function place(thing, [x, y, width, height, ink, words, seen]) {
     const [box, text] = thing.children;
@@ -20,54 +24,77 @@ function showPlayer(figure) {
     if (text.textContent !== words) text.textContent = words;
   }
 
-  function show(step) {
-    at = Math.max(0, Math.min(last, step));
+  function show(moment, glide = "0.35s ease-out") {
+    at = Math.max(0, Math.min(beats[last][UNTIL], moment));
+    const beat = beatOf(at), sentence = beats[beat][SENTENCE];
+    figure.style.setProperty("--pbh-glide", glide);
     drawings.forEach((drawing, k) => {
       const things = drawing.querySelectorAll(".pbh-thing");
-      scenes[k].forEach((steps, i) => place(things[i], steps[at]));
-      drawing.setAttribute("aria-label", sentences[at]);
+      scenes[k].forEach((moments, i) => place(things[i], moments[at]));
+      drawing.setAttribute("aria-label", sentence);
     });
-    caption.textContent = sentences[at];
-    slider.value = at;
-    slider.setAttribute("aria-valuetext", `step ${at} of ${last}`);
-    back.disabled = at === 0;
-    next.disabled = at === last;
+    if (caption.textContent !== sentence) caption.textContent = sentence;
+    marks.forEach((mark, k) => {
+      mark.className = k < beat ? "pbh-past" : "";
+      k === beat ? mark.setAttribute("aria-current", "step") : mark.removeAttribute("aria-current");
+    });
+    count.textContent = `${beat + 1} of ${beats.length}`;
+    const next = at < beats[beat][UNTIL] ? beat : beat + 1;
+    play.textContent = timer ? "❚❚ Pause" : next > last ? "↺ Again" : at ? `▶ Next: ${beats[next][NAME]}` : "▶ Start";
   }
 
-  function pause() {
+  function stop() {
     clearTimeout(timer);
     timer = 0;
-    play.textContent = "Play";
   }
-  function tick() { // it ends with the last step: nothing moves on its own for ever
-    if (at === last) return pause();
-    show(at + 1);
-    timer = setTimeout(tick, Math.min(700 + 25 * sentences[at].length, 30_000 / last)); // to read, and half a minute in all
+  function run(until, pace) { // to the end of a beat: nothing moves on its own for longer
+    timer = at + 1 < until ? setTimeout(run, pace, until, pace) : 0;
+    show(at + 1, timer || pace < 500 ? `${pace}ms linear` : "0.6s ease-in-out");
   }
   function toggle() {
-    if (timer) return pause();
-    if (at === last) show(0);
-    play.textContent = "Pause";
-    timer = setTimeout(tick, 400);
+    if (timer) {
+      stop();
+      return show(at);
+    }
+    const beat = beatOf(at), next = at < beats[beat][UNTIL] ? beat : beat + 1;
+    if (next > last) return show(0);
+    const until = beats[next][UNTIL];
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return show(until);
+    run(until, Math.max(180, Math.min(700, 2800 / (until - at))));
   }
-  function go(step) {
-    pause();
-    show(step);
+  function go(moment) {
+    stop();
+    show(moment);
+  }
+  function drag(event) { // along time, if the drawing has an axis of it
+    const k = drawings.indexOf(event.currentTarget), box = event.currentTarget.getBoundingClientRect();
+    const x = ((event.clientX - box.left) * event.currentTarget.viewBox.baseVal.width) / box.width;
+    const axis = times[k] || scenes[k][0].map((_, i, all) => (i * event.currentTarget.viewBox.baseVal.width) / (all.length - 1 || 1));
+    stop();
+    show(axis.reduce((best, place, i) => (Math.abs(place - x) < Math.abs(axis[best] - x) ? i : best), 0), "0.1s linear");
   }
 
   figure.querySelector(".pbh-controls").hidden = false; // without this script they would do nothing
-  back.addEventListener("click", () => go(at - 1));
-  next.addEventListener("click", () => go(at + 1));
   play.addEventListener("click", toggle);
-  slider.addEventListener("input", () => go(Number(slider.value)));
+  marks.forEach((mark, k) => mark.addEventListener("click", () => go(beats[k][UNTIL])));
+  for (const drawing of drawings) {
+    drawing.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      drawing.setPointerCapture(event.pointerId);
+      drag(event);
+      drawing.onpointermove = drag;
+    });
+    for (const end of ["pointerup", "pointercancel"]) drawing.addEventListener(end, () => (drawing.onpointermove = null));
+  }
   figure.addEventListener("keydown", (event) => {
     event.stopPropagation(); // JupyterLab takes arrow keys for itself, to move between cells
-    const steps = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last };
-    if (!(event.key in steps) || event.target === slider) return;
+    const beat = beatOf(at);
+    const to = { ArrowLeft: beats[Math.max(0, beat - 1)], ArrowRight: beats[Math.min(last, beat + 1)], Home: beats[0], End: beats[last] };
+    if (!(event.key in to)) return;
     event.preventDefault();
-    go(steps[event.key]);
+    go(to[event.key][UNTIL]);
   });
-  window.addEventListener("beforeprint", () => go(still));
-  show(still);
-  requestAnimationFrame(() => figure.classList.add("pbh-moves")); // the first step is there, it does not arrive
+  window.addEventListener("beforeprint", () => go(beats[still][UNTIL]));
+  show(0);
+  requestAnimationFrame(() => figure.classList.add("pbh-moves")); // the first moment is there, it does not arrive
 }

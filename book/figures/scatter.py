@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from book.figures.svg import DASHED, INK, Figure, drawn_twice
+from book.figures.canvas import FRAMES, WORDS
+from book.figures.svg import DASHED, INK, Figure, color, drawn_twice, num, text_width
 
 # A colour, a shape and a size for each group: a reader for whom two colours look alike has two shapes.
 _MARKS = (
-    *(("backward", "o", 9), ("comm", "s", 8), ("weight", "^", 10), ("opt", "D", 8)),
-    *(("text", "s", 8), ("forward", "o", 9), ("bad", "D", 8), ("soft", "^", 10)),
+    *(("series-0", "o", 9), ("rank-1", "s", 8), ("rank-0", "^", 10), ("series-3", "D", 8)),
+    *(("rank-2", "s", 8), ("series-1", "o", 9), ("rank-3", "D", 8), ("series-2", "^", 10)),
 )
 
 
@@ -36,6 +37,9 @@ def draw_scatter(
     log: bool = False,
     equal: bool = False,
     limit: tuple[str, float] | None = None,
+    muted: str = "",
+    notes: Mapping[str, tuple[float, float]] | None = None,
+    best: Dot | None = None,
     width: float = 620,
     height: float = 380,
 ) -> Figure:
@@ -47,6 +51,9 @@ def draw_scatter(
         log: both axes are logarithmic.
         equal: draw the line on which x and y are the same.
         limit: words and place of a vertical line: everything to the right of it is too much.
+        muted: the name of a group that is drawn pale, behind all others.
+        notes: words → the place at which they end, such as the name of a band of dots.
+        best: a dot with a ring around it, named by the first of the notes, to which a line leads.
     """
     dots = [dot for group in groups.values() for dot in group]
     if not dots or len(groups) > len(_MARKS):
@@ -69,10 +76,21 @@ def draw_scatter(
     if limit:
         plot.axes.axvline(limit[1], **DASHED)
         plot.canvas.note(plot.at(limit[1], ys[0])[0], plot.top - 6, limit[0], "middle")
-    for name, group, (ink, shape, size) in zip(names, groups.values(), _MARKS, strict=False):
-        paint = {"color": INK[ink], "edgecolor": INK["panel"], "linewidth": 0.8, "alpha": 0.8, "zorder": 3}
+    for (key, group), name, (ink, shape, size) in zip(groups.items(), names, _MARKS, strict=False):
+        pale = key == muted
+        paint = {"color": INK["soft" if pale else ink], "edgecolor": INK["panel"], "linewidth": 0.8}
+        paint |= {"alpha": 0.3 if pale else 0.8, "zorder": 2 if pale else 3}
         at, urls = ([dot.x for dot in group], [dot.y for dot in group]), [f"{dot.href} {dot.tip}" for dot in group]
         plot.axes.scatter(*at, size**2, marker=shape, label=name, urls=urls, **paint)
+    if best:
+        words, place = next(iter(notes.items()))
+        (to_x, to_y), (dot_x, dot_y) = plot.at(*place), plot.at(*best[:2])
+        ring = plot.canvas.layer(FRAMES, fill="none", stroke=color("text"), stroke_width=1.8)
+        ring.rect(dot_x - 7, dot_y - 7, 14, 14, radius=7)
+        ring.path(f"M{num(dot_x + 3)} {num(dot_y - 6)}L{num(to_x - text_width(words) - 4)} {num(to_y - 2)}")
+    for words, place in (notes or {}).items():
+        x, y = plot.at(*place)
+        plot.canvas.layer(WORDS, font_weight=650, text_anchor="end").text(x, y, words)
     return plot.figure(caption)
 
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from book.figures.canvas import FRAMES, Canvas
 from book.figures.svg import SMALLEST_PX, Figure, color, drawn_twice, num
-from book.figures.timeline import COMPUTE, NETWORK, Bar, draw_axis, draw_timeline
+from book.figures.timeline import (
+    COMPUTE,
+    NETWORK,
+    Axis,
+    Bar,
+    Step,
+    axis_beside,
+    draw_axis,
+    draw_steps,
+    draw_timeline,
+    legend_of,
+)
 from lib.pipeline.gantt import KIND
 from lib.pipeline.lower import message_behind
 from lib.pipeline.schedules.action import Op, Schedule
@@ -36,7 +49,7 @@ def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
 
 
 def draw_gantt(
-    timeline: Timeline,
+    timeline: Timeline | Mapping[str, Timeline],
     *,
     title: str,
     alt: str,
@@ -47,21 +60,60 @@ def draw_gantt(
     end: float | None = None,
     width: float = 680,
 ) -> Figure:
-    """Ranks from top to bottom, time to the right; the hatching that is left is the bubble.
+    """Ranks from top to bottom, time to the right; the hatching is the bubble.
 
     Where a rank has several stages, actions outside its first stage are underlined, and the caption says so.
 
     Args:
+        timeline: of a step; or of several, name to timeline, which are compared on one axis.
         unit, scale: of the axis, and the factor that converts the times of the timeline to it.
-        predicted: a second timeline, of the same unit, drawn as outlines.
+        predicted: of the one step, of the same unit, drawn as a thin track below its bars.
         end: where the axis ends, in `unit`; give it in an `Explorer` so that frames compare.
     """
-    bars = schedule_bars(timeline, scale)
-    if any(bar.marked for bar in bars):
-        caption = f"{caption} Underlined is everything outside the first stage of a rank.".strip()
-    outline = None if predicted is None else schedule_bars(predicted, scale)
+    named = timeline if isinstance(timeline, Mapping) else {"": timeline}
+    rows = {name: schedule_bars(one, scale) for name, one in named.items()}
+    caption = _with_underlined(caption, rows.values())
+    track = None if predicted is None else schedule_bars(predicted, scale)
     said = {"title": title, "alt": alt, "caption": caption}
-    return draw_timeline(bars, **said, unit=unit, outline=outline, end=end, width=width)
+    return draw_timeline(rows, **said, unit=unit, predicted=track, end=end, width=width)
+
+
+@drawn_twice
+def draw_block(
+    timelines: Mapping[str, Timeline],
+    begin: float,
+    end: float,
+    *,
+    title: str,
+    alt: str,
+    caption: str = "",
+    unit: str = "units",
+    width: float = 680,
+) -> Figure:
+    """Steps as strips on one axis, and of the last one the part from `begin` to `end` enlarged.
+
+    For schedules that repeat a block too often for their numbers to have room.
+    """
+    rows = {name: schedule_bars(timeline) for name, timeline in timelines.items()}
+    steps = [Step(bars, unit, name=name) for name, bars in rows.items()]
+    axis = axis_beside(steps, width, max(step.end for step in steps), unit)
+    large = axis._replace(low=begin, high=end)
+    canvas = Canvas(alt)
+    top = canvas.head(title, legend_of(steps[-1:], large), axis.left, width)
+    top, below = draw_steps(canvas, steps, axis, top, thin=True)[-1]
+    y = below + draw_axis(canvas, axis, below) + 14
+    lens = canvas.layer(FRAMES, stroke=color("text"), stroke_width=1.4)
+    lens.rect(axis.at(begin) - 1.5, top - 3, axis.long(end - begin) + 2, below - top + 3, fill="none")
+    sides = ((axis.at(begin) - 1.5, axis.left), (axis.at(end) + 0.5, axis.right))
+    canvas.path("".join(f"M{num(x)} {num(below)}L{num(far)} {num(y - 3)}" for x, far in sides), stroke=color("soft"))
+    below = steps[-1].draw(canvas, large, y)
+    below += draw_axis(canvas, large, below)
+    return canvas.figure(width, below, _with_underlined(caption, list(rows.values())[-1:]))
+
+
+def _with_underlined(caption: str, rows: Iterable[list[Bar]]) -> str:
+    is_said = any(bar.marked for bars in rows for bar in bars)
+    return f"{caption} Underlined is everything outside the first stage of a rank.".strip() if is_said else caption
 
 
 _PITCH, _TALL = 62, 26  # of rows with room for arrows in between
@@ -96,5 +148,5 @@ def draw_messages(schedule: Schedule, *, title: str, alt: str, caption: str = ""
             numbers.text(beside, near + 0.3 * (far - near) + 4.5, str(len(arrows)), anchor)  # where it begins
     canvas.layer(FRAMES).path("".join(arrows), stroke_width=2, stroke=color("comm"))
     bottom = top + (schedule.num_ranks - 1) * _PITCH + _TALL + 6
-    below = draw_axis(canvas, left, width - 12, bottom, 0, seen.makespan, "units")
+    below = draw_axis(canvas, Axis(left, width - 12, 0, seen.makespan, "units"), bottom)
     return canvas.figure(width, bottom + below, caption)

@@ -21,10 +21,19 @@ PALETTE = {  # name: (light, dark)
     "backward": ("#0b5cad", "#2f74c0"),
     "weight": ("#1b7f5c", "#2c8f6b"),
     "comm": ("#e08e00", "#e8a33d"),
-    "param": ("#263037", "#d5e5f1"),
+    "param": ("#263037", "#5c6970"),
     "gradient": ("#eea1a5", "#dda1ab"),
     "activation": ("#f5dd8a", "#ffee88"),
     "opt": ("#8c4888", "#b06ca4"),
+    "rank-0": ("#2391b0", "#63cfd2"),  # whose data it is, where a picture is about that
+    "rank-1": ("#7d4a2a", "#b0713c"),
+    "rank-2": ("#8f9430", "#cfd35c"),
+    "rank-3": ("#6c5fc7", "#8a80ea"),
+    "series-0": ("#37474f", "#c7d3dc"),  # of a plot: schedules, processes, what others published
+    "series-1": ("#6f8ba3", "#8fa9bf"),
+    "series-2": ("#8a7358", "#b8a58c"),
+    "series-3": ("#86708f", "#b9a6c2"),
+    "series-4": ("#648a7a", "#93b8a8"),
     "idle": ("#eef1f4", "#1f2630"),
     "idle-line": ("#d5dbe1", "#2f3946"),
     "ok": ("#1b7f5c", "#58c79b"),
@@ -36,7 +45,8 @@ PALETTE = {  # name: (light, dark)
     "accent": ("#0b5cad", "#7db8f0"),
 }
 # These carry words.
-FILLS = ("forward", "backward", "weight", "comm", "param", "gradient", "activation", "opt", "soft")
+RANKS = tuple(f"rank-{rank}" for rank in range(4))
+FILLS = ("forward", "backward", "weight", "comm", "param", "gradient", "activation", "opt", "soft", *RANKS)
 FALLBACK = {  # without a stylesheet these follow the surrounding text, so that dark notebooks stay readable
     "text": "currentColor",
     "soft": "currentColor",

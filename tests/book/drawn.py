@@ -102,8 +102,9 @@ LINES = ("outline", "frame", "bad")
 
 def check_drawing(player):
     """Raises AssertionError where it is too long to be played, a thing leaves the drawing, or its words the thing."""
-    assert 5 <= len(player.sentences) <= 14
-    assert max(map(len, player.sentences)) <= 120, max(player.sentences, key=len)
+    assert 3 <= len(player.beats) <= 7
+    assert max(map(len, player.sentences)) <= 140, max(player.sentences, key=len)
+    assert max(len(beat.name) for beat in player.beats) <= 15
     check_inside(player)
     for *_, where, thing in things_of(player):
         if thing.words and thing.seen:
@@ -121,25 +122,25 @@ def check_inside(player):
 
 
 def things_of(player):
-    """(scene, its width, words that say where, thing) for everything in each step."""
+    """(scene, its width, words that say where, thing) for everything at each moment."""
     for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
-        for number, step in enumerate(scene.steps):
-            for name, thing in step.things.items():
-                yield scene, width, f"{name!r} in step {number} at {width} pixels", thing
+        for number, moment in enumerate(scene.moments):
+            for name, thing in moment.items():
+                yield scene, width, f"{name!r} at moment {number} at {width} pixels", thing
 
 
 def check_lines(scene, width):
     """Raises AssertionError where the edge of a drawing cuts a line around a box: half of it is outside of the box."""
     drawn = ElementTree.fromstring(f"<svg>{scene.canvas.drawing()}</svg>").iter("rect")
     boxes = [(float(box.get("x", 0)), float(box.get("width")), "still") for box in drawn if box.get("stroke")]
-    moving = [(name, thing) for step in scene.steps for name, thing in step.things.items() if thing.ink in LINES]
+    moving = [(name, thing) for step in scene.moments for name, thing in step.items() if thing.ink in LINES]
     for x, wide, name in [*boxes, *((thing.x, thing.width, name) for name, thing in moving)]:
         assert 0.5 <= x and x + wide <= width - 0.5, f"{name!r} at {width} pixels"
 
 
 def collisions(step, *inks):
     """Names of things of these inks that lie on one another without lying in the same place."""
-    seen = [(name, thing) for name, thing in step.things.items() if thing.ink in inks and thing.seen]
+    seen = [(name, thing) for name, thing in step.items() if thing.ink in inks and thing.seen]
     return [
         (a, b)
         for i, (a, one) in enumerate(seen)

@@ -83,21 +83,69 @@ def test_overlapping_messages_are_stacked():
     assert first["y"] + first["height"] < second["y"]
 
 
-def test_prediction_is_an_outline_on_the_same_axis():
+def test_prediction_is_a_thin_track_below_on_the_same_axis():
     predicted = [(0, "compute", "forward", "", 0, 10), (0, "compute", "backward", "", 10, 40)]
-    figure = draw_timeline(measured(), title="t", alt="a", outline=predicted)
-    group = [g for g in parse(figure).iter("g") if g.get("fill") == "none" and g.get("stroke-dasharray")][0]
-    frames = list(group.iter("rect"))
-    assert [float(f.get("width")) + 1 for f in frames] == [
-        pytest.approx(w, abs=0.2)
-        for w in (rects(figure, "forward")[0]["width"] + 1, 3 * (rects(figure, "forward")[0]["width"] + 1))
-    ]
-    assert "predicted" in texts(figure)
+    figure = draw_timeline(measured(), title="t", alt="a", predicted=predicted)
+    bar, track, _ = rects(figure, "forward")
+    assert track["width"] == pytest.approx(bar["width"], abs=0.2) and track["height"] < bar["height"] / 3
+    assert bar["y"] + bar["height"] <= track["y"] < bar["y"] + 1.5 * bar["height"]
+    assert rects(figure, "backward")[1]["width"] + 1 == pytest.approx(3 * (bar["width"] + 1), abs=0.3)
+    assert "predicted" in [t.text for t in parse(figure).iter("text")]
     assert "predicted" not in draw_timeline(measured(), title="t", alt="a").svg
 
 
+def end_lines(figure: Figure) -> list[tuple[float, float, float]]:
+    """(x, top, bottom) of the lines at the ends of steps."""
+    found = re.findall(r'<g stroke="var\(--pbh-text[^"]*" stroke-width="2">(.*?)</g>', figure.svg)
+    return [tuple(map(float, line)) for line in re.findall(r'd="M([\d.]+) ([\d.]+)V([\d.]+)"', "".join(found))]
+
+
+def test_behind_the_end_of_a_step_is_paper():
+    """No hatching that could be taken for idle time, and a line where the step ends, with its idle shares."""
+    bars = [(0, "compute", "forward", "", 0, 30), (1, "compute", "forward", "", 5, 15)]
+    for end in (30, 60):
+        figure = draw_timeline(bars, title="t", alt="a", end=end)
+        bar, short = rects(figure, "forward")
+        lanes = [r for r in parse(figure).iter("rect") if r.get("fill", "").startswith("url(#hatched-")][1:]
+        assert [float(lane.get("width")) for lane in lanes] == [pytest.approx(bar["width"] + 1, abs=0.2)] * 2
+        ((x, top, bottom),) = end_lines(figure)
+        assert x == pytest.approx(bar["x"] + bar["width"] + 1, abs=0.2)
+        assert top < bar["y"] and bottom > short["y"] + short["height"]
+        words = [t.text for t in parse(figure).iter("text")]
+        assert "ends at 30 ms" in words and {"0%", "67%"} <= set(words)
+
+
+def test_steps_are_compared_on_one_axis():
+    steps = {name: [(0, "compute", "forward", "", 0, end)] for name, end in (("a", 40), ("b", 30), ("c", 50))}
+    figure = draw_timeline(steps, title="t", alt="a", unit="units")
+    widths = [bar["width"] + 1 for bar in rects(figure, "forward")]
+    assert widths == [pytest.approx(end * widths[0] / 40, abs=0.3) for end in (40, 30, 50)]
+    words = " ".join(t.text for t in parse(figure).iter("text"))
+    assert "−10 units, −25%" in words and "+10 units, +25%" in words
+    assert len({x for x, *_ in end_lines(figure)}) == 3
+    alone = draw_timeline({"a": steps["a"], "b": steps["a"]}, title="t", alt="a").svg
+    assert "−" not in alone and "+0" not in alone
+
+
+def test_the_next_step_begins_in_the_time_that_was_won():
+    steps = {"a": [(0, "compute", "forward", "", 0, 40)], "b": [(0, "compute", "forward", "", 0, 30)]}
+    plain, again = (draw_timeline(steps, title="t", alt="a", again=again) for again in (False, True))
+    bars, more = rects(plain, "forward"), rects(again, "forward")
+    (pale,) = [bar for bar in more if bar not in bars]
+    assert pale["x"] == pytest.approx(bars[1]["x"] + bars[1]["width"] + 1, abs=0.2)
+    assert pale["width"] + 1 == pytest.approx((bars[0]["width"] + 1) / 4, abs=0.3)
+
+
+def test_either_all_numbers_are_written_or_none():
+    bars = [(0, "compute", "forward", f"{k}", 10 * k, 10 * k + (9 if k else 2)) for k in range(9)]
+    words = [t.text for t in parse(draw_timeline(bars[1:], title="t", alt="a")).iter("text")]
+    assert {f"{k}" for k in range(1, 9)} <= set(words) and "too narrow for numbers" not in words
+    words = [t.text for t in parse(draw_timeline(bars, title="t", alt="a", end=200)).iter("text")]
+    assert "too narrow for numbers" in words and not {f"{k}" for k in range(1, 9)} & set(words)
+
+
 def test_words_stand_only_where_they_fit():
-    bars = [(0, "compute", "forward", "microbatch 7", 0, 100), (0, "compute", "backward", "microbatch 8", 100, 106)]
+    bars = [(0, "compute", "forward", "microbatch 7", 0, 100), (0, "compute", "backward", "microbatch 8", 100, 107)]
     words = [t.text for t in parse(draw_timeline(bars, title="t", alt="a", end=300, unit="forwards")).iter("text")]
     assert "microbatch 7" in words and "microbatch 8" not in words and "8" in words  # the number alone still fits
     tips = [
@@ -110,12 +158,12 @@ def test_words_stand_only_where_they_fit():
 
 
 def test_bars_too_short_for_words_are_dashes_of_one_path():
-    """As high as other bars, where these would be, in ten characters each."""
+    """As high as other bars, where these would be, in some ten characters each."""
     bars = [(rank, "compute", "forward", "", 3 * k, 3 * k + 1) for rank in (0, 1) for k in range(100)]
     figure = draw_timeline(bars, title="t", alt="a", end=300)
     lanes = [r for r in parse(figure).iter("rect") if float(r.get("width")) > 100]
     (path,) = [p for p in parse(figure).iter("path") if p.get("stroke", "").startswith("var(--pbh-forward,")]
-    assert path.get("stroke-width") == lanes[0].get("height") and len(path.get("d")) < 10 * len(bars)
+    assert path.get("stroke-width") == lanes[0].get("height") and len(path.get("d")) < 11 * len(bars)
     left, scale = (float(lanes[0].get(key)) for key in ("x", "width"))
     start, *steps = re.findall(r"[Mm]([-\d.]+) ([-\d.]+)h([\d.]+)", path.get("d"))
     assert len(steps) == 199 and rects(figure, "forward") == []
@@ -124,9 +172,9 @@ def test_bars_too_short_for_words_are_dashes_of_one_path():
     for across, down, next_long in steps:
         x, y, long = x + long + float(across), y + float(down), float(next_long)
         places.append((x, y))
-        assert long == pytest.approx(scale / 300 - 1, abs=0.11)
+        assert long == pytest.approx(scale / 298 - 1, abs=0.11)
     for (x, y), (rank, *_, begin, _) in zip(places, bars, strict=True):
-        assert x == pytest.approx(left + begin * scale / 300, abs=0.11)
+        assert x == pytest.approx(left + begin * scale / 298, abs=0.11)
         assert y == pytest.approx(float(lanes[rank].get("y")) + float(lanes[rank].get("height")) / 2, abs=0.11)
 
 
@@ -158,7 +206,7 @@ def test_impossible_timelines_say_so(rows, options, message):
 # ---- Curves
 
 
-INKS = ("comm", "backward", "text", "weight", "opt")  # of the first to the fifth curve
+INKS = ("series-1", "series-0", "series-2", "series-3", "series-4")  # of the first to the fifth curve
 
 
 def test_coinciding_curves_all_stay_visible():
@@ -179,7 +227,7 @@ def test_coinciding_curves_all_stay_visible():
 
 def test_curve_points_are_where_the_values_are():
     figure = draw_curves({"a": ([0, 10, 20], [0, 1, 4])}, x="x", y="y", title="", alt="")
-    (x0, y0), (x1, y1), (x2, y2) = paths(figure, stroke="comm")[0].lines[0]
+    (x0, y0), (x1, y1), (x2, y2) = paths(figure, stroke="series-1")[0].lines[0]
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
     assert (y0 - y2) == pytest.approx(4 * (y0 - y1), abs=0.4) and y2 < y1 < y0
 
@@ -187,7 +235,7 @@ def test_curve_points_are_where_the_values_are():
 def test_measured_points_are_circles_on_the_same_axes():
     """On the curve where they are equal to it; and the axes reach one that lies far from every curve."""
     figure = draw_curves({"a": [0, 1, 4]}, x="x", y="y", title="", alt="", points=([0, 2, 2], [0, 4, 40]))
-    start, _, end = paths(figure, stroke="comm")[0].lines[0]
+    start, _, end = paths(figure, stroke="series-1")[0].lines[0]
     circles = paths(figure, fill="panel")
     assert [circle.middle for circle in circles[:2]] == [pytest.approx(start, abs=0.15), pytest.approx(end, abs=0.15)]
     assert 36 < circles[2].middle[1] < end[1] and len(circles) == 3
@@ -198,7 +246,7 @@ def test_measured_points_are_circles_on_the_same_axes():
 def test_reference_line_stands_at_its_value():
     figure = draw_curves({"a": [4.0, 1.0]}, x="x", y="y", title="", alt="", reference={"entropy": 4.0})
     (dashed,) = [line for line in paths(figure, stroke="soft") if "stroke-dasharray" in line.paint]
-    curve = paths(figure, stroke="comm")[0].lines[0]
+    curve = paths(figure, stroke="series-1")[0].lines[0]
     assert dashed.lines == [[curve[0], (curve[1][0], curve[0][1])]]
     assert "entropy 4" in texts(figure)
 
@@ -221,7 +269,7 @@ def test_words_at_a_reference_touch_no_line(values, limit):
     long = text_width(words.text, 12.5)
     ground = max(line.box[3] for line in paths(figure, stroke="soft") if line.box[1] == line.box[3])
     assert left < x < x + long < right and 5 < abs(middle - level) < 20 and 46 < float(words.get("y")) < ground
-    ((*curve,),) = paths(figure, stroke="comm")[0].lines
+    ((*curve,),) = paths(figure, stroke="series-1")[0].lines
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         for i in range(21):
             if x <= x0 + (x1 - x0) * i / 20 <= x + long:
@@ -231,7 +279,7 @@ def test_words_at_a_reference_touch_no_line(values, limit):
 
 def test_a_gap_breaks_the_line():
     figure = draw_curves({"a": [3, 2, math.nan, 1, 5, math.inf, 2, 4]}, x="x", y="y", title="", alt="")
-    lines = paths(figure, stroke="comm")[0].lines
+    lines = paths(figure, stroke="series-1")[0].lines
     assert [len(line) for line in lines] == [2, 2, 2]
     gaps = [b[0][0] - a[-1][0] for a, b in itertools.pairwise(lines)]
     assert gaps == [pytest.approx(2 * (lines[0][1][0] - lines[0][0][0]), abs=0.3)] * 2

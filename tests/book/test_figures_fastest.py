@@ -61,9 +61,12 @@ def curve(svg, ink):
 def test_the_ground_has_the_colour_of_who_wins_and_changes_where_the_lines_cross():
     svg = drawn(64, "InfiniBand").svg
     grounds = [part for part in svg.split("<rect ") if 'fill-opacity="0.2"' in part]
-    assert [color(ink, True) in part for part, ink in zip(grounds, ("comm", "weight"), strict=True)] == [True, True]
+    assert [color(ink, True) in part for part, ink in zip(grounds, ("series-1", "series-2"), strict=True)] == [
+        True,
+        True,
+    ]
     edge = float(re.search(r'x="([\d.]+)"', grounds[1])[1])
-    tree, ring = curve(svg, "comm"), curve(svg, "weight")
+    tree, ring = curve(svg, "series-1"), curve(svg, "series-2")
     assert len(tree) == len(SIZES) and min(tree) < edge < max(tree)
     assert all((tree[x] > ring[x]) == (x < edge) for x in tree), "what is lower is faster"
 

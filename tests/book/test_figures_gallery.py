@@ -16,22 +16,23 @@ import torch
 import book.figures
 from book.figures.activations import Activation, Sent, draw_activations
 from book.figures.curves import draw_bars, draw_curves, draw_log_log
+from book.figures.equal import draw_equal
 from book.figures.fastest import draw_fastest
 from book.figures.matrices import attention_cut, column_cut, draw_layer, mlp_cut, row_cut
 from book.figures.memory import draw_memory
-from book.figures.moves import draw_before_after, draw_step
-from book.figures.pipelines import draw_bubble, draw_kept
+from book.figures.moves import draw_before_after, draw_collectives, draw_step
+from book.figures.pipelines import draw_bubble, draw_dilution, draw_kept
 from book.figures.ranks import draw_nested, draw_rank
 from book.figures.scatter import Dot, draw_scatter
-from book.figures.schedule import draw_gantt, draw_messages
+from book.figures.schedule import draw_block, draw_gantt, draw_messages
 from book.figures.svg import NARROW, READABLE_PX, SMALLEST_PX, WIDE, Figure, color, variables
 from book.figures.timeline import draw_timeline
 from lib.cost import steps
 from lib.memory import MemoryTracker
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
-from lib.pipeline.schedules.zero_bubble import zb_v
-from lib.pipeline.simulate import simulate
+from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
+from lib.pipeline.simulate import Costs, simulate
 from tests.book.drawn import check_words, paths, words_of
 
 STRETCHES = [0.1 * i for i in range(30)]
@@ -127,12 +128,11 @@ def bars() -> Figure:
     return draw_bars(parts, unit="GB", title="State on each rank", alt="a", outline={"ZeRO-3": 14})
 
 
-def lanes() -> Figure:
-    bars = [(0, "compute", "forward", "", 0, 1000), (0, "compute", "backward", "", 1000, 3000)]
-    bars.append((1, "network", "comm", "bucket 10", 1500, 2500))
-    predicted = [(0, "compute", "backward", "", 1000, 3300)]
-    return draw_timeline(bars, outline=predicted, unit="forwards", title="A step", alt="a")
-
+LANES = [
+    (0, "compute", "forward", "", 0, 1000),
+    (0, "compute", "backward", "", 1000, 3000),
+    (1, "network", "comm", "bucket 10", 1500, 2500),
+]
 
 ABOUT = {"title": "t", "alt": "a"}
 FIGURES = {
@@ -155,7 +155,7 @@ FIGURES = {
     "too wide": lambda: layer(column_cut(8, 24, 300), 4, 5),
     "heads": lambda: layer(attention_cut(8, 16, 8, 8, 4), 4, 3.8),
     "shared heads": lambda: layer(attention_cut(6, 24, 4, 2, 4), 4, 3.4),
-    "block": block,
+    "activations": block,
     "before and after": lambda: draw_before_after(FULL, [[111, 222, 333]] * 3, **ABOUT),
     "nothing": lambda: draw_before_after(FULL, [[111, 222, 333], None, None], **ABOUT),
     **{
@@ -167,11 +167,27 @@ FIGURES = {
     "nested": lambda: draw_nested(LEVELS, alt="a"),
     "messages": lambda: draw_messages(one_f_one_b(3, 3), **ABOUT),
     "schedule": lambda: draw_gantt(simulate(zb_v(4, 8)), **ABOUT),
+    "sooner": lambda: draw_gantt({make.__name__: simulate(make(4, 8)) for make in (one_f_one_b, zb_h1)}, **ABOUT),
+    "later": lambda: draw_gantt({make.__name__: simulate(make(4, 8)) for make in (zb_h1, one_f_one_b)}, **ABOUT),
+    "a little sooner": lambda: draw_timeline({"with a name that is long": LANES, "b": LANES[:1]}, **ABOUT),
+    "the next step": lambda: draw_timeline({"a": [(*LANES[1][:4], 0, 5000)], "b": LANES}, again=True, **ABOUT),
+    "predicted": lambda: draw_gantt(simulate(zb_h1(4, 8)), predicted=simulate(zb_h1(4, 8)), **ABOUT),
+    "block": lambda: draw_block(
+        {"1F1B": simulate(one_f_one_b(4, 8)), "ZB-V": simulate(zb_v(4, 8), Costs(0.5, 0.5, 0.5))}, 9, 15, **ABOUT
+    ),
+    "dilution": lambda: draw_dilution({2**k: 15 / (15 + 2**k) for k in range(9)}, 256, **ABOUT),
+    "six": lambda: draw_collectives({"all-reduce": (FULL, [[111, 222, 333]] * 3)}, who=lambda _: [0, 1, 2], **ABOUT),
+    "equal": lambda: draw_equal(
+        {"1 rank": [5.0, 4.0, 3.0], "2 ranks": [5.0, 4 + 1e-15, 3.0], "4 ranks": [5.0, 4.0, 3 + 1e-13]},
+        limit=1e-9,
+        reference=("byte frequencies alone", 4.2),
+        **ABOUT,
+    ),
     "bubble": lambda: draw_bubble(simulate(gpipe(8, 16)), **ABOUT),
     "kept": lambda: draw_kept([simulate(make(8, 16)) for make in (gpipe, one_f_one_b)], most=16, **ABOUT),
     "fastest": fastest,
     "bars": bars,
-    "lanes": lanes,
+    "lanes": lambda: draw_timeline(LANES, title="A step", alt="a"),
 }
 
 

@@ -45,7 +45,7 @@ def test_logarithmic_axes():
     def figure(**more):
         return draw_log_log({"fit": ([1, 10, 1000], [2, 20, 200])}, x="bytes", y="µs", title="t", alt="a", **more)
 
-    (x0, y0), (x1, y1), (x2, y2) = paths(figure(), stroke="backward")[0].lines[0]
+    (x0, y0), (x1, y1), (x2, y2) = paths(figure(), stroke="series-0")[0].lines[0]
     assert (x2 - x1) == pytest.approx(2 * (x1 - x0), abs=0.3) and (y1 - y2) == pytest.approx(y0 - y1, abs=0.3)
     assert {"1", "10", "100", "1 k", "bytes", "µs", "fit", "t"} <= set(texts(figure()))
     (dot,) = paths(figure(points=([10], [20])), fill="panel")

@@ -7,77 +7,96 @@ import pytest
 
 from book.figures.canvas import Canvas
 from book.figures.mechanisms.ring import play_all_reduce
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 
-SENTENCES = ["A box is here.", "It has moved, and another is there.", "It is gone & the other is <wide>."]
+BEATS = [
+    Beat("Before", "A box is here.", 0),
+    Beat("Over", "It goes over, and another comes along.", 3),
+    Beat("Gone", "It is gone & the other is <wide>.", 4),
+]
+SENTENCES = [beat.sentence for beat in BEATS]
 
 
 def draw(width: float) -> Scene:
-    steps = [
-        Step(SENTENCES[0], {"one": Thing(0, 0, 40, 20, words="a")}),
-        Step(SENTENCES[1], {"one": Thing(100, 0, 40, 20, "comm", "b"), "two": Thing(0, 50, 10, 10, "idle")}),
-        Step(SENTENCES[2], {"two": Thing(0, 50, width / 2, 10, "frame")}),
-    ]
-    return Scene(Canvas(f"moves {width}"), 100, steps)
+    moving = [{"one": Thing(50 * k, 0, 40, 20, words="a"), "two": Thing(0, 50, 10, 10, "idle")} for k in range(1, 4)]
+    moments = [{"one": Thing(0, 0, 40, 20, words="a")}, *moving, {"two": Thing(0, 50, width / 2, 10, "frame")}]
+    return Scene(Canvas(f"moves {width}"), 100, moments, [width * k / 4 for k in range(5)])
+
+
+def player(**options) -> Player:
+    return Player("Moves", draw, BEATS, **options)
 
 
 # ---- without a browser ----------------------------------------------------------------------------------------------
 
 
-def test_without_a_script_one_step_is_what_there_is():
-    html = Player("Moves", draw, still=1)._repr_html_()
+def test_without_a_script_one_beat_is_what_there_is():
+    html = player(still=1)._repr_html_()
     before_script = html.split("<script")[0]
-    assert "It has moved" in before_script and "gone" not in before_script
-    assert before_script.count("<svg") == 2 and 'aria-label="It has moved' in before_script
+    assert "It goes over" in before_script and SENTENCES[2][:8] not in before_script
+    assert before_script.count("<svg") == 2 and 'aria-label="It goes over' in before_script
     assert '<div class="pbh-controls" hidden>' in before_script, "buttons that do nothing are not shown"
-    assert repr(Player("Moves", draw)) == f"Moves: {SENTENCES[2]}", "the last one, if nothing is said"
-    assert "gone &amp; the other is &lt;wide&gt;" in Player("Moves", draw)._repr_html_()
+    assert repr(player()) == f"Moves: {SENTENCES[2]}", "the last one, if nothing is said"
+    assert "gone &amp; the other is &lt;wide&gt;" in player()._repr_html_()
 
 
-def test_what_a_step_does_not_name_is_not_there():
-    html = Player("Moves", draw, still=0)._repr_html_().split("<script")[0]
+def test_what_a_moment_does_not_name_is_not_there():
+    html = player(still=0)._repr_html_().split("<script")[0]
     one, two = re.findall(r'<g class="pbh-thing" data-ink="(\w+)" style="transform:(.*?);opacity:(.*?)"', html)[:2]
     assert one == ("forward", "translate(0px, 0px)", "1")
     assert two == ("idle", "translate(0px, 50px)", "0"), "it waits where it will come"
 
 
-def test_each_width_has_the_same_steps():
-    def other(width):
-        scene = draw(width)
-        return scene._replace(steps=scene.steps[: 2 if width == NARROW else 3])
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [([0, 3], r"end with \[0, 3\].*up to 4"), ([1, 4], "from 0"), ([0, 3, 2, 4], "from 0"), ([], "use 1 to 7")],
+)
+def test_beats_cover_all_moments_in_order(ends, message):
+    with pytest.raises(ValueError, match=f"'Moves': its beats {message}" if "end" in message else message):
+        Player("Moves", draw, [Beat("a", "b", end) for end in ends])
 
-    with pytest.raises(ValueError, match="'Moves': each width needs the same steps"):
-        Player("Moves", other)
-    with pytest.raises(ValueError, match="at least one"):
-        Player("Moves", lambda width: draw(width)._replace(steps=[]))
+
+def test_each_width_has_the_same_moments():
+    with pytest.raises(ValueError, match="'Moves': each width needs the same moments"):
+        Player(
+            "Moves",
+            lambda width: draw(width)._replace(moments=draw(width).moments[: 4 if width == NARROW else 5]),
+            BEATS,
+        )
 
 
 def test_a_page_stays_light():
     def crowd(width):
-        letters = random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=150_000)
-        steps = [Step("".join(letters), {"one": Thing(0, 0, 9, 9)})]
-        return Scene(Canvas("crowd"), 400, steps)
+        return Scene(Canvas("crowd"), 400, [{"one": Thing(0, 0, 9, 9)}])
 
     with pytest.raises(ValueError, match=r"takes [\d,]+ bytes compressed, at most 60,000; use fewer things"):
-        Player("A crowd", crowd)
+        letters = random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=150_000)
+        Player("A crowd", crowd, [Beat("a", "".join(letters), 0)])
+
+
+def inside(things, name) -> set[int]:
+    """The ranks whose numbers are in a chunk: its stripes."""
+    return {int(key.rpartition(" of ")[2]) for key in things if key.startswith(f"{name} of ")}
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "tree", "ring"])
 def test_an_all_reduce_ends_with_all_sums_everywhere(algorithm):
-    player = play_all_reduce(algorithm, 4)
-    for scene in player.scenes:
-        last = scene.steps[-1].things
-        assert [last[f"cell {rank} {chunk}"].words for rank in range(4) for chunk in range(4)] == ["Σ"] * 16
-    first = player.scenes[0].steps[0].things
-    assert [first[f"cell {rank} 2"].words for rank in range(4)] == ["0", "1", "2", "3"]
+    ring = play_all_reduce(algorithm, 4)
+    cells = [f"cell {rank} {chunk}" for rank in range(4) for chunk in range(4)]
+    for scene in ring.scenes:
+        first, last = scene.moments[0], scene.moments[-1]
+        assert [inside(first, name) for name in cells] == [{rank} for rank in range(4) for _ in range(4)]
+        assert all(inside(last, name) == {0, 1, 2, 3} and last[name].ink == "frame" for name in cells)
+        inks = [last[f"{cells[0]} of {rank}"].ink for rank in range(4)]
+        assert inks == [f"rank-{rank}" for rank in range(4)], "a hue for each rank"
 
 
 def test_a_ring_is_two_halves_and_each_rank_sends_twice_three_quarters():
     ring = play_all_reduce("ring", 4)
-    assert "that is a reduce-scatter" in ring.sentences[3] and ring.still == 3
-    assert "The busiest sent 1.5 arrays." in ring.sentences[-1]
-    half = ring.scenes[0].steps[3].things
-    assert sum(half[f"cell {rank} {chunk}"].words == "Σ" for rank in range(4) for chunk in range(4)) == 4
+    half = next(beat for beat in ring.beats if beat.name == "Reduce-scatter")
+    things = ring.scenes[0].moments[half.until]
+    assert sum(things[f"cell {rank} {chunk}"].ink == "frame" for rank in range(4) for chunk in range(4)) == 4
+    assert ring.beats[-1].name == "All-gather" and ring.sentences[-1].endswith("The busiest rank sent 1.5 arrays.")
 
 
 # ---- in a browser ---------------------------------------------------------------------------------------------------
@@ -88,9 +107,8 @@ def played(opened):
     """A page with a player, and a clock that stands still."""
 
     def open_at(width: int = 800, **options):
-        page = opened(
-            f"<!doctype html><title>x</title>{Player('Moves', draw, still=1)._repr_html_()}", "", width, **options
-        )
+        options = {"reduced_motion": "no-preference", **options}
+        page = opened(f"<!doctype html><title>x</title>{player(still=1)._repr_html_()}", "", width, **options)
         page.clock.install()
         return page
 
@@ -101,49 +119,76 @@ def sentence(page) -> str:
     return page.inner_text("figcaption")
 
 
-def test_buttons_slider_and_keys(played):
+def place(page) -> float:
+    """How far the box has come, of its places 0, 50, 100, 150."""
+    return page.evaluate("parseFloat(document.querySelector('.pbh-thing').style.transform.slice(10))")
+
+
+def test_it_opens_with_its_question_and_play_runs_one_beat(played):
     page = played()
-    assert sentence(page) == SENTENCES[1] and page.locator("svg:visible").count() == 1
-    page.click("[aria-label='next step']")
-    assert sentence(page) == SENTENCES[2] and page.is_disabled("[aria-label='next step']")
+    page.clock.run_for(60_000)
+    assert sentence(page) == SENTENCES[0] and page.inner_text(".pbh-count") == "1 of 3", "not with what is on paper"
+    assert page.inner_text(".pbh-play") == "▶ Start"
+    page.click(".pbh-play")
+    assert sentence(page) == SENTENCES[1] and page.inner_text(".pbh-play") == "❚❚ Pause", "told as it begins"
+    page.clock.run_for(60_000)
+    assert place(page) == 150 and sentence(page) == SENTENCES[1] and page.inner_text(".pbh-count") == "2 of 3"
+    assert page.inner_text(".pbh-play") == "▶ Next: Gone", "it stops, and says what comes next"
+    page.click(".pbh-play")
+    page.clock.run_for(60_000)
+    assert sentence(page) == SENTENCES[2] and page.inner_text(".pbh-play") == "↺ Again"
+    page.click(".pbh-play")
+    assert sentence(page) == SENTENCES[0] and place(page) == 0
+
+
+def test_pause_stops_within_a_beat_and_play_goes_on(played):
+    page = played()
+    page.click(".pbh-play")
+    page.click(".pbh-play")
+    page.clock.run_for(60_000)
+    assert place(page) == 50 and page.inner_text(".pbh-play") == "▶ Next: Over"
+    page.click(".pbh-play")
+    page.clock.run_for(60_000)
+    assert place(page) == 150
+
+
+def test_keys_and_marks_go_from_beat_to_beat(played):
+    page = played()
     page.focus(".pbh-play")
-    page.keyboard.press("ArrowLeft")
-    assert sentence(page) == SENTENCES[1]
-    page.keyboard.press("Home")
-    assert sentence(page) == SENTENCES[0] and page.is_disabled("[aria-label='step back']")
-    page.focus("input")
     page.keyboard.press("ArrowRight")
-    assert sentence(page) == SENTENCES[1], "the slider moves by itself, once"
-    assert page.get_attribute("input", "aria-valuetext") == "step 1 of 2"
-    assert page.get_attribute("svg:visible", "aria-label") == SENTENCES[1]
+    assert sentence(page) == SENTENCES[1] and place(page) == 150
+    page.keyboard.press("End")
+    assert sentence(page) == SENTENCES[2]
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Home")
+    assert sentence(page) == SENTENCES[0]
+    page.click("[aria-label='Gone']")
+    assert sentence(page) == SENTENCES[2] and page.get_attribute("svg:visible", "aria-label") == SENTENCES[2]
+    assert page.locator("[aria-current=step]").get_attribute("aria-label") == "Gone"
+    assert page.locator(".pbh-beats [tabindex='-1']").count() == 3, "one tab stop, the button"
 
 
-def test_it_plays_to_the_end_and_stops(played):
+def test_a_finger_on_the_picture_moves_time(played):
     page = played()
-    page.click("[aria-label='step back']")
-    page.clock.fast_forward(60_000)
-    assert sentence(page) == SENTENCES[0], "nothing moves before somebody presses Play"
-    page.click(".pbh-play")
-    assert page.inner_text(".pbh-play") == "Pause"
-    page.clock.run_for(500)
-    assert sentence(page) == SENTENCES[1]
-    page.clock.run_for(60_000)
-    assert sentence(page) == SENTENCES[2] and page.inner_text(".pbh-play") == "Play"
-    page.click(".pbh-play")
-    page.clock.run_for(500)
-    assert sentence(page) == SENTENCES[1], "from the beginning again"
-    page.click(".pbh-play")
-    page.clock.run_for(60_000)
-    assert sentence(page) == SENTENCES[1], "paused"
+    box = page.locator("svg:visible").bounding_box()
+    page.mouse.move(box["x"] + 1, box["y"] + 50)
+    page.mouse.down()
+    for share, at in ((0.25, 50), (0.5, 100), (0.74, 150), (0.24, 50)):
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + 50)
+        assert place(page) == at, share
+    page.mouse.up()
+    page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 50)
+    assert place(page) == 50, "let go"
 
 
 def test_things_glide_unless_motion_is_unwelcome(played):
-    def duration(page):
+    moving, still = played(), played(reduced_motion="reduce")
+    for page in (moving, still):
         page.clock.run_for(100)
-        return page.evaluate("getComputedStyle(document.querySelector('.pbh-thing')).transitionDuration")
-
-    assert duration(played(reduced_motion="no-preference")).startswith("0.6s")
-    assert duration(played(reduced_motion="reduce")) == "0s"
+        page.click(".pbh-play")
+    look = "getComputedStyle(document.querySelector('.pbh-thing')).transitionDuration"
+    assert moving.evaluate(look).startswith("0.7s") and still.evaluate(look) == "0s"
+    assert place(still) == 150, "at the end of the beat at once"
 
 
 def test_a_narrow_page_has_a_drawing_of_its_own(played):
@@ -154,9 +199,10 @@ def test_a_narrow_page_has_a_drawing_of_its_own(played):
     assert box["width"] <= 390 and page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_on_paper_it_is_the_chosen_step(played):
+def test_on_paper_it_is_the_chosen_beat(played):
     page = played()
-    page.click("[aria-label='next step']")
+    page.focus(".pbh-play")
+    page.keyboard.press("End")
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert sentence(page) == SENTENCES[1]
     page.emulate_media(media="print")

@@ -71,7 +71,7 @@ def test_numbers_beside_and_below_an_axis_have_room():
 def test_a_line_ends_at_the_axes():
     """What lies outside of the range that was asked for is not drawn over what stands there."""
     figure = draw_log_log({"a": ([1, 10, 100], [1, 1e6, 1])}, x="x", y="y", title="", alt="", height_range=(1, 1e3))
-    left, top, right, bottom = paths(figure, stroke="backward")[0].box
+    left, top, right, bottom = paths(figure, stroke="series-0")[0].box
     levels = [path.box[1] for path in paths(figure, stroke="rule")]
     assert (top, bottom) == pytest.approx((min(levels), max(levels)), abs=1.1)
 

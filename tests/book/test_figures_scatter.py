@@ -26,7 +26,7 @@ def test_equal_numbers_lie_on_the_diagonal():
     figure = draw_scatter({"runs": [Dot(1, 1), Dot(10, 10), Dot(100, 100)]}, **SAID, log=True, equal=True)
     (line,) = [path.lines[0] for path in paths(figure, stroke="soft") if "stroke-dasharray" in path.paint]
     (x0, y0), (x1, y1) = line
-    dots = [path.middle for path in paths(figure, fill="backward") if path.middle[0] >= x0]
+    dots = [path.middle for path in paths(figure, fill="series-0") if path.middle[0] >= x0]
     assert len(dots) == 3
     for x, y in dots:
         assert (y - y0) / (y1 - y0) == pytest.approx((x - x0) / (x1 - x0), abs=0.002)

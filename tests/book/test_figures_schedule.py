@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from book.figures.schedule import draw_gantt, draw_messages, schedule_bars
+from book.figures.schedule import draw_block, draw_gantt, draw_messages, schedule_bars
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.schedules.zero_bubble import zb_h1, zb_v
-from lib.pipeline.simulate import simulate
+from lib.pipeline.simulate import Costs, simulate
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(3, 3), zb_h1(4, 2), interleaved(2, 2, 2)], ids=lambda s: s.name)
@@ -30,7 +30,16 @@ def test_a_bar_says_its_stage_where_a_rank_has_several():
     assert {bar.label.split(",")[0] for bar in bars if bar.marked} == {"stage 2", "stage 3"}
     picture = draw_gantt(simulate(zb_v(2, 3)), title="V", alt="", caption="There and back.")
     assert picture.caption == "There and back. Underlined is everything outside the first stage of a rank."
-    for svg in (picture.svg, picture.narrow):
-        lines = re.findall(r'<path d="([^"]*)" fill="none" stroke="[^"]*" stroke-width="1.6"', svg)
-        assert "".join(lines).count("h") == sum(bar.marked for bar in bars)
+    lines = re.findall(r'<path d="([^"]*)" fill="none" stroke="[^"]*" stroke-width="1.6"', picture.svg)
+    assert "".join(lines).count("h") == sum(bar.marked for bar in bars)
     assert "Underlined" not in draw_gantt(simulate(zb_h1(2, 3)), title="H1", alt="").caption
+
+
+def test_a_block_is_a_part_of_the_last_step_enlarged():
+    steps = {"1F1B": simulate(one_f_one_b(4, 8)), "ZB-V": simulate(zb_v(4, 8), Costs(0.5, 0.5, 0.5))}
+    figure = draw_block(steps, 9, 12, title="t", alt="a", caption="Look.")
+    inside = [slot for slot in steps["ZB-V"].compute if slot.start < 12 and slot.end > 9]
+    numbers = re.findall(r">(\d+)</text>", figure.svg.partition(">9</text>")[0])  # behind them: the axis from 9 on
+    words = re.findall(r'text-anchor="middle"[^>]*>(.*?)</g>', figure.svg)
+    assert sum(len(re.findall(r">(?:stage )?[\d, ]+</text>", group)) for group in words) >= len(inside), numbers
+    assert "ends at 25.5 units" in figure.svg and "−7.5 units" in figure.svg and "Underlined" in figure.caption

@@ -72,6 +72,7 @@ def test_neighbouring_colors_differ_for_everybody(mode, blindness):
         ("forward", "backward", "weight", "comm", "opt"),
         ("param", "gradient", "activation", "opt"),
         ("param", "comm", "opt", "forward", "backward", "weight", "gradient", "activation"),
+        svg.RANKS,
         ("ok", "bad"),
     ):
         for pair in itertools.combinations(together, 2):

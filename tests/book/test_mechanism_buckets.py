@@ -34,7 +34,7 @@ def test_each_gradient_ends_in_the_bucket_that_the_library_puts_it_in():
     buckets = fill_buckets([p for _, p in gradients()], 3 * MIB)
     of = {id(p): k for k, bucket in enumerate(buckets) for p in bucket}
     for scene in play().scenes:
-        last = scene.steps[-1].things
+        last = scene.moments[-1]
         for i, (name, p) in enumerate(gradients()):
             gradient, row = last[f"gradient {i}"], last[f"row {of[id(p)]}"]
             assert gradient.y == row.y and row.x <= gradient.x <= row.x + row.width - gradient.width + 1e-6, name
@@ -47,10 +47,8 @@ def test_each_gradient_ends_in_the_bucket_that_the_library_puts_it_in():
 
 
 def test_backward_goes_from_the_last_layer_to_the_first():
-    frames = [step.things for step in play().scenes[0].steps]
+    frames = play().scenes[0].moments
     order = ["head", *(f"block {k}" for k in (3, 2, 1, 0)), "embed"]
-    over = [re.match(r"Backward of ([\w ]+) is over", sentence) for sentence in play().sentences]
-    assert [found[1] for found in over if found] == order[:-1], "with the last layer, backward ends"
     for things in frames:
         inks = [things[layer].ink for layer in order]
         assert inks == sorted(inks, key=["idle", "backward", "forward"].index) and inks.count("backward") <= 1
@@ -72,12 +70,11 @@ def test_the_numbers_are_those_of_the_formula():
     sent_ms, exposed_ms = 1e3 * sum(map(reduce_s, buckets)), 1e3 * (times[-1][1] - 0.45)
     player = play()
     assert player.sentences[-1] == (
-        f"{len(buckets)} messages, not {len(sizes)}. {1 - exposed_ms / sent_ms:.0%} of their {sent_ms:.0f} ms are "
-        f"hidden, {exposed_ms:.0f} ms exposed. {len(sizes)} messages after backward would expose "
-        f"{1e3 * sum(map(reduce_s, sizes)):.0f} ms."
+        f"{1 - exposed_ms / sent_ms:.0%} of the communication was hidden, {exposed_ms:.0f} ms are exposed; "
+        f"{len(sizes)} messages after backward would expose {1e3 * sum(map(reduce_s, sizes)):.0f} ms."
     )
     scene = player.scenes[0]
-    bars = [scene.steps[-1].things[f"message {k}"] for k in range(4)]
+    bars = [scene.moments[-1][f"message {k}"] for k in range(4)]
     a_second = (WIDE - bars[0].x) / (times[-1][1] - times[0][0])
     assert [bar.x - bars[0].x for bar in bars] == pytest.approx([a_second * (a - times[0][0]) for a, _ in times])
     assert [bar.width + 1 for bar in bars] == pytest.approx([a_second * (b - a) for a, b in times])
@@ -87,12 +84,13 @@ def test_the_numbers_are_those_of_the_formula():
 
 def test_a_bucket_waits_for_the_one_ahead():
     slow = play(backward_s=0.1).sentences
-    assert sum("wait until bucket" in sentence for sentence in slow) == 2 and "exposed" in slow[-1]
-    assert not any("wait until" in sentence for sentence in play().sentences)
+    assert sum("waits until bucket" in sentence for sentence in slow) == 2 and "exposed" in slow[-1]
+    assert not any("waits until" in sentence for sentence in play().sentences)
 
 
-def test_the_still_has_a_bucket_on_the_network():
+def test_a_beat_ends_when_a_bucket_is_full():
     player = play()
-    things = player.scenes[0].steps[player.still].things
-    assert [thing.words for name, thing in things.items() if name.startswith("said")][1] == "on the network"
-    assert [things[f"row {k}"].ink for k in range(4)] == ["frame", "outline", "outline", "outline"]
+    for k in range(4):
+        beat = next(beat for beat in player.beats if beat.name == f"Bucket {k}")
+        row = player.scenes[0].moments[beat.until]
+        assert row[f"said {k}"].words.startswith(re.search(r"\d+ gradients", beat.sentence)[0])

@@ -26,7 +26,7 @@ def player():
 @pytest.fixture(params=[WIDE, NARROW])
 def steps(player, request):
     scene = player.scenes[[WIDE, NARROW].index(request.param)]
-    return [step.things for step in scene.steps]
+    return scene.moments
 
 
 def seen(things, **like):
@@ -104,7 +104,7 @@ def test_zero_keeps_a_quarter_and_borrows_a_layer(steps):
 @pytest.mark.parametrize("owner", [0, 3])
 def test_weights_come_from_the_rank_that_keeps_them(owner):
     zero = Cut(lambda r: r, lambda layer, c: abs(owner - layer), "gradients, weights")
-    before, after = (step.things for step in play_cuts({"zero": zero}).scenes[0].steps[1:3])
+    before, after = play_cuts({"zero": zero}).scenes[0].moments[1:3]
     weights = seen(after, words="weights")
     assert {before[name][:2] for name in weights} == {before[f"{owner} cell (0, 0)"][:2]}
     others = {before[f"{k} cell (0, 0)"][:2] for k in range(4) if k != owner}
@@ -112,18 +112,26 @@ def test_weights_come_from_the_rank_that_keeps_them(owner):
 
 
 def test_the_numbers_are_those_of_the_library(player):
-    said = player.sentences
-    assert f"{cost.wire_bytes('all_reduce', 1, 4):g} times" in said[DATA + 1]
-    assert f"{cost.zero_wire_bytes(3, 1, 4):g} times" in said[ZERO + 1]
-    assert f"{block_calls(MODELS['7B'], 1, 2, 4).total()} all-reduces" in said[TENSOR + 1]
-    assert "each of 4 ranks has 1/4 of the batch and the whole model. This is data parallelism" in said[DATA]
-    assert "each of 8 ranks has 1/2 of the batch and 1/4 of the model" in said[ALL]
-    assert said[-1] == "Every technique is one cut and one message." and len(said) == 12
+    _, data, zero, tensor, _, both, last = player.sentences
+    assert f"{cost.wire_bytes('all_reduce', 1, 4):g} times" in data
+    assert f"{cost.zero_wire_bytes(3, 1, 4):g} times" in zero
+    assert f"{block_calls(MODELS['7B'], 1, 2, 4).total()} all-reduces" in tensor
+    assert data.startswith("Data parallelism: each rank has 1/4 of the batch and the whole model.")
+    assert "each rank has 1/2 of the batch and 1/4 of the model" in both
+    assert last == "Every technique is one cut and one message."
+    assert [beat.until for beat in player.beats] == [
+        0,
+        DATA + 1,
+        ZERO + 1,
+        TENSOR + 1,
+        PIPELINE + 1,
+        ALL + 1,
+        ALL + 2,
+    ]
 
 
 def test_it_ends_with_each_technique_beside_the_others(player, steps):
     last = steps[-1]
-    assert player.still == 11
     assert [last[f"{k} name"].words for k in range(4)] == list(CUTS)[:4], "3D parallelism is made of these"
     assert [last[f"{k} sent"].words for k in range(4)] == [cut.sent for cut in list(CUTS.values())[:4]]
     assert [last[f"{k} row 3"].words for k in range(4)] == ["rank 3", "rank 3", "row 3", "row 3"]

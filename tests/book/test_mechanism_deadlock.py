@@ -8,6 +8,10 @@ from lib import comm
 from lib.launch import HangError, run
 
 
+def messages(n):
+    return [f"x of {rank}" for rank in range(n)]
+
+
 def send_first(world):
     x = torch.zeros(1)
     comm.send(x, world, (world.rank + 1) % world.size).wait()
@@ -21,17 +25,17 @@ def exchange(world):
 
 
 def test_the_circle_is_what_real_ranks_report():
-    player = play_deadlock(3)
+    player = play_deadlock(messages(3))
     with pytest.raises(HangError) as caught:
         run(send_first, 3)
     circle = str(caught.value).split("the cycle: ")[1].splitlines()[0]
     assert circle == "0 waits for 1, 1 waits for 2, 2 waits for 0"
-    assert circle in player.sentences[3] and player.still == 3
-    assert not any(circle in sentence for k, sentence in enumerate(player.sentences) if k != 3)
+    (told,) = [beat for beat in player.beats if circle in beat.sentence]
+    assert (told.name, told.until) == ("A circle", 3)
 
 
 def test_exchange_leaves_what_real_ranks_get():
-    last = play_deadlock(3).scenes[0].steps[-1].things
+    last = play_deadlock(messages(3)).scenes[0].moments[-1]
     for rank, got in enumerate(run(exchange, 3)):
         x, line = last[f"x {got:.0f}"], last[f"line {rank} 1"]
         assert (x.x + x.width / 2, x.words) == (pytest.approx(line.x + line.width / 2), f"x of {got:.0f}")
@@ -40,14 +44,14 @@ def test_exchange_leaves_what_real_ranks_get():
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_waits_appear_one_by_one_and_close_at_the_last(n):
-    for scene in play_deadlock(n).scenes:
-        for k, step in enumerate(scene.steps):
-            waiting = [rank for rank in range(n) if step.things[f"wait {rank}"].seen]
+    for scene in play_deadlock(messages(n)).scenes:
+        for k, step in enumerate(scene.moments):
+            waiting = [rank for rank in range(n) if step[f"wait {rank}"].seen]
             assert waiting == (list(range(k)) if k <= n else [])
-            assert bool(step.things["verdict"].seen) == (k == n), "deadlock is said of the circle alone"
-            stuck = [rank for rank in range(n) if step.things[f"line {rank} 0"].ink == "bad"]
+            assert bool(step["verdict"].seen) == (k == n), "deadlock is said of the circle alone"
+            stuck = [rank for rank in range(n) if step[f"line {rank} 0"].ink == "bad"]
             assert stuck == (list(range(n)) if k == n else [])
-        arrived = [step.things["arrived"].words for step in scene.steps]
+        arrived = [step["arrived"].words for step in scene.moments]
         assert arrived == [f"0 of {n} arrived"] * (n + 3) + [f"{n} of {n} arrived"]
-        held, moving = scene.steps[n + 1].things, scene.steps[n + 2].things
+        held, moving = scene.moments[n + 1], scene.moments[n + 2]
         assert all(held[f"x {rank}"] != moving[f"x {rank}"] for rank in range(n)), "all move in the same step"

@@ -11,7 +11,7 @@ from book.figures.mechanisms.cuts import play_cuts
 from book.figures.mechanisms.deadlock import play_deadlock
 from book.figures.mechanisms.fsdp_units import play_fsdp_units
 from book.figures.mechanisms.memory_pour import play_memory_pour
-from book.figures.mechanisms.pipeline import play_pipelines
+from book.figures.mechanisms.pipeline import play_gpipe, play_rounds, play_trays
 from book.figures.mechanisms.ring import play_all_reduce
 from book.figures.mechanisms.sequence_ribbon import play_sequence_parallel
 from book.figures.mechanisms.split_all_reduce import play_split_all_reduce
@@ -20,21 +20,19 @@ from book.figures.mechanisms.tensor_terms import play_tensor_parallel
 from book.figures.mechanisms.zero_stages import play_zero_stages
 from lib.cost.sizes import MODELS, RECIPES
 from lib.cost.steps import ALL_REDUCE
-from lib.pipeline.schedules.gpipe import gpipe
-from lib.pipeline.schedules.interleaved import interleaved
-from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from tests.book.drawn import check_drawing, check_inside, collisions
 from tests.book.test_mechanism_buckets import MIB, play
 from tests.book.test_mechanism_cuts import CUTS
 from tests.book.test_mechanism_fsdp_units import SIZES
 from tests.book.test_mechanism_tensor_terms import MATRICES
 
+MESSAGES = ["x of 0", "x of 1", "y of 2", "∂y 3"]
 UNITS = [SIZES, SIZES[:4], [1.05e9, *[0.4e9] * 3], [2e9, *[41e9] * 4]]
 SHAPES = [("175B", 1, 8), ("175B", 4, 2), ("70B", 1, 4)]
 PLAYED = [
     *((play, bucket * MIB) for bucket in (2, 3, 13)),
     (play_cuts, CUTS),
-    *((play_deadlock, n) for n in (2, 3, 4)),
+    *((play_deadlock, MESSAGES[:n]) for n in (2, 3, 4)),
     *((play_fsdp_units, sizes, n) for sizes in UNITS for n in (2, 4, 8)),
     *((play_memory_pour, "7B", room) for room in (80e9, 192e9)),
     *((play_sequence_parallel, MODELS[model], rows, tp) for model, rows, tp in SHAPES),
@@ -43,10 +41,11 @@ PLAYED = [
     (play_tensor_parallel, *MATRICES),
     *((play_zero_stages, n, RECIPES[r]) for n in (2, 3, 4, 8) for r in ("mixed Adam", "fp32 Adam")),
 ]
-# Longer, as a clock goes on; larger than their words, where a model has too many layers.
+# Bars that grow have no room for their words yet; larger than their words, where a model has too many layers.
 INSIDE = [
-    (play_pipelines, [gpipe(4, 6), one_f_one_b(4, 6)]),
-    (play_pipelines, [one_f_one_b(2, 4), interleaved(2, 4, 2)]),
+    *((play_gpipe, p, m) for p, m in ((4, 6), (2, 2))),
+    *((play_trays, p, m) for p, m in ((4, 6), (3, 8))),
+    *((play_rounds, p, m) for p, m in ((2, 4), (4, 8))),
     *((play_memory_pour, model, room) for model in ("70B", "405B") for room in (80e9, 192e9)),
     *((play_all_reduce, algorithm, 4) for algorithm in ALL_REDUCE),
 ]
@@ -79,12 +78,12 @@ KINDS = ("param", "activation", "gradient", "opt")
         ((play_tensor_parallel, *MATRICES), ("forward", "param", "comm", "plain", "outline")),
         ((play_tensor_parallel, *MATRICES), ("plain", "bad")),
         ((play_memory_pour, "7B", 80e9), KINDS),
-        *(((play_deadlock, n), BOXES) for n in (2, 3, 4)),
+        *(((play_deadlock, MESSAGES[:n]), BOXES) for n in (2, 3, 4)),
     ],
 )
 def test_nothing_lies_on_anything(case, inks):
     make, *arguments = case
-    steps = [step for scene in make(*arguments).scenes for step in scene.steps]
+    steps = [step for scene in make(*arguments).scenes for step in scene.moments]
     on_each_other = [pair for step in steps for pair in collisions(step, *inks)]
     assert [pair for pair in on_each_other if not any(name.startswith("dot") for name in pair)] == []
 

@@ -58,37 +58,31 @@ def test_real_ranks_hold_these_units_while_a_block_computes(n):
         assert seen == [(m.what, m.unit, m.whole | m.arriving, left) for m, left in computes(moments)]
         assert max(live_bytes(moment, sizes, n) for moment in moments) == live
         last = play_fsdp_units(sizes, n).sentences[-1]
-        assert f"sent {sent / 1e6:.2f} MB" in last and f"at most {live / 1e6:.2f} MB" in last
+        assert f"sent {sent / 1e6:.2f} MB" in last and f"At most {live / 1e6:.2f} MB" in last
 
 
 def test_thin_is_a_shard_and_thick_is_whole():
     moments = moments_of_step(4)
     for scene in play_fsdp_units(SIZES, 4).scenes:
-        for moment, step in zip(moments, scene.steps, strict=True):
-            column = step.things["shard 0"].x
+        for moment, step in zip(moments, scene.moments, strict=True):
+            column = step["shard 0"].x
             for unit in range(5):
-                inside = [
-                    t for name, t in step.things.items() if re.match(rf"(shard|others) {unit}\b", name) and t.seen
-                ]
+                inside = [t for name, t in step.items() if re.match(rf"(shard|others) {unit}\b", name) and t.seen]
                 high = sum(thing.height for thing in inside if thing.x == column)
                 assert high == pytest.approx(HIGH if unit in moment.whole else HIGH / 4)
-                words = {
-                    thing.words for thing in step.things.values() if thing.seen and thing.y == inside[0].y + HIGH / 4
-                }
+                words = {thing.words for thing in step.values() if thing.seen and thing.y == inside[0].y + HIGH / 4}
                 assert ("all-gather" in words) == (unit in moment.arriving)
                 assert ("reduce-scatter" in words) == (unit in moment.leaving)
-            assert ("compute" in step.things) == bool(moment.what)
+            assert ("compute" in step) == bool(moment.what)
 
 
 def test_the_bar_is_what_is_live():
     moments = moments_of_step(4)
     for scene in play_fsdp_units(SIZES, 4).scenes:
-        lengths = [
-            sum(t.width + 1 for name, t in step.things.items() if name.startswith("live ")) for step in scene.steps
-        ]
+        lengths = [sum(t.width + 1 for name, t in step.items() if name.startswith("live ")) for step in scene.moments]
         live = [live_bytes(moment, SIZES, 4) for moment in moments]
         assert lengths == pytest.approx([size * lengths[0] / live[0] for size in live])
-        assert [step.things["live"].words for step in scene.steps] == [f"{size / 1e6:.2f} MB" for size in live]
+        assert [step["live"].words for step in scene.moments] == [f"{size / 1e6:.2f} MB" for size in live]
     assert live[0] == live[-1] == sum(SIZES) / 4, "only shards stay"
 
 
@@ -98,8 +92,10 @@ def test_it_ends_with_a_shard_of_each_gradient_after_two_gathers_and_one_reducti
         assert sum(unit in moment.arriving for moment in moments) == 2
         assert sum(unit in moment.leaving for moment in moments) == 1
     for scene in player.scenes:
-        first, last = scene.steps[0].things, scene.steps[-1].things
+        first, last = scene.moments[0], scene.moments[-1]
         assert not any(first[f"gradient shard {unit}"].seen for unit in range(5))
         assert all(last[f"gradient shard {unit}"].seen and not last[f"gradient {unit}"].seen for unit in range(5))
     assert f"sent {zero_wire_bytes(3, sum(SIZES), 4) / 1e6:.2f} MB" in player.sentences[-1]
-    assert player.sentences[player.still].startswith("Block 3 is freed, its gradients leave.")
+    names = [beat.name for beat in player.beats]
+    for name, does in (("First unit", ""), ("Prefetch", "forward"), ("Turn", ""), ("Backward", "backward")):
+        assert moments[player.beats[names.index(name)].until].what == does

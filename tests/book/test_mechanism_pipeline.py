@@ -1,11 +1,10 @@
-"""The pictures of pipelines: what a bar says is what the simulator says, and nothing leaves the drawing."""
-
-import re
+"""The pictures of pipelines: what a bar, a tray and a sentence say is what the simulator says."""
 
 import pytest
 
-from book.figures.mechanisms.pipeline import play_pipelines
+from book.figures.mechanisms.pipeline import play_gpipe, play_rounds, play_trays
 from book.figures.mechanisms.split_backward import play_split_backward
+from lib.pipeline.schedules.action import Op
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.interleaved import interleaved
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -13,66 +12,103 @@ from lib.pipeline.schedules.zero_bubble import zb_h1
 from lib.pipeline.simulate import Costs, simulate
 
 COSTS = Costs(1, 1, 1)
+TIMELINES = {schedule.name: simulate(schedule) for schedule in (gpipe(4, 6), one_f_one_b(4, 6))}
 
 
 @pytest.fixture(scope="module")
 def both():
-    return play_pipelines([gpipe(4, 6), one_f_one_b(4, 6)])
+    return play_trays(4, 6)
 
 
-def tray(step, schedule: str, rank: int) -> list[str]:
-    return [thing.words for name, thing in step.things.items() if name.startswith(f"{schedule} kept {rank} ")]
+def tray(things, schedule: str, rank: int) -> list[str]:
+    return [thing.words for name, thing in things.items() if name.startswith(f"{schedule} kept {rank} ")]
 
 
-def test_trays_hold_what_the_simulator_keeps(both):
-    timelines = {schedule.name: simulate(schedule) for schedule in (gpipe(4, 6), one_f_one_b(4, 6))}
-    for name, timeline in timelines.items():
+def test_trays_hold_what_the_simulator_keeps_and_a_frame_what_they_have_held(both):
+    moments = both.scenes[0].moments
+    for name, timeline in TIMELINES.items():
         for rank in range(4):
-            most = max(len(tray(step, name, rank)) for step in both.scenes[0].steps)
+            most = 0
+            for things in moments:
+                most = max(most, len(tray(things, name, rank)))
+                frame = things.get(f"{name} most {rank}")
+                assert (frame.width - 2) / 17 == most if frame else not most
             assert most == timeline.peak(rank), (name, rank)
-    assert [tray(both.scenes[0].steps[-1], name, 0) for name in timelines] == [[], []], "all has come back"
+    assert [tray(moments[-1], name, 0) for name in TIMELINES] == [[], []], "all has come back"
 
 
 def test_bars_end_where_the_simulator_has_them(both):
-    last, timeline = both.scenes[0].steps[-1].things, simulate(one_f_one_b(4, 6))
+    last, timeline = both.scenes[0].moments[-1], TIMELINES["1F1B"]
     ends = {slot.action: slot.end for slot in timeline.compute}
     bars = {action: last[f"1F1B {action}"] for action in ends}
     left = min(bar.x for bar in bars.values())
-    unit = (last["1F1B playhead"].x + 2 - left) / timeline.makespan
+    unit = (last["1F1B playhead"].x + 1 - left) / timeline.makespan
     for action, end in ends.items():
         assert bars[action].x + bars[action].width + 2 == pytest.approx(left + end * unit), action
 
 
+def test_idle_time_is_counted_while_it_happens(both):
+    for name, timeline in TIMELINES.items():
+        for rank in range(4):
+            for now, things in enumerate(both.scenes[0].moments):
+                busy = sum(max(0, min(s.end, now) - s.start) for s in timeline.compute if s.rank == rank)
+                assert things[f"{name} idle {rank}"].words == f"{now - busy:g}"
+            assert things[f"{name} idle {rank}"].words == f"{timeline.idle(rank):g}"
+
+
+def test_a_message_flies_from_each_bar_to_the_next_rank(both):
+    for name, timeline in TIMELINES.items():
+        for slot in timeline.compute:
+            goes = slot.rank + (1 if slot.action.op == Op.F else -1) in range(4)
+            seen = [things.get(f"{name} message {slot.action}") for things in both.scenes[0].moments]
+            there = [(k, thing.y) for k, thing in enumerate(seen) if thing]
+            assert [k for k, _ in there] == [k for k in (slot.end, slot.end + 1) if goes and k <= 27]
+            if len(there) == 2:
+                assert (there[0][1] < there[1][1]) == (slot.action.op == Op.F), "forwards go down"
+
+
 def test_its_sentences_are_the_simulators(both):
-    g, f = simulate(gpipe(4, 6)), simulate(one_f_one_b(4, 6))
+    g, f = TIMELINES["GPipe"], TIMELINES["1F1B"]
     assert both.sentences[-1] == (
-        f"GPipe waited {g.bubble:.0%} of {g.makespan:g} units and kept 6, 6, 6, 6 microbatches; "
-        f"1F1B waited {f.bubble:.0%} of {f.makespan:g} units and kept 4, 3, 2, 1 microbatches."
+        f"Both end at {f.makespan:g}, idle {f.bubble:.0%}. GPipe kept 6, 6, 6, 6; 1F1B kept 4, 3, 2, 1."
     )
-    assert "Time 5: rank 0 keeps 5 under GPipe, 4 under 1F1B." in both.sentences
+    assert (g.makespan, g.bubble) == (f.makespan, f.bubble)
+    ends = {(slot.action.op, slot.action.microbatch, slot.rank): slot.end for slot in f.compute}
+    assert [beat.until for beat in both.beats] == [
+        0,
+        ends[Op.F, 0, 3],
+        ends[Op.B, 0, 3],
+        ends[Op.B, 0, 0],
+        ends[Op.F, 5, 0],
+        27,
+    ]
+    down = both.scenes[0].moments[both.beats[1].until]
+    assert tray(down, "GPipe", 0) == tray(down, "1F1B", 0) == ["0", "1", "2", "3"], "so far both are the same"
+    assert "idle for 9 of 27 units" in play_gpipe(4, 6).sentences[-1]
 
 
 def test_stages_of_a_rank_share_its_time():
-    player = play_pipelines([one_f_one_b(2, 4), interleaved(2, 4, 2)])
+    player = play_rounds(2, 4)
     plain, cut = simulate(one_f_one_b(2, 4)), simulate(interleaved(2, 4, 2), Costs(0.5, 0.5, 0.5))
-    assert f"{plain.bubble:.0%} of {plain.makespan:g} units" in player.sentences[-1]
-    assert f"{cut.bubble:.0%} of {cut.makespan:g} units and kept 2.5, 1.5" in player.sentences[-1]
-    name = cut.schedule.name
-    last = player.scenes[0].steps[-1].things
-    assert last[f"{name} 0F1"].words == "1" and last[f"{name} 2F1"].words == "1′"
-    assert max(len(tray(step, name, 0)) for step in player.scenes[0].steps) == cut.peak(0)
+    assert player.sentences[-1] == (
+        f"Interleaved ends at {cut.makespan:g}, 1F1B at {plain.makespan:g}. "
+        "For that rank 0 keeps 2.5 microbatches instead of 2."
+    )
+    name, moments = cut.schedule.name, player.scenes[0].moments
+    assert moments[-1][f"{name} 0F1"].words == "1" and moments[-1][f"{name} 2F1"].words == "1′"
+    assert max(len(tray(things, name, 0)) for things in moments) == cut.peak(0)
 
 
 def test_a_split_backward_goes_from_1f1b_to_zb_h1():
     player = play_split_backward(4, 5, COSTS)
-    first, *_, last = player.scenes[0].steps
+    first, *_, last = moments = player.scenes[0].moments
     before, after = simulate(one_f_one_b(4, 5), COSTS), simulate(zb_h1(4, 5), COSTS)
-    assert f"waits {before.bubble:.0%} of {before.makespan:g} units" in first.sentence
-    assert f"saves {before.makespan - after.makespan:g} of {before.makespan:g} units" in last.sentence
-    left = min(thing.x for thing in last.things.values())
-    unit = (last.things["saved"].x - left) / after.makespan
+    assert f"waits {before.bubble:.0%} of the step" in player.sentences[0]
+    assert f"saves {before.makespan - after.makespan:g} of {before.makespan:g} units" in player.sentences[-1]
+    left = min(thing.x for thing in last.values())
+    unit = (last["saved"].x - left) / after.makespan
     for slot in after.compute:
-        assert last.things[f"{slot.action}"].x == pytest.approx(left + slot.start * unit), slot
-    assert not any(thing.ink == "weight" for thing in first.things.values()), "at first a backward is one block"
-    pale = [thing.seen for name, thing in player.scenes[0].steps[2].things.items() if re.search("W", name)]
-    assert set(pale) == {0.25}
+        assert last[f"{slot.action}"].x == pytest.approx(left + slot.start * unit), slot
+    assert last["paper"][:4] == last["saved"][:4], "nothing is hatched behind the end"
+    assert not any(thing.ink == "weight" for thing in first.values()), "at first a backward is one block"
+    assert {thing.seen for name, thing in moments[2].items() if "W" in name} == {0.25}

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from book.figures.mechanisms.tensor_terms import STEPS, SUM, play_tensor_parallel
+from book.figures.mechanisms.tensor_terms import play_tensor_parallel
 from lib.cost import wire_bytes
 
 # The input, the weights of both layers, and the gradient of the output.
-MATRICES = [[1, 1], [1, 2]], [[0, 1], [1, 1], [2, 1], [1, 2]], [[1, 2, 0, 1], [0, 1, 1, 2]], [[2, 1], [1, 1]]
+MATRICES = [[1, 1], [1, 2]], [[0, 1], [1, -2], [2, 1], [1, 2]], [[1, 2, 0, 1], [0, 1, 1, 2]], [[2, 1], [1, 1]]
 PART, ADDED, DONE, BACK_ADDED, BACK_DONE, FORGOTTEN, BACK_FORGOTTEN = 2, 4, 5, 8, 9, 10, 11
 
 
@@ -20,7 +20,7 @@ def player():
 def serial():
     """(h, y, ∂x) of one process."""
     x, up, down, gradient = (torch.tensor(a).double() for a in MATRICES)
-    h = x.requires_grad_() @ up.T
+    h = torch.relu(x.requires_grad_() @ up.T)
     y = h @ down.T
     y.backward(gradient)
     return h, y, x.grad
@@ -28,12 +28,14 @@ def serial():
 
 def numbers(step, name, rows=range(2), columns=range(2)):
     """The matrix of that name, as one reads it."""
-    return torch.tensor([[float(step.things[f"{name} {i} {j}"].words) for j in columns] for i in rows]).double()
+    return torch.tensor(
+        [[float(step[f"{name} {i} {j}"].words.replace("−", "-")) for j in columns] for i in rows]
+    ).double()
 
 
 def test_parts_and_terms_are_those_of_the_serial_product(player, serial):
     h, y, dx = serial
-    steps = player.scenes[0].steps
+    steps = player.scenes[0].moments
     assert torch.equal(numbers(steps[0], "whole h", columns=range(4)), h)
     assert torch.equal(numbers(steps[0], "whole y"), y)
     parts = [numbers(steps[PART], f"h {r}", columns=range(2 * r, 2 * r + 2)) for r in range(2)]
@@ -50,40 +52,43 @@ def test_in_an_all_reduce_the_terms_lie_on_each_other_and_then_on_each_rank(play
     for scene in player.scenes:
         for added, slot in ((ADDED, 4), (BACK_ADDED, 0)):
             before, at, after = (
-                [scene.steps[step].things[f"sent {slot} {r} 0 0"] for r in range(2)]
+                [scene.moments[step][f"sent {slot} {r} 0 0"] for r in range(2)]
                 for step in range(added - 1, added + 2)
             )
-            assert at[0][:4] == at[1][:4] == scene.steps[added].things[f"sum {slot} 0 0"][:4]
+            assert at[0][:4] == at[1][:4] == scene.moments[added][f"sum {slot} 0 0"][:4]
             assert [thing[:4] for thing in before] == [thing[:4] for thing in after], "they return to where they left"
             assert before[0].y < at[0].y < before[1].y and before[0].seen == 0 and after[0].seen == 1
 
 
 def test_each_rank_holds_half_of_the_weights_and_sends_what_the_formula_says(player):
-    names = [name for name in player.scenes[0].steps[1].things if name.startswith("w")]
+    names = [name for name in player.scenes[0].moments[1] if name.startswith("w")]
     ranks = [[name for name in names if name.split()[1] == str(r)] for r in range(2)]
-    assert list(map(len, ranks)) == [8, 8] and "8 of the 16 weights" in player.sentences[1]
+    assert list(map(len, ranks)) == [8, 8] and "8 of 16 weights" in player.sentences[1]
     sent = wire_bytes("all_reduce", 4, 2)
-    for at in (ADDED, BACK_ADDED):
-        assert f"Each rank sends {sent:g} elements" in player.sentences[at]
-    assert f"{2 * sent:g} elements from each rank" in player.sentences[BACK_DONE]
-    calls = [i for i, step in enumerate(player.scenes[0].steps) if "call" in step.things]
+    assert f"Each sends {sent:g}." in player.sentences[4] and f"sends {sent:g} more" in player.sentences[5]
+    assert [beat.until for beat in player.beats[4:]] == [DONE, BACK_DONE, BACK_FORGOTTEN]
+    calls = [i for i, step in enumerate(player.scenes[0].moments) if "call" in step]
     assert calls == [ADDED, BACK_ADDED, FORGOTTEN, BACK_FORGOTTEN], "one all-reduce in each direction"
 
 
 def test_without_the_all_reduce_both_ranks_are_wrong_and_differ(player, serial):
     _, y, dx = serial
     for at, slot, right in ((FORGOTTEN, 4, y), (BACK_FORGOTTEN, 0, dx)):
-        step = player.scenes[0].steps[at]
+        step = player.scenes[0].moments[at]
         terms = [numbers(step, f"term {slot} {r}") for r in range(2)]
         assert not torch.equal(*terms) and not any(torch.equal(term, right) for term in terms)
-        assert {name for name, thing in step.things.items() if thing.ink == "bad"} == {
+        assert {name for name, thing in step.items() if thing.ink == "bad"} == {
             "call",
             f"wrong {slot} 0",
             f"wrong {slot} 1",
         }
-        assert not any(name.startswith(("sum", "sent")) for name in step.things)
-        assert step.things["call"].words == "no all-reduce"
+        assert not any(name.startswith(("sum", "sent")) for name in step)
+        assert step["call"].words == ("no g" if slot else "no f")
 
 
-def test_on_paper_it_is_the_sum_with_its_terms(player):
-    assert STEPS[player.still] == (False, SUM) and player.still == ADDED
+def test_relu_sees_whole_columns_on_each_rank(player, serial):
+    """Of partial sums it would be wrong: cut by columns first."""
+    h, *_ = serial
+    assert (h == 0).any(), "it has something to do"
+    for things in player.scenes[0].moments[PART:DONE]:
+        assert things["name 2 0"].words == "ReLU: h"

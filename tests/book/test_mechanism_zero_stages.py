@@ -13,12 +13,12 @@ STAGES = {"plain": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
 
 
 def test_stages_come_in_order_and_each_frees_what_was_marked_before():
-    steps = play_zero_stages(4).scenes[0].steps
-    assert [step.things["stage"].words for step in steps] == [
+    steps = play_zero_stages(4).scenes[0].moments
+    assert [step["stage"].words for step in steps] == [
         *("plain", "plain", "ZeRO-1", "ZeRO-1", "ZeRO-2", "ZeRO-2", "ZeRO-3")
     ]
-    freed = [{kind for kind in KINDS if step.things[f"whole 2 {kind}"].ink == "outline"} for step in steps]
-    marked = [{kind for kind in KINDS if step.things[f"whole 2 {kind}"].seen == 0.3} for step in steps]
+    freed = [{kind for kind in KINDS if step[f"whole 2 {kind}"].ink == "outline"} for step in steps]
+    marked = [{kind for kind in KINDS if step[f"whole 2 {kind}"].seen == 0.3} for step in steps]
     assert freed[0] == marked[0] == set() and freed[-1] == set(KINDS)
     for k in (1, 3, 5):
         assert freed[k] == freed[k - 1] and freed[k + 1] == freed[k] | marked[k] and len(marked[k]) == 1
@@ -29,18 +29,18 @@ def test_heights_are_the_bytes_of_the_formula(recipe):
     player, recipe = play_zero_stages(4, RECIPES[recipe]), RECIPES[recipe]
     scale = HEIGHT / recipe.bytes_per_parameter
     for scene in player.scenes:
-        for step in scene.steps[::2]:
-            held = state_bytes(1, recipe, zero=STAGES[step.things["stage"].words], dp=4)
+        for step in scene.moments[::2]:
+            held = state_bytes(1, recipe, zero=STAGES[step["stage"].words], dp=4)
             for kind in KINDS:
-                heights = [step.things[f"kept {rank} {kind}"].height for rank in range(4)]
+                heights = [step[f"kept {rank} {kind}"].height for rank in range(4)]
                 assert heights == pytest.approx([scale * held[kind]] * 4)
-                assert step.things[f"sum {kind}"].height == pytest.approx(heights[0])
-            assert step.things["sum"].words == f"{sum(held.values()):g}Ψ bytes"
+                assert step[f"sum {kind}"].height == pytest.approx(heights[0])
+            assert step["sum"].words == f"{sum(held.values()):g}Ψ bytes"
 
 
 def test_at_the_end_all_shards_together_are_the_whole():
     for scene in play_zero_stages(4).scenes:
-        things = scene.steps[-1].things
+        things = scene.moments[-1]
         for kind in KINDS:
             shards = [things[f"kept {rank} {kind}"] for rank in range(4)]
             whole = things[f"whole 0 {kind}"]

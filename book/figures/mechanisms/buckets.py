@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import MOST_BEATS, NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import SMALLEST_PX, color, num, text_width
 from lib.cost.comm import overlap
 from lib.cost.sizes import bucket_shares
@@ -33,8 +33,7 @@ def play_buckets(
     """
     run = _Backward(tensors, bucket_bytes, backward_s, reduce_s)
     title = f"Buckets: {len(tensors)} gradients leave in {len(run.shares)} messages while backward runs"
-    travelling = (k for k, now_s in enumerate(run.moments_s()) if any(a < now_s < b for a, b in run.travels_s))
-    return Player(title, lambda width: _scene(run, width), still=next(travelling, -1))
+    return Player(title, lambda width: _scene(run, width), run.beats())
 
 
 class _Backward:
@@ -71,28 +70,26 @@ class _Backward:
         """How long the network has been busy by then."""
         return sum(max(0, min(now_s, end_s) - start_s) for start_s, end_s in self.travels_s)
 
-    def sentence(self, now_s: float) -> str:
-        """The event of this step."""
-        if now_s == 0:
-            made = self.words(range(len(self.sizes)))
-            return f"Forward is over. Backward will make {made}, the last layer first. Width shows bytes."
-        if now_s == self.end_s:
-            sent_s, exposed_s = self.network_s(now_s), now_s - self.backward_s
-            hidden = f"{1 - exposed_s / sent_s:.0%} of their {_ms(sent_s)} are hidden, {_ms(exposed_s)} exposed"
-            one_by_one = f"{len(self.sizes)} messages after backward would expose {_ms(self.one_by_one_s)}"
-            return f"{len(self.shares)} messages, not {len(self.sizes)}. {hidden}. {one_by_one}."
-        if now_s in self.ready_s:
-            k = self.ready_s.index(now_s)
-            holds = self.words(self.shares[k])
-            if now_s == self.backward_s:
-                return f"Backward ends, and bucket {k} is full: {holds} with nothing left to hide behind."
+    def beats(self) -> list[Beat]:
+        """The start, when buckets are full, the last apart, and the end."""
+        moments, last = self.moments_s(), len(self.shares) - 1
+        said = f"Backward will make {self.words(range(len(self.sizes)))}, the last layer first. When can they leave?"
+        told = [("Before", said, 0.0)]
+        for k, now_s in enumerate(self.ready_s):
             is_free = self.travels_s[k][0] == now_s
-            leaves = "leave as one all-reduce" if is_free else f"wait until bucket {k - 1} has arrived"
-            return f"Bucket {k} is full: {holds} {leaves}. Backward goes on."
-        layer = next(layer for layer, end_s in self.layer_s.items() if end_s == now_s)
-        busy_s = self.network_s(now_s)
-        network = f"The network was busy for {_ms(busy_s)}, all hidden" if busy_s else "No bucket is full yet"
-        return f"Backward of {layer} is over: {self.words(self.layers[layer])}. {network}."
+            leaves = "leaves as one all-reduce" if is_free else f"waits until bucket {k - 1} has arrived"
+            said = f"Bucket {k} is full: {self.words(self.shares[k])}. It {leaves}, and backward goes on."
+            if now_s == self.backward_s:
+                said = (
+                    f"Backward ends, and bucket {k} is full: {self.words(self.shares[k])}. It cannot hide any more."
+                )
+            if k in (0, last) or k <= MOST_BEATS - 4:
+                told.append((f"Bucket {k}", said, now_s))
+        sent_s, exposed_s = self.network_s(self.end_s), self.end_s - self.backward_s
+        said = f"{1 - exposed_s / sent_s:.0%} of the communication was hidden, {_ms(exposed_s)} are exposed; "
+        said += f"{len(self.sizes)} messages after backward would expose {_ms(self.one_by_one_s)}."
+        told.append(("End", said, self.end_s))
+        return [Beat(name, said, moments.index(now_s)) for name, said, now_s in told]
 
 
 def _scene(run: _Backward, width: float) -> Scene:
@@ -156,8 +153,9 @@ def _scene(run: _Backward, width: float) -> Scene:
             long = text_width(said, SMALLEST_PX)
             yield "exposed", Thing(width - long, lanes + LANE + HIGH + 6, long, 20, "plain", said)
 
-    steps = [Step(run.sentence(now_s), dict(things(now_s))) for now_s in run.moments_s()]
-    return Scene(canvas, lanes + LANE + HIGH + 28, steps)
+    moments = run.moments_s()
+    times = [ZERO + a_second * now_s for now_s in moments]
+    return Scene(canvas, lanes + LANE + HIGH + 28, [dict(things(now_s)) for now_s in moments], times)
 
 
 def _layer(name: str) -> str:

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import SMALLEST_PX, text_width
 from lib.cost.comm import block_calls, wire_bytes, zero_wire_bytes
 from lib.cost.sizes import MODELS
@@ -15,13 +15,14 @@ from lib.cost.sizes import MODELS
 SIDE = 4  # rows of the batch, layers and columns of the model
 ROW, PILL, GAP = 18, 19, 22  # pixels: from row to row of the batch; height of a message; between ranks of one copy
 EDGE = 5  # pixels left free at either side
-TECHNIQUES = {  # the dimension that is cut → the technique: the messages of its ranks
-    "batch": "data parallelism: gradients, in one all-reduce. Each rank sends {all_reduce:g} times their bytes.",
-    "state": "ZeRO-3: weights of a layer before it computes, then gradients: {zero:g} times the bytes of all weights.",
-    "width": "tensor parallelism: activations, partial sums for {in_a_layer} all-reduces per layer and microbatch.",
-    "depth": "pipeline parallelism: activations to the next rank, their gradients back, once per microbatch.",
-    "batch, depth, width": "3D parallelism: gradients between the copies, activations across and down.",
+TECHNIQUES = {  # the dimension that is cut → the technique: what its ranks send
+    "batch": "data parallelism: gradients, {all_reduce:g} times their bytes.",
+    "state": "ZeRO-3: weights, then gradients: {zero:g} times the bytes of all weights.",
+    "width": "tensor parallelism: activations, {in_a_layer} all-reduces in a layer.",
+    "depth": "pipeline parallelism: activations to the next, gradients back.",
+    "batch, depth, width": "all three: gradients between the copies, activations across and down.",
 }
+NAMES = {"batch": "Data", "state": "ZeRO", "width": "Tensor", "depth": "Pipeline", "batch, depth, width": "3D"}
 CELLS = list(product(range(SIDE), repeat=2))  # (layer, column)
 
 
@@ -45,7 +46,17 @@ def play_cuts(cuts: Mapping[str, Cut]) -> Player:
     Args:
         cuts: name → how a batch of four rows and a model of four layers and columns are cut: one of `TECHNIQUES`.
     """
-    return Player("A training step, cut over ranks", lambda width: _scene(cuts, width))
+    told = [
+        (
+            "One rank",
+            f"A training step: a batch of {SIDE} rows, a model of layers. Which ways are there to cut it?",
+            0,
+        )
+    ]
+    for k, parts in enumerate(map(_Parts, cuts.values())):
+        told.append((NAMES[parts.axes], _sentence(parts), 2 * k + 2))
+    told.append(("All", "Every technique is one cut and one message.", 2 * len(cuts) + 1))
+    return Player("A training step, cut over ranks", lambda width: _scene(cuts, width), [Beat(*one) for one in told])
 
 
 class _Parts:
@@ -162,16 +173,15 @@ def _scene(cuts: Mapping[str, Cut], width: float) -> Scene:
         "depth": Thing(box.left - 42, box.model, 40, box.high, "plain", "depth"),
         "width": Thing(box.left, box.bottom + 2, box.width, 18, "plain", "width"),
     }
-    first = f"A training step: a batch of {SIDE} rows goes through the layers of a model. One rank does all of it."
-    steps = [Step(first, _held(uncut, [box]) | labels)]
+    moments = [_held(uncut, [box]) | labels]
     for parts in map(_Parts, cuts.values()):
         boxes = _boxes(parts, width)
-        for sent, sentence in enumerate(_sentences(parts)):
+        for sent in (False, True):
             messages = [places[sent]._replace(seen=float(sent)) for places in _messages(parts, boxes)]
             named = {f"{parts.axes} {i}": message for i, message in enumerate(messages)}
-            steps.append(Step(sentence, _held(parts, boxes) | named))
-    steps.append(Step("Every technique is one cut and one message.", _overview(cuts, width)))
-    return Scene(Canvas(f"cuts {width}"), 340 if width > NARROW else 448, steps)
+            moments.append(_held(parts, boxes) | named)
+    moments.append(_overview(cuts, width))
+    return Scene(Canvas(f"cuts {width}"), 340 if width > NARROW else 448, moments)
 
 
 def _boxes(parts: _Parts, width: float) -> list[_Box]:
@@ -227,12 +237,11 @@ def _overview(cuts: Mapping[str, Cut], width: float) -> dict[str, Thing]:
     return things
 
 
-def _sentences(parts: _Parts) -> tuple[str, str]:
-    """After a cut, and after its messages."""
+def _sentence(parts: _Parts) -> str:
+    """What the ranks have after the cut, and what they send."""
     n, (name, message) = parts.ranks, TECHNIQUES[parts.axes].split(": ", 1)
     numbers = {"all_reduce": wire_bytes("all_reduce", 1, n), "zero": zero_wire_bytes(3, 1, n)}
     numbers["in_a_layer"] = sum(block_calls(MODELS["7B"], 1, 2, n).values())
     batch, model = ("the whole" if len(of) == 1 else f"1/{len(of)} of the" for of in (parts.copies, parts.shares))
-    axes = " and ".join(parts.axes.rsplit(", ", 1)) if "," in parts.axes else f"the {parts.axes}"
-    has = f"each of {n} ranks has {batch} batch and {'keeps ' if parts.keeps else ''}{model} model"
-    return f"Cut {axes}: {has}. This is {name}.", f"Sent: {message.format(**numbers)}"
+    has = f"{batch} batch and {'keeps ' if parts.keeps else ''}{model} model"
+    return f"{name[0].upper()}{name[1:]}: each rank has {has}. It sends {message.format(**numbers)}"

@@ -7,7 +7,7 @@ from math import atan2, cos, pi, sin
 from typing import NamedTuple
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import color, num
 from lib.runtime.hang import AwaitedCall, circle_of
 
@@ -28,39 +28,49 @@ class _Moment(NamedTuple):
         program: of all ranks.
         calls: of the ranks that are in one.
         moved: the fraction of its path that each message covered: 0, 0.5 or 1.
+        name, sentence: of the event.
     """
 
+    name: str
     program: str
     calls: Calls
     moved: float
     sentence: str
 
 
-def play_deadlock(n: int = 2) -> Player:
-    """Each of n ranks, 2 to 4, has an x for its right neighbour: first `send` before `recv`, then `exchange`."""
-    title = f"{n} ranks pass x to the right: send, then recv; and exchange"
-    return Player(title, lambda width: _scene(n, width), still=n)
+def play_deadlock(messages: Sequence[str]) -> Player:
+    """Each rank has a message for its right neighbour: first `send` before `recv`, then `exchange`.
+
+    Args:
+        messages: what rank 0 sends, then rank 1, and so on, in a few letters; of 2 to 4 ranks.
+    """
+    n, told = len(messages), list(_moments(messages))
+    ends = [0, 1, *range(n, len(told))]  # the sends between the first and the last are one beat
+    beats = [Beat(told[moment].name, told[moment].sentence, moment) for moment in dict.fromkeys(ends)]
+    title = f"{n} ranks with a message for the right neighbour: send, then recv; and exchange"
+    return Player(title, lambda width: _scene(messages, width), beats)
 
 
-def _moments(n: int) -> Iterator[_Moment]:
-    program, calls = "send, then recv", {}
-    yield _Moment(program, {}, 0, f"{n} ranks, each with an x for its right neighbour. The program: send, then recv.")
+def _moments(messages: Sequence[str]) -> Iterator[_Moment]:
+    n, program, calls = len(messages), "send, then recv", {}
+    both_or_all = "Both" if n == 2 else f"All {n}"
+    said = f"Each of {n} ranks has a message for its right neighbour. It sends, then it receives. Does this end?"
+    yield _Moment("Before", program, {}, 0, said)
     for rank in range(n):
         right = (rank + 1) % n
         calls = {**calls, rank: [("send", right)]}
-        late = f"Rank {right} has not called recv: rank {rank} waits."
-        said = f"Rank {rank} calls send, which ends when rank {right} receives. {late}"
+        said = f"Rank {rank} holds its message out to rank {right}, which has not called recv. It waits."
         if circle := circle_of(_waits(calls)):
             pairs = ", ".join(f"{a} waits for {b}" for a, b in zip(circle, circle[1:] + circle[:1], strict=True))
-            said = f"Rank {rank} calls send: {pairs}. A circle: no rank reaches recv."
-        yield _Moment(program, calls, 0, said)
+            said = f"{both_or_all} hold one out: {pairs}. A circle: no rank reaches recv."
+        yield _Moment("A circle" if circle else "First send", program, calls, 0, said)
     both = {rank: [("send", (rank + 1) % n), ("recv", (rank - 1) % n)] for rank in range(n)}
-    stuck = sum(bool(wait.late) for wait in _waits(both).values())
-    said = f"Each send meets its recv, and {stuck} of {n} ranks are stuck."
-    yield _Moment("exchange", both, 0, f"Exchange starts both calls, then waits. {said}")
-    yield _Moment("exchange", both, 0.5, f"{n} of {n} messages are in flight at the same time.")
-    said = f"{n} of {n} messages have arrived, in the time of one. Each rank has the x of its left neighbour."
-    yield _Moment("exchange", {}, 1, said)
+    assert not any(wait.late for wait in _waits(both).values())
+    said = "Exchange starts both calls, then waits: each send meets its recv, and no rank is stuck."
+    yield _Moment("Exchange", "exchange", both, 0, said)
+    yield _Moment("In flight", "exchange", both, 0.5, f"{both_or_all} messages cross at the same time.")
+    said = f"{both_or_all} have arrived in the time of one. Each rank has the message of its left neighbour."
+    yield _Moment("Arrived", "exchange", {}, 1, said)
 
 
 def _waits(calls: Calls) -> dict[int, AwaitedCall]:
@@ -77,7 +87,8 @@ def _around(point: Point, size: tuple[float, float], ink: str, words: str = "", 
     return Thing(x - wide / 2, y - high / 2, wide, high, ink, words, float(seen))
 
 
-def _scene(n: int, width: float) -> Scene:
+def _scene(messages: Sequence[str], width: float) -> Scene:
+    n = len(messages)
     is_flat = width != NARROW and n == 2  # rank 0 at the left; else on top
     across, down = (width - BOX[0]) / 2 - 1 if width == NARROW else 210, 88 if is_flat else 140
     middle_y = down + (12 if is_flat else BOX[1] / 2 + 1)
@@ -120,7 +131,7 @@ def _scene(n: int, width: float) -> Scene:
         yield f"wait {rank}", _around(home, LINE, "plain", f"waits for {right}", late)
         arrived = ranks[right][0], ranks[right][1] + 38
         at = arrived if moved == 1 else at_door if moved else held_out if rank in calls else home
-        yield f"x {rank}", _around(at, MESSAGE, "comm", f"x of {rank}")
+        yield f"x {rank}", _around(at, MESSAGE, "comm", messages[rank])
 
     def things(moment: _Moment) -> Iterator[tuple[str, Thing]]:
         waits = _waits(moment.calls)
@@ -134,4 +145,4 @@ def _scene(n: int, width: float) -> Scene:
         yield "verdict", _around((x, y + 26), MIDDLE, "bad", "deadlock", bool(circle))
 
     bottoms = [on_circle(k / 2)[1] + (12 if k % 2 else BOX[1] / 2 + 1) for k in range(2 * n)]
-    return Scene(canvas, max(bottoms), [Step(moment.sentence, dict(things(moment))) for moment in _moments(n)])
+    return Scene(canvas, max(bottoms), [dict(things(moment)) for moment in _moments(messages)])

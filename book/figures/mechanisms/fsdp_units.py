@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import OUTLINE, SMALLEST_PX, color, text_width
 from lib.cost import sharded_step, zero_wire_bytes
 
@@ -46,9 +46,8 @@ def play_fsdp_units(sizes: Sequence[float], n: int = 4) -> Player:
         sizes: bytes of the parameters of each unit, not sharded: of the root, then of the blocks, three or four.
     """
     moments = moments_of_step(len(sizes) - 1)
-    still = next(i for i, moment in enumerate(moments) if moment.arriving and moment.leaving)
     title = f"A unit is unsharded only while it computes: a step of FSDP on rank 0 of {n}"
-    return Player(title, lambda width: _scene(moments, sizes, n, width), still)
+    return Player(title, lambda width: _scene(moments, sizes, n, width), _beats(moments, sizes, n))
 
 
 def live_bytes(moment: Moment, sizes: Sequence[float], n: int) -> float:
@@ -157,8 +156,7 @@ def _scene(moments: list[Moment], sizes: Sequence[float], n: int, width: float) 
         words = _size(live_bytes(moment, sizes, n), sizes)
         yield "live", Thing(104, bar - 21, text_width(words, SMALLEST_PX), 18, "plain", words)
 
-    frames = [Step(_sentence(moments, i, sizes, n), dict(things(i))) for i in range(len(moments))]
-    return Scene(canvas, bar + HIGH, frames)
+    return Scene(canvas, bar + HIGH, [dict(things(i)) for i in range(len(moments))])
 
 
 def _name(unit: int) -> str:
@@ -170,23 +168,33 @@ def _size(size: float, sizes: Sequence[float]) -> str:
     return f"{size / 1e9:.2f} GB" if sum(sizes) >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
-def _sentence(moments: list[Moment], number: int, sizes: Sequence[float], n: int) -> str:
-    moment, live = moments[number], [live_bytes(one, sizes, n) for one in moments]
-    now = _size(live[number], sizes)
-    if number == 0:
-        return f"Rank 0 keeps one shard of each unit, 1/{n} of the parameters: {now} of {_size(sum(sizes), sizes)}."
-    if number == len(moments) - 1:
-        sent, most = _size(zero_wire_bytes(3, sum(sizes), n), sizes), _size(max(live), sizes)
-        return f"The step updates shards. Rank 0 has sent {sent}; at most {most} were live: shards, root, two blocks."
-    if ROOT in moment.leaving:
-        return "The last reduce-scatters are not hidden either. Rank 0 keeps one shard of each gradient."
-    if not moment.what:
-        needed = f"the root and {_name(max(moment.arriving))}"
-        if number == 1:
-            return f"Forward needs {needed} first. Nothing computes meanwhile: these all-gathers are not hidden."
-        return f"Forward ends, all units are freed. Backward needs {needed} again: these all-gathers are not hidden."
-    freed = [_name(unit).capitalize() for unit in moments[number - 1].whole - moment.whole]
-    before = [f"{name} is freed{', its gradients leave' if moment.leaving else ''}. " for name in freed]
-    ahead = [f" while {_name(unit)} is prefetched" for unit in moment.arriving]
-    work = f"{_name(moment.unit).capitalize()} computes {moment.what}"
-    return f"{''.join(before)}{work}{''.join(ahead)}: {now} are live."
+def _beats(moments: list[Moment], sizes: Sequence[float], n: int) -> list[Beat]:
+    live = [live_bytes(moment, sizes, n) for moment in moments]
+    (first, turn), end = (
+        (i for i, moment in enumerate(moments) if moment.arriving and not moment.what),
+        len(moments) - 1,
+    )
+    kept, whole, most, sent = (
+        _size(x, sizes) for x in (live[0], sum(sizes), max(live), zero_wire_bytes(3, sum(sizes), n))
+    )
+    block = _name(moments[first + 1].unit)
+    ahead = _name(max(moments[first + 1].arriving))
+    return [
+        Beat("Before", f"Rank 0 keeps 1/{n} of each unit: {kept} of {whole}. How much is live while it trains?", 0),
+        Beat("First unit", f"The root and {block} arrive in all-gathers. Nothing computes meanwhile.", first),
+        Beat("Prefetch", f"While {block} computes, {ahead} is already on its way.", first + 1),
+        Beat("Forward", "Each block is freed when it has computed, and the one after the next arrives.", turn - 1),
+        Beat(
+            "Turn", "All units are freed. Backward begins with the last block: it arrives again, and all wait.", turn
+        ),
+        Beat(
+            "Backward",
+            "A block computes, the one before arrives, and the gradients of the one behind leave.",
+            end - 2,
+        ),
+        Beat(
+            "End",
+            f"Shards are updated. Rank 0 has sent {sent}. At most {most} were live: shards, root, two blocks.",
+            end,
+        ),
+    ]

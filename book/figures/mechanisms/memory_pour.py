@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import color
 from lib.cost import activation_bytes, state_bytes
 from lib.cost.sizes import MODELS, RECIPES
 
 GB, RECIPE = 1e9, RECIPES["mixed Adam"]
 GROUPS = 4  # of layers; after them comes the loss
+NAMES = ("At rest", "Forward", "Loss", "Backward", "Adam", "At rest again", "Next forward")
 KINDS = {  # from the bottom up, with their inks
     "parameters": "param",
     "master copy": "opt",
@@ -48,9 +49,17 @@ def play_memory_pour(name: str, device_bytes: float, *, rows: int = 1, recompute
         recompute: as `activation_bytes` takes it. `selective` counts the tensors of a fused attention.
     """
     instants = list(_instants(name, device_bytes, rows, recompute))
-    still = [instant.phase for instant in instants].index("optimizer")
     title = f"Training {name} on a GPU with {device_bytes / GB:g} GB"
-    return Player(title, lambda width: _scene(name, instants, device_bytes, width), still)
+    beats = [  # of several moments of a phase the last is told
+        Beat(NAMES[k], instants[until].sentence, until) for k, until in enumerate(_ends(instants))
+    ]
+    return Player(title, lambda width: _scene(name, instants, device_bytes, width), beats)
+
+
+def _ends(instants: list[_Instant]) -> list[int]:
+    """The last moment of each phase."""
+    last = len(instants) - 1
+    return [i for i in range(last + 1) if i == last or instants[i].phase != instants[i + 1].phase]
 
 
 def _layers(name: str) -> list[range]:
@@ -81,20 +90,23 @@ def _instants(name: str, room: float, rows: int, recompute: str) -> Iterator[_In
         return _Instant(phase, busy, ink, dict(held), f"{said}. {verdict}.")
 
     said = f"Parameters, {RECIPE.weight_bytes} bytes each, and a master copy, {RECIPE.master_bytes} bytes each"
-    yield now("at rest", range(0), "idle", said)
-    for i, group in enumerate(layers):
+    first = now("at rest", range(0), "idle", said)
+    yield first._replace(sentence=f"{first.sentence} Does a training step fit?")
+    for i in range(GROUPS):
         held["activations", i] = activations[i]
-        said = f"Forward: each of layers {_span(group)} keeps {a_layer / GB:.2f} GB of activations for backward"
+        said = f"Forward: each layer keeps {a_layer / GB:.2f} GB of activations for backward"
         yield now("forward", range(i, i + 1), "forward", said)
     held["activations", GROUPS] = logits
     said = f"Backward begins with three tensors of logits, {logits / GB:.1f} GB"
     yield now("loss", range(GROUPS, GROUPS + 1), "backward", said)
     del held["activations", GROUPS]
-    for i, group in reversed(list(enumerate(layers))):
+    gone = come = 0.0
+    for i in reversed(range(GROUPS)):
         freed, new = held.pop(("activations", i)), states["gradient"] * parts[i]
         held["gradients", i] = new
-        said = f"Backward, layers {_span(group)}: {freed / GB:.1f} GB of activations go, "
-        yield now("backward", range(i, i + 1), "backward", f"{said}{new / GB:.1f} GB of gradients come")
+        gone, come = gone + freed, come + new
+        said = f"Backward, layer by layer: {gone / GB:.1f} GB of activations go, {come / GB:.1f} GB of gradients come"
+        yield now("backward", range(i, i + 1), "backward", said)
     held |= {("Adam moments", i): (states["optimizer"] - master) * part for i, part in enumerate(parts)}
     said = f"The first optimizer step makes the two moments of Adam, {RECIPE.state_bytes} bytes per parameter"
     yield now("optimizer", range(GROUPS), "opt", said)
@@ -148,4 +160,4 @@ def _scene(name: str, instants: list[_Instant], room: float, width: float) -> Sc
         yield "frame", Thing(x, y, across, over * scale + 8, "bad", seen=seen)
         yield "over", Thing(x, y - 20, across, 18, "plain", f"{over / GB:.1f} GB do not fit", seen)
 
-    return Scene(canvas, high, [Step(instant.sentence, dict(things(instant))) for instant in instants])
+    return Scene(canvas, high, [dict(things(instant)) for instant in instants])

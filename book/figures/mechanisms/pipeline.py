@@ -8,28 +8,32 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import text_width
 from lib.pipeline.gantt import KIND
 from lib.pipeline.schedules.action import Action, Op, Schedule
+from lib.pipeline.schedules.gpipe import gpipe
+from lib.pipeline.schedules.interleaved import interleaved
+from lib.pipeline.schedules.one_f_one_b import one_f_one_b
 from lib.pipeline.simulate import Costs, Slot, Timeline, simulate
 
-ROW, HEAD = 30, 24  # pixels: from rank to rank, and above the first
+ROW, HEAD, BALL = 30, 24, 13  # pixels: from rank to rank, above the first, and a message
 
 
 class _Grid(NamedTuple):
-    """The places: a name and a tray left of the bars of each rank, time to the right."""
+    """The places: a name and a tray left of the bars of each rank, time to the right, then its idle time."""
 
     tray: float
     item: float  # width of an item in a tray
     left: float  # where time begins
+    right: float  # where it ends
     unit: float
 
     @classmethod
     def of(cls, width: float, makespan: float, kept: int) -> _Grid:
-        name, item, gap = (46.0, 17.0, 12.0) if width > NARROW else (14.0, 9.5, 6.0)
-        left = name + item * kept + gap
-        return cls(name, item, left, (width - left - 2) / makespan)
+        name, item, gap, idle = (50.0, 17.0, 14.0, 32) if width > NARROW else (16.0, 7.0, 8.0, 24)
+        left, right = name + item * kept + gap, width - idle
+        return cls(name, item, left, right, (right - left) / makespan)
 
     def bar(self, top: float, slot: Slot, now: float, words: str) -> Thing:
         """The part of it that is done."""
@@ -38,70 +42,219 @@ class _Grid(NamedTuple):
         return Thing(x, top + ROW * slot.rank, width, ROW - 6, KIND[slot.action.op], words)
 
 
-def play_pipelines(schedules: Sequence[Schedule], costs: Costs | None = None) -> Player:
-    """Schedules from top to bottom, run with the given costs of actions.
+def play_gpipe(num_ranks: int, num_microbatches: int) -> Player:
+    """GPipe: when a rank waits, and what it keeps meanwhile."""
+    last, m = num_ranks - 1, num_microbatches
+    one = simulate(gpipe(num_ranks, m))
+    first_wait = _begin(one, Op.B, 0, 0) - _end(one, Op.F, m - 1, 0)
+    beats = [
+        (
+            "Before",
+            f"{m} microbatches go down {num_ranks} ranks, and their gradients come back. When does a rank wait?",
+            0,
+        ),
+        (
+            "Down",
+            f"Microbatch 0 goes down, others follow. Rank {last} waits {_begin(one, Op.F, 0, last):g} units for it.",
+            _end(one, Op.F, 0, last),
+        ),
+        (
+            "Full",
+            f"Each rank keeps what it has computed, for the way back. All {m} are in: every tray is full.",
+            _end(one, Op.F, m - 1, last),
+        ),
+        (
+            "Back",
+            f"Gradients go up. The first reaches rank 0 after a wait of {first_wait:g} units.",
+            _end(one, Op.B, 0, 0),
+        ),
+        (
+            "Empty",
+            f"Trays empty. Each rank has been idle for {one.idle(0):g} of {one.makespan:g} units.",
+            one.makespan,
+        ),
+    ]
+    return _player([one], beats)
 
-    Args:
-        schedules: of the same ranks and microbatches, such as GPipe and 1F1B. Where a rank has several stages, those
-            after its first have a dash, and each takes its part of the time.
-        costs: of all stages of a rank. Default: a forward of 1, a backward of 2.
-    """
-    costs = costs or Costs()
-    timelines = [simulate(schedule, _of_a_stage(costs, schedule)) for schedule in schedules]
-    title = " and ".join(schedule.name for schedule in schedules)
-    title = f"{title}, {schedules[0].num_microbatches} microbatches"
-    middle = len(_moments(timelines)) // 2  # the last step would answer the question of the page
-    return Player(title, lambda width: _scene(timelines, width), still=middle)
+
+def play_trays(num_ranks: int, num_microbatches: int) -> Player:
+    """GPipe and 1F1B: the same work in the same time, and how much each rank keeps."""
+    last, m = num_ranks - 1, num_microbatches
+    full, one = simulate(gpipe(num_ranks, m)), simulate(one_f_one_b(num_ranks, m))
+    turned, returned = _end(one, Op.B, 0, last), _end(one, Op.B, 0, 0)
+    beats = [
+        (
+            "Before",
+            f"{m} microbatches go down {num_ranks} ranks and come back. A rank keeps each until then: watch the trays.",
+            0,
+        ),
+        (
+            "Down",
+            f"Microbatch 0 reaches rank {last}. So far both are the same: rank 0 keeps {_kept_at(one, 0, turned)}.",
+            _end(one, Op.F, 0, last),
+        ),
+        (
+            "They part",
+            f"1F1B: rank {last} sends 0 back at once. GPipe: it takes in more, and all trays fill.",
+            turned,
+        ),
+        (
+            "Back",
+            f"1F1B: 0 is back on rank 0, which kept {one.peak(0):g} and waited. GPipe: rank 0 keeps {full.peak(0):g}.",
+            returned,
+        ),
+        (
+            "Steady",
+            "1F1B: rank 0 takes one in only when one has come back. GPipe: nothing new, trays empty one by one.",
+            _end(one, Op.F, m - 1, 0),
+        ),
+        (
+            "End",
+            f"Both end at {one.makespan:g}, idle {one.bubble:.0%}. GPipe kept {_peaks(full)}; 1F1B kept {_peaks(one)}.",
+            one.makespan,
+        ),
+    ]
+    return _player([full, one], beats)
 
 
-def _moments(timelines: Sequence[Timeline]) -> list[float]:
-    return sorted({slot.end for timeline in timelines for slot in timeline.compute} | {0})
+def play_rounds(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) -> Player:
+    """1F1B, and interleaved with shorter stages: a microbatch makes a round over the ranks for each stage of a rank."""
+    v, m = stages_per_rank, num_microbatches
+    one, cut = (
+        simulate(schedule, _of_a_stage(Costs(), schedule))
+        for schedule in (one_f_one_b(num_ranks, m), interleaved(num_ranks, m, v))
+    )
+    begins = _begin(cut, Op.F, 0, 1)
+    beats = [
+        (
+            "Before",
+            f"Below, each rank has {v} stages, each 1/{v} as long. What does that change at the start?",
+            0,
+        ),
+        (
+            "Sooner",
+            f"Interleaved: rank 1 begins after {begins:g} units instead of {_begin(one, Op.F, 0, 1):g}.",
+            begins,
+        ),
+        (
+            "Second round",
+            "Microbatch 0 comes to rank 0 again, for its second stage: 0′.",
+            _end(cut, Op.F, 0, num_ranks),
+        ),
+        ("Back", "The last stage turns 0 round. It goes back through both rounds.", _end(cut, Op.B, 0, 0)),
+        (
+            "End",
+            f"Interleaved ends at {cut.makespan:g}, 1F1B at {one.makespan:g}. For that rank 0 keeps "
+            f"{_kept(cut, cut.peak(0)):g} microbatches instead of {_kept(one, one.peak(0)):g}.",
+            max(one.makespan, cut.makespan),
+        ),
+    ]
+    return _player([one, cut], beats)
 
 
-def _scene(timelines: Sequence[Timeline], width: float) -> Scene:
+def _player(timelines: Sequence[Timeline], beats: Sequence[tuple[str, str, float]]) -> Player:
+    """Beats: (name, sentence, time until which)."""
+    unit = min(slot.end - slot.start for timeline in timelines for slot in timeline.compute)
+    names, m = " and ".join(one.schedule.name for one in timelines), timelines[0].schedule.num_microbatches
+    numbered = [Beat(name, sentence, round(until / unit)) for name, sentence, until in beats]
+    return Player(
+        f"{names}, {m} microbatches", lambda width: _scene(timelines, unit, numbered[-1].until, width), numbered
+    )
+
+
+def _slot(timeline: Timeline, op: Op, microbatch: int, stage: int) -> Slot:
+    return next(slot for slot in timeline.compute if slot.action == Action(stage, op, microbatch))
+
+
+def _begin(timeline: Timeline, op: Op, microbatch: int, stage: int) -> float:
+    return _slot(timeline, op, microbatch, stage).start
+
+
+def _end(timeline: Timeline, op: Op, microbatch: int, stage: int) -> float:
+    return _slot(timeline, op, microbatch, stage).end
+
+
+def _scene(timelines: Sequence[Timeline], unit: float, last: int, width: float) -> Scene:
     ranks = timelines[0].schedule.num_ranks
-    moments = _moments(timelines)
     kept = math.ceil(max(timeline.peak(rank) for timeline in timelines for rank in range(ranks)))
-    grid = _Grid.of(width, max(moments), kept)
+    grid = _Grid.of(width, last * unit, kept)
     canvas, tops = Canvas(f"pipelines {width}"), [HEAD + i * (HEAD + ROW * ranks + 12) for i in range(len(timelines))]
     for timeline, top in zip(timelines, tops, strict=True):
         name = timeline.schedule.name.partition(",")[0]
         canvas.text(0, top - 9, name, font_weight=650)
-        canvas.note(max(grid.left, text_width(name) + 6), top - 9, "time")
-        if width > NARROW and grid.tray > text_width(name):
+        if grid.tray > text_width(name):
             canvas.note(grid.tray, top - 9, "kept")
+        canvas.note(width - 2, top - 9, "idle", "end")
         for rank in range(ranks):
             canvas.text(0, top + ROW * rank + 17, f"rank {rank}" if width > NARROW else f"{rank}")
-    steps = []
-    for now in moments:
+            long = timeline.makespan * grid.unit - 2
+            canvas.rect(grid.left, top + ROW * rank, long, ROW - 6, radius=3, fill=canvas.hatched)
+    moments = []
+    for k in range(last + 1):
         things = {}
         for timeline, top in zip(timelines, tops, strict=True):
-            things |= dict(_things(timeline, now, top, grid))
-            playhead = Thing(grid.left + now * grid.unit - 2, top - 4, 2, ROW * ranks + 2, "soft")
-            things[f"{timeline.schedule.name} playhead"] = playhead
-        steps.append(Step(_sentence(timelines, now), things))
-    return Scene(canvas, tops[-1] + ROW * ranks, steps)
+            things |= dict(_things(timeline, k * unit, unit, top, grid))
+        moments.append(things)
+    times = [grid.left + k * unit * grid.unit for k in range(last + 1)]
+    return Scene(canvas, tops[-1] + ROW * ranks, moments, times)
 
 
-def _things(timeline: Timeline, now: float, top: float, grid: _Grid) -> Iterator[tuple[str, Thing]]:
-    """The actions that began before `now`, and the microbatches kept then. The next actions wait, invisible."""
+def _things(timeline: Timeline, now: float, unit: float, top: float, grid: _Grid) -> Iterator[tuple[str, Thing]]:
+    """What a rank has done before `now`, its messages, and what it keeps then; the time to come is covered by paper."""
     name, schedule = timeline.schedule.name, timeline.schedule
-    of_stage = {slot.action: slot for slot in timeline.compute}
+    ranks, until = range(schedule.num_ranks), min(now, timeline.makespan)
+    ends = grid.left + timeline.makespan * grid.unit
+    for rank in ranks:
+        x, y = grid.left + until * grid.unit, top + ROW * rank
+        yield f"{name} future {rank}", Thing(x, y - 1, ends - x, ROW - 4, "paper", radius=0)
     for slot in timeline.compute:
-        action, words = slot.action, _words(schedule, slot.action)
-        if slot.start < now:
-            yield f"{name} {action}", grid.bar(top, slot, now, words)
-            continue
-        step = 1 if action.op == Op.F else -1
-        before = of_stage.get(action._replace(stage=action.stage - step)) or of_stage[action._replace(op=Op.F)]
-        there = grid.bar(top, before, before.end, words)
-        yield f"{name} {action}", there._replace(ink=KIND[action.op], seen=0.0)
-    for rank in range(schedule.num_ranks):
-        forwards = [slot for slot in timeline.compute if slot.rank == rank and slot.action.op == Op.F]
-        there = [slot.action for slot in forwards if slot.start < now < _freed(timeline, slot)]
+        began = slot if slot.start < now else slot._replace(end=slot.start)
+        box = grid.bar(top, began, now, _words(schedule, slot.action))
+        yield f"{name} {slot.action}", box._replace(seen=float(slot.start < now))
+    for slot in timeline.compute:
+        to = schedule.rank_of[_next_stage(slot.action)] if _goes_on(slot.action, schedule) else slot.rank
+        if to != slot.rank and slot.end <= now <= slot.end + unit:
+            y = top + ROW * (slot.rank if now == slot.end else to) + ROW / 2 - 3 - BALL / 2
+            place = grid.left + slot.end * grid.unit - 1 - BALL / 2, y
+            seen = 1.0 if now == slot.end else 0.3
+            yield f"{name} message {slot.action}", Thing(*place, BALL, BALL, "comm", "", seen, BALL / 2)
+    for rank in ranks:
+        there = [action for action, start, end in _stays(timeline, rank) if start < now < end]
         for place, action in enumerate(there):
             box = grid.tray + grid.item * place, top + ROW * rank, grid.item - 2, ROW - 6
-            yield f"{name} kept {rank} {action}", Thing(*box, "forward", _words(schedule, action))
+            words = _words(schedule, action) if grid.item > 12 else ""
+            yield f"{name} kept {rank} {action}", Thing(*box, "forward", words)
+        moments = (k * unit for k in range(round(now / unit) + 1))
+        if most := max(sum(start < t < end for _, start, end in _stays(timeline, rank)) for t in moments):
+            frame = grid.tray - 2, top + ROW * rank - 2, grid.item * most + 2, ROW - 2
+            yield f"{name} most {rank}", Thing(*frame, "outline")
+        busy = sum(max(0, min(slot.end, now) - slot.start) for slot in timeline.compute if slot.rank == rank)
+        at = grid.right + 2, top + ROW * rank, 22, ROW - 6
+        yield f"{name} idle {rank}", Thing(*at, "plain", f"{until - busy:g}")
+    head = grid.left + now * grid.unit - 1, top - 5, 2, ROW * schedule.num_ranks + 2
+    yield f"{name} playhead", Thing(*head, "soft", radius=0)
+
+
+def _goes_on(action: Action, schedule: Schedule) -> bool:
+    return 0 <= _next_stage(action) < schedule.num_stages and action.op in (Op.F, Op.B)
+
+
+def _next_stage(action: Action) -> int:
+    return action.stage + (1 if action.op == Op.F else -1)
+
+
+def _stays(timeline: Timeline, rank: int) -> list[tuple[Action, float, float]]:
+    """From when until when a rank keeps the activations of each of its forwards."""
+    forwards = [slot for slot in timeline.compute if slot.rank == rank and slot.action.op == Op.F]
+    return [(slot.action, slot.start, _freed(timeline, slot)) for slot in forwards]
+
+
+def _kept_at(timeline: Timeline, rank: int, now: float) -> int:
+    return sum(start < now < end for _, start, end in _stays(timeline, rank))
+
+
+def _peaks(timeline: Timeline) -> str:
+    return ", ".join(f"{_kept(timeline, timeline.peak(rank)):g}" for rank in range(timeline.schedule.num_ranks))
 
 
 def _of_a_stage(costs: Costs, schedule: Schedule) -> Costs:
@@ -118,24 +271,6 @@ def _freed(timeline: Timeline, forward: Slot) -> float:
     """When the activations of a forward are freed."""
     of_whole, of_half = (forward.action._replace(op=op) for op in (Op.B, Op.W))
     return next(slot.end for slot in timeline.compute if slot.action in (of_whole, of_half))
-
-
-def _sentence(timelines: Sequence[Timeline], now: float) -> str:
-    ranks = range(timelines[0].schedule.num_ranks)
-    if now == 0:
-        return (
-            "The batch is cut into microbatches, the model into stages. Each microbatch goes down all ranks and back."
-        )
-    if now >= max(timeline.makespan for timeline in timelines):
-        said = [
-            f"{one.schedule.name} waited {one.bubble:.0%} of {one.makespan:g} units and kept "
-            f"{', '.join(f'{_kept(one, one.peak(rank)):g}' for rank in ranks)} microbatches"
-            for one in timelines
-        ]
-        return f"{'; '.join(said)}."
-    stages = [[n for time, n in one.alive(0) if time < now][-1] for one in timelines]
-    kept = (f"{_kept(one, n):g} under {one.schedule.name}" for one, n in zip(timelines, stages, strict=True))
-    return f"Time {now:g}: rank 0 keeps {', '.join(kept)}."
 
 
 def _kept(timeline: Timeline, stages: float) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import cos, pi, sin
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
-from book.figures.svg import color, num
+from book.figures.player import MOST_BEATS, NARROW, Beat, Player, Scene, Thing
+from book.figures.svg import RANKS, color, num
 from lib.cost.steps import ALL_REDUCE, after, chunks_sent
 from lib.cost.steps import Step as Moves
 
@@ -16,15 +16,15 @@ TOP = 30  # above the circle
 
 
 def play_all_reduce(algorithm: str, n: int) -> Player:
-    """Naive, tree or ring, on n ranks with n chunks each.
+    """Naive, tree or ring, on n ranks, at most four, with n chunks each.
 
-    A cell lists the ranks whose numbers are in the sum; a complete one says Σ.
+    A chunk has a stripe for each rank whose numbers are in it; a complete sum has all, and a frame.
 
     Args:
         algorithm: a key of `lib.cost.steps.ALL_REDUCE`.
     """
     steps, title = ALL_REDUCE[algorithm](n), f"All-reduce as a {algorithm}, {n} ranks"
-    return Player(title, lambda width: _scene(algorithm, steps, n, width), still=n - 1)
+    return Player(title, lambda width: _scene(algorithm, steps, n, width), _beats(algorithm, steps, n))
 
 
 def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
@@ -39,6 +39,7 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
     for rank, (x, y) in enumerate(places):
         canvas.rect(x - 5, y - 24, n * CELL + 8, HIGH + 52, radius=6, fill=color("panel"), stroke=color("rule"))
         canvas.text(x, y - 8, f"rank {rank}", font_weight=650)
+        canvas.bars(RANKS[rank]).rect(x + 48, y - 18, 12, 12)
     bars = (0.0, TOP + 280) if width == NARROW else (470.0, TOP + 30)
     canvas.text(*bars, "sent, in arrays")
     for rank in range(n):
@@ -47,12 +48,20 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
     def cell(rank: int, chunk: int) -> tuple[float, float, float, float]:
         return places[rank][0] + CELL * chunk, places[rank][1], CELL - 2, HIGH
 
+    def stripes(name: str, inside: Iterable[int], box: tuple[float, ...]) -> Iterator[tuple[str, Thing]]:
+        """One for each rank whose numbers are in a sum, in the hue of that rank."""
+        x, y, wide, high = box
+        for rank in inside:
+            part = (wide - 2) / n
+            yield f"{name} of {rank}", Thing(x + 1 + part * rank, y + 1, part, high - 2, RANKS[rank], radius=0)
+
     def things(done: int) -> Iterator[tuple[str, Thing]]:
         """The chunks of all ranks after so many steps, and the chunks of the last messages."""
         for rank, chunks in enumerate(after(steps[:done], n)):
             for chunk, inside in enumerate(chunks):
                 ink = "frame" if len(inside) == n else "idle"
-                yield f"cell {rank} {chunk}", Thing(*cell(rank, chunk), ink, _words(inside, n))
+                yield f"cell {rank} {chunk}", Thing(*cell(rank, chunk), ink)
+                yield from stripes(f"cell {rank} {chunk}", sorted(inside), cell(rank, chunk))
         most = max(chunks_sent(steps, n))
         for rank, sent in enumerate(chunks_sent(steps[:done], n)):
             yield f"bar {rank}", Thing(bars[0] + 52, bars[1] + 12 + 26 * rank, max(1, 100 * sent / most), 18, "comm")
@@ -65,26 +74,49 @@ def _scene(algorithm: str, steps: list[Moves], n: int, width: float) -> Scene:
             for move in steps[number - 1] if held else []:
                 for chunk in move.chunks:
                     x, y, wide, _ = cell(move.dst if number == done else move.src, chunk)
-                    box, words = (x, y + HIGH + 2, wide, 20.0), _words(held[move.src][chunk], n)
-                    yield f"token {number} {move.src} {chunk}", Thing(*box, "comm", words, float(number == done))
+                    name, seen = f"token {number} {move.src} {chunk}", float(number == done)
+                    box = x, y + HIGH + 2, wide, 20.0
+                    yield name, Thing(*box, "comm", seen=seen)
+                    for stripe, thing in stripes(
+                        name, sorted(held[move.src][chunk]), (x + 1, y + HIGH + 3, wide - 2, 18)
+                    ):
+                        yield stripe, thing._replace(seen=seen)
 
-    frames = [Step(_sentence(algorithm, steps, n, done), dict(things(done))) for done in range(len(steps) + 1)]
-    return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, frames)
+    moments = [dict(things(done)) for done in range(len(steps) + 1)]
+    return Scene(canvas, bars[1] + 30 + 26 * n if width == NARROW else TOP + 250, moments)
 
 
-def _words(inside: frozenset[int], n: int) -> str:
-    return "Σ" if len(inside) == n else "".join(map(str, sorted(inside)))
+def _beats(algorithm: str, steps: list[Moves], n: int) -> list[Beat]:
+    """A ring is told in its two halves, other algorithms step by step, or in halves where there are many."""
+    sent = [max(chunks_sent(steps[:done], n)) / n for done in range(len(steps) + 1)]
+    told = [
+        Beat(
+            "Before",
+            f"Each of {n} ranks has its own numbers, in its own colour. All want every sum: who sends how much?",
+            0,
+        )
+    ]
+    if algorithm == "ring":
+        told += [
+            Beat("First step", "Each rank sends a chunk to its right neighbour, which adds it to its own.", 1),
+            Beat(
+                "Reduce-scatter",
+                "On they go, one chunk a step, until each rank has one chunk of all stripes: a complete sum.",
+                n - 1,
+            ),
+            Beat("Sums travel", "Now each rank sends its complete sum to the right, where it replaces the old.", n),
+        ]
+    else:
+        adding = sum(step[0].adds for step in steps)
+        each = len(steps) <= MOST_BEATS - 2
+        for done in range(1, len(steps)) if each else [adding]:
+            told.append(Beat(f"{'Up' if done <= adding else 'Down'}", _told(steps[done - 1], n), done))
+    end = f"Every rank has every sum, after {len(steps)} steps. The busiest rank sent {sent[-1]:g} arrays."
+    return [*told, Beat("All-gather" if algorithm == "ring" else "End", end, len(steps))]
 
 
-def _sentence(algorithm: str, steps: list[Moves], n: int, done: int) -> str:
-    sent = max(chunks_sent(steps[:done], n)) / n
-    if done == 0:
-        return f"Each rank has its own numbers, in {n} chunks. Chunk 0 of all ranks belongs together."
-    if done == len(steps):
-        return f"Every rank has every sum, after {done} steps. The busiest sent {sent:g} arrays."
-    busy = sum(len(move.chunks) for move in steps[done - 1])
-    carried = f"Step {done}: {len(steps[done - 1])} of {n} links carry {busy} chunks"
-    if algorithm == "ring" and done == n - 1:
-        return f"{carried}. Each rank has one complete sum: that is a reduce-scatter. The rest is an all-gather."
-    adds = "are added" if steps[done - 1][0].adds else "replace the old values"
-    return f"{carried}, which {adds}. The busiest rank has sent {sent:g} arrays."
+def _told(step: list[Moves], n: int) -> str:
+    """Who sends to whom in a step, and whether it is added there."""
+    pairs = [f"{move.src} to {move.dst}" for move in step]
+    does = "which adds it to its own" if step[0].adds else "where it replaces the old numbers"
+    return f"A whole array from rank {' and from '.join(pairs)}, {does}."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, WIDE, Beat, Player, Scene, Thing
 from book.figures.svg import SMALLEST_PX, color, text_width
 from lib.cost.comm import block_wire_bytes, wire_bytes
 from lib.cost.held import activation_bytes
@@ -34,7 +34,9 @@ def play_sequence_parallel(shape: ModelShape, rows: int, tp: int) -> Player:
         tp: ranks, at most 8; they divide the heads, the tokens and the hidden width of the MLP.
     """
     title = f"A layer of width {shape.d_model} on {tp} ranks: from tensor to sequence parallelism"
-    return Player(title, lambda width: _Ribbon(shape, rows, tp, width).scene(), still=APART)
+    return Player(
+        title, lambda width: _Ribbon(shape, rows, tp, width).scene(), _Ribbon(shape, rows, tp, WIDE).beats()
+    )
 
 
 def _kept_bytes(shape: ModelShape, rows: int, tp: int, sequence_parallel: bool) -> list[float]:
@@ -74,27 +76,39 @@ class _Ribbon:
         for row, name in enumerate(("kept", "sent")):
             canvas.text(0, self.bars + BAR * row + 14, name)
         canvas.note(0, self.bars + 2 * BAR + 12, "Numbers are ranks. Dashed: tensor parallelism.")
-        steps = [Step(sentence, dict(self._things(at))) for at, sentence in enumerate(self._sentences())]
-        return Scene(canvas, self.bars + 2 * BAR + 18, steps)
+        return Scene(canvas, self.bars + 2 * BAR + 18, [dict(self._things(at)) for at in range(BACKWARD + 1)])
 
-    def _sentences(self) -> list[str]:
-        tp, tokens, heads, hidden = self.tp, self.tokens, self.heads, self.hidden
-        mine = tokens // tp
+    def beats(self) -> list[Beat]:
+        """Tensor parallelism, its all-reduces in halves, a walk through the layer, and both passes."""
+        tp, tokens = self.tp, self.tokens
         whole, cut, norms = map(_mb, (sum(self.whole), sum(self.cut), 2 * self.whole[0]))
-        half, forward, alone, sliced = (_mb(calls * self.half) for calls in (1, 4, *self.calls))
+        half, alone, sliced = (_mb(calls * self.half) for calls in (1, *self.calls))
         return [
-            f"Tensor parallelism: a rank keeps {whole}; {norms} of it, around the norms, are equal on all ranks.",
-            f"An all-reduce is a reduce-scatter and an all-gather. A rank sends {half} in each of them.",
-            f"The all-gathers move past the norms, which treat each token alone: {cut} kept, not {whole}.",
-            f"Forward: a reduce-scatter adds partial sums. A rank normalises {mine} of {tokens} tokens.",
-            f"All-gather, {half} from each rank: all tokens on all ranks, for one matmul. Only shards are kept.",
-            f"Attention: each rank computes {heads // tp} of {heads} heads, for all tokens.",
-            "The output layer of attention leaves each rank a partial sum of full size.",
-            f"Reduce-scatter, {half} from each rank: they are added, and each rank gets its tokens of the sum.",
-            f"All-gather, {half} from each rank: all tokens again, for the matmul into the MLP.",
-            f"MLP: each rank computes {hidden // tp} of {hidden} columns. The next reduce-scatter adds partial sums.",
-            f"Forward sent {forward} from each rank, as two all-reduces do, and kept {cut}.",
-            f"Backward swaps them and gathers x again. In all {sliced} sent, not {alone}; {cut} kept, not {whole}.",
+            Beat(
+                "Before", f"Tensor parallelism: a rank keeps {whole}, and {norms} of it are the same on all. Why?", 0
+            ),
+            Beat("Two halves", "An all-reduce is a reduce-scatter, then an all-gather. The two can come apart.", 1),
+            Beat("Apart", "All-gathers move past the norms, which need only one token at a time.", APART),
+            Beat(
+                "To attention",
+                f"A rank normalises {tokens // tp} of {tokens} tokens; attention needs all, for 1/{tp} of the heads.",
+                APART + 3,
+            ),
+            Beat(
+                "To the MLP",
+                f"Partial sums are added and scattered: {half} from each rank. After the norm all gather again.",
+                APART + 6,
+            ),
+            Beat(
+                "Forward ends",
+                f"Kept for backward: {cut} instead of {whole}, because the norms keep only their tokens.",
+                SENT,
+            ),
+            Beat(
+                "Backward",
+                f"Backward swaps the halves, and gathers x once more: {sliced} sent in both passes, not {alone}.",
+                BACKWARD,
+            ),
         ]
 
     def _things(self, at: int) -> Iterator[tuple[str, Thing]]:

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from itertools import product
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from lib.cost import wire_bytes
 from lib.cost.steps import after, ring_steps
 
 PLAIN = ("reduce_scatter", "all_gather", "step")  # data parallelism: an all-reduce, then the step
 ZERO_1 = ("reduce_scatter", "step", "all_gather")
 FRAMES = [(PLAIN, count) for count in range(4)] + [(ZERO_1, count) for count in range(1, 4)]  # so many are done
+NAMES = ("Before", "Scatter", "Gather", "Step", "Once more", "Own shard", "Gather w′")
 GRIDS = ("gradients", "optimizer states", "parameters")
 HIGH, GAP = 28, 4  # pixels: of a box, between boxes
 COLLECTIVE, STEP = 210, 216  # pixels across: the block of a collective, and of a step on all shards
@@ -29,7 +30,9 @@ def play_split_all_reduce(n: int = 4) -> Player:
     Args:
         n: ranks, 2 to 4: more do not fit a phone.
     """
-    return Player("The optimizer step moves in between the halves of the all-reduce", lambda width: _scene(n, width))
+    beats = [Beat(name, _sentence(n, *frame), i) for i, (name, frame) in enumerate(zip(NAMES, FRAMES, strict=True))]
+    title = "The optimizer step moves in between the halves of the all-reduce"
+    return Player(title, lambda width: _scene(n, width), beats)
 
 
 def _owners(n: int) -> list[int]:
@@ -86,8 +89,7 @@ def _scene(n: int, width: float) -> Scene:
         across = ALL_REDUCE * sent / wire_bytes("all_reduce", 1, n)
         yield "sent", Thing(bar, bottom, across, HIGH - 4, "comm", f"{sent:.3g} S" if sent else "", float(sent > 0))
 
-    frames = [Step(_sentence(n, *frame), dict(things(*frame))) for frame in FRAMES]
-    return Scene(canvas, bottom + HIGH, frames)
+    return Scene(canvas, bottom + HIGH, [dict(things(*frame)) for frame in FRAMES])
 
 
 def _block(n: int, order: tuple[str, ...], operation: str) -> Thing:
@@ -108,7 +110,7 @@ def _sentence(n: int, order: tuple[str, ...], count: int) -> str:
     sent = f"{_sent(n, order[:count]):.3g} S"
     if order is PLAIN:
         return (
-            f"Each of {n} ranks has its own gradients, S bytes in {n} shards, and the same parameters w.",
+            f"Each of {n} ranks has its own gradients, S bytes in {n} shards. Which work is done {n} times?",
             f"Reduce-scatter: each rank gets the sum Σ of one shard. It has sent {sent}.",
             f"All-gather: each rank gets all sums. That completes the all-reduce; each rank has sent {sent}.",
             f"Optimizer step: each rank updates all {n} shards, from w to w′. The same step is computed {n} times.",

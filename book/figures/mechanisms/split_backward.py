@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from book.figures.canvas import Canvas
 from book.figures.mechanisms.pipeline import HEAD, ROW
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from lib.pipeline.gantt import KIND
 from lib.pipeline.schedules.action import Action, Op
 from lib.pipeline.schedules.one_f_one_b import one_f_one_b
@@ -20,7 +20,19 @@ def play_split_backward(num_ranks: int, num_microbatches: int, costs: Costs | No
     """1F1B, its backwards split, and ZB-H1, with everything where it is in the simulator."""
     costs = costs or Costs()
     whole, split = (simulate(make(num_ranks, num_microbatches), costs) for make in (one_f_one_b, zb_h1))
-    return Player("A backward in two halves", lambda width: _scene(whole, split, costs, width), still=1)
+    saved, kept = whole.makespan - split.makespan, split.peak(0)
+    beats = [
+        Beat(
+            "Before",
+            f"1F1B: a backward is one block, and each rank waits {whole.bubble:.0%} of the step. Must it?",
+            0,
+        ),
+        Beat("Two halves", "The rank before waits for I, the input's gradient. No rank waits for W, in green.", 1),
+        Beat("I first", "So I goes first: gradients run back through the ranks without a W between them.", 2),
+        Beat("W fills", f"Then W fills the gaps. Each rank waits {split.bubble:.0%} of a shorter step.", 3),
+        Beat("Saved", f"ZB-H1 saves {saved:g} of {whole.makespan:g} units. Rank 0 keeps {kept:g}, as under 1F1B.", 4),
+    ]
+    return Player("A backward in two halves", lambda width: _scene(whole, split, costs, width), beats)
 
 
 def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scene:
@@ -48,21 +60,14 @@ def _scene(whole: Timeline, split: Timeline, costs: Costs, width: float) -> Scen
     first_i = {action: before[action] if action.op == Op.W else place for action, place in after.items()}
     saved = end - split.makespan
     box = left + split.makespan * unit, HEAD - 2.0, saved * unit - 2, ROW * ranks - 2.0
-    frames = {
-        f"1F1B: a backward is one block, and each rank waits {whole.bubble:.0%} of {end:g} units.": things(
-            before, is_split=False
-        ),
-        "A backward has two halves. The stage before waits for I, the input's gradient; no rank for W, in green.": (
-            things(before)
-        ),
-        "So I goes first: gradients run back through the ranks without a W between them.": things(first_i, of_w=0.25),
-        f"Then W fills the gaps. The step takes {split.makespan:g} units, and each rank waits {split.bubble:.0%} of "
-        "them.": things(after),
-        f"ZB-H1 saves {saved:g} of {end:g} units. Rank 0 keeps {split.peak(0):g} microbatches, as under 1F1B.": (
-            things(after) | {"saved": Thing(*box, "outline", "saved")}
-        ),
-    }
-    return Scene(canvas, HEAD + ROW * ranks, [Step(*frame) for frame in frames.items()])
+    moments = [
+        things(before, is_split=False),
+        things(before),
+        things(first_i, of_w=0.25),
+        {"paper": Thing(*box, "paper"), **things(after)},
+        {"paper": Thing(*box, "paper"), **things(after), "saved": Thing(*box, "outline", "saved")},
+    ]
+    return Scene(canvas, HEAD + ROW * ranks, moments)
 
 
 def _places(whole: Timeline, costs: Costs) -> dict[Action, tuple[float, float]]:

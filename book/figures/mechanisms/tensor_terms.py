@@ -1,4 +1,8 @@
-"""A column-parallel layer, then a row-parallel layer, in numbers: two partial sums, forward and backward."""
+"""A column-parallel layer, ReLU, a row-parallel layer, in numbers: two partial sums, forward and backward.
+
+f and g are the conjugate operators of Megatron-LM: one passes its input on, and adds up over the ranks in backward; the
+other adds up, and passes gradients on. ReLU stands for GELU: numbers stay whole.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
-from book.figures.svg import color, text_width
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
+from book.figures.svg import SMALLEST_PX, color, text_width
 from lib.cost.comm import wire_bytes
 
 Numbers = Sequence[Sequence[int]]
@@ -16,7 +20,7 @@ PANEL, LANE = LINE + 4 * HIGH + 18, 4 * HIGH + 44  # heights: of a rank, and of 
 X, W1, H, W2, Y = range(5)  # the matrices from left to right
 SHAPES = (2, 2), (2, 4), (2, 4), (4, 2), (2, 2)  # of them, on one process
 WHOLE, CUT, PART, TERM, SUM, DONE, WRONG = range(7)  # the phases of forward and of backward
-STEPS = [  # (whether backward, how far)
+MOMENTS = [  # (whether backward, how far)
     *((False, phase) for phase in (WHOLE, CUT, PART, TERM, SUM, DONE)),
     *((True, phase) for phase in (PART, TERM, SUM, DONE)),
     *((False, WRONG), (True, WRONG)),
@@ -35,19 +39,21 @@ class _Share(NamedTuple):
 
 
 def play_tensor_parallel(x: Numbers, w1: Numbers, w2: Numbers, dy: Numbers) -> Player:
-    """x · W₁ᵀ → h · W₂ᵀ → y on two ranks and backward, then each direction without its all-reduce.
+    """x · W₁ᵀ → ReLU → h · W₂ᵀ → y on two ranks and backward, then each direction without its all-reduce.
 
     Args:
         x, dy: the input and the gradient of the output, [2 tokens, 2].
         w1, w2: the weights as `nn.Linear` stores them, [4, 2] and [2, 4]. All are whole numbers, so small that no
             result has more than two digits.
     """
-    title = "A column-parallel layer, then a row-parallel layer, on two ranks"
-    return Player(title, lambda width: _Drawing(x, w1, w2, dy, width).scene(), still=STEPS.index((False, SUM)))
+    title = "A column-parallel layer, ReLU, and a row-parallel layer, on two ranks"
+    beats = _beats(wire_bytes("all_reduce", len(dy) * len(dy[0]), 2))
+    return Player(title, lambda width: _Drawing(x, w1, w2, dy, width).scene(), beats)
 
 
 def _computed(x: Numbers, w1: Numbers, w2: Numbers, dy: Numbers) -> _Share:
-    h, dh = _product(x, _transposed(w1)), _product(dy, w2)
+    h = [[max(number, 0) for number in row] for row in _product(x, _transposed(w1))]
+    dh = [[d * (a > 0) for d, a in zip(*rows, strict=True)] for rows in zip(_product(dy, w2), h, strict=True)]
     return _Share(_transposed(w1), _transposed(w2), h, _product(h, _transposed(w2)), dh, _product(dh, w1))
 
 
@@ -63,21 +69,27 @@ def _added(a: Numbers, b: Numbers) -> Numbers:
     return [[p + q for p, q in zip(*rows, strict=True)] for rows in zip(a, b, strict=True)]
 
 
-def _sentences(sent: float) -> list[str]:
-    """Of each step; in an all-reduce a rank sends `sent` elements."""
+def _beats(sent: float) -> list[Beat]:
+    """In an all-reduce a rank sends `sent` elements."""
+    ends = [MOMENTS.index(place) for place in ((False, DONE), (True, DONE), (True, WRONG))]
     return [
-        "One process: a layer with W₁, then a layer with W₂. The numbers are small: check any product.",
-        "Two ranks: W₁ᵀ is cut by columns, W₂ᵀ by rows. Each rank holds 8 of the 16 weights, and all of x.",
-        "Column-parallel: from the full x each rank computes 2 of the 4 columns of h. Nothing is sent.",
-        "Row-parallel: part of h times part of W₂ᵀ is a partial sum, y₀ or y₁. Neither is y.",
-        f"All-reduce: the two partial sums are added, and the sum is y. Each rank sends {sent:g} elements.",
-        "Both ranks hold y, the same as one process. No weight was sent.",
-        "Backward: both have ∂y. Its rows times rows of W₂ᵀ give each rank 2 columns of ∂h. Nothing is sent.",
-        "Rows of ∂h times rows of W₁ᵀ: each rank has a partial sum, ∂x₀ or ∂x₁. Autograd does not reach across ranks.",
-        f"All-reduce: the two partial sums are added, and the sum is ∂x. Each rank sends {sent:g} elements.",
-        f"Both ranks hold ∂x: one all-reduce forward, one backward, {2 * sent:g} elements from each rank.",
-        "Forget the forward all-reduce: each rank takes its partial sum for y. They differ; both are wrong.",
-        "Forget the backward one: y is right, no error is raised, and all layers before get a wrong ∂x.",
+        Beat("One process", "One process: W₁, ReLU, W₂. Where can two ranks cut this, and what must they send?", 0),
+        Beat("Cut", "W₁ᵀ is cut by columns, W₂ᵀ by rows. Each rank holds 8 of 16 weights, and all of x.", 1),
+        Beat("Columns", "Each rank computes whole columns of h, so it can apply ReLU alone. Nothing is sent.", 2),
+        Beat("Rows", "Part of h times part of W₂ᵀ is a partial sum, y₀ or y₁. Neither of them is y.", 3),
+        Beat(
+            "g adds",
+            f"g is an all-reduce: partial sums are added, and both ranks hold y. Each sends {sent:g}.",
+            ends[0],
+        ),
+        Beat(
+            "f adds", f"Backward mirrors it: f adds the partial sums of ∂x. Each rank sends {sent:g} more.", ends[1]
+        ),
+        Beat(
+            "Forgotten",
+            "Without g, y is wrong. Without f, y is right, and all layers before get a wrong ∂x.",
+            ends[2],
+        ),
     ]
 
 
@@ -102,9 +114,7 @@ class _Drawing:
             paint = {"fill": color("panel"), "stroke": color("rule")}
             canvas.rect(1, top + 1, self.width - 2, PANEL - 2, radius=6, **paint)
             canvas.text(9, top + 19, f"rank {r}", font_weight=650)
-        sent = wire_bytes("all_reduce", len(self.dy) * len(self.dy[0]), len(self.ranks))
-        things = [dict(self._things(*place)) for place in STEPS]
-        return Scene(canvas, 2 * PANEL + LANE, list(map(Step, _sentences(sent), things)))
+        return Scene(canvas, 2 * PANEL + LANE, [dict(self._things(*place)) for place in MOMENTS])
 
     def _things(self, back: bool, phase: int) -> Iterator[tuple[str, Thing]]:
         """Later things are in front."""
@@ -127,6 +137,14 @@ class _Drawing:
                 yield from self._terms(back, phase, r)
         if phase in (SUM, WRONG):
             yield from self._call(X if back else Y, phase)
+        if phase not in (WHOLE, WRONG):  # the operator that only passes on
+            x, y, wide, high = self._frame(Y if back else X, self.middle)
+            words = "g passes ∂y on" if back else "f passes x on"
+            across = text_width(words, SMALLEST_PX)
+            yield (
+                words,
+                Thing(x + wide - across if back else x, y + high / 2 - LINE / 2, across, LINE, "plain", words),
+            )
 
     def _terms(self, back: bool, phase: int, r: int) -> Iterator[tuple[str, Thing]]:
         """A rank's partial sum, and a copy of it that meets that of the other rank, and returns as the sum."""
@@ -145,7 +163,7 @@ class _Drawing:
     def _words(self, back: bool, phase: int, r: int, top: float) -> Iterator[tuple[str, Thing]]:
         """The name of each matrix, a dashed frame for the part of the other rank, signs between."""
         result = ("∂x" if back else "y") + ("₀₁"[r] if phase in (TERM, SUM) else "")
-        names = [result, "W₁ᵀ", "∂h", "W₂ᵀ", "∂y"] if back else ["x", "W₁ᵀ", "h", "W₂ᵀ", result]
+        names = [result, "W₁ᵀ", "ReLU: ∂h", "W₂ᵀ", "∂y"] if back else ["x", "W₁ᵀ", "ReLU: h", "W₂ᵀ", result]
         there = {X, W1, H, W2, Y} - {CUT: {H, Y}, PART: {X if back else Y}}.get(phase, set())
         for slot in sorted(there):
             x, y, wide, _ = self._frame(slot, top)
@@ -163,7 +181,8 @@ class _Drawing:
         """In the lane: the collective and its result, or that there is none."""
         if phase == SUM:
             yield from self._matrix(f"sum {slot}", slot, self.middle, self.sums[slot], "comm")
-        words, ink = ("all-reduce", "comm") if phase == SUM else ("no all-reduce", "bad")
+        operator = "f" if slot == X else "g"
+        words, ink = (f"{operator}: all-reduce", "comm") if phase == SUM else (f"no {operator}", "bad")
         name = "differ" if phase == WRONG else "y" if slot == Y else "∂x"
         wide = text_width(words) + 14
         x, y, matrix, high = self._frame(slot, self.middle)
@@ -180,7 +199,7 @@ class _Drawing:
         for i, row in enumerate(numbers, down):
             for j, number in enumerate(row, across):
                 place = left + j * self.cell, top + i * HIGH, self.cell - 2, HIGH - 2
-                yield f"{name} {i} {j}", Thing(*place, ink, f"{number}", seen)
+                yield f"{name} {i} {j}", Thing(*place, ink, f"{number}".replace("-", "−"), seen)
 
     def _frame(self, slot: int, top: float) -> tuple[float, float, float, float]:
         """Place of a whole matrix, in the middle of four rows that begin at `top`."""

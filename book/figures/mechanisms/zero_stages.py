@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from book.figures.canvas import Canvas
-from book.figures.player import NARROW, Player, Scene, Step, Thing
+from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import SMALLEST_PX, text_width
 from lib.cost import state_bytes
 from lib.cost.sizes import RECIPES, ZERO_STAGES, Recipe
@@ -38,7 +38,10 @@ def play_zero_stages(n: int = 4, recipe: Recipe = RECIPES["mixed Adam"]) -> Play
         recipe: bytes of each kind; its optimizer has states.
     """
     title = f"What each of {n} ranks keeps for Ψ parameters, ZeRO stages 0 to 3"
-    return Player(title, lambda width: _scene(n, recipe, width))
+    names = ("Before", "The same", "ZeRO-1", "A shard", "ZeRO-2", "In time", "ZeRO-3")
+    told = (_sentence(n, recipe, *frame) for frame in _frames(n, recipe))
+    beats = [Beat(name, sentence, i) for i, (name, sentence) in enumerate(zip(names, told, strict=True))]
+    return Player(title, lambda width: _scene(n, recipe, width), beats)
 
 
 def _frames(n: int, recipe: Recipe) -> Iterator[Frame]:
@@ -94,8 +97,7 @@ def _scene(n: int, recipe: Recipe, width: float) -> Scene:
             yield f"sum {kind}", _box(bar, end, BAR, scale * held[kind], ink, held[kind])
         yield "sum", Thing(bar, end - LINE, BAR, LINE, "plain", f"{_psi(sum(held.values()))} bytes")
 
-    frames = [Step(_sentence(n, recipe, *frame), dict(things(*frame))) for frame in _frames(n, recipe)]
-    return Scene(canvas, bottom + 4, frames)
+    return Scene(canvas, bottom + 4, [dict(things(*frame)) for frame in _frames(n, recipe)])
 
 
 def _box(x: float, y: float, across: float, high: float, ink: str, bytes_each: float) -> Thing:
@@ -123,7 +125,7 @@ def _sentence(n: int, recipe: Recipe, stage: int, marked: str) -> str:
         return MARKED[marked]
     formula = _formula(n, recipe, stage)
     return (
-        f"Plain data parallelism: each rank keeps everything, {formula} bytes.",
+        f"Plain data parallelism: each rank keeps everything, {formula} bytes. Must it?",
         f"ZeRO-1 shards the optimizer states: {formula} bytes on each rank. Dashed boxes are freed.",
         f"ZeRO-2 shards the gradients as well: {formula} bytes on each rank.",
         f"ZeRO-3 shards the parameters as well: {formula} bytes on each rank. Together the {n} keep everything once.",
