@@ -48,7 +48,7 @@ def is_prose(text: str) -> bool:
 
 
 def shape(app, doctree, docname):
-    for output in doctree.findall(lambda node: node.get("nb_element") == "cell_code_output", include_self=False):
+    for output in [part for part in doctree.findall(nodes.container) if part.get("nb_element") == "cell_code_output"]:
         for block in list(output.findall(nodes.literal_block)):
             text = block.astext()
             if is_report(text):

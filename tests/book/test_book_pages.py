@@ -110,3 +110,46 @@ def test_without_a_public_address_a_page_offers_its_notebook(address, is_public)
     assert '<a class="colab" href="../exercises/03_ddp.html">Exercises</a>' in text
     assert is_public or 'href="../_sources/chapters/03_ddp.ipynb" download' in text
     assert is_public or 'href="../chapters/00_start.html#how-to-run-it"' in text
+
+
+def test_an_answer_folds_to_the_next_heading_or_question():
+    def paragraph(words, bold=False):
+        return nodes.paragraph("", "", *([nodes.strong("", words)] if bold else [nodes.Text(words)]))
+
+    answer = nodes.container(hide_mode="all")
+    behind = [paragraph("It is so."), nodes.container(), paragraph("And so.", bold=True)]
+    made = document(
+        paragraph("1. Why?", bold=True), answer, *behind, paragraph("2. How?", bold=True), paragraph("Text.")
+    )
+    pages.fold_answers(None, made)
+    assert answer.children == behind and answer["prompt_show"] == "Show the answer"
+    assert [part.astext() for part in made.children[2:]] == ["2. How?", "Text."]
+    last = nodes.container(hide_mode="all")
+    made = document(last, nodes.paragraph("", "So."), nodes.section("", nodes.title("", "Next")))
+    pages.fold_answers(None, made)
+    assert len(last.children) == 1 and isinstance(made.children[1], nodes.section)
+
+
+@pytest.mark.parametrize(
+    ("page", "before", "after"),
+    [
+        ("chapters/00_start", None, "chapters/01_memory"),
+        ("chapters/01_memory", "chapters/00_start", "chapters/02_collectives"),
+        ("exercises/01_memory", "chapters/01_memory", "chapters/02_collectives"),
+        ("solutions/02_collectives", "chapters/02_collectives", None),
+        ("book/claims", "theme", "theme"),
+    ],
+)
+def test_previous_and_next_walk_through_chapters(page, before, after):
+    class App:
+        builder = type("", (), {"get_relative_uri": lambda self, at, to: to})()
+        config = type("", (), {"root_doc": "chapters/00_start"})()
+
+        class env:  # noqa: N801
+            toctree_includes = {"chapters/00_start": ["chapters/01_memory", "chapters/02_collectives", "book/claims"]}
+            titles = dict.fromkeys([*toctree_includes["chapters/00_start"], "chapters/00_start"], nodes.Text("T"))
+
+    context = {"prev": {"link": "theme"}, "next": {"link": "theme"}}
+    pages.walk_chapters(App, page, "page.html", context, None)
+    links = [context[name] and context[name]["link"] for name in ("prev", "next")]
+    assert links == [before, after if after or page != "solutions/02_collectives" else "theme"]
