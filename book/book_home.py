@@ -138,11 +138,13 @@ def cards(app, page: str) -> nodes.raw:
 
 def fold_rest(app, doctree, docname):
     """On the first page, what comes after the chapters."""
-    sections = [part for part in doctree.children[0].children if isinstance(part, nodes.section)]
+    if docname != app.config.root_doc:
+        return
+    page = next(doctree.findall(nodes.section))
+    sections = [part for part in page.children if isinstance(part, nodes.section)]
     titles = [section.children[0].astext() for section in sections]
-    if docname == app.config.root_doc:
-        for later in sections[titles.index("The chapters") + 1 :]:
-            later[1:] = [Folded("", *later[1:], line="Open", classes=["deeper"])]
+    for later in sections[titles.index("The chapters") + 1 :]:
+        later[1:] = [Folded("", *later[1:], line="Open", classes=["deeper"])]
 
 
 def setup(app):

@@ -56,13 +56,15 @@ class Queue:
 
 
 class DeferWeightGradients(TorchFunctionMode):
-    """Inside, linear layers put the gradients of weight and bias into a queue.
+    """Inside, linear layers put the gradients of weight and bias into a queue:
 
-    queue = Queue()
-    with DeferWeightGradients(queue):
-        y = stage(x)
-    y.backward(gradient)  # x.grad exists, weights have no .grad yet
-    queue.run()  # now weights have .grad
+        queue = Queue()
+        with DeferWeightGradients(queue):
+            y = stage(x)
+        y.backward(gradient)  # x.grad exists
+        queue.run()
+
+    Until it is run, weights have no .grad.
     """
 
     def __init__(self, queue: Queue) -> None:
