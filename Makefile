@@ -75,6 +75,7 @@ students: $(READY) ## build the pages without the solutions, into _build/student
 site: $(READY) ## open every built page in a real browser and check it
 	@test -f $(SITE)/index.html || { echo "There is no $(SITE) yet: make book" >&2; exit 1; }
 	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/book/test_site.py -n 2 --dist loadgroup
+	@$(PY) tools/looks.py
 
 pdf: $(READY) ## print the built book as one PDF, with bookmarks
 	@test -f $(SITE)/index.html || $(MAKE) book

@@ -16,7 +16,7 @@ import sys
 
 from set_repository import ROOT
 
-from browser import open_browser, serve
+from browser import chromium, open_browser, serve
 
 SITE = ROOT / "_build" / "html"
 WINDOW = 900
@@ -83,5 +83,5 @@ def main(pages: list[str]) -> None:
             )
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and chromium():
     main(sys.argv[1:])
