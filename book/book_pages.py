@@ -130,17 +130,29 @@ def description(doctree: nodes.document) -> str:
     return lead if len(lead) <= LONGEST else lead[:LONGEST].rsplit(" ", 1)[0].rstrip(",;:.") + " …"
 
 
-# The page one reads is in view in the sidebar, however long that is. The theme does it for some.
-IN_VIEW = """addEventListener("load", () => {
+# The page one reads is in view in the sidebar, however long that is; the theme does it for some. Fifty links are one
+# stop of the Tab key: arrow keys walk through them.
+SIDEBAR = """addEventListener("load", () => {
   const bar = document.querySelector(".bd-sidebar-primary");
   const here = bar?.querySelector("a.current");
   const [top, bottom] = [here?.getBoundingClientRect().top, bar?.getBoundingClientRect().bottom];
   if (top < 0 || top > bottom - 60) bar.scrollTop += top - bottom / 2;
+  const stops = [...(bar?.querySelectorAll("nav.bd-links :is(a, summary)") ?? [])];
+  const rest = (at) => stops.forEach((stop) => { stop.tabIndex = stop === at ? 0 : -1; });
+  rest(here ?? stops[0]);
+  bar?.querySelector("nav.bd-links")?.addEventListener("keydown", (event) => {
+    const seen = stops.filter((stop) => stop.checkVisibility());
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key], next = seen[seen.indexOf(document.activeElement) + step];
+    if (!step || !next) return;
+    event.preventDefault();
+    rest(next);
+    next.focus();
+  });
 });"""
 
 
-def keep_place_in_sidebar(app, pagename, templatename, context, doctree):
-    app.add_js_file(None, body=IN_VIEW)
+def walk_sidebar(app, pagename, templatename, context, doctree):
+    app.add_js_file(None, body=SIDEBAR)
 
 
 def share_sidebar(drawn: dict):
@@ -297,7 +309,7 @@ def setup(app):
     app.connect("doctree-resolved", offer_links)
     app.connect("html-page-context", describe, priority=400)  # before the extension that writes the og: tags
     app.connect("html-page-context", share_sidebar({}), priority=400)  # before the theme, which calls it
-    app.connect("html-page-context", keep_place_in_sidebar)
+    app.connect("html-page-context", walk_sidebar)
     app.connect("html-page-context", help_search)
     app.connect("html-page-context", walk_chapters)
     app.connect("html-collect-pages", lost_page)
