@@ -1,5 +1,5 @@
-// Moves the things of a mechanism from moment to moment, one beat at a time. No subject logic: Python has placed every
-// thing at every moment, see book/figures/player.py. What lies between two moments is a transition of the style sheet.
+// Moves the things of a mechanism from frame to frame, one beat at a time. No subject logic: Python has placed every
+// thing at every frame, see book/figures/player.py. What lies between two frames is a transition of the style sheet.
 function showPlayer(figure) {
   const { beats, scenes, times, still } = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
   const drawings = Array.from(figure.querySelectorAll("svg")); // one for wide pages, one for narrow ones
@@ -9,9 +9,9 @@ function showPlayer(figure) {
   const count = figure.querySelector(".pbh-count");
   const last = beats.length - 1;
   const NAME = 0, SENTENCE = 1, UNTIL = 2;
-  let at = 0, timer = 0; // the moment that is shown, and what runs on
+  let at = 0, timer = 0; // the frame that is shown, and what runs on
 
-  const beatOf = (moment) => beats.findIndex((beat) => moment <= beat[UNTIL]);
+  const beatOf = (frame) => beats.findIndex((beat) => frame <= beat[UNTIL]);
 
   function place(thing, [x, y, width, height, ink, words, seen]) {
     const [box, text] = thing.children;
@@ -24,13 +24,13 @@ function showPlayer(figure) {
     if (text.textContent !== words) text.textContent = words;
   }
 
-  function show(moment, glide = "0.35s ease-out") {
-    at = Math.max(0, Math.min(beats[last][UNTIL], moment));
+  function show(frame, glide = "0.35s ease-out") {
+    at = Math.max(0, Math.min(beats[last][UNTIL], frame));
     const beat = beatOf(at), sentence = beats[beat][SENTENCE];
     figure.style.setProperty("--pbh-glide", glide);
     drawings.forEach((drawing, k) => {
       const things = drawing.querySelectorAll(".pbh-thing");
-      scenes[k].forEach((moments, i) => place(things[i], moments[at]));
+      scenes[k].forEach((frames, i) => place(things[i], frames[at]));
       drawing.setAttribute("aria-label", sentence);
     });
     if (caption.textContent !== sentence) caption.textContent = sentence;
@@ -62,9 +62,9 @@ function showPlayer(figure) {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return show(until);
     run(until, Math.max(180, Math.min(700, 2800 / (until - at))));
   }
-  function go(moment) {
+  function go(frame) {
     stop();
-    show(moment);
+    show(frame);
   }
   function drag(event) { // along time, if the drawing has an axis of it
     const k = drawings.indexOf(event.currentTarget), box = event.currentTarget.getBoundingClientRect();
@@ -96,5 +96,5 @@ function showPlayer(figure) {
   });
   window.addEventListener("beforeprint", () => go(beats[still][UNTIL]));
   show(0);
-  requestAnimationFrame(() => figure.classList.add("pbh-moves")); // the first moment is there, it does not arrive
+  requestAnimationFrame(() => figure.classList.add("pbh-moves")); // the first frame is there, it does not arrive
 }

@@ -1,10 +1,10 @@
-"""Mechanisms that one can play: things that stay the same from moment to moment, told in a few beats.
+"""Mechanisms that one can play: things that stay the same from frame to frame, told in a few beats.
 
 The problem: a ring that turns or a bucket that fills is a motion, and in a row of stills the reader has to find each
-thing again. An animation that starts without the reader, or that speaks while it runs on, cannot be read.
-The idea: Python computes the place, the colour and the words of each thing at every moment, from a real schedule or a
-real collective, and groups the moments into at most seven beats, each an event in one sentence. It opens before the
-first, with what to watch. Play runs one beat and stops; its button says which comes next. A few lines of JavaScript
+thing again. An animation that starts without the reader, or goes on while it is read, cannot be followed.
+The idea: Python computes the place, the colour and the words of each thing in each frame, from a real schedule or a
+real collective, and groups the frames into at most seven beats, each an event in one sentence. It opens before the
+first, with a question. Play runs one beat and stops; its button says which comes next. A few lines of JavaScript
 (`player.js`) put the things there, and they glide. On paper, and without a script, one chosen beat is shown.
 """
 
@@ -68,7 +68,7 @@ STYLE = f"""
 
 
 class Thing(NamedTuple):
-    """A box, at one moment.
+    """A box, in one frame.
 
     Args:
         x, y, width, height: in pixels of the drawing.
@@ -89,16 +89,16 @@ class Thing(NamedTuple):
     radius: float = 3.0
 
 
-Things = Mapping[str, Thing]  # by name: those visible at a moment
+Things = Mapping[str, Thing]  # by name: those visible in a frame
 
 
 class Beat(NamedTuple):
-    """Some moments that tell one event.
+    """Some frames that tell one event.
 
     Args:
         name: of the event, in a word or two; it is on the button that plays it.
-        sentence: what happens in it. That of the first beat, of one moment, says what to watch.
-        until: the number of its last moment.
+        sentence: what happens in it. That of the first beat, of one frame, says what to watch.
+        until: the number of its last frame.
     """
 
     name: str
@@ -107,20 +107,20 @@ class Beat(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """A drawing of a mechanism at all its moments, for one width of page.
+    """A drawing of a mechanism in all its frames, for one width of page.
 
-    A thing that a moment does not name is invisible. It appears at its next place, and disappears at its last place.
+    A thing that a frame does not name is invisible. It appears at its next place, and disappears at its last place.
 
     Args:
         canvas: the part that does not move.
         height: of the drawing.
-        moments: equally many for each width.
-        times: for each moment the place on a time axis at which a finger finds it. Default: evenly over the width.
+        frames: equally many for each width.
+        times: for each frame the place on a time axis at which a finger finds it. Default: evenly over the width.
     """
 
     canvas: Canvas
     height: float
-    moments: Sequence[Things]
+    frames: Sequence[Things]
     times: Sequence[float] | None = None
 
 
@@ -130,21 +130,21 @@ class Player:
     Args:
         title: of the figure.
         draw: called with a width (`WIDE`, then `NARROW`), gives the scene for it.
-        beats: at most seven; the first ends with moment 0, the last with the last moment.
+        beats: at most seven; the first ends with frame 0, the last with the last frame.
         still: the beat that is shown on paper and without a script. Default: the last.
 
     Raises:
-        ValueError: beats that do not cover the moments one after the other, or scenes of different lengths, or a part
+        ValueError: beats that do not cover the frames one after the other, or scenes of different lengths, or a part
             of the page of more than 60 KB compressed.
     """
 
     def __init__(self, title: str, draw: Callable[[float], Scene], beats: Sequence[Beat], still: int = -1) -> None:
         self.title, self.beats, self.scenes = title, list(beats), [draw(WIDE), draw(NARROW)]
-        ends, last = [beat.until for beat in self.beats], len(self.scenes[0].moments) - 1
+        ends, last = [beat.until for beat in self.beats], len(self.scenes[0].frames) - 1
         if ends != sorted({*ends}) or not 1 <= len(ends) <= MOST_BEATS or (ends[0], ends[-1]) != (0, last):
             raise ValueError(f"{title!r}: its beats end with {ends}; use 1 to {MOST_BEATS}, from 0 up to {last}")
-        if any(len(scene.moments) != last + 1 for scene in self.scenes):
-            raise ValueError(f"{title!r}: each width needs the same moments")
+        if any(len(scene.frames) != last + 1 for scene in self.scenes):
+            raise ValueError(f"{title!r}: each width needs the same frames")
         self.still, self.sentences = range(len(ends))[still], [beat.sentence for beat in self.beats]
         size = len(gzip.compress(self._repr_html_().encode(), mtime=0))
         if size > MOST_BYTES:
@@ -154,9 +154,9 @@ class Player:
         return f"{self.title}: {self.sentences[self.still]}"
 
     def _repr_html_(self) -> str:
-        places = [_places(scene.moments) for scene in self.scenes]
+        places = [_places(scene.frames) for scene in self.scenes]
         data = {"beats": self.beats, "still": self.still, "times": [scene.times for scene in self.scenes]}
-        data["scenes"] = [[list(map(_plain, moments)) for moments in of_scene.values()] for of_scene in places]
+        data["scenes"] = [[list(map(_plain, frames)) for frames in of_scene.values()] for of_scene in places]
         text = as_json(data)
         identity = "pbh-" + hashlib.sha256(f"{self.title}{text}".encode()).hexdigest()[:10]
         sizes = (("pbh-wide", WIDE), ("pbh-narrow", NARROW))
@@ -176,8 +176,8 @@ class Player:
         )
 
     def _drawing(self, scene: Scene, places: Mapping[str, list[Thing]], name: str, width: float) -> str:
-        _, sentence, moment = self.beats[self.still]
-        things = "".join(_drawn(moments[moment]) for moments in places.values())
+        _, sentence, frame = self.beats[self.still]
+        things = "".join(_drawn(frames[frame]) for frames in places.values())
         style = f'fill="{color("text")}" font-family="{FONT}" font-size="13" '
         style += 'style="font-variant-numeric:tabular-nums"'
         return (
@@ -186,16 +186,16 @@ class Player:
         )
 
 
-def _places(moments: Sequence[Things]) -> dict[str, list[Thing]]:
-    """Each thing at every moment, the first things at the back; invisible where a moment does not name it."""
-    names = list(dict.fromkeys(name for things in moments for name in things))
+def _places(frames: Sequence[Things]) -> dict[str, list[Thing]]:
+    """Each thing in every frame, the first things at the back; invisible where a frame does not name it."""
+    names = list(dict.fromkeys(name for things in frames for name in things))
     found = {}
     for name in names:
-        there = [i for i, things in enumerate(moments) if name in things]
+        there = [i for i, things in enumerate(frames) if name in things]
         found[name] = []
-        for i, things in enumerate(moments):
+        for i, things in enumerate(frames):
             after = next((k for k in there if k >= i), there[-1])
-            thing = moments[after][name]
+            thing = frames[after][name]
             found[name].append(thing if name in things else thing._replace(seen=0.0))
     return found
 

@@ -122,18 +122,18 @@ def check_inside(player):
 
 
 def things_of(player):
-    """(scene, its width, words that say where, thing) for everything at each moment."""
+    """(scene, its width, words that say where, thing) for everything in each frame."""
     for scene, width in zip(player.scenes, (WIDE, NARROW), strict=True):
-        for number, moment in enumerate(scene.moments):
-            for name, thing in moment.items():
-                yield scene, width, f"{name!r} at moment {number} at {width} pixels", thing
+        for number, frame in enumerate(scene.frames):
+            for name, thing in frame.items():
+                yield scene, width, f"{name!r} in frame {number} at {width} pixels", thing
 
 
 def check_lines(scene, width):
     """Raises AssertionError where the edge of a drawing cuts a line around a box: half of it is outside of the box."""
     drawn = ElementTree.fromstring(f"<svg>{scene.canvas.drawing()}</svg>").iter("rect")
     boxes = [(float(box.get("x", 0)), float(box.get("width")), "still") for box in drawn if box.get("stroke")]
-    moving = [(name, thing) for step in scene.moments for name, thing in step.items() if thing.ink in LINES]
+    moving = [(name, thing) for step in scene.frames for name, thing in step.items() if thing.ink in LINES]
     for x, wide, name in [*boxes, *((thing.x, thing.width, name) for name, thing in moving)]:
         assert 0.5 <= x and x + wide <= width - 0.5, f"{name!r} at {width} pixels"
 

@@ -57,10 +57,10 @@ def test_beats_cover_all_moments_in_order(ends, message):
 
 
 def test_each_width_has_the_same_moments():
-    with pytest.raises(ValueError, match="'Moves': each width needs the same moments"):
+    with pytest.raises(ValueError, match="'Moves': each width needs the same frames"):
         Player(
             "Moves",
-            lambda width: draw(width)._replace(moments=draw(width).moments[: 4 if width == NARROW else 5]),
+            lambda width: draw(width)._replace(frames=draw(width).frames[: 4 if width == NARROW else 5]),
             BEATS,
         )
 
@@ -84,7 +84,7 @@ def test_an_all_reduce_ends_with_all_sums_everywhere(algorithm):
     ring = play_all_reduce(algorithm, 4)
     cells = [f"cell {rank} {chunk}" for rank in range(4) for chunk in range(4)]
     for scene in ring.scenes:
-        first, last = scene.moments[0], scene.moments[-1]
+        first, last = scene.frames[0], scene.frames[-1]
         assert [inside(first, name) for name in cells] == [{rank} for rank in range(4) for _ in range(4)]
         assert all(inside(last, name) == {0, 1, 2, 3} and last[name].ink == "frame" for name in cells)
         inks = [last[f"{cells[0]} of {rank}"].ink for rank in range(4)]
@@ -94,7 +94,7 @@ def test_an_all_reduce_ends_with_all_sums_everywhere(algorithm):
 def test_a_ring_is_two_halves_and_each_rank_sends_twice_three_quarters():
     ring = play_all_reduce("ring", 4)
     half = next(beat for beat in ring.beats if beat.name == "Reduce-scatter")
-    things = ring.scenes[0].moments[half.until]
+    things = ring.scenes[0].frames[half.until]
     assert sum(things[f"cell {rank} {chunk}"].ink == "frame" for rank in range(4) for chunk in range(4)) == 4
     assert ring.beats[-1].name == "All-gather" and ring.sentences[-1].endswith("The busiest rank sent 1.5 arrays.")
 

@@ -34,7 +34,7 @@ def test_each_gradient_ends_in_the_bucket_that_the_library_puts_it_in():
     buckets = fill_buckets([p for _, p in gradients()], 3 * MIB)
     of = {id(p): k for k, bucket in enumerate(buckets) for p in bucket}
     for scene in play().scenes:
-        last = scene.moments[-1]
+        last = scene.frames[-1]
         for i, (name, p) in enumerate(gradients()):
             gradient, row = last[f"gradient {i}"], last[f"row {of[id(p)]}"]
             assert gradient.y == row.y and row.x <= gradient.x <= row.x + row.width - gradient.width + 1e-6, name
@@ -47,7 +47,7 @@ def test_each_gradient_ends_in_the_bucket_that_the_library_puts_it_in():
 
 
 def test_backward_goes_from_the_last_layer_to_the_first():
-    frames = play().scenes[0].moments
+    frames = play().scenes[0].frames
     order = ["head", *(f"block {k}" for k in (3, 2, 1, 0)), "embed"]
     for things in frames:
         inks = [things[layer].ink for layer in order]
@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_the_formula():
         f"{len(sizes)} messages after backward would expose {1e3 * sum(map(reduce_s, sizes)):.0f} ms."
     )
     scene = player.scenes[0]
-    bars = [scene.moments[-1][f"message {k}"] for k in range(4)]
+    bars = [scene.frames[-1][f"message {k}"] for k in range(4)]
     a_second = (WIDE - bars[0].x) / (times[-1][1] - times[0][0])
     assert [bar.x - bars[0].x for bar in bars] == pytest.approx([a_second * (a - times[0][0]) for a, _ in times])
     assert [bar.width + 1 for bar in bars] == pytest.approx([a_second * (b - a) for a, b in times])
@@ -92,5 +92,5 @@ def test_a_beat_ends_when_a_bucket_is_full():
     player = play()
     for k in range(4):
         beat = next(beat for beat in player.beats if beat.name == f"Bucket {k}")
-        row = player.scenes[0].moments[beat.until]
+        row = player.scenes[0].frames[beat.until]
         assert row[f"said {k}"].words.startswith(re.search(r"\d+ gradients", beat.sentence)[0])

@@ -26,7 +26,7 @@ def player():
 @pytest.fixture(params=[WIDE, NARROW])
 def steps(player, request):
     scene = player.scenes[[WIDE, NARROW].index(request.param)]
-    return scene.moments
+    return scene.frames
 
 
 def seen(things, **like):
@@ -104,7 +104,7 @@ def test_zero_keeps_a_quarter_and_borrows_a_layer(steps):
 @pytest.mark.parametrize("owner", [0, 3])
 def test_weights_come_from_the_rank_that_keeps_them(owner):
     zero = Cut(lambda r: r, lambda layer, c: abs(owner - layer), "gradients, weights")
-    before, after = play_cuts({"zero": zero}).scenes[0].moments[1:3]
+    before, after = play_cuts({"zero": zero}).scenes[0].frames[1:3]
     weights = seen(after, words="weights")
     assert {before[name][:2] for name in weights} == {before[f"{owner} cell (0, 0)"][:2]}
     others = {before[f"{k} cell (0, 0)"][:2] for k in range(4) if k != owner}

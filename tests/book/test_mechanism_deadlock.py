@@ -35,7 +35,7 @@ def test_the_circle_is_what_real_ranks_report():
 
 
 def test_exchange_leaves_what_real_ranks_get():
-    last = play_deadlock(messages(3)).scenes[0].moments[-1]
+    last = play_deadlock(messages(3)).scenes[0].frames[-1]
     for rank, got in enumerate(run(exchange, 3)):
         x, line = last[f"x {got:.0f}"], last[f"line {rank} 1"]
         assert (x.x + x.width / 2, x.words) == (pytest.approx(line.x + line.width / 2), f"x of {got:.0f}")
@@ -45,13 +45,13 @@ def test_exchange_leaves_what_real_ranks_get():
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_waits_appear_one_by_one_and_close_at_the_last(n):
     for scene in play_deadlock(messages(n)).scenes:
-        for k, step in enumerate(scene.moments):
+        for k, step in enumerate(scene.frames):
             waiting = [rank for rank in range(n) if step[f"wait {rank}"].seen]
             assert waiting == (list(range(k)) if k <= n else [])
             assert bool(step["verdict"].seen) == (k == n), "deadlock is said of the circle alone"
             stuck = [rank for rank in range(n) if step[f"line {rank} 0"].ink == "bad"]
             assert stuck == (list(range(n)) if k == n else [])
-        arrived = [step["arrived"].words for step in scene.moments]
+        arrived = [step["arrived"].words for step in scene.frames]
         assert arrived == [f"0 of {n} arrived"] * (n + 3) + [f"{n} of {n} arrived"]
-        held, moving = scene.moments[n + 1], scene.moments[n + 2]
+        held, moving = scene.frames[n + 1], scene.frames[n + 2]
         assert all(held[f"x {rank}"] != moving[f"x {rank}"] for rank in range(n)), "all move in the same step"

@@ -83,7 +83,7 @@ KINDS = ("param", "activation", "gradient", "opt")
 )
 def test_nothing_lies_on_anything(case, inks):
     make, *arguments = case
-    steps = [step for scene in make(*arguments).scenes for step in scene.moments]
+    steps = [step for scene in make(*arguments).scenes for step in scene.frames]
     on_each_other = [pair for step in steps for pair in collisions(step, *inks)]
     assert [pair for pair in on_each_other if not any(name.startswith("dot") for name in pair)] == []
 

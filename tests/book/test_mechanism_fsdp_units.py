@@ -64,7 +64,7 @@ def test_real_ranks_hold_these_units_while_a_block_computes(n):
 def test_thin_is_a_shard_and_thick_is_whole():
     moments = moments_of_step(4)
     for scene in play_fsdp_units(SIZES, 4).scenes:
-        for moment, step in zip(moments, scene.moments, strict=True):
+        for moment, step in zip(moments, scene.frames, strict=True):
             column = step["shard 0"].x
             for unit in range(5):
                 inside = [t for name, t in step.items() if re.match(rf"(shard|others) {unit}\b", name) and t.seen]
@@ -79,10 +79,10 @@ def test_thin_is_a_shard_and_thick_is_whole():
 def test_the_bar_is_what_is_live():
     moments = moments_of_step(4)
     for scene in play_fsdp_units(SIZES, 4).scenes:
-        lengths = [sum(t.width + 1 for name, t in step.items() if name.startswith("live ")) for step in scene.moments]
+        lengths = [sum(t.width + 1 for name, t in step.items() if name.startswith("live ")) for step in scene.frames]
         live = [live_bytes(moment, SIZES, 4) for moment in moments]
         assert lengths == pytest.approx([size * lengths[0] / live[0] for size in live])
-        assert [step["live"].words for step in scene.moments] == [f"{size / 1e6:.2f} MB" for size in live]
+        assert [step["live"].words for step in scene.frames] == [f"{size / 1e6:.2f} MB" for size in live]
     assert live[0] == live[-1] == sum(SIZES) / 4, "only shards stay"
 
 
@@ -92,7 +92,7 @@ def test_it_ends_with_a_shard_of_each_gradient_after_two_gathers_and_one_reducti
         assert sum(unit in moment.arriving for moment in moments) == 2
         assert sum(unit in moment.leaving for moment in moments) == 1
     for scene in player.scenes:
-        first, last = scene.moments[0], scene.moments[-1]
+        first, last = scene.frames[0], scene.frames[-1]
         assert not any(first[f"gradient shard {unit}"].seen for unit in range(5))
         assert all(last[f"gradient shard {unit}"].seen and not last[f"gradient {unit}"].seen for unit in range(5))
     assert f"sent {zero_wire_bytes(3, sum(SIZES), 4) / 1e6:.2f} MB" in player.sentences[-1]

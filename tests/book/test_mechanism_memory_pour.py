@@ -22,9 +22,9 @@ def player():
 
 def held(scene, step):
     """Bytes of each kind as they are drawn, inside the GPU and outside."""
-    scale = (scene.moments[0]["parameters 0 inside"].height + 1) / STATES["parameter"]
+    scale = (scene.frames[0]["parameters 0 inside"].height + 1) / STATES["parameter"]
     found = {}
-    for name, thing in scene.moments[step].items():
+    for name, thing in scene.frames[step].items():
         if thing.seen and name.endswith("side"):
             kind, place = name.rsplit(" ", 2)[::2]
             found[kind, place] = found.get((kind, place), 0) + (thing.height + 1) / scale
@@ -60,9 +60,9 @@ def test_the_gpu_is_full_before_anything_spills(player):
             assert inside <= ROOM * (1 + 1e-9) and (outside == 0 or inside == pytest.approx(ROOM))
             assert f"{(inside + outside) / GB:.1f}" in said
             assert (f"{outside / GB:.1f} GB do not fit" in said) == (outside > 0) == (step >= STEP)
-            frame = scene.moments[step]["frame"]
+            frame = scene.frames[step]["frame"]
             assert frame.ink == "bad" and frame.seen == (outside > 0)
-            for name, thing in scene.moments[step].items():
+            for name, thing in scene.frames[step].items():
                 if name.endswith("outside") and thing.seen:
                     assert frame.x <= thing.x and thing.x + thing.width <= frame.x + frame.width
                     assert frame.y <= thing.y and thing.y + thing.height <= frame.y + frame.height, name
@@ -70,14 +70,14 @@ def test_the_gpu_is_full_before_anything_spills(player):
 
 def test_forward_goes_down_the_layers_and_backward_up(player):
     for scene in player.scenes:
-        busy = [[i for i in range(5) if step[f"group {i}"].ink != "idle"] for step in scene.moments]
+        busy = [[i for i in range(5) if step[f"group {i}"].ink != "idle"] for step in scene.frames]
         assert busy[1:10] == [[0], [1], [2], [3], [4], [3], [2], [1], [0]]
         for step in range(6, 10):  # the activations of a group go as its gradients come
-            things, group = scene.moments[step], busy[step][0]
+            things, group = scene.frames[step], busy[step][0]
             assert things[f"gradients {group} inside"].seen and not things[f"activations {group} inside"].seen
-            before = scene.moments[step - 1]
+            before = scene.frames[step - 1]
             assert before[f"activations {group} inside"].seen and not before[f"gradients {group} inside"].seen
-            place = scene.moments[0][f"group {group}"]
+            place = scene.frames[0][f"group {group}"]
             assert before[f"gradients {group} inside"][:4] == place[:4], "it comes from its layers"
 
 
@@ -87,13 +87,13 @@ def test_what_is_said_is_what_the_formulas_say(player):
     assert f"{KEPT / SHAPE.num_layers / GB:.2f} GB of activations" in said[1]
     assert f"{KEPT / GB:.1f} GB of activations go, {STATES['gradient'] / GB:.1f} GB of gradients come" in said[3]
     assert f"{16 * SHAPE.num_parameters / GB:.1f} GB" in said[4], "16 bytes per parameter"
-    words = player.scenes[0].moments[AGAIN]["activations 0 outside"].words
+    words = player.scenes[0].frames[AGAIN]["activations 0 outside"].words
     assert words == f"activations {(KEPT + LOGITS) / GB:.1f} GB"
-    spilled = [t.words for n, t in player.scenes[0].moments[STEP].items() if n.endswith("outside") and t.words]
+    spilled = [t.words for n, t in player.scenes[0].frames[STEP].items() if n.endswith("outside") and t.words]
     assert spilled == ["Adam moments"], "how many bytes they are is said where most of them are"
 
 
 def test_a_gpu_that_is_large_enough_spills_nothing():
     large = play_memory_pour("7B", 192e9)
     assert "do not fit" not in " ".join(large.sentences) and large.sentences[-1].endswith("of 192 GB.")
-    assert not any(step["frame"].seen for step in large.scenes[0].moments)
+    assert not any(step["frame"].seen for step in large.scenes[0].frames)

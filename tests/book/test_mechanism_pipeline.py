@@ -25,7 +25,7 @@ def tray(things, schedule: str, rank: int) -> list[str]:
 
 
 def test_trays_hold_what_the_simulator_keeps_and_a_frame_what_they_have_held(both):
-    moments = both.scenes[0].moments
+    moments = both.scenes[0].frames
     for name, timeline in TIMELINES.items():
         for rank in range(4):
             most = 0
@@ -38,7 +38,7 @@ def test_trays_hold_what_the_simulator_keeps_and_a_frame_what_they_have_held(bot
 
 
 def test_bars_end_where_the_simulator_has_them(both):
-    last, timeline = both.scenes[0].moments[-1], TIMELINES["1F1B"]
+    last, timeline = both.scenes[0].frames[-1], TIMELINES["1F1B"]
     ends = {slot.action: slot.end for slot in timeline.compute}
     bars = {action: last[f"1F1B {action}"] for action in ends}
     left = min(bar.x for bar in bars.values())
@@ -50,7 +50,7 @@ def test_bars_end_where_the_simulator_has_them(both):
 def test_idle_time_is_counted_while_it_happens(both):
     for name, timeline in TIMELINES.items():
         for rank in range(4):
-            for now, things in enumerate(both.scenes[0].moments):
+            for now, things in enumerate(both.scenes[0].frames):
                 busy = sum(max(0, min(s.end, now) - s.start) for s in timeline.compute if s.rank == rank)
                 assert things[f"{name} idle {rank}"].words == f"{now - busy:g}"
             assert things[f"{name} idle {rank}"].words == f"{timeline.idle(rank):g}"
@@ -60,7 +60,7 @@ def test_a_message_flies_from_each_bar_to_the_next_rank(both):
     for name, timeline in TIMELINES.items():
         for slot in timeline.compute:
             goes = slot.rank + (1 if slot.action.op == Op.F else -1) in range(4)
-            seen = [things.get(f"{name} message {slot.action}") for things in both.scenes[0].moments]
+            seen = [things.get(f"{name} message {slot.action}") for things in both.scenes[0].frames]
             there = [(k, thing.y) for k, thing in enumerate(seen) if thing]
             assert [k for k, _ in there] == [k for k in (slot.end, slot.end + 1) if goes and k <= 27]
             if len(there) == 2:
@@ -82,7 +82,7 @@ def test_its_sentences_are_the_simulators(both):
         ends[Op.F, 5, 0],
         27,
     ]
-    down = both.scenes[0].moments[both.beats[1].until]
+    down = both.scenes[0].frames[both.beats[1].until]
     assert tray(down, "GPipe", 0) == tray(down, "1F1B", 0) == ["0", "1", "2", "3"], "so far both are the same"
     assert "idle for 9 of 27 units" in play_gpipe(4, 6).sentences[-1]
 
@@ -94,14 +94,14 @@ def test_stages_of_a_rank_share_its_time():
         f"Interleaved ends at {cut.makespan:g}, 1F1B at {plain.makespan:g}. "
         "For that rank 0 keeps 2.5 microbatches instead of 2."
     )
-    name, moments = cut.schedule.name, player.scenes[0].moments
+    name, moments = cut.schedule.name, player.scenes[0].frames
     assert moments[-1][f"{name} 0F1"].words == "1" and moments[-1][f"{name} 2F1"].words == "1′"
     assert max(len(tray(things, name, 0)) for things in moments) == cut.peak(0)
 
 
 def test_a_split_backward_goes_from_1f1b_to_zb_h1():
     player = play_split_backward(4, 5, COSTS)
-    first, *_, last = moments = player.scenes[0].moments
+    first, *_, last = moments = player.scenes[0].frames
     before, after = simulate(one_f_one_b(4, 5), COSTS), simulate(zb_h1(4, 5), COSTS)
     assert f"waits {before.bubble:.0%} of the step" in player.sentences[0]
     assert f"saves {before.makespan - after.makespan:g} of {before.makespan:g} units" in player.sentences[-1]

@@ -32,7 +32,7 @@ def rounded(*n_bytes):
 
 def test_what_is_kept_at_each_place_is_what_the_formula_says(player):
     """Around each norm 5sbh: a mask, the input of the norm, its output; Korthikanti et al. 2022, section 4.1."""
-    steps, sbh = player.scenes[0].moments, GPT3.context * GPT3.d_model
+    steps, sbh = player.scenes[0].frames, GPT3.context * GPT3.d_model
     attention, mlp = 8 * sbh / 8, 16 * sbh / 8
     for at, norm in ((0, 5 * sbh), (APART, 5 * sbh / 8), (BACKWARD, 5 * sbh / 8)):
         kept = [megabytes(steps[at][f"bytes {place}"].words) for place in range(4)]
@@ -46,7 +46,7 @@ def test_what_is_kept_at_each_place_is_what_the_formula_says(player):
 
 
 def test_the_wire_carries_what_two_all_reduces_do_and_backward_two_halves_more(player):
-    steps, x_bytes = player.scenes[0].moments, 2 * GPT3.context * GPT3.d_model
+    steps, x_bytes = player.scenes[0].frames, 2 * GPT3.context * GPT3.d_model
     two = rounded(2 * wire_bytes("all_reduce", x_bytes, 8))
     assert [megabytes(steps[at]["total 1"].words) for at in (0, HALVES, APART, SENT)] == [two] * 4
     alone, sliced = (block_wire_bytes(x_bytes, 8, sequence_parallel=how) for how in (False, True))
@@ -67,7 +67,7 @@ def test_the_collectives_come_in_the_order_of_real_ranks(player):
         return [event.kind.replace("_", "-") for event in seen.events]
 
     drawn = []
-    for step in player.scenes[0].moments[APART + 1 : SENT]:
+    for step in player.scenes[0].frames[APART + 1 : SENT]:
         bright = [thing for name, thing in step.items() if name.startswith("call") and thing.seen == 1]
         drawn += [thing.words for thing in bright]
     assert drawn == run(kinds, 2)[0][1:5], "from the first reduce-scatter to the next"
@@ -75,7 +75,7 @@ def test_the_collectives_come_in_the_order_of_real_ranks(player):
 
 def test_ranks_share_tokens_then_parts_and_meet_nowhere_else(player):
     for scene in player.scenes:
-        first, apart = (scene.moments[at] for at in (0, APART))
+        first, apart = (scene.frames[at] for at in (0, APART))
         for place in range(4):
             frame = apart[f"kept {place} 0"]
             each = [apart[f"kept {place} {r}"] for r in range(8)]
@@ -91,7 +91,7 @@ def test_ranks_share_tokens_then_parts_and_meet_nowhere_else(player):
 
 def test_the_all_gather_leaves_the_all_reduce_and_passes_the_norm(player):
     for scene in player.scenes:
-        together, halves, apart = (scene.moments[at] for at in (0, HALVES, APART))
+        together, halves, apart = (scene.frames[at] for at in (0, HALVES, APART))
         for pair in range(2):
             norm, after = apart[f"kept {2 * pair} 0"], apart[f"kept {2 * pair + 1} 0"]
             for things in (together, halves):
@@ -102,7 +102,7 @@ def test_the_all_gather_leaves_the_all_reduce_and_passes_the_norm(player):
 
 
 def test_forward_goes_from_slices_to_copies_to_parts(player):
-    steps = player.scenes[0].moments
+    steps = player.scenes[0].frames
     forms = []
     for at in range(APART + 1, SENT):
         one, last = (steps[at][f"now {r}"] for r in (0, 7))
@@ -113,6 +113,6 @@ def test_forward_goes_from_slices_to_copies_to_parts(player):
 
 def test_where_attention_keeps_less_the_norms_weigh_more():
     """The drawing follows the shape: with fewer heads of keys and values the norms are more of what is kept."""
-    grouped = play_sequence_parallel(replace(GPT3, num_kv_heads=8), 1, 8).scenes[0].moments[0]
-    full = play_sequence_parallel(GPT3, 1, 8).scenes[0].moments[0]
+    grouped = play_sequence_parallel(replace(GPT3, num_kv_heads=8), 1, 8).scenes[0].frames[0]
+    full = play_sequence_parallel(GPT3, 1, 8).scenes[0].frames[0]
     assert grouped["kept bar 0"].width > full["kept bar 0"].width

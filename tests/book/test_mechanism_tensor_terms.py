@@ -35,7 +35,7 @@ def numbers(step, name, rows=range(2), columns=range(2)):
 
 def test_parts_and_terms_are_those_of_the_serial_product(player, serial):
     h, y, dx = serial
-    steps = player.scenes[0].moments
+    steps = player.scenes[0].frames
     assert torch.equal(numbers(steps[0], "whole h", columns=range(4)), h)
     assert torch.equal(numbers(steps[0], "whole y"), y)
     parts = [numbers(steps[PART], f"h {r}", columns=range(2 * r, 2 * r + 2)) for r in range(2)]
@@ -52,29 +52,28 @@ def test_in_an_all_reduce_the_terms_lie_on_each_other_and_then_on_each_rank(play
     for scene in player.scenes:
         for added, slot in ((ADDED, 4), (BACK_ADDED, 0)):
             before, at, after = (
-                [scene.moments[step][f"sent {slot} {r} 0 0"] for r in range(2)]
-                for step in range(added - 1, added + 2)
+                [scene.frames[step][f"sent {slot} {r} 0 0"] for r in range(2)] for step in range(added - 1, added + 2)
             )
-            assert at[0][:4] == at[1][:4] == scene.moments[added][f"sum {slot} 0 0"][:4]
+            assert at[0][:4] == at[1][:4] == scene.frames[added][f"sum {slot} 0 0"][:4]
             assert [thing[:4] for thing in before] == [thing[:4] for thing in after], "they return to where they left"
             assert before[0].y < at[0].y < before[1].y and before[0].seen == 0 and after[0].seen == 1
 
 
 def test_each_rank_holds_half_of_the_weights_and_sends_what_the_formula_says(player):
-    names = [name for name in player.scenes[0].moments[1] if name.startswith("w")]
+    names = [name for name in player.scenes[0].frames[1] if name.startswith("w")]
     ranks = [[name for name in names if name.split()[1] == str(r)] for r in range(2)]
     assert list(map(len, ranks)) == [8, 8] and "8 of 16 weights" in player.sentences[1]
     sent = wire_bytes("all_reduce", 4, 2)
     assert f"Each sends {sent:g}." in player.sentences[4] and f"sends {sent:g} more" in player.sentences[5]
     assert [beat.until for beat in player.beats[4:]] == [DONE, BACK_DONE, BACK_FORGOTTEN]
-    calls = [i for i, step in enumerate(player.scenes[0].moments) if "call" in step]
+    calls = [i for i, step in enumerate(player.scenes[0].frames) if "call" in step]
     assert calls == [ADDED, BACK_ADDED, FORGOTTEN, BACK_FORGOTTEN], "one all-reduce in each direction"
 
 
 def test_without_the_all_reduce_both_ranks_are_wrong_and_differ(player, serial):
     _, y, dx = serial
     for at, slot, right in ((FORGOTTEN, 4, y), (BACK_FORGOTTEN, 0, dx)):
-        step = player.scenes[0].moments[at]
+        step = player.scenes[0].frames[at]
         terms = [numbers(step, f"term {slot} {r}") for r in range(2)]
         assert not torch.equal(*terms) and not any(torch.equal(term, right) for term in terms)
         assert {name for name, thing in step.items() if thing.ink == "bad"} == {
@@ -90,5 +89,5 @@ def test_relu_sees_whole_columns_on_each_rank(player, serial):
     """Of partial sums it would be wrong: cut by columns first."""
     h, *_ = serial
     assert (h == 0).any(), "it has something to do"
-    for things in player.scenes[0].moments[PART:DONE]:
+    for things in player.scenes[0].frames[PART:DONE]:
         assert things["name 2 0"].words == "ReLU: h"

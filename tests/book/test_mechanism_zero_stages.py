@@ -13,7 +13,7 @@ STAGES = {"plain": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
 
 
 def test_stages_come_in_order_and_each_frees_what_was_marked_before():
-    steps = play_zero_stages(4).scenes[0].moments
+    steps = play_zero_stages(4).scenes[0].frames
     assert [step["stage"].words for step in steps] == [
         *("plain", "plain", "ZeRO-1", "ZeRO-1", "ZeRO-2", "ZeRO-2", "ZeRO-3")
     ]
@@ -29,7 +29,7 @@ def test_heights_are_the_bytes_of_the_formula(recipe):
     player, recipe = play_zero_stages(4, RECIPES[recipe]), RECIPES[recipe]
     scale = HEIGHT / recipe.bytes_per_parameter
     for scene in player.scenes:
-        for step in scene.moments[::2]:
+        for step in scene.frames[::2]:
             held = state_bytes(1, recipe, zero=STAGES[step["stage"].words], dp=4)
             for kind in KINDS:
                 heights = [step[f"kept {rank} {kind}"].height for rank in range(4)]
@@ -40,7 +40,7 @@ def test_heights_are_the_bytes_of_the_formula(recipe):
 
 def test_at_the_end_all_shards_together_are_the_whole():
     for scene in play_zero_stages(4).scenes:
-        things = scene.moments[-1]
+        things = scene.frames[-1]
         for kind in KINDS:
             shards = [things[f"kept {rank} {kind}"] for rank in range(4)]
             whole = things[f"whole 0 {kind}"]
