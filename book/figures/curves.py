@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from book.figures.canvas import FRAMES, Canvas
+from book.figures.lanes import KINDS
 from book.figures.svg import DASHED, INK, NARROW, OUTLINE, SMALLEST_PX, Figure, color, drawn_twice, text_width
-from book.figures.timeline import KINDS, legend
+from book.figures.timeline import legend
 
 # Colour, width and dash of each curve. The first is wide and the next ones narrower on top of it: if they coincide, all
 # stay visible.

@@ -11,8 +11,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
+from book.figures.lanes import KINDS as STYLES
 from book.figures.svg import INK, NARROW, SMALLEST_PX, Figure, drawn_twice, text_width
-from book.figures.timeline import KINDS as STYLES
 from lib.memory import KINDS, MemoryTracker
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}

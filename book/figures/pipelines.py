@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from book.figures.canvas import BARS, FRAMES, Canvas
+from book.figures.lanes import KINDS, Axis, draw_axis
 from book.figures.svg import NARROW, SMALLEST_PX, Figure, color, drawn_twice, num, text_width
-from book.figures.timeline import KINDS, Axis, draw_axis, legend
+from book.figures.timeline import legend
 from lib.pipeline.gantt import KIND
 from lib.pipeline.simulate import Slot, Timeline
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from book.figures.canvas import FRAMES, Canvas
+from book.figures.lanes import COMPUTE, NETWORK, Axis, Bar, Step, draw_axis
 from book.figures.svg import SMALLEST_PX, Figure, color, drawn_twice, num
-from book.figures.timeline import (
-    COMPUTE,
-    NETWORK,
-    Axis,
-    Bar,
-    Step,
-    axis_beside,
-    draw_axis,
-    draw_steps,
-    draw_timeline,
-    legend_of,
-)
+from book.figures.timeline import axis_beside, draw_steps, draw_timeline, legend_of
 from lib.pipeline.gantt import KIND
 from lib.pipeline.lower import message_behind
 from lib.pipeline.schedules.action import Op, Schedule

@@ -27,7 +27,7 @@ PURE = [
     *("lib.text", "lib.launch"),  # the server of `launch` starts before torch is there
     *(f"lib.runtime.{name}" for name in "call_table calls hang headroom output places ranks server".split()),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),
-    *(f"book.figures.{name}" for name in "svg canvas curves matrices moves ranks scatter schedule timeline".split()),
+    *(f"book.figures.{name}" for name in "svg canvas curves lanes matrices moves ranks scatter schedule timeline".split()),
     *("book.figures.explorer", "book.figures.show"),
 ]
 SPEAKS_DISTRIBUTED = {
