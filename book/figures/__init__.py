@@ -1,7 +1,6 @@
 """Pictures, from data: timelines, curves, matrices, moves, schedules, and sliders that live in a page.
 
-May import the modules whose data it draws: `lib.trace`, `lib.cost`, `lib.memory`, `lib.pipeline`, `lib.lab`,
-and `course.check.workshop`.
+May import the modules whose data it draws: `lib.trace`, `lib.cost`, `lib.memory`, `lib.pipeline`, `lib.lab`.
 Must never know a chapter: captions and alternative texts are given to it.
 """
 

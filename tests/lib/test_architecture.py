@@ -24,7 +24,7 @@ data_parallel/ tensor_parallel/ pipeline/ layout planner/ parallel checkpoint/ t
 """.split()
 PURE = [
     *("lib.cost", "lib.trace", "lib.lab.claims", "lib.pipeline.schedules", "lib.layout", "lib.planner"),
-    *("lib.text", "lib.launch"),  # the server of `launch` starts before torch is there
+    *("lib.text", "lib.launch", "lib.lab.workshop"),  # the server of `launch` starts before torch is there
     *(f"lib.runtime.{name}" for name in "call_table calls hang headroom output places ranks server".split()),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),
     *(f"book.figures.{name}" for name in "svg canvas curves lanes matrices moves ranks scatter schedule timeline".split()),
