@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = ("lib", "course", "book")  # what stands on one may import it, and it knows nothing of what stands on it
 # What a diligent reader gets through in a week: all of lib, counted whole, and by `lines_of_code`, on which docstrings
 # have no weight; files; and each file, whole.
-MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 16100, 9710, 110, 350
+MOST_LINES, MOST_CODE, MOST_FILES, MOST_LINES_OF_A_FILE = 16440, 9950, 111, 350
 
 # The root of lib keeps what a page names. A file may import those before it, and the rooms that stand there. What a
 # room may import says its own __init__.py: the words in backticks behind "May import".
@@ -27,7 +27,10 @@ PURE = [
     *("lib.text", "lib.launch", "lib.lab.workshop"),  # the server of `launch` starts before torch is there
     *(f"lib.runtime.{name}" for name in "call_table calls hang headroom output places ranks server".split()),
     *(f"lib.pipeline.{name}" for name in "balance simulate lower rendezvous prove gantt".split()),
-    *(f"book.figures.{name}" for name in "svg canvas curves lanes matrices moves ranks scatter schedule timeline".split()),
+    *(
+        f"book.figures.{name}"
+        for name in "svg canvas curves lanes matrices moves ranks scatter schedule timeline".split()
+    ),
     *("book.figures.explorer", "book.figures.show"),
 ]
 SPEAKS_DISTRIBUTED = {
