@@ -58,7 +58,7 @@ def draw_kept(
     tray = width - 6 - text_width(f"{most}") - item * most
     end = max(timeline.makespan for timeline in timelines)
     kinds = legend([*_kinds(timelines[0]), "idle"], False)
-    y = canvas.head(title, [*kinds, ("comm", "microbatch 0"), ("activation", "kept")], left, width)
+    y = canvas.head(title, [*kinds, ("text", "microbatch 0"), ("activation", "kept")], left, width)
     for timeline in timelines:
         rows = _Rows(timeline, left, left + (tray - beside - left) * timeline.makespan / end, y + 20)
         canvas.text(left, y + 12, timeline.schedule.name.partition(",")[0], font_weight=650)
@@ -176,7 +176,7 @@ class _Rows(NamedTuple):
         slots = [slot for slot in self.timeline.compute if slot.action.microbatch == 0]
         places = [(sum(self.span(slot, slot)) / 2, self.middle(slot.rank)) for slot in slots]
         path = "M" + "L".join(f"{num(x)} {num(y)}" for x, y in places)
-        canvas.layer(FRAMES, stroke=color("comm"), stroke_width=2.4, stroke_linejoin="round").path(path)
+        canvas.layer(FRAMES, stroke=color("text"), stroke_width=2.4, stroke_linejoin="round").path(path)
 
 
 def _numbers(row: list[Slot]) -> str:

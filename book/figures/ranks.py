@@ -78,11 +78,11 @@ def draw_nested(
         canvas.rect(left - 3, top - 3, side + 6, high + 6, radius=6, fill="none", stroke=color("rule"))
         for tile in range(count):
             row, column = divmod(tile, columns)
-            bars = canvas.bars("comm" if level and not tile else "forward")
+            bars = canvas.bars("series-0" if level and not tile else "series-1")
             bars.rect(left + column * pitch + 1, top + row * pitch + 1, pitch - 2, pitch - 2)
         canvas.note(*((left + side + 14, top + 33) if is_down else (left, top + high + 22)), said)
         if level:  # the first tile is the panel before
-            line = {"stroke": color("comm"), "stroke_width": 1.2, "stroke_dasharray": "4 3"}
+            line = {"stroke": color("text"), "stroke_width": 1.2, "stroke_dasharray": "4 3"}
             ends = ((-gap + 3, -3), (0, 1)), ((-gap + 3, before + 3), (0, pitch))
             if is_down:
                 ends = ((-3, -gap + 3), (1, 0)), ((side + 3, -gap + 3), (pitch, 0))

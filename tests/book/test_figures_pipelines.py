@@ -107,7 +107,7 @@ def test_both_schedules_are_on_one_clock():
 
 def test_the_line_follows_microbatch_0_there_and_back():
     _, figure = kept_by_both(4, 8)
-    lines = re.findall(rf'<g stroke="{re.escape(color("comm"))}"[^>]*>(.*?)</g>', figure.svg)
+    lines = re.findall(rf'<g stroke="{re.escape(color("text"))}"[^>]*>(.*?)</g>', figure.svg)
     paths = re.findall(r'd="M([^"]*)"', "".join(lines))
     assert len(paths) == 2
     (first, _, end), *_ = blocks(figure.svg, "forward")

@@ -22,6 +22,6 @@ def test_a_rank_on_a_mesh_has_one_partner_on_each_long_axis():
 
 def test_groups_in_groups_have_as_many_tiles_as_they_have_members():
     figure = draw_nested([("tp", 8, "a node"), ("pp", 16, ""), ("dp", 128, "")], alt="a")
-    (first,) = re.findall(rf'<g fill="{re.escape(color("comm", True))}">(.*?)</g>', figure.svg)
-    (others,) = re.findall(rf'<g fill="{re.escape(color("forward", True))}">(.*?)</g>', figure.svg)
+    (first,) = re.findall(rf'<g fill="{re.escape(color("series-0", True))}">(.*?)</g>', figure.svg)
+    (others,) = re.findall(rf'<g fill="{re.escape(color("series-1", True))}">(.*?)</g>', figure.svg)
     assert (first.count("<rect"), others.count("<rect")) == (2, 8 + 15 + 127)
