@@ -32,7 +32,7 @@ import lib.parallel
 from benchmarks.table import show
 from benchmarks.three_d import ADAMW, CONFIG, MAX_NORM, MICROBATCHES, ours
 from lib import comm, data, run, trace
-from lib.data_parallel.bucketed_gradients import Gradients
+from lib.data_parallel import bucketed_gradients
 from lib.data_parallel.flat import Flat
 from lib.layout import Layout
 from lib.mesh import Group
@@ -55,7 +55,11 @@ LIBRARY = {  # what is watched, and as what it counts
         (transfer, "_work_wait"),
     ),
     "ours": ((comm, "collective message"), (ParallelGPT, "step")),
-    "gradients": ((Gradients, "_gradient_is_there finish"), (Flat, "gradients_to_pieces after_step")),
+    "gradients": (
+        (bucketed_gradients._Line, "_gradient_is_there"),
+        (bucketed_gradients.Gradients, "finish"),
+        (Flat, "gradients_to_pieces after_step"),
+    ),
     "compute": ((Stage, "_compute"), (torch.autograd, "backward"), (lib.parallel, "vocab_parallel_loss")),
     "optimizer": ((ParallelGPT, "clip"), (torch.optim.AdamW, "step")),
 }

@@ -189,6 +189,12 @@ def walk_chapters(app, pagename, templatename, context, doctree):
             context[name] = None
 
 
+def offer_pictures(app, pagename, templatename, context, doctree):
+    """Each picture of a page can be saved."""
+    if doctree and any('class="pbh-' in raw.astext() for raw in doctree.findall(nodes.raw)):
+        app.add_js_file("save_figure.js", loading_method="defer")
+
+
 def describe(app, pagename, templatename, context, doctree):
     if doctree is None or not (text := description(doctree)):
         return
@@ -312,6 +318,7 @@ def setup(app):
     app.connect("html-page-context", walk_sidebar)
     app.connect("html-page-context", help_search)
     app.connect("html-page-context", walk_chapters)
+    app.connect("html-page-context", offer_pictures)
     app.connect("html-collect-pages", lost_page)
     app.connect("build-finished", tidy_pages, priority=900)  # after index.html is written
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -238,7 +238,7 @@ def draw_axis(canvas: Canvas, axis: Axis, y: float) -> float:
     path = f"M{num(left)} {num(y)}H{num(right)}" + "".join(f"M{num(x)} {num(y)}v4" for x, _ in places)
     canvas.path(path, stroke=color("soft"))
     for x, words in places:
-        edge = right + 10 - text_width(words, SMALLEST_PX) / 2  # of the picture
+        edge = right + 8 - text_width(words, SMALLEST_PX) / 2  # of the picture
         canvas.note(min(x, edge), y + 17, words, "middle")
     x, words = places[-1]
     beside = x + text_width(words, SMALLEST_PX) / 2 + 10 <= right - text_width(unit, SMALLEST_PX)

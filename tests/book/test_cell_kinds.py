@@ -143,7 +143,7 @@ def article(site, name: str) -> BeautifulSoup:
 
 def test_each_kind_is_folded_in_its_way(site):
     page = article(site, "90_x")
-    imports, figure, idea, one, two, deeper = page.select("div.cell:not(.tag_remove-cell)")
+    figure, idea, one, two, imports, deeper = page.select("div.cell:not(.tag_remove-cell)")
     assert [tag.summary.get_text() for tag in (imports, figure)] == ["Imports", "How this was drawn"]
     assert imports.find(recursive=False).name == "details" and "import math" in imports.details.get_text()
     shown, folded = figure.find_all(recursive=False)
@@ -173,7 +173,7 @@ def open_page(opened, site):
 
 
 OPEN = "[...document.querySelectorAll('details.folded')].map(fold => fold.open)"
-CLOSED = [False, False, False, False, True, False, False, False]  # but for the table that is seen from the start
+CLOSED = [False, False, False, True, False, False, False, False]  # but for the table that is seen from the start
 REFUSING = """for (const name of ['getItem', 'setItem']) {
     const theirs = Storage.prototype[name];
     Storage.prototype[name] = function (key, value) {

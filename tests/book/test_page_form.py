@@ -90,7 +90,7 @@ IDEA = "two = 1 + 1\n"
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("# Three", "# " + "word " * 2978 + "Three", "3001 words, at most 3000"),
+        ("# Three", "# " + "word " * 3078 + "Three", "3101 words, at most 3100"),
         ("## Quiz", 6 * cell(lines(25)) + "## Quiz", "152 lines of visible code, at most 150"),
         ("## Quiz", "## Quiz\n\n" + "**1.** So?\n\n" * 99, "36 minutes to read, at most 35"),
         (IDEA, lines(25), "x0 = 0: 26 lines of an idea, at most 25"),

@@ -11,7 +11,11 @@ from lib.pipeline.schedules.action import Action, Op, Schedule, check_sizes
 from lib.pipeline.schedules.one_f_one_b import in_turns
 
 
-def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Schedule:
+def interleaved(
+    num_ranks: int,
+    num_microbatches: int,
+    stages_per_rank: int,
+) -> Schedule:
     """Rank r has stages r, r + p, r + 2p …, and alternates as in 1F1B.
 
     Bubble: (p-1)(T_F+T_B)/v, where the times are of all stages of a rank.
@@ -25,7 +29,8 @@ def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> 
     check_sizes(num_ranks, num_microbatches)
     n, m, v = num_ranks, num_microbatches, stages_per_rank
     if v < 2:
-        raise ValueError(f"stages_per_rank={v} must be at least 2; with one stage on each rank take one_f_one_b")
+        way_out = "with one stage on each rank take one_f_one_b"
+        raise ValueError(f"stages_per_rank={v} must be at least 2; {way_out}")
     if m % n:
         raise ValueError(
             f"num_microbatches={m} must be a multiple of the {n} ranks, such "
@@ -40,8 +45,12 @@ def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> 
         return Action(rank + n * turn, op, n * group + place)
 
     turns = (in_turns(v * m, warmup(rank, n, v)) for rank in range(n))
-    rows = tuple(tuple(action(rank, op, k) for op, k in row) for rank, row in enumerate(turns))
-    return Schedule(f"interleaved, {v} stages each", n * v, m, tuple(range(n)) * v, rows)
+    rows = tuple(
+        tuple(action(rank, op, k) for op, k in row)  # of a rank
+        for rank, row in enumerate(turns)
+    )
+    name, rank_of = f"interleaved, {v} stages each", tuple(range(n)) * v
+    return Schedule(name, n * v, m, rank_of, rows)
 
 
 def warmup(rank: int, num_ranks: int, stages_per_rank: int) -> int:
