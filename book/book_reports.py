@@ -43,7 +43,7 @@ def is_report(text: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Whether a line that is too long consists of words with single spaces: no table, no drawing."""
+    """Whether a line that is too long consists of words with single spaces: no table and no drawing, which get small."""
     return any(len(line) > MOST and "  " not in line.strip() for line in text.split("\n"))
 
 
@@ -56,8 +56,8 @@ def shape(app, doctree, docname):
                     as_table(piece) if kind == "rows" else f"<p>{escape(piece)}</p>" for kind, piece in lines_of(text)
                 )
                 block.replace_self(nodes.raw("", f'<div class="report">{"".join(parts)}</div>', format="html"))
-            elif is_prose(text):
-                block["classes"].append("prose")
+            elif max(map(len, text.split("\n"))) > MOST:
+                block["classes"].append("prose" if is_prose(text) else "wide")
 
 
 def setup(app):
