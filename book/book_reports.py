@@ -43,7 +43,7 @@ def is_report(text: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Whether a line that is too long consists of words with single spaces: no table and no drawing, which get small."""
+    """Whether a line that is too long consists of words with single spaces: tables and drawings get small instead."""
     return any(len(line) > MOST and "  " not in line.strip() for line in text.split("\n"))
 
 
