@@ -224,7 +224,9 @@ def _draw_bars(
 def _fitting(bar: Bar, long: float) -> list[str]:
     """Words that a bar of so many pixels has room for, the best first."""
     name = KINDS[bar.kind][1]
-    choices = [bar.label, *bar.label.split()[-1:]] if bar.label[-1:].isdigit() else [bar.label]
+    choices = [bar.label]
+    if bar.label[-1:].isdigit():
+        choices += [bar.label.split()[-1], bar.label.split()[-1].lstrip("IW")]
     choices = choices if bar.label else [name, name[0].upper()]
     return [words for words in choices if text_width(words, 12) + 3 <= long]
 

@@ -15,7 +15,7 @@ from lib.pipeline.simulate import Timeline, simulate
 
 
 def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
-    """A bar for each action, with its microbatch; with its stage before it where a rank has several.
+    """A bar for each action, with its microbatch; with its stage before it where a rank has several, and with I or W.
 
     Sums of gradients that take time are on the network lane of the rank. Bars outside the first stage of a rank are
     marked.
@@ -32,7 +32,8 @@ def schedule_bars(timeline: Timeline, scale: float = 1.0) -> list[Bar]:
             words = f"stage {action.stage}" if several else "sum"
             bars.append(Bar(rank, NETWORK, "comm", words, scale * start, scale * end))
     for rank, action, *times in timeline.compute:
-        words = f"stage {action.stage}, {action.microbatch}" if several else f"{action.microbatch}"
+        half = action.op.name if action.op in (Op.I, Op.W) else ""  # told apart in grey print, where there is room
+        words = f"stage {action.stage}, " * several + f"{half}{action.microbatch}"
         start, end = (scale * time for time in times)
         bars.append(Bar(rank, COMPUTE, KIND[action.op], words, start, end, action.stage not in first))
     return bars

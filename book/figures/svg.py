@@ -19,7 +19,7 @@ PAPER = {"light": "#ffffff", "dark": "#12161c"}  # the background of the figures
 PALETTE = {  # name: (light, dark)
     "forward": ("#8ecae6", "#5fa8cf"),
     "backward": ("#0b5cad", "#2f74c0"),
-    "weight": ("#1b7f5c", "#2c8f6b"),
+    "weight": ("#2b9a72", "#2b9a72"),
     "comm": ("#e08e00", "#e8a33d"),
     "param": ("#263037", "#5c6970"),
     "gradient": ("#eea1a5", "#dda1ab"),

@@ -41,5 +41,13 @@ def test_a_block_is_a_part_of_the_last_step_enlarged():
     inside = [slot for slot in steps["ZB-V"].compute if slot.start < 12 and slot.end > 9]
     numbers = re.findall(r">(\d+)</text>", figure.svg.partition(">9</text>")[0])  # behind them: the axis from 9 on
     words = re.findall(r'text-anchor="middle"[^>]*>(.*?)</g>', figure.svg)
-    assert sum(len(re.findall(r">(?:stage )?[\d, ]+</text>", group)) for group in words) >= len(inside), numbers
+    assert sum(len(re.findall(r">(?:stage )?[IW\d, ]+</text>", group)) for group in words) >= len(inside), numbers
     assert "ends at 25.5 units" in figure.svg and "−7.5 units" in figure.svg and "Underlined" in figure.caption
+
+
+def test_the_halves_of_a_backward_have_their_letters_where_there_is_room():
+    labels = {bar.kind: bar.label for bar in schedule_bars(simulate(zb_h1(2, 1)))}
+    assert labels == {"forward": "0", "backward": "I0", "weight": "W0"}
+    assert "W0" in draw_gantt(simulate(zb_h1(2, 1)), title="t", alt="a").svg
+    small = draw_gantt(simulate(zb_h1(4, 8)), title="t", alt="a").svg
+    assert "W0" not in small and ">7</text>" in small, "else the number alone"
