@@ -49,5 +49,5 @@ def test_the_halves_of_a_backward_have_their_letters_where_there_is_room():
     labels = {bar.kind: bar.label for bar in schedule_bars(simulate(zb_h1(2, 1)))}
     assert labels == {"forward": "0", "backward": "I0", "weight": "W0"}
     assert "W0" in draw_gantt(simulate(zb_h1(2, 1)), title="t", alt="a").svg
-    small = draw_gantt(simulate(zb_h1(4, 8)), title="t", alt="a").svg
+    small = draw_gantt(simulate(zb_h1(4, 10)), title="t", alt="a").svg
     assert "W0" not in small and ">7</text>" in small, "else the number alone"
