@@ -11,7 +11,7 @@ from docutils import nodes
 
 RANK = re.compile(r"  (rank \d+(?: on \S+)?)  +(\S.*?)(?:  +for ([\d.]+) s  (.*))?")
 HEAD = ("rank", "waits in", "for", "line")
-MOST = 84  # characters of a line that a page has room for
+MOST = 79  # characters of a line that a page has room for
 
 
 def lines_of(text: str) -> list[tuple[str, list[re.Match] | str]]:

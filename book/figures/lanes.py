@@ -228,7 +228,7 @@ def _fitting(bar: Bar, long: float) -> list[str]:
     if bar.label[-1:].isdigit():
         choices += [bar.label.split()[-1], bar.label.split()[-1].lstrip("IW")]
     choices = choices if bar.label else [name, name[0].upper()]
-    return [words for words in choices if text_width(words, 12) + 3 <= long]
+    return [words for words in choices if text_width(words, 12) + (3 if words.isdigit() else 7) <= long]
 
 
 def draw_axis(canvas: Canvas, axis: Axis, y: float) -> float:
