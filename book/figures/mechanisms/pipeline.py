@@ -81,7 +81,7 @@ def play_trays(num_ranks: int, num_microbatches: int) -> Player:
     """GPipe and 1F1B: the same work in the same time, and how much each rank keeps."""
     last, m = num_ranks - 1, num_microbatches
     full, one = simulate(gpipe(num_ranks, m)), simulate(one_f_one_b(num_ranks, m))
-    turned, returned = _end(one, Op.B, 0, last), _end(one, Op.B, 0, 0)
+    down, turned, returned = _end(one, Op.F, 0, last), _end(one, Op.B, 0, last), _end(one, Op.B, 0, 0)
     beats = [
         (
             "Before",
@@ -90,12 +90,12 @@ def play_trays(num_ranks: int, num_microbatches: int) -> Player:
         ),
         (
             "Down",
-            f"Microbatch 0 reaches rank {last}. So far both are the same: rank 0 keeps {_kept_at(one, 0, turned)}.",
-            _end(one, Op.F, 0, last),
+            f"Microbatch 0 reaches rank {last}. So far both are the same: rank 0 keeps {_kept_at(one, 0, down)}.",
+            down,
         ),
         (
             "They part",
-            f"1F1B: rank {last} sends 0 back at once. GPipe: it takes in more, and all trays fill.",
+            f"1F1B: rank {last} sends 0 back immediately. GPipe: it takes in more, and all trays fill.",
             turned,
         ),
         (
