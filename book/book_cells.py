@@ -72,6 +72,11 @@ def fold_cell(cell: nodes.container) -> None:
         cell.extend([*outputs, code])
 
 
+def fold_section(section: nodes.section, line: str) -> None:
+    """Leave its heading, and put all else behind a line."""
+    section[1:] = [Folded("", *section[1:], line=line, classes=["deeper"])]
+
+
 def put_imports_behind(doctree: nodes.document) -> None:
     """A page opens with its picture: imports that a notebook needs before it stand behind what opens the page."""
     for imports in [cell for cell in doctree.findall(nodes.container) if "tag_setup" in cell["classes"]]:
@@ -90,7 +95,7 @@ def fold(app, doctree, docname):
             fold_cell(cell)
     for section in list(doctree.findall(nodes.section)):
         if section.children[0].astext() == DEEPER:
-            section[1:] = [Folded("", *section[1:], line=DEEPER_LINE, classes=["deeper"])]
+            fold_section(section, DEEPER_LINE)
 
 
 def add_switch(app, pagename, templatename, context, doctree):

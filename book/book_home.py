@@ -1,6 +1,6 @@
 """The first page: cards of the chapters, `{cards}`, and what is behind a line until somebody wants it.
 
-A card has the question of its chapter and an icon, drawn here: a picture of a page, shrunk to a card, cannot be read.
+A card has the title of its chapter and an icon, drawn here: a picture of a page, shrunk to a card, cannot be read.
 The sections after the cards are folded, so that the page says in two screens what the book is, for whom, and where to
 begin.
 """
@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from book_cells import Folded
-from book_pages import lead_of
+from book_cells import fold_section
 from docutils import nodes
 from live_page import add_place
 
@@ -126,8 +125,8 @@ def icon(number: int) -> str:
 
 def card(app, home: str, page: str) -> str:
     number, title = int(CHAPTER.match(page)[1]), escape(app.env.titles[page].astext())
-    link, lead = app.builder.get_relative_uri(home, page), escape(lead_of(app.env.get_doctree(page)))
-    return f'<li><a href="{link}">{icon(number)}<b>{number} · {title}</b><span>{lead}</span></a></li>'
+    link = app.builder.get_relative_uri(home, page)
+    return f'<li><a href="{link}">{icon(number)}<b>{number} · {title}</b></a></li>'
 
 
 def cards(app, page: str) -> nodes.raw:
@@ -144,7 +143,7 @@ def fold_rest(app, doctree, docname):
     sections = [part for part in page.children if isinstance(part, nodes.section)]
     titles = [section.children[0].astext() for section in sections]
     for later in sections[titles.index("The chapters") + 1 :]:
-        later[1:] = [Folded("", *later[1:], line="Open", classes=["deeper"])]
+        fold_section(later, "Open")
 
 
 def setup(app):

@@ -38,8 +38,9 @@ def as_table(rows: list[re.Match]) -> str:
     return f'<table class="hang"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def is_report(text: str) -> bool:
-    return any(kind == "rows" and any(row[3] for row in piece) for kind, piece in lines_of(text))
+def is_report(pieces: list[tuple[str, list[re.Match] | str]]) -> bool:
+    """Whether some rank waits in a line of it."""
+    return any(kind == "rows" and any(row[3] for row in piece) for kind, piece in pieces)
 
 
 def is_prose(text: str) -> bool:
@@ -51,10 +52,8 @@ def shape(app, doctree, docname):
     for output in [part for part in doctree.findall(nodes.container) if part.get("nb_element") == "cell_code_output"]:
         for block in list(output.findall(nodes.literal_block)):
             text = block.astext()
-            if is_report(text):
-                parts = (
-                    as_table(piece) if kind == "rows" else f"<p>{escape(piece)}</p>" for kind, piece in lines_of(text)
-                )
+            if is_report(pieces := lines_of(text)):
+                parts = (as_table(piece) if kind == "rows" else f"<p>{escape(piece)}</p>" for kind, piece in pieces)
                 block.replace_self(nodes.raw("", f'<div class="report">{"".join(parts)}</div>', format="html"))
             elif max(map(len, text.split("\n"))) > MOST:
                 block["classes"].append("prose" if is_prose(text) else "wide")

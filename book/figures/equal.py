@@ -67,8 +67,7 @@ def draw_equal(
         place = max(math.log10(apart), decades[1]) if apart > 0 else decades[1]
         return y + APART * (decades[0] - place) / (decades[0] - decades[1])
 
-    x = canvas_names(canvas, left, y - 14, [name for name, _ in others], first)
-    assert x <= width
+    _draw_names(canvas, left, y - 14, [name for name, _ in others], first)
     for decade in range(decades[0], decades[1], -4):
         canvas.note(left - 8, of_difference(10.0**decade) + 4.5, f"10{_superscript(decade)}", "end")
     canvas.note(left - 8, ground + 4.5, "0", "end")
@@ -86,14 +85,13 @@ def draw_equal(
     return canvas.figure(width, ground + 28, caption)
 
 
-def canvas_names(canvas: Canvas, x: float, y: float, names: Sequence[str], first: str) -> float:
-    """The names of the runs, each behind its mark; where they end."""
+def _draw_names(canvas: Canvas, x: float, y: float, names: Sequence[str], first: str) -> None:
+    """The names of the runs, each behind its mark."""
     for name, (ink, radius) in zip(names, _MARKS, strict=False):
         canvas.bars(ink).rect(x, y - 9, 2 * radius, 2 * radius, radius=radius)
         canvas.text(x + 14, y, name)
         x += 26 + text_width(name)
     canvas.note(x, y, f"to {first}")
-    return x + text_width(f"to {first}", 12.5)
 
 
 def _superscript(number: int) -> str:

@@ -49,6 +49,11 @@ class Bar(NamedTuple):
     end: float
     marked: bool = False
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is an action of a microbatch."""
+        return self.lane != NETWORK and self.label[-1:].isdigit()
+
 
 Rows = Trace | Iterable[tuple]
 
@@ -126,7 +131,6 @@ class Step:
         self.ranks = sorted({bar.rank for bar in self.both})
         self.lanes = sorted(dict.fromkeys(bar.lane for bar in self.both), key=NETWORK.__eq__)
         self.computes = self.lanes != [NETWORK]
-        self._numbered = [bar for bar in self.bars if bar.label[-1:].isdigit() and bar.lane != NETWORK]
 
     def idle(self, rank: int) -> float:
         """The share of the step in which the first lane of a rank has no bar, but for bars that say so."""
@@ -144,8 +148,8 @@ class Step:
 
     def has_numbers(self, axis: Axis) -> bool:
         """Whether its numbered bars have room for their numbers: either all show one, or none does."""
-        inside = [bar for bar in self._numbered if axis.low <= bar.start and bar.end <= axis.high]
-        return all(_fitting(bar, axis.long(bar.end - bar.start)) for bar in inside)
+        inside = (bar for bar in self.bars if axis.low <= bar.start and bar.end <= axis.high)
+        return all(_fitting(bar, axis.long(bar.end - bar.start)) for bar in inside if bar.is_numbered)
 
     def draw(self, canvas: Canvas, axis: Axis, y: float, *, thin: bool = False, again: bool = False) -> float:
         """All lanes from height `y` on; the height below them. What leaves the axis is cut.
@@ -154,7 +158,7 @@ class Step:
             thin: low lanes without words: a step as a strip.
             again: pale bars behind its end: the next step begins.
         """
-        silent = [] if not thin and self.has_numbers(axis) else self._numbered
+        numbers = not thin and self.has_numbers(axis)
         marks, short = defaultdict(list), defaultdict(list)  # lines, by ink and height
         for rank, name in [(rank, name) for rank in self.ranks for name in self.lanes]:
             here, there = ([b for b in part if b[:2] == (rank, name)] for part in (self.bars, self.predicted))
@@ -174,7 +178,7 @@ class Step:
                     canvas.text(axis.right + IDLE, y + height / 2 + 4.5, f"{self.idle(rank):.0%}", "end")
             else:
                 canvas.note(axis.left - 9, y + tall / 2 + 4.5, name, "end")
-            _draw_bars(canvas, lane, [*zip(here, row_of, strict=True)], silent, short, marks)
+            _draw_bars(canvas, lane, [*zip(here, row_of, strict=True)], numbers, short, marks)
             for bar, row in zip(there, row_of_predicted, strict=True):
                 x, top, long = lane.box(bar.start, bar.end, row)
                 canvas.bars(KINDS[bar.kind][0]).rect(x, top + height + 1, long - 1, _TRACK, radius=1)
@@ -193,7 +197,7 @@ class Step:
 
 
 def _draw_bars(
-    canvas: Canvas, lane: _Lane, bars: list[tuple[Bar, int]], silent: list[Bar], short: dict, marks: dict
+    canvas: Canvas, lane: _Lane, bars: list[tuple[Bar, int]], numbers: bool, short: dict, marks: dict
 ) -> None:
     """The bars of a lane, each with its row; dashes for very short ones and lines below marked ones are collected."""
     axis, _, height, _ = lane
@@ -208,7 +212,7 @@ def _draw_bars(
             if text_width(bar.label, SMALLEST_PX) + 6 <= room:
                 canvas.words_on(name).text(x + 5, top + height / 2 + 3.5, bar.label)
             continue
-        fits = [] if height < 12 or bar in silent else _fitting(bar, long)
+        fits = [] if height < 12 or bar.is_numbered > numbers else _fitting(bar, long)
         if fits:
             canvas.words_on(name).text(x + long / 2, top + height / 2 + 4.5, fits[0])
         if long < 6:

@@ -1,8 +1,9 @@
 // Save a picture of a page, as SVG or PNG, as it stands now and with a line that says where it is from.
 (() => {
   const MARGIN = 14, LINE = 26; // px around the drawing, and below it for the line
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const inked = (text) => // a file has no stylesheet: each colour becomes what the page makes of it
-    text.replace(/var\((--pbh-[\w-]+),(?:[^()]|\([^()]*\))*\)/g, (_, name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+    text.replace(/var\((--pbh-[\w-]+),(?:[^()]|\([^()]*\))*\)/g, (_, name) => color(name));
 
   function drawn(figure) {
     const shown = [...figure.querySelectorAll("svg")].find((svg) => svg.checkVisibility());
@@ -19,7 +20,6 @@
     copy.setAttribute("width", width + 2 * MARGIN);
     copy.setAttribute("height", height + 2 * MARGIN + LINE);
     copy.removeAttribute("style");
-    const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const paper = `<rect x="${-MARGIN}" y="${-MARGIN}" width="100%" height="100%" fill="${color("--paper")}"/>`;
     const source = `${document.title}, ${location.protocol === "file:" ? "Parallel by Hand" : location.href.split("#")[0]}`;
     const said = new Option(source).innerHTML; // escaped

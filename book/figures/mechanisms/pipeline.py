@@ -11,6 +11,7 @@ from book.figures.canvas import Canvas
 from book.figures.player import NARROW, Beat, Player, Scene, Thing
 from book.figures.svg import text_width
 from lib.pipeline.gantt import KIND
+from lib.pipeline.lower import message_behind
 from lib.pipeline.schedules.action import Action, Op, Schedule
 from lib.pipeline.schedules.gpipe import gpipe
 from lib.pipeline.schedules.interleaved import interleaved
@@ -189,14 +190,14 @@ def _scene(timelines: Sequence[Timeline], unit: float, last: int, width: float) 
             canvas.text(0, top + ROW * rank + 17, f"rank {rank}" if width > NARROW else f"{rank}")
             long = timeline.makespan * grid.unit - 2
             canvas.rect(grid.left, top + ROW * rank, long, ROW - 6, radius=3, fill=canvas.hatched)
-    moments = []
+    frames = []
     for k in range(last + 1):
         things = {}
         for timeline, top in zip(timelines, tops, strict=True):
             things |= dict(_things(timeline, k * unit, unit, top, grid))
-        moments.append(things)
+        frames.append(things)
     times = [grid.left + k * unit * grid.unit for k in range(last + 1)]
-    return Scene(canvas, tops[-1] + ROW * ranks, moments, times)
+    return Scene(canvas, tops[-1] + ROW * ranks, frames, times)
 
 
 def _things(timeline: Timeline, now: float, unit: float, top: float, grid: _Grid) -> Iterator[tuple[str, Thing]]:
@@ -212,9 +213,9 @@ def _things(timeline: Timeline, now: float, unit: float, top: float, grid: _Grid
         box = grid.bar(top, began, now, _words(schedule, slot.action))
         yield f"{name} {slot.action}", box._replace(seen=float(slot.start < now))
     for slot in timeline.compute:
-        to = schedule.rank_of[_next_stage(slot.action)] if _goes_on(slot.action, schedule) else slot.rank
-        if to != slot.rank and slot.end <= now <= slot.end + unit:
-            y = top + ROW * (slot.rank if now == slot.end else to) + ROW / 2 - 3 - BALL / 2
+        message = message_behind(slot.action, schedule)
+        if message and slot.end <= now <= slot.end + unit:
+            y = top + ROW * (slot.rank if now == slot.end else message[0]) + ROW / 2 - 3 - BALL / 2
             place = grid.left + slot.end * grid.unit - 1 - BALL / 2, y
             seen = 1.0 if now == slot.end else 0.3
             yield f"{name} message {slot.action}", Thing(*place, BALL, BALL, "comm", "", seen, BALL / 2)
@@ -224,8 +225,7 @@ def _things(timeline: Timeline, now: float, unit: float, top: float, grid: _Grid
             box = grid.tray + grid.item * place, top + ROW * rank, grid.item - 2, ROW - 6
             words = _words(schedule, action) if grid.item > 12 else ""
             yield f"{name} kept {rank} {action}", Thing(*box, "forward", words)
-        moments = (k * unit for k in range(round(now / unit) + 1))
-        if most := max(sum(start < t < end for _, start, end in _stays(timeline, rank)) for t in moments):
+        if most := max(_kept_at(timeline, rank, k * unit) for k in range(round(now / unit) + 1)):
             frame = grid.tray - 2, top + ROW * rank - 2, grid.item * most + 2, ROW - 2
             yield f"{name} most {rank}", Thing(*frame, "outline")
         busy = sum(max(0, min(slot.end, now) - slot.start) for slot in timeline.compute if slot.rank == rank)
@@ -233,14 +233,6 @@ def _things(timeline: Timeline, now: float, unit: float, top: float, grid: _Grid
         yield f"{name} idle {rank}", Thing(*at, "plain", f"{until - busy:g}")
     head = grid.left + now * grid.unit - 1, top - 5, 2, ROW * schedule.num_ranks + 2
     yield f"{name} playhead", Thing(*head, "soft", radius=0)
-
-
-def _goes_on(action: Action, schedule: Schedule) -> bool:
-    return 0 <= _next_stage(action) < schedule.num_stages and action.op in (Op.F, Op.B)
-
-
-def _next_stage(action: Action) -> int:
-    return action.stage + (1 if action.op == Op.F else -1)
 
 
 def _stays(timeline: Timeline, rank: int) -> list[tuple[Action, float, float]]:

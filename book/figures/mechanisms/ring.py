@@ -110,12 +110,12 @@ def _beats(algorithm: str, steps: list[Moves], n: int) -> list[Beat]:
         adding = sum(step[0].adds for step in steps)
         each = len(steps) <= MOST_BEATS - 2
         for done in range(1, len(steps)) if each else [adding]:
-            told.append(Beat(f"{'Up' if done <= adding else 'Down'}", _told(steps[done - 1], n), done))
+            told.append(Beat("Up" if done <= adding else "Down", _told(steps[done - 1]), done))
     end = f"Every rank has every sum, after {len(steps)} steps. The busiest rank sent {sent[-1]:g} arrays."
     return [*told, Beat("All-gather" if algorithm == "ring" else "End", end, len(steps))]
 
 
-def _told(step: list[Moves], n: int) -> str:
+def _told(step: list[Moves]) -> str:
     """Who sends to whom in a step, and whether it is added there."""
     pairs = [f"{move.src} to {move.dst}" for move in step]
     does = "which adds it to its own" if step[0].adds else "where it replaces the old numbers"
