@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import warnings
 
 import pytest
 
@@ -286,10 +287,10 @@ def test_a_gap_breaks_the_line():
     assert "nan" not in figure.svg and "inf" not in figure.svg
 
 
-@pytest.mark.filterwarnings("error")
 def test_a_flat_curve_and_a_single_point_can_be_drawn():
     for values in ([2.0, 2.0, 2.0], [0.0, 0.0], [5.0]):
-        assert "nan" not in draw_curves({"a": values}, x="x", y="y", title="", alt="").svg
+        with warnings.catch_warnings(action="error"):  # here only: what an earlier test left open is not of this one
+            assert "nan" not in draw_curves({"a": values}, x="x", y="y", title="", alt="").svg
 
 
 def test_impossible_curves_say_so():
