@@ -21,8 +21,8 @@ HTML = """<div id="planner"><noscript><p><strong>This page computes in your brow
 
 def plain_model(shape: ModelShape) -> dict:
     """Its sizes; where Python says None, what is meant."""
-    heads, width = shape.num_kv_heads or shape.num_heads, shape.d_mlp or 4 * shape.d_model
-    return asdict(shape) | {"num_kv_heads": heads, "d_mlp": width}
+    heads = shape.num_kv_heads or shape.num_heads
+    return asdict(shape) | {"num_kv_heads": heads, "d_mlp": shape.mlp_width, "head_dim": shape.d_head}
 
 
 def plain_training(training: Training) -> dict:

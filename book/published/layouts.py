@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from book.published import LAYOUTS
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner import Cluster, Layout4D, Training, fits, step_s
 from lib.planner.training import GPUS, stack_for
 
 _SIZES = {  # Touvron et al. 2023 (Llama), table 2; the vocabulary as inferred by the collectors of the tables
-    "13B": ModelShape(5120, 40, 40, 128_000, 2048, d_mlp=13_824, llama=True, tied=False),
-    "30B": ModelShape(6656, 60, 52, 128_000, 2048, d_mlp=17_920, llama=True, tied=False),
-    "65B": ModelShape(8192, 80, 64, 128_000, 2048, d_mlp=22_016, llama=True, tied=False),
+    "13B": ModelShape(5120, 40, 40, 128_000, 2048, d_mlp=13_824, tied=False, **LLAMA),
+    "30B": ModelShape(6656, 60, 52, 128_000, 2048, d_mlp=17_920, tied=False, **LLAMA),
+    "65B": ModelShape(8192, 80, 64, 128_000, 2048, d_mlp=22_016, tied=False, **LLAMA),
 }
 
 

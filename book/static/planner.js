@@ -9,12 +9,14 @@ const oneOf = (ns) => new Intl.ListFormat("en-GB", { type: "disjunction" }).form
 
 const planner = (training, limits) => {
   const { model, device, stack, gpus, per_node: perNode, global_batch: batch } = training;
-  const { d_model: h, num_layers: layers, num_heads: heads, vocab_size: vocab, context: s, d_mlp: ffn, llama } = model;
-  const { num_kv_heads: keyHeads } = model;
+  const { d_model: h, num_layers: layers, num_heads: heads, vocab_size: vocab, context: s, d_mlp: ffn, gated } = model;
+  const { num_kv_heads: keyHeads, head_dim: headDim, biases, dropout_masks: masks } = model;
   const { recipe } = stack;
-  const kv = Math.floor((h * keyHeads) / heads);
-  const blockWeights = h * (2 * h + 2 * kv) + (llama ? 3 : 2) * h * ffn;
-  const blockParameters = blockWeights + (llama ? 2 * h : 3 * h + 2 * kv + ffn + 4 * h);
+  const queries = headDim * heads, kv = headDim * keyHeads;
+  const blockWeights = h * (2 * queries + 2 * kv + (gated ? 3 : 2) * ffn);
+  const ofQkv = queries + 2 * kv;
+  const ofBiases = { all: ofQkv + 2 * h + (gated ? 2 : 1) * ffn, qkv: ofQkv, none: 0 }[biases];
+  const blockParameters = blockWeights + ofBiases + (model.rms_norm ? 2 : 4) * h;
   const endParameters = vocab * h; // of the embedding, and as many of the head
 
   const sum = (kinds) => Object.values(kinds).reduce((a, b) => a + b, 0);
@@ -35,10 +37,10 @@ const planner = (training, limits) => {
   const activationBytes = (rows, recompute, tp, slices) => {
     const tokens = rows * s;
     if (recompute === "full") return tokens * 2 * h;
-    const outside = 8 * h + (llama ? 0 : 2 * h);
-    const inside = 4 * h + (llama ? 6 : 4) * ffn;
-    const keysAndValues = 4 * Math.max(kv / tp, h / heads);
-    const scores = recompute === "none" ? ((llama ? 2 : 5) * heads * s) / tp : 0;
+    const outside = 8 * h + (masks ? 2 * h : 0);
+    const inside = 4 * queries + (gated ? 6 : 4) * ffn;
+    const keysAndValues = 4 * Math.max(Math.floor(kv / tp), headDim);
+    const scores = recompute === "none" ? ((masks ? 5 : 2) * heads * s) / tp : 0;
     const linear = slices ? (outside + inside) / tp : outside + inside / tp;
     return tokens * (linear + keysAndValues + scores);
   };
@@ -53,7 +55,7 @@ const planner = (training, limits) => {
     const full = recompute === "full", again = recompute === "selective", fused = stack.fused_attention;
     const tokens = (rows * s) / cp;
     const matmuls = matmulS(((full ? 8 : 6) * tokens * blockWeights) / tp, tokens, h / tp);
-    const scores = ((4 * tokens * s * h) / tp) * (fused ? 0.5 : 1);
+    const scores = ((4 * tokens * s * queries) / tp) * (fused ? 0.5 : 1);
     const passes = (fused ? 3.5 : 3) + (full || (again && !fused) ? 1 : 0);
     const attention = (passes * scores) / (device.peak_flops * (fused ? stack.attention_share : stack.matmul_share));
     const linear = activationBytes(rows, "selective", tp, slices) / cp;
@@ -113,7 +115,7 @@ const planner = (training, limits) => {
     };
   };
   const mfu = (stepS) => {
-    const flops = 3 * 2 * batch * s * (layers * (blockWeights + 2 * s * h) + vocab * h);
+    const flops = 3 * 2 * batch * s * (layers * (blockWeights + 2 * s * queries) + vocab * h);
     return flops / stepS / gpus / device.peak_flops;
   };
 

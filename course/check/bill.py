@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from lib.cost import activation_bytes, state_bytes, zero_wire_bytes
 from lib.cost.bubble import bubble, kept_by
 from lib.cost.hardware import DEVICES
-from lib.cost.sizes import MODELS, RECIPES
+from lib.cost.sizes import MODELS, RECIPES, ModelShape
 from lib.layout import Layout
 
 ALL_HOLD = "all conditions hold"
 _MODEL, _RECIPE, _SENT_AS = MODELS["70B"], RECIPES["mixed Adam"], 2  # bytes of an element that is sent
-_AS_GPT = replace(_MODEL, llama=False, num_kv_heads=None, d_mlp=None)  # for the activations of the task
+_AS_GPT = ModelShape(
+    _MODEL.d_model, _MODEL.num_layers, _MODEL.num_heads, _MODEL.vocab_size, _MODEL.context
+)  # for the activations of the task
 _GPUS, _PER_NODE, _SEQUENCES = 64, 8, 64
 _MOST_BYTES, _MOST_BUBBLE, _MOST_SENT_BYTES = 0.9 * DEVICES["H100 80 GB"].memory_bytes, 0.1, 12e9
 _KEPT = {  # microbatches that the first rank keeps; only schedules with closed forms

@@ -6,7 +6,7 @@ import operator
 from dataclasses import replace
 from typing import Any
 
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner import Cluster, Layout4D, Training, fits, memory_bytes
 from lib.planner.search import layout_text
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
@@ -60,7 +60,7 @@ def binds(training: Training, layout: Layout4D) -> tuple[str, str]:
 def broken_layouts() -> list[tuple[Training, Layout4D]]:
     """The six of exercise 14.3: a training, and a layout that is refused."""
     models = {  # Touvron et al. 2023 (Llama), table 2; Llama 2's 70B with shorter sequences
-        "30B": ModelShape(6656, 60, 52, 32_000, 2048, d_mlp=17_920, llama=True, tied=False),
+        "30B": ModelShape(6656, 60, 52, 32_000, 2048, d_mlp=17_920, tied=False, **LLAMA),
         "70B": replace(PRESET_MODELS["llama-70b"], context=2048),
     }
 

@@ -175,9 +175,9 @@ def block_calls(
     calls = Counter({(kind, x): times for kind, times in block_collectives(recompute, **how).items()})
     heads = shape.num_kv_heads or shape.num_heads
     if heads < tp:
-        of_heads = 2 * heads * (shape.d_model // shape.num_heads) * itemsize
+        of_heads = 2 * heads * shape.d_head * itemsize
         calls += Counter(
-            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(not shape.llama)}
+            {("all_reduce", of_heads * shape.d_model): 1, ("all_reduce", of_heads): int(shape.biases != "none")}
         )
     return calls
 

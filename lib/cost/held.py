@@ -52,11 +52,11 @@ def activation_bytes(
     Source: Korthikanti et al. 2022, table 2; for a Llama block the same count.
     """
     tokens, h = rows * shape.context, shape.d_model
-    norms_and_inputs, masks = 8 * h, 0 if shape.llama else 2 * h
-    whole, inside = norms_and_inputs + masks, 2 * h + (6 if shape.llama else 4) * shape.mlp_width
+    norms_and_inputs, masks = 8 * h, 2 * h if shape.dropout_masks else 0
+    whole, inside = norms_and_inputs + masks, 2 * shape.d_q + (6 if shape.gated else 4) * shape.mlp_width
     if sequence_parallel:
         whole, inside = 0, whole + inside
-    matrix = (2 if shape.llama else 5) * shape.num_heads * shape.context / tp
+    matrix = (5 if shape.dropout_masks else 2) * shape.num_heads * shape.context / tp
     linear = whole + inside / tp + 2 * qkv_width(shape, tp)
     kept = {"none": linear + matrix, "selective": linear, "full": 2 * h}
     return tokens * kept[check_recompute(recompute)]
@@ -103,10 +103,10 @@ def block_saved_bytes(
     tokens = rows * shape.context
     mine = tokens // tp if sequence_parallel else tokens  # between the parallel layers
     norms_and_masks = 2 * mine * (_norm_bytes(shape, itemsize) + (itemsize * h if dropout else 0))
-    if shape.llama and itemsize < wide:  # the input of the block; its norm keeps a wider copy
+    if shape.rms_norm and itemsize < wide:  # the input of the block; its norm keeps a wider copy
         norms_and_masks += itemsize * mine * h
     into_columns = (mine if regather else tokens) * 2 * h
-    into_rows = tokens * (h + (4 if shape.llama else 2) * shape.mlp_width) // tp
+    into_rows = tokens * (h + (4 if shape.gated else 2) * shape.mlp_width) // tp
     kept = norms_and_masks + itemsize * (into_columns + into_rows)
     qkv = itemsize * tokens * qkv_width(shape, tp)
     if dropout or not fused:
@@ -114,14 +114,14 @@ def block_saved_bytes(
         attention = wide * tokens * (copies + (3 if dropout else 1) * heads * shape.context) // tp
     else:
         attention = qkv + wide * tokens * heads // tp
-    attention += wide * shape.context * h // heads if shape.llama else 0
+    attention += wide * shape.context * h // heads if shape.rotary else 0
     of = {"none": kept + attention, "selective": kept + qkv, "full": itemsize * mine * h}
     return of[check_recompute(recompute)]
 
 
 def _norm_bytes(shape: ModelShape, itemsize: int) -> int:
     """Per token: input and two statistics; for RMSNorm input, normalised input and a root, in float32 at least."""
-    return max(itemsize, 4) * (2 * shape.d_model + 1) if shape.llama else itemsize * (shape.d_model + 2)
+    return max(itemsize, 4) * (2 * shape.d_model + 1) if shape.rms_norm else itemsize * (shape.d_model + 2)
 
 
 def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompute: bool = False) -> int:
@@ -134,5 +134,5 @@ def gpt_saved_bytes(shape: ModelShape, rows: int, *, fused: bool = True, recompu
     tokens = rows * shape.context
     blocks = shape.num_layers * block_saved_bytes(shape, rows, "full" if recompute else "none", fused=fused)
     head = tokens * (_norm_bytes(shape, 4) + 4 * shape.d_model + 4 * shape.vocab_size)  # and log-probabilities
-    positions = 0 if shape.llama else shape.context
+    positions = 0 if shape.rotary else shape.context
     return blocks + head + 8 * (2 * tokens + positions + 2)  # tokens, targets; loss and its weight, count of tokens

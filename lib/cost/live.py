@@ -60,7 +60,7 @@ class LiveGPT:
     ) -> None:
         self.live, self.seen, self.made = 0, seen, made
         self.shape, self.itemsize, self.tp = shape, itemsize, tp
-        self.slices, self.tied, self.llama = sequence_parallel, tied, shape.llama
+        self.slices, self.tied, self.is_llama = sequence_parallel, tied, shape.gated
         self.tokens = rows * shape.context
         self.copied = rows > 1  # a gather along dim 1 needs no copy if dim 0 has one sequence
         self.wide = self.tokens * max(itemsize, 4)  # one value per token, in float32 at least
@@ -145,7 +145,7 @@ class LiveGPT:
     def norm(self, x: Buffer, weights: list[Weight]) -> tuple:
         """A LayerNorm saves means and deviations; an RMSNorm reciprocal roots, and its normalised input."""
         size, of_token = self.between, self.between // self.shape.d_model
-        if not self.llama:
+        if not self.is_llama:
             return self.new(size), self.node(size, x, self.new(2 * of_token), weights=weights)
         normalise = self.node(size, x, self.new(of_token), weights=weights, brief=3 * size)
         return self.new(size), normalise, self.node(size, self.new(size), brief=size)
@@ -208,7 +208,7 @@ class LiveGPT:
 
     def block(self, x: Buffer, layer: int) -> tuple:
         norm1, qkv, out, norm2, up, down = block_layers(self.shape, layer, self.tp)
-        gate_and_up = 2 * self.mlp if self.llama else self.mlp
+        gate_and_up = 2 * self.mlp if self.is_llama else self.mlp
         attention = (self.norm, norm1), (self.column, self.qkv, qkv), (self.attention,), (self.row, *out)
         mlp = (self.norm, norm2), (self.column, gate_and_up, up), (self.activation,), (self.row, *down)
         return self.chain(x, (self.residual, *attention), (self.residual, *mlp))
@@ -217,7 +217,7 @@ class LiveGPT:
         """Saves queries, keys and values, its output, and an element per token and head."""
         size, turned = self.qkv, (self.qkv + self.x // self.tp) // 2  # queries and keys, which a Llama rotates
         backwards, saved = [self.node(size)], qkv  # in the end three gradients are concatenated
-        if self.llama:
+        if self.is_llama:
             angles = self.new(self.shape.context * self.shape.d_model // self.shape.num_heads * max(self.itemsize, 4))
             saved = self.new(size)
             self.new(turned)
@@ -231,7 +231,7 @@ class LiveGPT:
 
     def activation(self, up: Buffer) -> tuple:
         """GELU; or silu(gate) · up, with the gradients of both concatenated in the end."""
-        if not self.llama:
+        if not self.is_llama:
             return self.new(self.mlp), self.node(self.mlp, up)
         size, silu = self.mlp, self.new(self.mlp)
         of_product = lambda _, silu=silu: ((self.new(size), self.new(size)), [], None)  # noqa: E731

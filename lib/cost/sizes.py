@@ -10,7 +10,7 @@ ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 BUCKET_BYTES = 4 * 2**20  # of gradients, unless a run asks for another size
@@ -24,9 +24,18 @@ class ModelShape:
         d_model, num_layers, num_heads, vocab_size, context: h, l, a, V, s.
         num_kv_heads: heads of keys and values; None means `num_heads`.
         d_mlp: width inside the MLP; None means 4h.
-        llama: no biases, three MLP matrices (gated) instead of two, positions without parameters (Touvron et al.
-            2023, section 2.2). False: as GPT-2.
+        head_dim: width of a head; None means h/a. Elsewhere queries and the output of attention are not h wide.
+        gated: three MLP matrices instead of two.
+        biases: of `all` linear layers, of `qkv`, or of `none`.
+        rms_norm: norms with one vector instead of two.
+        rotary: positions without parameters.
+        dropout_masks: kept with the activations.
         tied: the head uses the token embedding's weight.
+
+    The defaults are those of GPT-2; `LLAMA` has those of Touvron et al. 2023, section 2.2.
+
+    Raises:
+        ValueError: heads that do not fit together, or biases of something else.
     """
 
     d_model: int
@@ -36,18 +45,49 @@ class ModelShape:
     context: int
     num_kv_heads: int | None = None
     d_mlp: int | None = None
-    llama: bool = False
+    head_dim: int | None = None
+    gated: bool = False
+    biases: str = "all"
+    rms_norm: bool = False
+    rotary: bool = False
+    dropout_masks: bool = True
     tied: bool = True
+
+    def __post_init__(self) -> None:
+        if self.biases not in BIASES:
+            raise ValueError(f"biases={self.biases!r} must be one of {', '.join(BIASES)}")
+        if self.head_dim is None and self.d_model % self.num_heads:
+            raise ValueError(
+                f"{self.num_heads} heads do not divide a width of {self.d_model}; use a number that does, or give "
+                "the width of a head"
+            )
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_kv_heads} heads of keys and values do not divide {self.num_heads} heads; use a number "
+                "that does"
+            )
 
     @classmethod
     def of(cls, config: Any) -> ModelShape:
         """The shape of a `lib.model.GPTConfig`."""
-        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+        sizes = "d_model num_layers num_heads vocab_size context num_kv_heads d_mlp tied".split()
+        kind = LLAMA if config.llama else {}
+        return cls(**{name: getattr(config, name) for name in sizes}, **kind)
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def d_q(self) -> int:
+        """Width of all queries, and of what attention returns: h, unless heads have a width of their own."""
+        return self.d_head * self.num_heads
 
     @property
     def d_kv(self) -> int:
-        """Width of all keys, and of all values: h, less where query heads share them."""
-        return self.d_model * (self.num_kv_heads or self.num_heads) // self.num_heads
+        """Width of all keys, and of all values: that of the queries, less where query heads share them."""
+        return self.d_head * (self.num_kv_heads or self.num_heads)
 
     @property
     def mlp_width(self) -> int:
@@ -57,35 +97,38 @@ class ModelShape:
     @property
     def num_block_weights(self) -> int:
         """Elements of the matrices of one block: 12h² for a GPT."""
-        h = self.d_model
-        return h * (2 * h + 2 * self.d_kv) + (3 if self.llama else 2) * h * self.mlp_width
+        attention = 2 * self.d_q + 2 * self.d_kv
+        return self.d_model * (attention + (3 if self.gated else 2) * self.mlp_width)
 
     @property
     def num_block_parameters(self) -> int:
         """Parameters of one block: 12h² + 13h for a GPT."""
-        h = self.d_model
-        biases = 0 if self.llama else 3 * h + 2 * self.d_kv + self.mlp_width
+        qkv = self.d_q + 2 * self.d_kv
+        rest = 2 * self.d_model + (2 if self.gated else 1) * self.mlp_width
+        biases = {"all": qkv + rest, "qkv": qkv, "none": 0}[self.biases]
         return self.num_block_weights + biases + 2 * self._norm
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the full model, a tied weight counted once."""
         tokens = self.vocab_size * self.d_model
-        embed = tokens + (0 if self.llama else self.context * self.d_model)
+        embed = tokens + (0 if self.rotary else self.context * self.d_model)
         return embed + self.num_layers * self.num_block_parameters + self._norm + (0 if self.tied else tokens)
 
     @property
     def _norm(self) -> int:
-        return self.d_model if self.llama else 2 * self.d_model
+        return self.d_model if self.rms_norm else 2 * self.d_model
 
 
-_LLAMA2 = {"vocab_size": 32_000, "context": 4096, "llama": True, "tied": False}
+BIASES = ("all", "qkv", "none")
+LLAMA = {"gated": True, "biases": "none", "rms_norm": True, "rotary": True, "dropout_masks": False}
+_LLAMA2 = {"vocab_size": 32_000, "context": 4096, "tied": False} | LLAMA
 MODELS = {  # Touvron et al. 2023 (Llama 2); Brown et al. 2020 (GPT-3), table 2.1; Llama 3 2024, table 3
     "7B": ModelShape(4096, 32, 32, d_mlp=11_008, **_LLAMA2),
     "13B": ModelShape(5120, 40, 40, d_mlp=13_824, **_LLAMA2),
     "70B": ModelShape(8192, 80, 64, num_kv_heads=8, d_mlp=28_672, **_LLAMA2),
     "175B": ModelShape(12_288, 96, 96, vocab_size=50_257, context=2048),
-    "405B": ModelShape(16_384, 126, 128, 128_256, 8192, num_kv_heads=8, d_mlp=53_248, llama=True, tied=False),
+    "405B": ModelShape(16_384, 126, 128, 128_256, 8192, num_kv_heads=8, d_mlp=53_248, tied=False, **LLAMA),
 }
 
 
@@ -134,14 +177,14 @@ class Weight(NamedTuple):
 def embed_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
     """V/t · h of the tokens (vocabulary-parallel); s · h of the positions of a GPT-2."""
     h = shape.d_model
-    positions = [] if shape.llama else [Weight("embed.position.weight", shape.context * h, True)]
+    positions = [] if shape.rotary else [Weight("embed.position.weight", shape.context * h, True)]
     return [Weight("embed.token.weight", shape.vocab_size // tp * h), *positions]
 
 
 def block_layers(shape: ModelShape, layer: int, tp: int = 1) -> list[list[Weight]]:
     """Weights of one block, by layers. Without grouped keys: 12h²/t + 13h, less for the biases that t divides."""
     h, qkv, mlp = shape.d_model, qkv_width(shape, tp), shape.mlp_width // tp
-    up = 2 * mlp if shape.llama else mlp  # with the gate
+    up = 2 * mlp if shape.gated else mlp  # with the gate
     attention = ("attention.qkv", qkv * h, qkv, "weight, bias"), ("attention.out", h * h // tp, h, "weight")
     mlp = ("mlp.up", up * h, up, "weight, bias"), ("mlp.down", h * mlp, h, "weight")
     sizes = ("norm1", h, h), *attention, ("norm2", h, h), *mlp
@@ -151,7 +194,7 @@ def block_layers(shape: ModelShape, layer: int, tp: int = 1) -> list[list[Weight
 def _layer(shape: ModelShape, name: str, weight: int, bias: int, cut: str = "") -> list[Weight]:
     """The weight of a layer, and its bias in a GPT-2; `cut` names the sharded tensors."""
     both = [Weight(f"{name}.{what}", size, what not in cut) for what, size in (("weight", weight), ("bias", bias))]
-    return both[:1] if shape.llama else both
+    return both[:1] if shape.biases == "none" else both
 
 
 def head_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
@@ -163,7 +206,7 @@ def head_weights(shape: ModelShape, tp: int = 1) -> list[Weight]:
 
 def qkv_width(shape: ModelShape, tp: int = 1) -> int:
     """Width of queries, keys and values of the heads of a rank: 3h/t; grouped keys and values have at least one."""
-    return shape.d_model // tp + 2 * max(shape.d_kv // tp, shape.d_model // shape.num_heads)
+    return shape.d_q // tp + 2 * max(shape.d_kv // tp, shape.d_head)
 
 
 def bucket_shares(sizes_bytes: list[int], bucket_bytes: int) -> list[range]:
@@ -191,7 +234,7 @@ def forward_flops(shape: ModelShape, rows: int) -> int:
 
     Source: Korthikanti et al. 2022, appendix A.
     """
-    block = shape.num_block_weights + 2 * shape.context * shape.d_model
+    block = shape.num_block_weights + 2 * shape.context * shape.d_q
     head = shape.vocab_size * shape.d_model
     return 2 * rows * shape.context * (shape.num_layers * block + head)
 
@@ -207,7 +250,7 @@ def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
     tokens, forward = rows * shape.context, forward_flops(shape, rows)
     again = {
         "none": 0,
-        "selective": 4 * tokens * shape.context * shape.d_model * shape.num_layers,  # both matmuls of attention
+        "selective": 4 * tokens * shape.context * shape.d_q * shape.num_layers,  # both matmuls of attention
         "full": forward - 2 * tokens * shape.vocab_size * shape.d_model,  # the layers, not the head
     }
     return 3 * forward + again[check_recompute(recompute)]

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import replace
 
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner.rows import predict, read_rows
 from lib.planner.search import Choices, best_layouts
 from lib.planner.text import layouts_json, layouts_text, rows_json, rows_text
@@ -82,12 +82,7 @@ def _model(args: argparse.Namespace) -> ModelShape:
     missing = [f"--{name}" for name, field in SIZES.items() if field not in given] + ([] if args.seq else ["--seq"])
     if missing:
         raise ValueError(f"give --model, or all its numbers; missing: {', '.join(missing)}")
-    shape = ModelShape(context=args.seq, llama=args.gated, tied=not args.gated, **given)
-    kv_heads = shape.num_kv_heads or shape.num_heads
-    for name, heads, whole in (("heads", shape.num_heads, shape.d_model), ("kv-heads", kv_heads, shape.num_heads)):
-        if whole % heads:
-            raise ValueError(f"--{name} {heads} does not divide {whole}; use a number that does")
-    return shape
+    return ModelShape(context=args.seq, tied=not args.gated, **(LLAMA if args.gated else {}), **given)
 
 
 def _positive(args: argparse.Namespace, name: str) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner.seconds import Seconds, step_s
 from lib.planner.training import GPUS, Cluster, Layout4D, Training, known, stack_for
 
@@ -64,7 +64,7 @@ def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     gated, slices = bool(row.get("gated")), bool(row.get("sequence_parallel")) and row["tp"] > 1
     sizes = (row[name] for name in ("hidden", "layers", "heads", "vocab", "seq"))
     inside = row.get("kv_heads") or row["heads"], row.get("ffn") or 4 * row["hidden"]
-    model = ModelShape(*sizes, *inside, llama=gated, tied=not gated)
+    model = ModelShape(*sizes, *inside, tied=not gated, **(LLAMA if gated else {}))
     axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"], row["microbatch"], row.get("interleave", 1)
     layout = Layout4D(*axes, zero, slices, row.get("recompute", "none"), row.get("schedule", "1f1b"))
     cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))

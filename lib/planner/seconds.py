@@ -130,12 +130,14 @@ def block_s(
 ) -> tuple[float, float, float, float, float]:
     """A block and microbatch, forward and backward: matmuls, attention, memory, sums over tp, gathers over cp."""
     model, stack, device = training.model, training.stack, training.cluster.device
-    s, h, full = model.context, model.d_model, recompute == "full"
+    s, full = model.context, recompute == "full"
     tokens = rows * s / cp
-    matmuls = matmul_s(training, (8 if full else 6) * tokens * model.num_block_weights / tp, tokens, h / tp)
+    matmuls = matmul_s(
+        training, (8 if full else 6) * tokens * model.num_block_weights / tp, tokens, model.d_model / tp
+    )
 
     fused = stack.fused_attention
-    scores = 4 * tokens * s * h / tp * (0.5 if fused else 1)
+    scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)
     passes = (3.5 if fused else 3) + (1 if full or (recompute == "selective" and not fused) else 0)
     attention = passes * scores / (device.peak_flops * (stack.attention_share if fused else stack.matmul_share))
 
@@ -147,7 +149,7 @@ def block_s(
         moved += 2 * matrix
     memory = moved / (stack.memory_share * device.memory_Bps)
 
-    sums = (6 if full else 4) * wire_bytes("all_reduce", 2 * tokens * h, tp)
+    sums = (6 if full else 4) * wire_bytes("all_reduce", 2 * tokens * model.d_model, tp)
     outside = tp > training.cluster.per_node  # overlap with matmuls works only inside a node, on small messages
     share, exposed = (stack.message_share, 1.0) if outside else (None, stack.exposed_tp)
     over_tp = exposed * sums / training.cluster.bandwidth(stack, tp, 1, share)

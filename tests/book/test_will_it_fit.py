@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from lib.cost.sizes import ModelShape, Recipe
+from lib.cost.sizes import BIASES, ModelShape, Recipe
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
 from lib.planner.search import all_layouts, why_slower
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
@@ -45,7 +45,12 @@ def some_model(rng: random.Random) -> ModelShape:
         context,
         num_kv_heads=rng.choice([None, *(n for n in (1, 2, 4, 8) if heads % n == 0)]),
         d_mlp=rng.choice((None, 11_008, 14_336)),
-        llama=rng.random() < 0.5,
+        head_dim=rng.choice((None, None, 96, 256)),
+        gated=rng.random() < 0.5,
+        biases=rng.choice(BIASES),
+        rms_norm=rng.random() < 0.5,
+        rotary=rng.random() < 0.5,
+        dropout_masks=rng.random() < 0.5,
         tied=rng.random() < 0.5,
     )
 

@@ -366,7 +366,7 @@ BAD = {
     "numbers are missing": (["--hidden", "4096", "--gpus", "8"], "missing: --layers, --heads, --vocab, --seq"),
     "heads": (
         "--hidden 4096 --layers 8 --heads 30 --vocab 1000 --seq 128 --gpus 8".split(),
-        "--heads 30 does not divide 4096",
+        "30 heads do not divide a width of 4096",
     ),
     "too small": (["--model", "llama-405b", "--gpus", "8"], "nothing fits: the smallest layout"),
     "gigabits": (["--model", "llama-7b", "--gpus", "8", "--memory", "80Gb"], "are gigabits, 10 gigabytes"),
