@@ -7,12 +7,14 @@ without a script. The script of the switch, which opens all code at once, comes 
 """
 
 import re
+from html import escape
 
 from docutils import nodes
 
 from lib.lab.claims import BUSY
 
 TITLE = re.compile(r"\A#@title (.*)\n")
+MEANING = re.compile(r"\A# ((?:Measured|Modelled|Emulated): .*)\n")  # of all claims of a cell, in a sentence
 CLAIM = re.compile(
     r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|busy|bad)">(.*?)</td></tr>', re.DOTALL
 )
@@ -33,13 +35,15 @@ def depart_folded(self, node):
     self.body.append("</details>\n")
 
 
-def say_measured(html: str) -> str:
-    """The line for the claims in a cell's output; empty if there are none."""
+def say_measured(html: str, meaning: str = "") -> str:
+    """The line for the claims in a cell's output, with the sentence that they prove; empty if there are none."""
     rows = CLAIM.findall(html)
     hold, busy = (sum(kind == one for *_, kind, _ in rows) for one in ("ok", "busy"))
     if not rows:
         return ""
-    if len(rows) > 1 or not hold:
+    if meaning and hold + busy == len(rows):
+        said = escape(meaning) + f' <span class="claim">· {busy} {BUSY}</span>' * bool(busy)
+    elif len(rows) > 1 or not hold:
         said = f"{hold} of {len(rows)} hold" + f", {busy} {BUSY}" * bool(busy)
     else:
         ((claim, predicted, measured, _, verdict),) = rows
@@ -59,11 +63,12 @@ def fold_cell(cell: nodes.container) -> None:
     if not title:
         return
     block.rawsource = TITLE.sub("", block.astext())
+    meaning = MEANING.match(block.rawsource)
     block.children = [nodes.Text(block.rawsource)]
     code = Folded("", source, line=title[1], classes=["folded", "code"])
     outputs = [output] if output else []
     html = "".join(raw.astext() for raw in output.findall(nodes.raw)) if output else ""
-    if "tag_evidence" in cell["classes"] and (line := say_measured(html)):
+    if "tag_evidence" in cell["classes"] and (line := say_measured(html, meaning[1] if meaning else "")):
         is_open = "tag_open" in cell["classes"]
         cell.children = []
         cell += Folded("", *outputs, code, line=line, open=is_open, classes=["folded", "evidence"])

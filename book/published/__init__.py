@@ -6,4 +6,6 @@ Must never be known by a planner: it would predict what it was given.
 
 from pathlib import Path
 
-RUNS, LAYOUTS = (Path(__file__).with_name(name) for name in ("runs.json", "layouts_a100.json"))
+RUNS, LAYOUTS, H100_ROWS = (
+    Path(__file__).with_name(name) for name in ("runs.json", "layouts_a100.json", "h100.json")
+)

@@ -1,0 +1,154 @@
+"""Our run so far: Llama 2 70B on 64 H100, with the techniques of the chapters up to here.
+
+The problem: every chapter improves something, and a reader loses sight of what for. The idea: one run goes through the
+book. Each chapter opens with what the run has, and ends with what it has gained. All numbers are those of `lib.planner`
+when the page is built: modelled, not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from book.figures.canvas import Canvas
+from book.figures.svg import NARROW, Figure, color, drawn_twice, num
+from lib.planner import Cluster, Layout4D, Training, memory_bytes, step_s
+from lib.planner.training import GPUS, PRESET_MODELS, stack_for
+
+RUN = Training(
+    PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), global_batch=1024
+)
+
+
+@dataclass(frozen=True)
+class Station:
+    """What the run has after a chapter.
+
+    Args:
+        words: the layout, as one would say it.
+        keeps_all: whether the first rank keeps every microbatch of a step, as under GPipe.
+    """
+
+    words: str
+    layout: Layout4D
+    keeps_all: bool = False
+
+    @property
+    def memory_bytes(self) -> float:
+        """On the GPU with the highest peak."""
+        held = memory_bytes(RUN, self.layout)
+        more = self.layout.microbatches(RUN.global_batch) / self.layout.pp if self.keeps_all else 1
+        return held.total + (more - 1) * held.activations
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= RUN.room_bytes
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of a step, if there is room for it: computing, waiting for messages, idle in the bubble."""
+        parts = step_s(RUN, self.layout)
+        waits = parts.tp + parts.cp + parts.pp + parts.dp
+        return {"computes": parts.total - waits - parts.bubble, "waits": waits, "idles": parts.bubble}
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+_TP8 = Layout4D(tp=8, cp=1, pp=1, dp=8)
+_PIPELINE = Layout4D(tp=4, cp=1, pp=4, dp=4, sequence_parallel=True)
+STATIONS = {  # by the chapter after which the run is like this
+    3: Station("64 copies of the model", Layout4D(1, 1, 1, 64, zero=0)),
+    4: Station("ZeRO-2 over 64 GPUs", Layout4D(1, 1, 1, 64, zero=2)),
+    5: Station("ZeRO-3 over 64 GPUs, all blocks recomputed", Layout4D(1, 1, 1, 64, zero=3, recompute="full")),
+    6: Station("tensor parallel in a node, ZeRO-1 over 8 nodes", _TP8),
+    7: Station("tensor and sequence parallel in a node", _TP8._replace(sequence_parallel=True)),
+    8: Station("4 stages of 4 GPUs, GPipe", _PIPELINE, keeps_all=True),
+    9: Station("4 stages of 4 GPUs, 1F1B", _PIPELINE),
+    11: Station("4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)),
+    12: Station("4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
+}
+MOST_S = 90.0  # at the end of the axis
+MODELLED = "Modelled by lib.planner: Llama 2 70B on 64 H100, 1,024 sequences of 4,096 tokens in a step."
+
+
+@drawn_twice
+def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figure:
+    """The run after a chapter: memory of the GPU with the highest peak, and the seconds of a step.
+
+    Args:
+        after: number of the chapter.
+        since: number of an earlier chapter, to compare with.
+    """
+    now, was, limit = STATIONS[after], STATIONS.get(since), RUN.room_bytes
+    said = f"{_gb(now.memory_bytes)} on the fullest GPU, {now.step_s:.1f} seconds per step"
+    before = f"; before, {_gb(was.memory_bytes)} and {was.step_s:.1f} seconds" if was else ""
+    canvas = Canvas(f"Our run, {now.words}: {said}{before}.")
+    legend = [("forward", "computes"), ("comm", "waits for messages"), ("idle", "idles")]
+    if was:
+        legend.append(("track", "before this chapter"))
+    y = canvas.head(f"{'Our run now' if was else 'Our run so far'}: {now.words}", legend, 0, width) + 12
+
+    axis = _Axis(canvas, *((92.0, width - 176) if width > NARROW else (0.0, width)), width)
+    line = axis.at(limit / (2 * limit))
+    top = axis.name(y, "fullest GPU", _memory_words(now, was, limit))
+    axis.bar(top, {"param": now.memory_bytes / (2 * limit)}, was and was.memory_bytes / (2 * limit))
+    canvas.path(f"M{num(line)} {num(top - 5)}V{num(top + 32)}", stroke=color("text"), stroke_width=1.5)
+    canvas.note(line + 5, top + 43, f"an H100 has {_gb(limit)}")
+    top = axis.name(top + 56, "a step", _step_words(now, was))
+    parts = {INKS[kind]: value / MOST_S for kind, value in now.seconds.items()}
+    axis.bar(top, parts, was and was.step_s / MOST_S)
+    return canvas.figure(width, top + 34, MODELLED)
+
+
+INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
+TORN = 5, 14, 19  # pixels from the end of a bar that goes on
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Bars from `left` to `right`, in fractions of their axis; what is longer has a torn end."""
+
+    canvas: Canvas
+    left: float
+    right: float
+    width: float
+
+    def at(self, fraction: float) -> float:
+        return self.left + (self.right - self.left) * min(fraction, 1)
+
+    def name(self, y: float, name: str, words: str) -> float:
+        """What a bar shows; returns the top of the bar, below its words on a phone and beside them elsewhere."""
+        top = y if self.left else y + 18
+        self.canvas.text(0, top + 16 if self.left else y + 11, name)
+        self.canvas.text(self.width, top + 16 if self.left else y + 11, words, "end", font_weight=650)
+        return top
+
+    def bar(self, top: float, parts: dict[str, float], before: float | None) -> None:
+        start = 0.0
+        for ink, fraction in parts.items():
+            x, end = self.at(start), self.at(start + fraction)
+            start += fraction
+            if ink == "idle":
+                self.canvas.rect(x, top, end - x, 22, fill=self.canvas.hatched, stroke=color("rule"))
+                continue
+            self.canvas.bars(ink).rect(x, top, end - x - (TORN[-1] if start > 1 else 0), 22)
+            for back in TORN[:-1] if start > 1 else ():
+                self.canvas.bars(ink).rect(end - back, top, 5, 22)
+        if before:
+            self.canvas.rect(self.left, top + 26, self.at(before) - self.left, 5, radius=1, fill=color("soft"))
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.0f} GB"
+
+
+def _memory_words(now: Station, was: Station | None, limit: float) -> str:
+    if not now.fits:
+        return f"{_gb(now.memory_bytes)}, too much"
+    return f"{_gb(now.memory_bytes)}, it fits" + ("" if was is None or was.fits else " now")
+
+
+def _step_words(now: Station, was: Station | None) -> str:
+    words = f"{now.step_s:.1f} s" + ("" if now.fits else " if it fitted")
+    return words if was is None else f"{words} ({now.step_s - was.step_s:+.1f})".replace("-", "−")
