@@ -24,7 +24,7 @@ SOURCE = "\n".join(
         cell('claim("one", 1, 1)\n', "evidence"),
         cell('claim("one", 1, 1)\nclaim("two", 2, two)\n', "evidence, open"),
         "## Going deeper\n\nMore.\n\n### Further\n",
-        cell('claim("three", 3, 1 + two)\n', "evidence"),
+        cell('# Measured: three is three.\nclaim("three", 3, 1 + two)\n', "evidence"),
     ]
 )
 
@@ -104,6 +104,20 @@ def test_the_line_says_what_was_measured(rows, said):
     assert BeautifulSoup(line, "html.parser").get_text() == said
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([EXACT], "✓ Measured: 4 < 5."),
+        ([EXACT, EXACT], "✓ Measured: 4 < 5."),
+        ([EXACT, LATE], "– Measured: 4 < 5. · 1 not measured here: the machine was busy"),
+        ([EXACT, BROKEN], "✗ 1 of 2 hold"),
+    ],
+)
+def test_a_sentence_says_what_all_claims_of_a_cell_mean(rows, said):
+    line = cells.say_measured(claims(*rows), "Measured: 4 < 5.")
+    assert BeautifulSoup(line, "html.parser").get_text() == said
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The page of SOURCE as it is built, and one without cells of a kind."""
@@ -156,6 +170,7 @@ def test_each_kind_is_folded_in_its_way(site):
     assert code.summary.get_text() == "How this was measured" and 'claim("one"' in code.get_text()
     assert two.details.has_attr("open") and not two.details.select_one("details.code").has_attr("open")
     assert "#@title" not in page.get_text()
+    assert deeper.summary.get_text() == "✓ Measured: three is three."
     assert deeper.find_parent("details", class_="deeper").summary.get_text() == cells.DEEPER_LINE
     assert not deeper.find_parent("details", class_="deeper").has_attr("open")
 

@@ -1,0 +1,46 @@
+"""The run that goes through the book: its road is the one that the chapters tell, and its picture shows it to scale."""
+
+from itertools import pairwise
+
+import pytest
+
+from book.figures.our_run import RUN, STATIONS, our_run
+from lib.planner import best_layouts, memory_bytes, step_s
+from tests.book.drawn import check_words, texts
+
+
+def test_what_the_chapters_tell():
+    """Each sentence of the text that orders two stations stands here as well."""
+    fits = {chapter: one.fits for chapter, one in STATIONS.items()}
+    assert fits == {3: False, 4: False, 5: True, 6: False, 7: True, 8: False, 9: True, 11: True, 12: True}
+    assert STATIONS[3].memory_bytes > STATIONS[4].memory_bytes > STATIONS[5].memory_bytes
+    road = [STATIONS[chapter].step_s for chapter in (5, 6, 7, 9, 11, 12)]
+    assert all(after < before for before, after in pairwise(road)), road
+    assert STATIONS[12].step_s >= best_layouts(RUN, best=1)[0].seconds.total * 0.98, "the planner's own is no slower"
+
+
+def test_numbers_are_those_of_the_planner():
+    for one in STATIONS.values():
+        assert one.step_s == pytest.approx(step_s(RUN, one.layout).total)
+        if not one.keeps_all:
+            assert one.memory_bytes == memory_bytes(RUN, one.layout).total
+    gpipe, after = STATIONS[8], STATIONS[9]
+    kept = memory_bytes(RUN, after.layout).activations
+    m, in_flight = 1024 // 4, 4
+    assert gpipe.memory_bytes - after.memory_bytes == pytest.approx((m / in_flight - 1) * kept)
+
+
+@pytest.mark.parametrize("after", STATIONS)
+def test_its_picture(after):
+    figure = our_run(after)
+    said = " ".join(texts(figure))
+    assert f"{STATIONS[after].memory_bytes / 1e9:,.0f} GB" in said and f"{STATIONS[after].step_s:.1f} s" in said
+    assert ("it fits" in said) == STATIONS[after].fits and "before this chapter" not in said
+    assert STATIONS[after].words in figure.alt
+    check_words(figure.svg)
+
+
+def test_it_is_compared_with_an_earlier_one():
+    said, change = " ".join(texts(our_run(6, since=5))), STATIONS[6].step_s - STATIONS[5].step_s
+    assert "before this chapter" in said and "too much" in said and f"(−{-change:.1f})" in said
+    assert "it fits now" in " ".join(texts(our_run(7, since=6)))
