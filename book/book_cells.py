@@ -14,7 +14,8 @@ from docutils import nodes
 from lib.lab.claims import BUSY
 
 TITLE = re.compile(r"\A#@title (.*)\n")
-MEANING = re.compile(r"\A# ((?:Measured|Modelled|Emulated): .*)\n")  # of all claims of a cell, in a sentence
+# The comment at the top of a cell that says what its claims mean.
+MEANING = re.compile(r"\A# ((?:Measured|Modelled|Emulated): .*(?:\n# .*)*)\n")
 CLAIM = re.compile(
     r'<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="(ok|busy|bad)">(.*?)</td></tr>', re.DOTALL
 )
@@ -68,7 +69,7 @@ def fold_cell(cell: nodes.container) -> None:
     code = Folded("", source, line=title[1], classes=["folded", "code"])
     outputs = [output] if output else []
     html = "".join(raw.astext() for raw in output.findall(nodes.raw)) if output else ""
-    if "tag_evidence" in cell["classes"] and (line := say_measured(html, meaning[1] if meaning else "")):
+    if "tag_evidence" in cell["classes"] and (line := say_measured(html, meaning[1].replace("\n#", "") if meaning else "")):
         is_open = "tag_open" in cell["classes"]
         cell.children = []
         cell += Folded("", *outputs, code, line=line, open=is_open, classes=["folded", "evidence"])

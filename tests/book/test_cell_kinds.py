@@ -24,7 +24,7 @@ SOURCE = "\n".join(
         cell('claim("one", 1, 1)\n', "evidence"),
         cell('claim("one", 1, 1)\nclaim("two", 2, two)\n', "evidence, open"),
         "## Going deeper\n\nMore.\n\n### Further\n",
-        cell('# Measured: three is three.\nclaim("three", 3, 1 + two)\n', "evidence"),
+        cell('# Measured: three is\n# three.\nclaim("three", 3, 1 + two)\n', "evidence"),
     ]
 )
 

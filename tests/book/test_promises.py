@@ -18,7 +18,7 @@ PAGES = [
     ROOT / "README.md",
     *(p for folder in ("chapters", "solutions", "book") for p in sorted(ROOT.glob(f"{folder}/*.md"))),
 ]
-CHAPTERS = [ROOT / f"{name}.md" for name in re.findall(r"file: (chapters/\w+)", read("_toc.yml"))]
+CHAPTERS = [ROOT / f"{name}.md" for name in re.findall(r"^ {6}- file: (chapters/\w+)", read("_toc.yml"), re.M)]
 NUMBERS = [int(path.name[:2]) for path in CHAPTERS if path.name[0].isdigit()]  # the workshop has none
 
 
