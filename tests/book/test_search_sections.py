@@ -47,7 +47,7 @@ The next listing is a schedule:
 
 ## Deadlock: two ranks
 
-Two ranks wait in `send`. Each holds its message until the other takes it, and neither of them does.
+Two ranks wait in `send`. Each holds its message until the other takes it, and neither does.
 """
 
 
@@ -82,7 +82,7 @@ def shown(browser, site):
     ("words", "section", "said"),
     [
         ("bubble", "#bubble", "The bubble is (p−1)/(m+p−1) of a step for m ≥ 4p, or 2.5 steps."),
-        ("neither", "#deadlock-two-ranks", "Each holds its message until the other takes it, and neither of them does."),
+        ("neither", "#deadlock-two-ranks", "Each holds its message until the other takes it, and neither does."),
         ("sending", "#deadlock-two-ranks", "Two ranks wait in send. Each holds its message until"),
         ("listing", "#schedules", "The next listing is a schedule:"),
     ],
