@@ -81,7 +81,7 @@ class _Brush:
         look = {**given, **element.attrib, **own}
         if move := _MOVE.fullmatch(own.get("transform", "")):
             place = Affine2D().translate(*map(float, move.groups())) + place
-        seen *= float(own.get("opacity", 1))
+        seen *= float({**element.attrib, **own}.get("opacity", 1))
         if name in ("title", "defs") or not seen:
             return
         if name in ("svg", "g", "a"):
@@ -97,11 +97,8 @@ class _Brush:
             raise ValueError(f"a drawing has a <{name}>; only rect, path and text can be made a PNG")
 
     def _shape(self, shape: Patch, look: Look, place: Affine2D, seen: float) -> None:
-        fill, stroke, width = (
-            look.get("fill", "black"),
-            look.get("stroke", "none"),
-            self._long(look, "stroke-width", 1),
-        )
+        fill, stroke = look.get("fill", "black"), look.get("stroke", "none")
+        width = self._long(look, "stroke-width", 1)
         if tile := self._tiles.get(fill):
             paper, stripe = (part.attrib for part in tile)
             shape.set(hatch="/", edgecolor=stripe["stroke"], linewidth=0)  # one each 8.5 pixels, at any scale

@@ -46,7 +46,7 @@
 
   const lead = async (item) => {
     const link = item.querySelector("a");
-    if (!link || item.querySelector("span")) return; // a function of the library says what it is
+    if (!link || item.querySelector(":scope > span")) return; // a function of the library says what it is
     const page = new DOMParser().parseFromString(await (await fetch(link.href)).text(), "text/html");
     prepare(page);
     let section = link.hash && page.getElementById(link.hash.slice(1))?.closest("section");
