@@ -19,6 +19,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from fontTools.ttLib import TTFont
+from matplotlib.image import imread
 
 from tests.book.book_project import AXE
 from tools.browser import serve
@@ -188,7 +189,12 @@ def test_page_says_what_it_is_to_those_who_pass_it_on(name):
     assert head.find("link", rel="canonical")["href"] == BASE_URL + name
     og = {tag["property"]: tag["content"] for tag in head.find_all("meta", property=True)}
     assert og["og:title"] == title and og["og:url"] == BASE_URL + name
-    assert og["og:image"] == f"{BASE_URL}cover.png" and (SITE / "cover.png").is_file() and og["og:image:alt"]
+    drawn = article(name).select_one("figure[class^=pbh-]")
+    picture = f"previews/{name.removesuffix('html')}png" if drawn else "cover.png"
+    assert og["og:image"] == BASE_URL + picture and len(og["og:image:alt"]) > 20
+    size = imread(SITE / picture).shape
+    assert (og["og:image:height"], og["og:image:width"]) == tuple(map(str, size[:2]))
+    assert head.find("meta", attrs={"name": "twitter:card"})["content"] == "summary_large_image"
     lead = article(name).select_one("p.lead") or next(p for p in article(name).find_all("p") if not p.get("class"))
     said = " ".join(lead.get_text().split())
     assert 20 < len(og["og:description"]) <= 202 and said.startswith(og["og:description"].removesuffix(" …"))
@@ -594,6 +600,9 @@ def test_search_begins_with_the_chapter_that_says_it_and_leads_to_the_section(br
         visit.page.wait_for_function("document.querySelector('#search-results li a').hash")
         assert page in first.get_attribute("href") and f"#{section}" in first.get_attribute("href")
         assert "›" in first.inner_text() or ">" in first.inner_text()
+        visit.page.wait_for_selector("#search-results p.context")
+        said = visit.page.locator("#search-results p.context").all_inner_texts()
+        assert [text for text in said if re.search(r"\\[(a-z]|Show the|How this was", text)] == [], "sentences alone"
         quiet(visit)
 
 
