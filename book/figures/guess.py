@@ -1,11 +1,10 @@
-"""A guess on a picture: the picture waits until the reader has guessed, then it opens and shows who is right.
+"""A guess on a picture: the picture waits for the reader's guess, then it opens and shows who is right.
 
 The problem: an answer that one reads is forgotten, and a question below a picture is read after the picture has given
 the answer away.
-The idea: the question is the first thing that the picture says, and its answers are buttons on its frame. The page
-computes which answer is right, so a number that changes stops the build. A few lines of JavaScript (`guess.js`) keep
-the picture closed and the guess in sight; without a script, and on paper, question and answers
-stand around the picture.
+The idea: the question is the first sentence of the picture, and its answers are buttons on the frame. The page computes
+which of them is right, so a number that changes stops the build. A few lines of JavaScript (`guess.js`) keep the
+picture closed and the guess in sight; without a script each answer opens by itself, below the picture.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ STYLE = f"""
 class Guess:
     """A picture with a question on it; as a cell's last expression it shows itself.
 
-    A `Player` asks at its first beat, has no controls until the reader has guessed, then plays on. An `Explorer` has
-    no knobs until then, and a `Figure` hides what its maker marked with `data-answer`.
+    A `Player` has its first beat and no controls until the reader guesses, then plays on. An `Explorer` has no knobs
+    until then, and a `Figure` hides the elements with the attribute `data-answer`.
 
     Args:
-        picture: a fresh one: the question takes the place of its first sentence.
+        picture: a fresh one: the question replaces its first sentence.
         question: in a sentence or two.
-        options: three or four answers, each with a sentence: why it is right, or what one who chose it overlooked.
+        options: three or four answers, each with a sentence: why it is right, or which fact it overlooks.
         answer: the right one of them, computed.
-        at: the name of a Player's beat: it asks where this one ends. Default: the first.
+        at: the name of a Player's beat, whose end the question is about. Default: the first.
         shown: the name of the beat that shows the answer. Default: the last.
 
     Raises:

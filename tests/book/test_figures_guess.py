@@ -10,7 +10,11 @@ from book.figures.svg import Figure
 from tests.book.test_figures_player import SENTENCES, place, player, sentence
 
 QUESTION = "How far will <it> go?"
-WHY = {"50": "That is its first step & no more.", "150": "Three steps of 50.", "200": "It stops before."}
+WHY = {
+    "50": "That is its first step & no more.",
+    "150": "Three steps of 50.",
+    "200": "It stops before, and " + "so on, " * 20,
+}
 STILL = Figure('<svg viewBox="0 0 9 9"><g data-answer=""><text x="1" y="8">150</text></g></svg>', "a number")
 SLIDER = Explorer(lambda k: (STILL.svg, f"{k} steps"), "Steps", k=[1, 2, 3])
 
@@ -70,7 +74,7 @@ def test_the_question_is_the_first_sentence_and_may_stand_at_a_later_beat():
 @pytest.fixture
 def asked(opened):
     def open_at(made: Guess, **options):
-        return opened(f"<!doctype html><title>x</title>{made._repr_html_()}", "", 800, **options)
+        return opened(f"<!doctype html><title>x</title>{made._repr_html_()}", "", **{"width": 800} | options)
 
     return open_at
 
@@ -165,8 +169,8 @@ def test_on_paper_question_and_options_are_there(asked):
 
 
 def test_nothing_below_moves_when_the_verdict_comes(asked):
-    page = asked(guess(shown="Gone"))
-    press(page, "50")
+    page = asked(guess(shown="Gone"), width=390)
+    press(page, "200")
     before = page.locator(".pbh-guess").bounding_box()
     page.click(".pbh-play")
     assert said(page) and page.locator(".pbh-guess").bounding_box() == before
