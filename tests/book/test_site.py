@@ -132,9 +132,7 @@ def test_chapter_has_all_its_parts(name):
     opening = page.find("strong", string="After this chapter you can")
     assert opening and len(opening.find_next("ul").find_all("li")) >= 3, "objectives"
     assert re.search(r"\d+ minutes to read", page.get_text()), "reading time"
-    guess = page.find("strong", string=re.compile("Guess before you read on"))
-    assert guess, "a guess before the answer"
-    assert guess.find_parent("blockquote").select("div.guess"), "which can be pressed"
+    assert page.select_one("figure").find_parent("div", class_="pbh-guess"), "a guess on the first picture"
     assert page.select("figure.pbh-explorer"), "an Explorer"
     assert page.select("table.claims"), "a claim"
 
@@ -484,6 +482,26 @@ def test_a_guess_is_pressed_without_a_script_and_stays_where_it_is(browser, base
         said = row.evaluate(SAID)
         assert said == [[True, '"✓" / "right:"' if right else '"✗" / "wrong:"']], "below them, one at a time"
     context.close()
+
+
+# The lowest button of the first guess, and what a reader sees of its picture before and after it is pressed.
+ASKED = """box => {
+    const buttons = [...box.querySelectorAll('.guess button')], bottom = buttons.at(-1).getBoundingClientRect().bottom;
+    const shown = box.querySelector('.pbh-player, .pbh-explorer, figure').innerText, hidden = box.className;
+    buttons[0].click();
+    return [bottom + scrollY, hidden.includes('pbh-asks'), box.className.includes('pbh-asks'), shown];
+}"""
+
+
+@pytest.mark.parametrize("name", each(CHAPTERS))
+def test_the_first_screen_ends_below_a_guess_which_opens_its_picture(browser, bases, name):
+    with Visit(browser, bases["disk"], name) as visit:
+        box = visit.page.locator(".pbh-guess").first
+        answer = box.evaluate("b => JSON.parse(b.querySelector(':scope > script').textContent)")
+        bottom, closed, still_closed, shown = box.evaluate(ASKED)
+        assert bottom <= 900 and closed and not still_closed
+        assert answer["options"][answer["right"]][1] not in shown, "why it is right"
+        quiet(visit)
 
 
 SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-box').innerHTML;
