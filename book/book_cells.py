@@ -69,7 +69,8 @@ def fold_cell(cell: nodes.container) -> None:
     code = Folded("", source, line=title[1], classes=["folded", "code"])
     outputs = [output] if output else []
     html = "".join(raw.astext() for raw in output.findall(nodes.raw)) if output else ""
-    if "tag_evidence" in cell["classes"] and (line := say_measured(html, meaning[1].replace("\n#", "") if meaning else "")):
+    said = meaning[1].replace("\n#", "") if meaning else ""
+    if "tag_evidence" in cell["classes"] and (line := say_measured(html, said)):
         is_open = "tag_open" in cell["classes"]
         cell.children = []
         cell += Folded("", *outputs, code, line=line, open=is_open, classes=["folded", "evidence"])

@@ -20,9 +20,14 @@ KINDS = {
 }
 PACKAGES = ("lib", "course", "book")
 OLD_TAGS = {"hide-input", "remove-input"}  # they hide code without saying what it is
-MOST_WORDS, MOST_LINES, MOST_MINUTES, MOST_LINES_OF_AN_IDEA = 3100, 150, 35, 25
-WORDS_A_MINUTE, LINE_S, FIGURE_S, EXPLORER_S, QUESTION_S = 180, 4, 30, 90, 20
+MOST = {"words": 3100, "lines of visible code": 80, "minutes to read": 40}
+MOST_LINES_OF_AN_IDEA = 25
+# What fitted two readers with a watch: a word, a line of code, a figure, a player or Explorer, a guess, a question of a
+# quiz. A problem is practice, and estimated.
+WORDS_A_MINUTE, LINE_S, FIGURE_S, PLAYER_S, GUESS_S, QUESTION_S, PROBLEM_S = 150, 8, 45, 120, 60, 45, 180
+PRACTICE, QUIZ, NOT_READ = ("## Worked examples", "## Practice"), "## Quiz", ("## Key terms", "## Going deeper")
 
+PLAYERS = "Explorer", "workbench"
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HIDDEN = re.compile(r'(?<=</summary>).*?(?=</details>)|<a class="colab".*?</a>', re.DOTALL)
 ONE_WORD = re.compile(r"\$\$.*?\$\$|\$[^$]+\$|`[^`]+`", re.DOTALL)
@@ -30,7 +35,7 @@ MARKUP = re.compile(r"</?[a-z][^>]*>|\]\([^)]*\)")
 GUESS = re.compile(r"^> \*\*Guess before you read on\.\*\*.*(?:\n>.*)*", re.MULTILINE)
 OPTIONS = re.compile(r"(?:^> <details class=\"option\">.*\n?)+", re.MULTILINE)  # one question's, a line each
 TEXT = re.compile(r"</summary>(.*)</details>")
-STATED = re.compile(r"^\d+ minutes to read", re.MULTILINE)
+STATED = re.compile(r"^\d+ minutes to read(?:, \d+ to practise)?", re.MULTILINE)
 
 
 def tags(cell) -> set[str]:
@@ -65,25 +70,34 @@ class Size:
     words: int = 0
     lines: int = 0  # of code, but for empty ones
     figures: int = 0
-    explorers: int = 0
+    players: int = 0
+    guesses: int = 0
     questions: int = 0
+    problems: int = 0
 
     @property
     def minutes(self) -> int:
-        things_s = LINE_S * self.lines + FIGURE_S * self.figures + EXPLORER_S * self.explorers
-        return math.ceil(self.words / WORDS_A_MINUTE + (things_s + QUESTION_S * self.questions) / 60)
+        """To read the page, without its problems."""
+        things_s = LINE_S * self.lines + FIGURE_S * self.figures + PLAYER_S * self.players
+        things_s += GUESS_S * self.guesses + QUESTION_S * self.questions
+        return math.ceil(self.words / WORDS_A_MINUTE + things_s / 60)
+
+    @property
+    def stated(self) -> str:
+        practice = f", {self.problems * PROBLEM_S // 60} to practise" if self.problems else ""
+        return f"{self.minutes} minutes to read{practice}"
 
 
 def core(notebook) -> Iterator[tuple[str, object]]:
-    """Each code cell, and each text with the heading of the part it stands in; without *Going deeper*."""
+    """Each code cell, and each text with the heading of the part it stands in; without what is looked up later."""
     heading = ""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
                 heading = part.splitlines()[0] if part.startswith("## ") else heading
-                if heading != "## Going deeper":
+                if heading not in NOT_READ:
                     yield heading, part
-        elif cell.cell_type == "code" and heading != "## Going deeper":
+        elif cell.cell_type == "code" and heading not in NOT_READ:
             yield heading, cell
 
 
@@ -91,16 +105,22 @@ def measure(notebook) -> Size:
     size = Size()
     for heading, part in core(notebook):
         if isinstance(part, str):
-            size.words += words(part)
+            if heading == QUIZ or heading in PRACTICE:
+                asked = len(re.findall(r"^\*\*\d+\.", part, re.MULTILINE))
+                size.questions += asked if heading == QUIZ else 0
+                size.problems += asked if heading in PRACTICE else 0
+                continue
+            size.words += words(part.partition("\n### Papers")[0])
             size.lines += sum(code_lines(block) for block in FENCE.findall(part))
-            size.questions += len(re.findall(r"^\*\*\d+\.", part, re.MULTILINE)) if heading == "## Quiz" else 0
+            size.guesses += len(GUESS.findall(part))
         elif kind(part) in ("idea", "listing"):
             size.lines += code_lines(part.source) if kind(part) == "idea" else 0
             size.lines += sum(printed_lines(call, notebook) for call in calls(part, "show"))
         elif kind(part) == "figure" and "remove-output" not in tags(part):
-            explorers = len(calls(part, "Explorer"))
-            size.explorers += explorers
-            size.figures += not explorers
+            players = any(calls(part, name) for name in PLAYERS) or "play_" in part.source
+            size.players += players
+            size.figures += not players
+            size.guesses += len(calls(part, "Guess"))
     return size
 
 
@@ -146,14 +166,13 @@ def printed_lines(call: ast.Call, notebook) -> int:
 # ---- what the form asks ----------------------------------------------------------------------------------------------
 
 
-def problems(notebook) -> list[str]:
+def problems(notebook, most: dict[str, int] = MOST) -> list[str]:
     """Where a page in this form breaks it, a sentence each; none for a page that is not."""
     if not in_form(notebook):
         return []
     size = measure(notebook)
-    limits = [("words", size.words, MOST_WORDS), ("lines of visible code", size.lines, MOST_LINES)]
-    limits += [("minutes to read", size.minutes, MOST_MINUTES)]
-    found = [f"{number} {what}, at most {most}" for what, number, most in limits if number > most]
+    counted = dict(zip(most, (size.words, size.lines, size.minutes), strict=True))
+    found = [f"{n} {what}, at most {most[what]}" for what, n in counted.items() if n > most[what]]
     for cell in notebook.cells:
         found += [problem for guess in GUESS.findall(cell.source) for problem in problems_of_guess(guess)]
     for cell in code_cells(notebook):
@@ -202,6 +221,6 @@ def state_minutes(notebook) -> None:
     if not in_form(notebook):
         return
     title = notebook.cells[0]
-    title.source, stated = STATED.subn(f"{measure(notebook).minutes} minutes to read", title.source)
+    title.source, stated = STATED.subn(measure(notebook).stated, title.source)
     if stated != 1:
         raise ValueError('its first cell has one line that begins with "NN minutes to read"; the number is put in')

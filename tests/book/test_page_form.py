@@ -43,22 +43,29 @@ def read(text: str):
     return jupytext.reads(text, fmt="md:myst")
 
 
+# Pages that are still to be written anew, and the size that they have until then.
+TO_REWRITE = {"01", "02", "03", "04", "05", "08", "09", "10", "11", "12", "13", "14", "wo"}
+BEFORE = {"words": 3100, "lines of visible code": 190, "minutes to read": 60}
+
+
 def test_every_page_of_that_form_keeps_to_it():
     pages = {path.stem: read(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("chapters/*.md"))}
-    problems = {name: form.problems(page) for name, page in pages.items()}
+    problems = {
+        name: form.problems(page, BEFORE if name[:2] in TO_REWRITE else form.MOST) for name, page in pages.items()
+    }
     assert {name: found for name, found in problems.items() if found} == {}
 
 
 def test_what_is_counted_is_what_a_reader_sees():
     page = read(PAGE)
     assert form.problems(page) == []
-    # Chapter 90 Part, Three little words, 1 minutes ... compute, Quiz, 1 Is it so, yes, no, Papers, One
-    words = 3 + 3 + 8 + 1 + 4 + 1 + 1 + 1 + 1
+    words = 3 + 3 + 8 + 2  # Chapter 90 Part, Three little words, 1 minutes ... compute, Papers, One
     size = form.measure(page)
-    assert size == form.Size(words=words, lines=2, figures=1, explorers=0, questions=1)
-    assert 1 < words / 180 + (2 * 4 + 30 + 20) / 60 < 2 and size.minutes == 2
-    large = form.Size(words=1800, lines=30, figures=4, explorers=2, questions=6)
-    assert large.minutes == 10 + 2 + 2 + 3 + 2
+    assert size == form.Size(words=words, lines=2, figures=1, questions=1)
+    assert 1 < words / 150 + (2 * 8 + 45 + 45) / 60 < 2 and size.minutes == 2
+    large = form.Size(words=1500, lines=30, figures=4, players=2, guesses=3, questions=8, problems=5)
+    assert large.minutes == 10 + 4 + 3 + 4 + 3 + 6
+    assert large.stated == "30 minutes to read, 15 to practise"
 
 
 @pytest.mark.parametrize(
@@ -70,9 +77,13 @@ def test_what_is_counted_is_what_a_reader_sees():
         ("Right: it", "Right, as we saw: it", {}),
         ("two = 1", "# a comment\ntwo = 1", {"lines": 1}),
         ("## Quiz", "```python\nprint(2)\n\nprint(3)\n```\n\n## Quiz", {"lines": 2}),
-        ('draw(math.pi, alt="A circle.", caption="Round.")\n', EXPLORER, {"figures": -1, "explorers": 1}),
+        ('draw(math.pi, alt="A circle.", caption="Round.")\n', EXPLORER, {"figures": -1, "players": 1}),
         (":tags: [figure]", ":tags: [figure, remove-output]", {"figures": -1}),
-        ("## Going", "**2. Or so?**\n\n## Going", {"questions": 1, "words": 3}),
+        ("## Quiz", "## Practice\n\n**1.** How many?\n\n## Quiz", {"problems": 1}),
+        ("## Quiz", "## Worked examples\n\n**1.** How many?\n\n## Quiz", {"problems": 1}),
+        ("## Quiz", "## Key terms\n\n**Rank**: a process.\n\n## Quiz", {}),
+        ('draw(math.pi, alt="A circle.", caption="Round.")\n', "play_ring()\n", {"figures": -1, "players": 1}),
+        ("draw(math.pi", "Guess(math.pi", {"guesses": 1}),
     ],
 )
 def test_each_change_counts_as_much_as_it_should(before, after, change):
@@ -90,9 +101,9 @@ IDEA = "two = 1 + 1\n"
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("# Three", "# " + "word " * 3078 + "Three", "3101 words, at most 3100"),
-        ("## Quiz", 6 * cell(lines(25)) + "## Quiz", "152 lines of visible code, at most 150"),
-        ("## Quiz", "## Quiz\n\n" + "**1.** So?\n\n" * 99, "36 minutes to read, at most 35"),
+        ("# Three", "# " + "word " * 3085 + "Three", "3101 words, at most 3100"),
+        ("## Quiz", 4 * cell(lines(25)) + "## Quiz", "102 lines of visible code, at most 80"),
+        ("## Quiz", "## Quiz\n\n" + "**1.** So?\n\n" * 99, "77 minutes to read, at most 40"),
         (IDEA, lines(25), "x0 = 0: 26 lines of an idea, at most 25"),
         (IDEA, 'claim("two", 2, 2)\n' + IDEA, "a claim stands in a cell with the tag evidence"),
         (IDEA, 'draw(x, alt="x")\n' + IDEA, "a picture is made in a cell with the tag figure"),
@@ -116,9 +127,9 @@ def test_what_breaks_the_form_is_named(before, after, said):
 
 def test_what_is_just_within_the_limits_is_let_be():
     for before, after in [
-        ("# Three", "# " + "word " * 2977 + "Three"),
-        ("## Quiz", 6 * cell(lines(24)) + cell(lines(4)) + "## Quiz"),
-        ("## Quiz", "## Quiz\n\n" + "**1.** So?\n\n" * 98),
+        ("# Three", "# " + "word " * 3084 + "Three"),
+        ("## Quiz", 3 * cell(lines(24)) + cell(lines(6)) + "## Quiz"),
+        ("## Quiz", "## Quiz\n\n" + "**1.** So?\n\n" * 50),
         (IDEA, lines(24)),
     ]:
         assert form.problems(read(PAGE.replace(before, after, 1))) == []
