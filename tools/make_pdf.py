@@ -3,7 +3,7 @@
     python tools/make_pdf.py SITE FILE.pdf        # what `make pdf` runs
 
 Each page is printed with the print style of the book; the pages follow each other as the sidebar lists them. A link
-from one page to another leads to that page of the PDF.
+from one page to another leads to that page of the PDF. At the end it says how many sheets each chapter takes.
 """
 
 import io
@@ -19,10 +19,12 @@ from tqdm import tqdm
 from browser import open_browser, serve
 
 START = "chapters/00_start.html"
-PAPER = {"format": "A4", "print_background": True, "outline": True, "tagged": True, "scale": 0.8}
-MARGIN = {side: "16mm" for side in ("top", "bottom", "left", "right")}
+PAPER = {"format": "A4", "print_background": True, "outline": True, "tagged": True}
+MARGIN = {"top": "15mm", "bottom": "16mm", "left": "19mm", "right": "19mm"}
 LISTED = "links => links.map(link => [link.href.split('#')[0], link.innerText.replace(/\\s+/g, ' ').trim()])"
 LEFT_OUT = "book/library/"  # the library's functions are looked up, not read
+DEEPER = "Going deeper"
+MOST = 14  # sheets of a chapter, without "Going deeper", which has sheets of its own
 
 
 def printed(page, address: str) -> bytes:
@@ -31,9 +33,22 @@ def printed(page, address: str) -> bytes:
     return page.pdf(**PAPER, margin=MARGIN)
 
 
+def sheets(printed: PdfReader) -> tuple[int, int]:
+    """The sheets of a chapter, and those of its section "Going deeper", which is the last."""
+    entries, last = [*printed.outline], len(printed.pages)
+    while entries:
+        entry = entries.pop()
+        if isinstance(entry, list):
+            entries.extend(entry)
+        elif entry.title.startswith(DEEPER):
+            last = printed.get_destination_page_number(entry)
+    return last, len(printed.pages) - last
+
+
 def main(site: Path, target: Path) -> None:
     """Print every page of the site that its sidebar lists."""
     writer, first = PdfWriter(), {}  # address of a page → the number of its first sheet
+    lengths = {}  # title of a chapter → its sheets, and those of "Going deeper"
     with serve(site) as base, open_browser() as browser:
         page = browser.new_page()
         page.goto(f"{base.rstrip('/')}/{START}")
@@ -41,7 +56,10 @@ def main(site: Path, target: Path) -> None:
         listed = {address: title for address, title in listed.items() if LEFT_OUT not in address}
         for address, title in tqdm(listed.items(), unit="page"):
             first[address] = len(writer.pages)
-            writer.append(PdfReader(io.BytesIO(printed(page, address))), outline_item=title)
+            made = PdfReader(io.BytesIO(printed(page, address)))
+            writer.append(made, outline_item=title)
+            if "/chapters/" in address:
+                lengths[title] = sheets(made)
     for sheet in writer.pages:
         for annotation in sheet.get("/Annots", ()):
             link = annotation.get_object()
@@ -53,6 +71,9 @@ def main(site: Path, target: Path) -> None:
                 link[NameObject("/Dest")] = ArrayObject([there, NameObject("/Fit")])
     writer.add_metadata({"/Title": "Parallel by Hand"})
     writer.write(target)
+    for title, (own, deeper) in lengths.items():
+        more = f"  and {deeper} of {DEEPER}" * bool(deeper)
+        print(f"{own:4}{' (at most %d)' % MOST * (own > MOST)}  {title}{more}")
     print(f"{len(writer.pages)} sheets, {target.stat().st_size / 1e6:.0f} MB: {target.resolve().relative_to(ROOT)}")
 
 
