@@ -22,7 +22,7 @@ START = "chapters/00_start.html"
 PAPER = {"format": "A4", "print_background": True, "outline": True, "tagged": True}
 MARGIN = {"top": "15mm", "bottom": "16mm", "left": "19mm", "right": "19mm"}
 LISTED = "links => links.map(link => [link.href.split('#')[0], link.innerText.replace(/\\s+/g, ' ').trim()])"
-LEFT_OUT = "book/library/"  # the library's functions are looked up, not read
+LEFT_OUT = "book/library/", "book/claims"  # they are looked up, not read
 DEEPER = "Going deeper"
 MOST = 14  # sheets of a chapter, without "Going deeper", which has sheets of its own
 
@@ -30,6 +30,7 @@ MOST = 14  # sheets of a chapter, without "Going deeper", which has sheets of it
 def printed(page, address: str) -> bytes:
     page.goto(address, wait_until="load")
     page.wait_for_function("!window.MathJax || !MathJax.startup || MathJax.startup.promise.then(() => true)")
+    page.evaluate("Promise.all([...document.fonts].map(font => font.load()))")  # a fold's formulas need them on paper
     return page.pdf(**PAPER, margin=MARGIN)
 
 
@@ -53,7 +54,7 @@ def main(site: Path, target: Path) -> None:
         page = browser.new_page()
         page.goto(f"{base.rstrip('/')}/{START}")
         listed = dict(page.locator(".bd-sidebar-primary nav a").evaluate_all(LISTED))
-        listed = {address: title for address, title in listed.items() if LEFT_OUT not in address}
+        listed = {address: title for address, title in listed.items() if not any(part in address for part in LEFT_OUT)}
         for address, title in tqdm(listed.items(), unit="page"):
             first[address] = len(writer.pages)
             made = PdfReader(io.BytesIO(printed(page, address)))

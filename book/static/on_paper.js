@@ -59,11 +59,10 @@
     restore();
     const article = document.querySelector("article.bd-article"), end = article.querySelector("section");
     const answers = gather(article);
-    if (answers.length) {
-      const section = make("section", "answers", make("h2", "", "Answers"), ...answers);
-      end.append(section);
-      undo.push(() => section.remove());
-    }
+    if (!answers.length) return;
+    const section = make("section", "answers", make("h2", "", "Answers"), ...answers);
+    end.append(section);
+    undo.push(() => section.remove());
     for (const fold of article.querySelectorAll("details.deeper")) move(fold.parentElement, end);
   }
   function restore() {
