@@ -8,11 +8,12 @@ from one page to another leads to that page of the PDF. At the end it says how m
 
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urldefrag
 
 from pypdf import PdfReader, PdfWriter
-from pypdf.generic import ArrayObject, NameObject
+from pypdf.generic import ArrayObject, Destination, NameObject, TextStringObject
 from set_repository import ROOT
 from tqdm import tqdm
 
@@ -27,23 +28,30 @@ DEEPER = "Going deeper"
 MOST = 14  # sheets of a chapter, without "Going deeper", which has sheets of its own
 
 
-def printed(page, address: str) -> bytes:
+def entries(outline: list) -> Iterator[Destination]:
+    """All bookmarks, those of sections too."""
+    for entry in outline:
+        yield from entries(entry) if isinstance(entry, list) else [entry]
+
+
+def printed(page, address: str) -> PdfReader:
+    """A page of the site on A4."""
     page.goto(address, wait_until="load")
     page.wait_for_function("!window.MathJax || !MathJax.startup || MathJax.startup.promise.then(() => true)")
     page.evaluate("Promise.all([...document.fonts].map(font => font.load()))")  # a fold's formulas need them on paper
-    return page.pdf(**PAPER, margin=MARGIN)
+    made = PdfReader(io.BytesIO(page.pdf(**PAPER, margin=MARGIN)))
+    for entry in entries(made.outline):
+        half = entry.title[: len(entry.title) // 2]
+        if entry.title == 2 * half:  # a heading that begins a sheet has its words twice in Chromium's bookmark
+            entry.node[NameObject("/Title")] = TextStringObject(half)
+    return made
 
 
-def sheets(printed: PdfReader) -> tuple[int, int]:
+def sheets(made: PdfReader) -> tuple[int, int]:
     """The sheets of a chapter, and those of its section "Going deeper", which is the last."""
-    entries, last = [*printed.outline], len(printed.pages)
-    while entries:
-        entry = entries.pop()
-        if isinstance(entry, list):
-            entries.extend(entry)
-        elif entry.title.startswith(DEEPER):
-            last = printed.get_destination_page_number(entry)
-    return last, len(printed.pages) - last
+    begins = [made.get_destination_page_number(one) for one in entries(made.outline) if one.title == DEEPER]
+    own = begins[0] if begins else len(made.pages)
+    return own, len(made.pages) - own
 
 
 def main(site: Path, target: Path) -> None:
@@ -54,10 +62,12 @@ def main(site: Path, target: Path) -> None:
         page = browser.new_page()
         page.goto(f"{base.rstrip('/')}/{START}")
         listed = dict(page.locator(".bd-sidebar-primary nav a").evaluate_all(LISTED))
-        listed = {address: title for address, title in listed.items() if not any(part in address for part in LEFT_OUT)}
+        listed = {
+            address: title for address, title in listed.items() if not any(part in address for part in LEFT_OUT)
+        }
         for address, title in tqdm(listed.items(), unit="page"):
             first[address] = len(writer.pages)
-            made = PdfReader(io.BytesIO(printed(page, address)))
+            made = printed(page, address)
             writer.append(made, outline_item=title)
             if "/chapters/" in address:
                 lengths[title] = sheets(made)
@@ -73,8 +83,8 @@ def main(site: Path, target: Path) -> None:
     writer.add_metadata({"/Title": "Parallel by Hand"})
     writer.write(target)
     for title, (own, deeper) in lengths.items():
-        more = f"  and {deeper} of {DEEPER}" * bool(deeper)
-        print(f"{own:4}{' (at most %d)' % MOST * (own > MOST)}  {title}{more}")
+        more = f", and {deeper} of {DEEPER}" * bool(deeper)
+        print(f"{own:4}  {title}{more}" + f"  <- at most {MOST}" * (own > MOST))
     print(f"{len(writer.pages)} sheets, {target.stat().st_size / 1e6:.0f} MB: {target.resolve().relative_to(ROOT)}")
 
 

@@ -227,4 +227,6 @@ def test_on_paper_folds_stay_closed_and_code_is_an_ideas(open_page):
     page.get_by_role("button", name="All code").click()
     page.emulate_media(media="print")
     assert page.evaluate(SEEN) == 2, "of what is optional the text"
-    assert page.locator("details.deeper h3").is_visible() and not page.locator("details.deeper > summary").is_visible()
+    assert (
+        page.locator("details.deeper h3").is_visible() and not page.locator("details.deeper > summary").is_visible()
+    )

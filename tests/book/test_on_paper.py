@@ -24,23 +24,29 @@ def answer(*parts: str) -> str:
     return cell("tag_hide-cell", fold("hide above-input", *parts, line="Show the answer"))
 
 
-FIGURE = '<figure class="pbh-figure"><svg width="400" height="80"></svg><figcaption>So it is.</figcaption></figure>'
+FIGURE = '<figure class="pbh-figure"><svg width="400" height="80"></svg><figcaption>So.</figcaption></figure>'
 CHART = "rank 0  " + "F0 . " * 19  # about a hundred columns, as a text Gantt has
-PAGE = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title><link rel="stylesheet" href="{{css}}"><script src="{{js}}"></script>
+CLAIMS = '<div class="output text_html"><table class="claims"><tr><td>claim</td></tr></table></div>'
+PAGE = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title>
+<link rel="stylesheet" href="{{css}}"><script src="{{js}}"></script>
 <body><article class="bd-article"><section><h1>Chapter</h1>
-<section><h2>Idea</h2><blockquote><div><p><strong>Guess.</strong> Of 9?</p><div class="guess">{OPTIONS}</div></div></blockquote>
+<section><h2>Idea</h2>
+<blockquote><div><p><strong>Guess.</strong> Of 9?</p><div class="guess">{OPTIONS}</div></div></blockquote>
 {cell("tag_setup", fold("folded code", pre("input", "imports")))}
 {cell("tag_figure", FIGURE, fold("folded code", pre("input", "drawn")))}
 {cell("", pre("input", "an idea"), pre("output", CHART).replace('"output"', '"output wide"'))}
-{cell("tag_evidence", fold("folded evidence", "<table class='claims'></table>", fold("folded code", pre("input", "x"))))}
+{cell("tag_evidence", fold("folded evidence", CLAIMS, fold("folded code", pre("input", "x"))))}
 </section>
 <section><h2>Going deeper</h2>{fold("deeper", "<p>More.</p>", cell("", pre("input", "deeper")))}</section>
-<section><h2>Practice</h2><p><strong>1.</strong> Why?</p>{answer(pre("input", "because"), "<p>Two parts:</p>", answer("<p>and.</p>"))}
-<p><strong>2.</strong> How?</p>{answer(pre("output", "thus"))}</section>
-<section id="quiz"><h2>Quiz<a class="headerlink">#</a></h2><p>Open an answer.</p><p><strong>1. Which?</strong></p>{OPTIONS}</section>
+<section><h2>Practice</h2><p><strong>1.</strong> Why?</p>
+{answer(pre("input", "because"), "<p>Two parts:</p>", answer("<p>and.</p>"))}
+<p><strong>2.</strong> How?</p>{answer(pre("output", "thus"), CLAIMS)}</section>
+<section id="quiz"><h2>Quiz<a class="headerlink">#</a></h2><p>Open an answer.</p>
+<p><strong>1. Which?</strong></p>{OPTIONS}</section>
 </section></article></body></html>"""
-TEXTS = "selector => [...document.querySelectorAll(selector)].map((part) => part.innerText.replace(/\\s+/g, ' ').trim())"
-SEEN = "selector => [...document.querySelectorAll(selector)].filter((e) => e.checkVisibility({contentVisibilityAuto: true}))"
+TEXTS = "at => [...document.querySelectorAll(at)].map((part) => part.innerText.replace(/\\s+/g, ' ').trim())"
+SEEN = """at => [...document.querySelectorAll(at)].filter((e) => e.checkVisibility({contentVisibilityAuto: true}))
+    .map((e) => e.textContent.trim())"""
 A4_PX = 650  # between the margins of make pdf
 
 
@@ -57,10 +63,6 @@ def page(on_screen):
     return on_screen
 
 
-def seen(page, selector: str) -> list[str]:
-    return page.evaluate(f"selector => ({SEEN})(selector).map((e) => e.textContent.trim())", selector)
-
-
 def test_answers_stand_at_the_end_and_what_is_optional_behind_them(page):
     assert page.evaluate(TEXTS, "h2") == ["Idea", "Practice", "Quiz", "Answers", "Going deeper"]
     said = "a Too few. b ✓ Right: so."
@@ -68,7 +70,7 @@ def test_answers_stand_at_the_end_and_what_is_optional_behind_them(page):
     assert page.evaluate(TEXTS, ".programs > div") == ["Practice 1 because Two parts: and.", "Practice 2 thus"]
     letters = "[...document.querySelectorAll('summary[data-letter]')].map((e) => e.dataset.letter + e.innerText)"
     assert page.evaluate(letters) == ["a4", "b6", "a4", "b6"]
-    assert not seen(page, "#quiz > p:not(:has(strong))"), "nothing opens"
+    assert not page.evaluate(SEEN, "#quiz > p:not(:has(strong))"), "nothing opens"
 
 
 def test_after_printing_all_is_in_its_place(on_screen):
@@ -79,9 +81,9 @@ def test_after_printing_all_is_in_its_place(on_screen):
 
 
 def test_only_ideas_and_answers_show_their_code(page):
-    assert seen(page, ".cell_input pre") == ["an idea", "because", "deeper"]
-    assert seen(page, "summary") == ["4", "6", "a line", "4", "6"], "options, and one line of evidence"
-    assert not seen(page, "table.claims, .tag_setup")
+    assert page.evaluate(SEEN, ".cell_input pre") == ["an idea", "because", "deeper"]
+    assert page.evaluate(SEEN, "summary") == ["4", "6", "a line", "4", "6"], "options, and one line of evidence"
+    assert not page.evaluate(SEEN, "table.claims, .tag_setup")
 
 
 def test_a_chart_is_whole_and_what_may_go_on_overleaf_scrolls_nowhere(page):
