@@ -22,7 +22,7 @@ from browser import open_browser, serve
 START = "chapters/00_start.html"
 PAPER = {"format": "A4", "print_background": True, "outline": True, "tagged": True}
 MARGIN = {"top": "15mm", "bottom": "16mm", "left": "19mm", "right": "19mm"}
-LISTED = "links => links.map(link => [link.href.split('#')[0], link.innerText.replace(/\\s+/g, ' ').trim()])"
+LISTED = "links => links.map(link => [link.href.split('#')[0], link.textContent.replace(/\\s+/g, ' ').trim()])"
 LEFT_OUT = "book/library/", "book/claims"  # they are looked up, not read
 DEEPER = "Going deeper"
 MOST = 14  # sheets of a chapter, without "Going deeper", which has sheets of its own

@@ -8,7 +8,7 @@ from tools.browser import chromium
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium")
 
-SIDEBAR = '<div class="bd-sidebar-primary"><nav>{links}</nav></div>'
+SIDEBAR = '<div class="bd-sidebar-primary"><nav hidden>{links}</nav></div>'
 PAGES = {
     "chapters/00_start": ("Start", '<a href="01_memory.html#two">on</a> <a href="https://x.org/">out</a>'),
     "chapters/01_memory": (
