@@ -77,7 +77,7 @@ site: $(READY) ## open every built page in a real browser and check it
 	@SITE=$(abspath $(SITE)) $(PY) -m pytest tests/book/test_site.py -n 2 --dist loadgroup
 	@$(PY) tools/looks.py
 
-pdf: $(READY) ## print the built book as one PDF, with bookmarks
+pdf: $(READY) ## print the built book as one PDF, with bookmarks; says how many sheets a chapter takes
 	@test -f $(SITE)/index.html || $(MAKE) book
 	@$(PY) tools/make_pdf.py $(SITE) _build/parallel-by-hand.pdf
 

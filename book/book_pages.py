@@ -68,7 +68,8 @@ def fold_answers(app, doctree):
 
 
 def _begins_anew(node: nodes.Node) -> bool:
-    first = node.children[0] if isinstance(node, nodes.paragraph) and node.children else None
+    words = node.children if isinstance(node, nodes.paragraph) else []
+    first = next((part for part in words if part.astext()), None)  # MyST begins it with a text of no characters
     return isinstance(node, nodes.section) or isinstance(first, nodes.strong) and first.astext()[:1].isdigit()
 
 
@@ -195,6 +196,12 @@ def offer_pictures(app, pagename, templatename, context, doctree):
         app.add_js_file("save_figure.js", loading_method="defer")
 
 
+def lay_on_paper(app, pagename, templatename, context, doctree):
+    """A chapter that is printed has its answers at its end."""
+    if pagename.startswith("chapters/"):
+        app.add_js_file("on_paper.js", loading_method="defer")
+
+
 def describe(app, pagename, templatename, context, doctree):
     if doctree is None or not (text := description(doctree)):
         return
@@ -319,6 +326,7 @@ def setup(app):
     app.connect("html-page-context", help_search)
     app.connect("html-page-context", walk_chapters)
     app.connect("html-page-context", offer_pictures)
+    app.connect("html-page-context", lay_on_paper)
     app.connect("html-collect-pages", lost_page)
     app.connect("build-finished", tidy_pages, priority=900)  # after index.html is written
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -114,7 +114,8 @@ def test_without_a_public_address_a_page_offers_its_notebook(address, is_public)
 
 def test_an_answer_folds_to_the_next_heading_or_question():
     def paragraph(words, bold=False):
-        return nodes.paragraph("", "", *([nodes.strong("", words)] if bold else [nodes.Text(words)]))
+        first = nodes.Text("")  # as MyST begins a paragraph
+        return nodes.paragraph("", "", first, nodes.strong("", words) if bold else nodes.Text(words))
 
     answer = nodes.container(hide_mode="all")
     behind = [paragraph("It is so."), nodes.container(), paragraph("And so.", bold=True)]

@@ -232,8 +232,16 @@ def test_a_line_opens_without_a_script(open_page):
     assert page.locator(".all-code").count() == 0
 
 
-def test_on_paper_all_is_open(open_page):
+def test_on_paper_folds_stay_closed_and_code_is_an_ideas(open_page):
     page = open_page()
     assert page.evaluate(SEEN) == 2, "the idea, and a table"
+    page.get_by_role("button", name="All code").click()
     page.emulate_media(media="print")
-    page.wait_for_function(f"{SEEN} === 3 + 6", timeout=5000)
+    assert page.locator("details.code:visible, div.tag_setup:visible").count() == 0
+    page.emulate_media(media="screen")
+    page.get_by_role("button", name="All code").click()
+    page.emulate_media(media="print")
+    assert page.evaluate(SEEN) == 2, "of what is optional the text"
+    assert (
+        page.locator("details.deeper h3").is_visible() and not page.locator("details.deeper > summary").is_visible()
+    )

@@ -22,7 +22,10 @@ from fontTools.ttLib import TTFont
 from matplotlib.image import imread
 
 from tests.book.book_project import AXE
+from tests.book.test_repository import tool
 from tools.browser import serve
+
+make_pdf = tool("make_pdf")
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(os.environ.get("SITE", ROOT / "_build" / "html"))
@@ -389,8 +392,24 @@ def test_page_is_accessible(served):
     served.page.emulate_media(color_scheme="light")
 
 
+A4_PX = 650  # between the margins of make pdf
+# What has a frame or a ground of its own, and nothing in it.
+EMPTY = """() => [...document.querySelectorAll('article *')].filter((part) => {
+    const style = getComputedStyle(part), seen = 'svg, img, input, mjx-container';
+    const edges = ['Top', 'Right', 'Bottom', 'Left'].map((side) => style[`border${side}Width`]);
+    const framed = edges.some((width) => parseFloat(width)) || !/, 0\\)$|255, 255, 255/.test(style.backgroundColor);
+    return framed && part.checkVisibility({ contentVisibilityAuto: true }) && part.getBoundingClientRect().height > 4
+        && !part.innerText?.trim() && !part.querySelector(seen) && !part.closest(`${seen}, table, .legend, li`);
+}).map((part) => part.outerHTML.slice(0, 120))"""
+WIDE = """() => [...document.querySelectorAll('article :is(pre, table, figure, .report, .box)')]
+    .filter((part) => part.checkVisibility() && part.getBoundingClientRect().right > innerWidth + 1)
+    .map((part) => part.innerText.slice(0, 80))"""
+
+
 def test_page_prints_black_on_white_without_what_surrounds_it(from_disk):
+    fits(from_disk, A4_PX)
     from_disk.page.emulate_media(media="print")
+    from_disk.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     hidden = from_disk.page.evaluate("""() => [...document.querySelectorAll(
         '.bd-sidebar-primary, .bd-sidebar-secondary, .bd-header-article, .prev-next-footer, .pbh-knob input')]
         .filter(e => e.checkVisibility()).map(e => e.className)""")
@@ -398,13 +417,24 @@ def test_page_prints_black_on_white_without_what_surrounds_it(from_disk):
         ...[...document.querySelectorAll('article p, article h2, article pre')].map(e => getComputedStyle(e).color)]""")
     cut = from_disk.page.evaluate("""() => [...document.querySelectorAll('article pre')]
         .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))""")
+    empty, wide = (from_disk.page.evaluate(look) for look in (EMPTY, WIDE))
+    from_disk.page.evaluate("dispatchEvent(new Event('afterprint'))")
     from_disk.page.emulate_media(media="screen")
-    assert hidden == []
-    assert cut == [], "code runs off the paper"
+    fits(from_disk, 1280)
+    assert hidden == [] and empty == []
+    assert cut == [] and wide == [], "runs off the paper"
     red, green, blue = (int(x) for x in re.findall(r"\d+", colours[0])[:3])
     assert min(red, green, blue) == 255, colours[0]
     light = {colour for colour in colours[1:] if max(int(x) for x in re.findall(r"\d+", colour)[:3]) > 190}
     assert light == set()
+
+
+def test_a_chapter_fits_its_sheets(served):
+    if served.name in CHAPTERS:
+        page = served.context.new_page()
+        own, _ = make_pdf.sheets(make_pdf.printed(page, served.page.url))
+        page.close()
+        assert own <= make_pdf.MOST
 
 
 def test_page_works_from_the_disk(from_disk):
