@@ -107,9 +107,8 @@ def _answer(args: argparse.Namespace) -> str | dict:
     if names := [*_given(args, NOT_MODELLED)]:
         raise ValueError(f"{names[0]} is not modelled")
     asked = _given(args, Layout4D._fields)
-    training, mine = _training(args, asked), None
-    if asked:
-        mine = _mine(training, asked)
+    training = _training(args, asked)
+    mine = _mine(training, asked) if asked else None
     split, halves = args.context_parallel or asked.get("cp", 1) > 1, args.zero_bubble or "zb" in str(args.schedule)
     try:
         found, nothing = best_layouts(training, Choices(context_parallel=split, zero_bubble=halves), args.best), ""
@@ -117,15 +116,12 @@ def _answer(args: argparse.Namespace) -> str | dict:
         if not mine:
             raise
         found, nothing = [], str(error)
-    first, *rest = [
-        (one.layout._asdict(), report_of_layout(training, one.layout, args.tokens or 0, args.price or 0))
-        for one in [mine or found[0], *found]
-    ]
+    layouts = [mine or found[0], *found]
+    reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
     if not args.json:
-        return f"{report_text(first[1])}\n\n{nothing or others_text(found, mine)}"
-    sizes = {"model": asdict(training.model), "gpus": training.cluster.gpus, "global_batch": training.global_batch}
-    reports = [{"layout_of": layout} | asdict(report) for layout, report in (first, *rest)]
-    return sizes | {"report": reports[0], "layouts": reports[1:]}
+        return f"{report_text(reports[0])}\n\n{others_text(found, mine, nothing)}"
+    plain = [{"layout": one.layout._asdict()} | asdict(report) for one, report in zip(layouts, reports, strict=True)]
+    return asdict(training) | {"report": plain[0], "layouts": plain[1:]}
 
 
 def _training(args: argparse.Namespace, asked: dict) -> Training:
@@ -134,7 +130,9 @@ def _training(args: argparse.Namespace, asked: dict) -> Training:
         raise ValueError("give --gpus, the number of all GPUs")
     model, (name, device) = _model(args), _device(args)
     if gpus > args.per_node and device.network_Bps is None:
-        raise ValueError(f"the network bandwidth of {name} is not published: give --network, such as --network 25GB")
+        raise ValueError(
+            f"{gpus} GPUs of {name} are on several nodes: give --network between them, such as 25GB per GPU"
+        )
     batch = args.batch or max(1, STEP_TOKENS // model.context)
     return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
 
@@ -178,8 +176,8 @@ def _model(args: argparse.Namespace) -> ModelShape:
     try:
         return ModelShape(**base | given)
     except ValueError as error:
-        heads = {option: given[field] for option, field in ALL_SIZES.items() if field in given and "head" in option}
-        raise ValueError(f"{' '.join(f'--{option} {n}' for option, n in heads.items())}: {error}") from None
+        sizes = " ".join(f"--{option} {given[field]}" for option, field in ALL_SIZES.items() if field in given)
+        raise ValueError(f"{sizes}: {error}") from None
 
 
 def _given(args: argparse.Namespace, names: Iterable[str]) -> dict:

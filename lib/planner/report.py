@@ -34,7 +34,7 @@ class Report:
     """What is known of a run before it starts; `dataclasses.asdict` makes plain data of it.
 
     Args:
-        layout: in words, a line for each axis.
+        axes: the layout in words, a line for each axis.
         places: in the pipeline: `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
             kind → bytes `held`, each at its own peak, and at that of their `total`.
         sends: of a rank in a step: `what`; `calls`, where counted, and `bytes`, of the place that sends least and of
@@ -46,7 +46,7 @@ class Report:
         assumes: subject → all numbers that went in, in words.
     """
 
-    layout: list[str]
+    axes: list[str]
     places: list[dict]
     sends: list[dict]
     waits: list[str]

@@ -15,7 +15,7 @@ MOST_PLACES = 16  # of a pipeline that are listed
 def report_text(report: Report) -> str:
     """A report, at most 100 characters wide."""
     assumes = ["assumes"] * bool(report.assumes) + [f"{name}: {said}" for name, said in report.assumes.items()]
-    parts = report.layout, _held(report), [_sent(report)], report.waits, _answers(report), assumes
+    parts = report.axes, _held(report), [_sent(report)], report.waits, _answers(report), assumes
     return "\n\n".join("\n".join(map(_wrapped, part)) for part in parts if part)
 
 
@@ -88,16 +88,20 @@ def _wrapped(line: str) -> str:
     return textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def others_text(found: list[Planned], mine: Planned | None) -> str:
-    """The fastest layouts of a search, a line each, and the reason for the distance; to `mine` too, if it is given."""
-    lines = []
+def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
+    """The fastest layouts of a search, a line each, and the reason for the distance; to `mine` too, if it is given.
+
+    Args:
+        nothing: why there is none.
+    """
+    lines = ["the fastest layouts that fit:" if found else nothing]
     for place, one in enumerate(found, 1):
         said = f"{layout_text(one.layout)}, {one.memory.total / 1e9:.1f} GB, {one.seconds.total:.2f} s"
         lines.append(f"{place}. {said}" + (f": {why_slower(found[0], one)}" if place > 1 else ""))
-    if mine:
+    if mine and found:
         slower = mine.seconds.total > found[0].seconds.total
         lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
-    return "\n".join(["the fastest layouts that fit:", *map(_wrapped, lines)])
+    return "\n".join(map(_wrapped, lines))
 
 
 def rows_text(predictions: list[Prediction]) -> str:

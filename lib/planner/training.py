@@ -226,13 +226,14 @@ NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b",
 
 
 def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
-    """Return the name if it exists; of a model also with its publisher, and with other hyphens.
+    """Return the name if it exists, also with its publisher, and with other hyphens.
 
     Args:
         otherwise: what else to give.
 
     Raises:
-        ValueError: it does not exist, or names something that is not modelled; the message gives names that are near.
+        ValueError: it does not exist, or names something that is not modelled; the message has the names, or the
+            nearest of many.
     """
     small = str(name).lower()
     for part, pattern in NOT_MODELLED.items():
@@ -241,8 +242,8 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     plain = {other.replace("-", ""): other for other in among}
     if (short := small.rpartition("/")[2].replace("-", "")) in plain:
         return plain[short]
+    said = f"{what} {name!r} is not a preset"
+    if len(among) < 9:
+        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
-    near = near and f"did you mean {near}?"
-    if otherwise:
-        raise ValueError(f"{what} {name!r} is not a preset: {otherwise}{near and f'; or {near}'}")
-    raise ValueError(f"there is no {what} {name!r}; {near or 'use ' + ', '.join(among)}")
+    raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")
