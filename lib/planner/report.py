@@ -187,7 +187,7 @@ def _place(training: Training, layout: Layout4D, m: int, place: int) -> dict:
     sharded = layout.shards if layout.zero == 3 else 1
     return {
         "ranks": ranks_text(range(place * n, place * n + n)),
-        "layers": "embed " * embeds + f"{blocks:g} blocks" + " head" * heads,
+        "layers": "embed " * embeds + f"{blocks:g}" + " head" * heads,
         "parameters": int(held.parameters / training.stack.recipe.weight_bytes * sharded),
         "in_flight": min(m, pp) if is_v else kept_by(place, pp, m, v),
         "held": held._asdict() | {"total": held.total},

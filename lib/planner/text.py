@@ -13,7 +13,7 @@ MOST_PLACES = 16  # of a pipeline that are listed
 
 
 def report_text(report: Report) -> str:
-    """A report, at most 100 characters wide."""
+    """A report, about 100 characters wide."""
     assumes = ["assumes"] * bool(report.assumes) + [f"{name}: {said}" for name, said in report.assumes.items()]
     parts = report.axes, _held(report), [_sent(report)], report.waits, _answers(report), assumes
     return "\n\n".join("\n".join(map(_wrapped, part)) for part in parts if part)
@@ -23,12 +23,11 @@ def _held(report: Report) -> list[str]:
     """A row for each place in the pipeline; and why the highest peak is higher than the lowest."""
     unit, scale, form = ("GB", 1e9, ".2f") if report.peak_bytes >= 1e9 else ("MB", 1e6, ".3f")
     kinds = [kind for kind in report.places[0]["held"] if any(place["held"][kind] for place in report.places)]
-    rows = [["ranks", "layers", "Ψ", "in flight", *kinds, unit]]
+    rows = [["ranks", "layers", "Ψ", "m kept", *kinds[:-1], f"total {unit}"]]
     for place in report.places:
         sizes = [format(place["held"][kind] / scale, form) for kind in kinds]
-        rows.append(
-            [place["ranks"], place["layers"], f"{place['parameters']:,}", f"{place['in_flight']:.3g}", *sizes, ""]
-        )
+        psi = f"{place['parameters'] / 1e9:.3f}e9" if unit == "GB" else f"{place['parameters']:,}"
+        rows.append([place["ranks"], place["layers"], psi, f"{place['in_flight']:.3g}", *sizes])
     if len(report.places) > MOST_PLACES:
         rows[MOST_PLACES // 2 : -MOST_PLACES // 2] = [["…", *[""] * (len(rows[0]) - 1)]]
     lines = [table(rows), *report.notes]

@@ -186,7 +186,7 @@ def test_answered(question, capsys):
     said = ask(question, capsys)
     flat = re.sub(r"\n  (?=\S)", " ", said)  # lines that were wrapped
     assert [words for words in ANSWERED[question] if words not in flat] == []
-    assert all(len(line) <= 130 for line in said.splitlines())
+    assert all(len(line) <= 110 for line in said.splitlines())
 
 
 @pytest.mark.parametrize("question", REFUSED)
