@@ -11,15 +11,15 @@ microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
 from lib.cost.bubble import kept_by
-from lib.cost.held import activation_bytes, state_bytes
+from lib.cost.held import state_bytes
+from lib.cost.sizes import PLANNED_RECOMPUTE
 from lib.layout import divisors
-from lib.planner.seconds import Seconds, has_even_stages, stage_layers, step_s
+from lib.planner.seconds import Seconds, has_even_stages, block_kept_bytes, stage_layers, step_s
 from lib.planner.training import Layout4D, Training
 
 MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
@@ -57,30 +57,21 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 
 def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, *_ = layout
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, _, every, chunks = layout
     model, stack, is_v = training.model, training.stack, schedule == "zb-v"
     has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
     blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]
     ends = has_embedding + (has_head and not (has_embedding and model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
-    state = state_bytes(held, stack.recipe, zero=zero, dp=dp * cp)
+    state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
     m = max(1, int(layout.microbatches(training.global_batch)))
     in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
-    kept = in_flight * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
-    if recompute == "full":  # the inside of one block, while backward recomputes it
-        kept += _block_bytes(training, tp, cp, rows, slices, "none")
-    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0
+    of_block = training, tp, cp, rows, slices
+    kept = in_flight * blocks * block_kept_bytes(*of_block, recompute, every)
+    kept += block_kept_bytes(*of_block, "none") - block_kept_bytes(*of_block, recompute)  # of one block, while it is recomputed
+    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp / chunks if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
-
-
-@lru_cache(maxsize=4096)
-def _block_bytes(training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str) -> float:
-    """Bytes that a block keeps for backward; fused attention keeps no matrix."""
-    if recompute == "none" and training.stack.fused_attention:
-        recompute = "selective"
-    bytes_ = activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices) / cp
-    return bytes_ / tp if recompute == "full" and slices else bytes_
 
 
 class Planned(NamedTuple):
@@ -96,9 +87,13 @@ class Choices:
     """The choices of the search.
 
     Args:
-        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as in our own library and DeepSpeed. 2 is off by
-            default, because it reduces the gradients of each microbatch.
-        recompute: kinds of recomputation.
+        zero: stages of ZeRO; 3 only without a pipeline. 2 is off by default, because it reduces the gradients of each
+            microbatch.
+        recompute: kinds of recomputation; only `none` is tried where it fits.
+        every: recompute one block in so many.
+        loss_chunks: pieces of the loss, from the fewest; more only where it does not fit.
+        hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
+            have neither.
         context_parallel: whether a sequence may be split.
         interleaved: whether a rank may have several stages.
         zero_bubble: whether weight gradients may be deferred (ZB-H1, ZB-V).
@@ -106,9 +101,16 @@ class Choices:
 
     zero: tuple[int, ...] = (0, 1, 3)
     recompute: tuple[str, ...] = ("none", "full")
+    every: tuple[int, ...] = (1,)
+    loss_chunks: tuple[int, ...] = (1,)
     context_parallel: bool = False
     interleaved: bool = True
     zero_bubble: bool = False
+    hybrid: bool = False
+
+
+ALL_OPEN = Choices(recompute=PLANNED_RECOMPUTE, every=(1, 2), loss_chunks=(1, 8), context_parallel=True)
+ALL_OPEN = replace(ALL_OPEN, zero_bubble=True, hybrid=True)
 
 
 def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
@@ -129,19 +131,25 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
 def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
     """All microbatch sizes, stages per rank, stages of ZeRO and kinds of recomputation on these ranks."""
     mine = training.global_batch // dp
-    zeros = [zero for zero in choices.zero if not (zero == 3 and (pp > 1 or tp > 1) or zero and dp * cp == 1)]
+    alone = pp == 1 and (tp == 1 or choices.hybrid)
+    zeros = [(zero, 1) for zero in choices.zero if (zero < 3 or alone) and (zero == 0 or dp * cp > 1)]
+    copies, rest = divmod(dp * cp, max(1, training.cluster.per_node // tp))
+    if choices.hybrid and alone and 3 in choices.zero and 1 < copies < dp * cp and rest == 0:
+        zeros.append((3, copies))
+    ways = [(how, n) for how in choices.recompute for n in (choices.every if how != "none" else (1,))]
+    if training.stack.fused_attention:  # which recomputes its matrix in any case
+        ways = [way for way in ways if way[0] != "selective"]
     for rows in (2**k for k in range(MOST_ROWS.bit_length()) if mine % 2**k == 0):
         m = mine // rows
         most = MOST_STAGES_PER_RANK if choices.interleaved and pp > 1 and m % pp == 0 else 1
         even = [v for v in range(1, most + 1) if has_even_stages(training.model.num_layers, pp * v)]
-        for v, recompute, zero in product(even, choices.recompute, zeros):
-            layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
-            yield layout
+        for v, (recompute, every), (zero, replicas) in product(even, ways, zeros):
+            schedules = ["1f1b"]
             if choices.zero_bubble and pp > 1 and recompute == "none":
-                if v == 1 and m >= pp:
-                    yield layout._replace(schedule="zb-h1")
-                if v == 2 and m >= 2 * pp - 1:
-                    yield layout._replace(schedule="zb-v")
+                schedules += ["zb-h1"] if v == 1 and m >= pp else ["zb-v"] if v == 2 and m >= 2 * pp - 1 else []
+            for schedule, chunks in product(schedules, choices.loss_chunks):
+                how = zero, tp > 1, recompute, schedule, replicas, every, chunks
+                yield Layout4D(tp, cp, pp, dp, rows, v, *how)
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
@@ -150,8 +158,17 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
-    held = {layout: memory_bytes(training, layout) for layout in all_layouts(training, choices or Choices())}
-    fitting = {layout: memory for layout, memory in held.items() if memory.total <= training.room_bytes}
+    held, fitting, enough = {}, {}, set()
+    for layout in all_layouts(training, choices or Choices()):
+        recompute, schedule, replicas, _, chunks = layout[8:]
+        plain = *layout[:8], schedule, replicas
+        if (recompute != "none" or chunks > 1) and plain in enough:  # it fits without
+            continue
+        held[layout] = memory = memory_bytes(training, layout)
+        if memory.total <= training.room_bytes:
+            fitting[layout] = memory
+            if recompute == "none":
+                enough.add(plain)
     if not fitting:
         raise ValueError(_nothing(training, held))
     found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting.items()]
@@ -194,7 +211,10 @@ def layout_text(layout: Layout4D) -> str:
         f"v {layout.stages_per_rank}": layout.stages_per_rank > 1,
         f"ZeRO-{layout.zero}": layout.zero > 0,
         "sp": layout.sequence_parallel,
-        f"recompute {layout.recompute}": layout.recompute != "none",
+        f"{layout.replicas} copies": layout.replicas > 1,
+        f"recompute {layout.recompute}" + (f", 1 in {layout.every}" if layout.every > 1 else ""): layout.recompute
+        != "none",
+        f"loss in {layout.loss_chunks}": layout.loss_chunks > 1,
         layout.schedule: layout.schedule != "1f1b",
     }
     return ", ".join([" · ".join(axes), f"b {layout.rows}", *(name for name, on in options.items() if on)])
