@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, replace
 
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
-from lib.cost.sizes import BIASES, LLAMA, RECOMPUTE, ZERO_STAGES, ModelShape
+from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.rows import predict, read_rows
+from lib.planner.search import ALL_OPEN
 from lib.planner.text import others_text, report_text, rows_json, rows_text
 from lib.planner.training import GPUS, NOT_MODELLED, PRESET_MODELS, STACKS, known, stack_for
 
@@ -84,13 +85,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     for option, field in COUNTS.items():
         layout.add_argument(f"--{option}", dest=field, **count)
     layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
-    layout.add_argument("--recompute", choices=RECOMPUTE)
+    layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
     layout.add_argument(
         "--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves several stages per rank"
     )
     search = parser.add_argument_group("search and answers")
     search.add_argument("--context-parallel", action="store_true", help="also split sequences")
     search.add_argument("--zero-bubble", action="store_true", help="also try ZB-H1 and ZB-V")
+    search.add_argument(
+        "--all-choices", action="store_true", help="also HSDP, recomputation by kind, a loss in pieces"
+    )
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument(
         "--tokens", type=_read(TOKENS, "15.6T"), help="15.6T: of the training, for days and GPU hours"
@@ -109,9 +113,8 @@ def _answer(args: argparse.Namespace) -> str | dict:
     asked = _given(args, Layout4D._fields)
     training = _training(args, asked)
     mine = _mine(training, asked) if asked else None
-    split, halves = args.context_parallel or asked.get("cp", 1) > 1, args.zero_bubble or "zb" in str(args.schedule)
     try:
-        found, nothing = best_layouts(training, Choices(context_parallel=split, zero_bubble=halves), args.best), ""
+        found, nothing = best_layouts(training, _choices(args, asked), args.best), ""
     except ValueError as error:
         if not mine:
             raise
@@ -122,6 +125,19 @@ def _answer(args: argparse.Namespace) -> str | dict:
         return f"{report_text(reports[0])}\n\n{others_text(found, mine, nothing)}"
     plain = [{"layout": one.layout._asdict()} | asdict(report) for one, report in zip(layouts, reports, strict=True)]
     return asdict(training) | {"report": plain[0], "layouts": plain[1:]}
+
+
+def _choices(args: argparse.Namespace, asked: dict) -> Choices:
+    """What is searched: every choice, or the usual ones, and those of the layout that is asked for."""
+    names = "zero", "recompute", "every", "loss_chunks"
+    with_tp = asked.get("zero") == 3 and asked.get("tp", 1) > 1
+    usual = Choices(
+        **{name: tuple(dict.fromkeys((*getattr(Choices, name), asked[name]))) for name in names if name in asked},
+        context_parallel=args.context_parallel or asked.get("cp", 1) > 1,
+        zero_bubble=args.zero_bubble or asked.get("schedule", "1f1b") != "1f1b",
+        hybrid="replicas" in asked or with_tp,
+    )
+    return ALL_OPEN if args.all_choices else usual
 
 
 def _training(args: argparse.Namespace, asked: dict) -> Training:
@@ -141,7 +157,9 @@ def _mine(training: Training, asked: dict) -> Planned:
     """The layout that is asked for: ranks that are left out follow."""
     tp, cp, pp = (asked.get(axis, 1) for axis in ("tp", "cp", "pp"))
     axes = {"tp": tp, "cp": cp, "pp": pp, "dp": max(1, training.cluster.gpus // (tp * cp * pp))} | asked
-    layout = Layout4D(**{"zero": int(axes["dp"] * cp > 1), "sequence_parallel": tp > 1} | axes)
+    layout = Layout4D(
+        **{"zero": 3 if "replicas" in asked else int(axes["dp"] * cp > 1), "sequence_parallel": tp > 1} | axes
+    )
     if why := refusal(training, layout):
         raise ValueError(why)
     return Planned(layout, step_s(training, layout), memory_bytes(training, layout))

@@ -164,7 +164,7 @@ def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, pr
     answers = {"step_s": step, "tokens_per_s": of_step / step, "tokens_per_s_per_gpu": of_step / step / layout.gpus}
     for name, recompute in (("mfu", "none"), ("hfu", layout.recompute)):
         for counted in ("", "_causal"):
-            answers[name + counted] = training.utilisation(step, recompute, causal=bool(counted))
+            answers[name + counted] = training.utilisation(step, recompute, layout.every, bool(counted))
     if tokens:
         hours = tokens / of_step * step / 3600
         answers |= {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * layout.gpus}

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from lib.planner.report import WIDTH, Report
-from lib.planner.rows import Prediction, medians
+from lib.planner.rows import Prediction, distinct, medians
 from lib.planner.search import Planned, layout_text, why_slower
 
 MOST_PLACES = 16  # of a pipeline that are listed
@@ -106,29 +106,42 @@ def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -
 def rows_text(predictions: list[Prediction]) -> str:
     """Measured and predicted seconds, a line for each run, and the medians of each group."""
     plain = rows_json(predictions)
-    rows = [["run", "measured s", "predicted s", "error", "TFLOP/s", "mostly"]]
+    rows = [["run", "measured s", "predicted s", "error", "TFLOP/s", "constants", "mostly"]]
     for one in plain["runs"]:
         kind = max(one["kinds"], key=one["kinds"].get)
         mostly = f"{one['kinds'][kind] / one['seconds']:.0%} {kind}"
         times = f"{one['measured_s']:.3f}", f"{one['seconds']:.3f}", f"{one['error']:+.1%}", f"{one['tflops']:.0f}"
-        rows.append([one["id"], *times, mostly])
-    groups = [["group", "runs", "median", "worst"]]
-    for name, of in plain["medians"].items():
-        groups.append([name, str(of["runs"]), f"{of['median']:.1%}", f"{of['worst']:.1%}"])
-    return "\n\n".join([table(rows), table(groups)])
+        mostly += f"; {one['without']} is not modelled" if one["without"] else ""
+        rows.append([one["id"], *times, one["evidence"], mostly])
+    tables = [table(rows)]
+    for kind, name in (("medians", "group"), ("stacks", "stack, GPU"), ("evidence", "constants")):
+        lines = [[name, "runs", "configurations", "median", "worst"]]
+        for key, of in plain[kind].items():
+            sizes = str(of["runs"]), str(of["configurations"])
+            lines.append([key, *sizes, f"{of['median']:.1%}", f"{of['worst']:.1%}"])
+        tables.append(table(lines))
+    return "\n\n".join(tables)
 
 
 def rows_json(predictions: list[Prediction]) -> dict:
     """The same as plain data; an error of 0.05 is 5 % too many seconds."""
-    found = medians((one.group, one.error) for one in predictions)
+    kinds = {"medians": "group", "stacks": "stack", "evidence": "evidence"}
     return {
         "runs": [
             {"id": one.id, "group": one.group, "seconds": one.seconds.total, "measured_s": one.measured_s}
             | {"tflops": one.tflops, "error": one.error, "kinds": one.seconds._asdict()}
+            | {"evidence": one.evidence, "without": one.without}
             for one in predictions
         ],
-        "medians": {name: dict(zip(("runs", "median", "worst"), of, strict=True)) for name, of in found.items()},
-    }
+    } | {kind: _by(predictions, field) for kind, field in kinds.items()}
+
+
+def _by(predictions: list[Prediction], field: str) -> dict[str, dict[str, float]]:
+    """For each value of a field the runs, their configurations, and the median and worst error of those."""
+    runs = medians((getattr(one, field), 0.0) for one in predictions)
+    found = medians((getattr(one, field), one.error) for one in distinct(predictions))
+    names = "configurations", "median", "worst"
+    return {key: {"runs": runs[key][0]} | dict(zip(names, of, strict=True)) for key, of in found.items()}
 
 
 def table(rows: list[list[str]]) -> str:
