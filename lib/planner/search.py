@@ -207,6 +207,9 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
         ways = [f"{n:,} GPUs" for n in fewest_gpus(training, choices)]
         more = {name: replace(choices, **more) for name, more in MORE.items()}
         ways += [name for name, one in more.items() if one != choices and _fits_some(training, one)]
+        if not ways:
+            widest = replace(choices, context_parallel=True, loss_chunks=(1, 8))
+            ways = [f"{n:,} GPUs, with {' and '.join(MORE)}" for n in fewest_gpus(training, widest)]
     if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
         batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
         tried = (n for n in batches if _fits_some(replace(training, global_batch=n), choices))
