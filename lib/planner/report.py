@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 
 from lib.cost.bubble import bubble, kept_by
 from lib.cost.hardware import device_text
-from lib.cost.models import model_text
+from lib.cost.models import NOT_MODELLED, model_text
 from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
@@ -23,7 +23,7 @@ from lib.planner.plan import Plan, step_bubble
 from lib.planner.search import bytes_of_rank
 from lib.planner.seconds import stage_layers, step_s
 from lib.planner.traffic import bytes_out_of_a_node, step_traffic
-from lib.planner.training import NOT_MODELLED, Cluster, Layout4D, Stack, Training
+from lib.planner.training import Cluster, Layout4D, Stack, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
