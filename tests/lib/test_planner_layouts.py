@@ -10,7 +10,7 @@ from book.published.one_card import blocks_on_one_card
 from book.published.steps import calibrated, matmul_share_of
 from lib.cost import activation_bytes, block_saved_bytes, train_flops
 from lib.cost.sizes import LLAMA, ModelShape
-from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
+from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, fits, memory_bytes, step_s
 from lib.planner.rows import distinct, predict, read_rows, training_of
 from lib.planner.search import ALL_OPEN, all_layouts, layout_text
 from lib.planner.text import rows_json, rows_text
@@ -151,9 +151,11 @@ def test_all_choices_open(say):
         (a, b) for a in (False, True) for b in (False, True)
     }
     assert {one.shards * one.tp for one in sharded if one.replicas > 1} == {8}, "a node"
-    for one in best_layouts(training(), ALL_OPEN, best=10):
-        assert one.layout.recompute == "none" or "recompute" in layout_text(one.layout)
-    assert {one.layout.loss_chunks for one in best_layouts(training(), ALL_OPEN, best=10)} == {1}
+    for layout in (one.layout for one in best_layouts(training(), ALL_OPEN, best=50)):
+        if layout.recompute != "none" or layout.loss_chunks > 1:
+            assert not fits(training(), layout._replace(recompute="none", every=1, loss_chunks=1)), layout_text(
+                layout
+            )
 
 
 # ---- runs that came later -------------------------------------------------------------------------------------------
