@@ -225,21 +225,16 @@ def _fits_some(training: Training, choices: Choices) -> bool:
 
 
 def fewest_gpus(training: Training, choices: Choices) -> list[int]:
-    """The smallest number of GPUs, above the cluster's, on which a layout fits: a power of two or a multiple of a node.
+    """The smallest number of GPUs, more than there are, on which a layout fits: a power of two, or up to 64 nodes.
 
-    Above 16 nodes between two powers of two it tries eight numbers. Empty: none up to a million.
+    Empty: none up to a million.
     """
-    has, node = training.cluster.gpus, training.cluster.per_node
-
-    def enough(gpus: int) -> bool:
-        return _fits_some(replace(training, cluster=replace(training.cluster, gpus=gpus)), choices)
-
-    power = next((2**k for k in range(has.bit_length(), 21) if enough(2**k)), None)
-    if power is None:
-        return []
-    step = node * max(1, power // 16 // node)
-    between = range(max(has, power // 2) // node * node + node, power, step)
-    return [next((gpus for gpus in between if enough(gpus)), power)]
+    cluster, parameters = training.cluster, training.model.num_layers * training.block_parameters
+    state = parameters * training.stack.recipe.bytes_per_parameter  # which is somewhere at least once
+    many = sorted({2**k for k in range(21)} | {cluster.per_node * k for k in range(1, 65)})
+    least = (n for n in many if n > cluster.gpus and n * training.room_bytes >= state)
+    trainings = (replace(training, cluster=replace(cluster, gpus=n)) for n in least)
+    return [*islice((one.cluster.gpus for one in trainings if _fits_some(one, choices)), 1)]
 
 
 def why_slower(one: Planned, other: Planned) -> str:
