@@ -7,6 +7,7 @@ nothing here refuses; tests compare the three.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from lib.layout import divisors, one_of
 from lib.planner.search import FEWEST_TOKENS, MOST_ROWS, MOST_STAGES_PER_RANK, possible_cp, possible_tp
@@ -23,16 +24,8 @@ def _refusals(training: Training, layout: Layout4D) -> Iterator[str]:
     """Each may rely on those before it."""
     tp, cp, pp, dp, rows, v, zero, _, recompute, schedule, replicas, *_ = layout
     model, gpus, batch, ranks = training.model, training.cluster.gpus, training.global_batch, tp * cp * pp
-    heads, keys, layers, name = (
-        model.num_heads,
-        model.num_kv_heads or model.num_heads,
-        model.num_layers,
-        schedule.upper(),
-    )
-
-    def even(stages: int) -> bool:
-        return has_even_stages(layers, stages)
-
+    heads, keys, layers = model.num_heads, model.num_kv_heads or model.num_heads, model.num_layers
+    even = partial(has_even_stages, layers)
     if tp not in possible_tp(training):
         ways = one_of(n for n in possible_tp(training) if gpus % n == 0)
         shared = f", {keys} of keys and values," if keys < heads else ""
@@ -78,7 +71,7 @@ def _refusals(training: Training, layout: Layout4D) -> Iterator[str]:
         yield "A schedule needs a pipeline: choose pp 2 or more, or 1F1B."
     if m < {"1f1b": 1, "zb-h1": pp, "zb-v": 2 * pp - 1}[schedule]:
         enough = (pp if schedule == "zb-h1" else 2 * pp) * rows * dp
-        yield f"{m:,} microbatches cannot fill {name} on {pp} stages: choose 1F1B, or batch {enough:,}."
+        yield f"{m:,} microbatches cannot fill {schedule.upper()} on {pp} stages: choose 1F1B, or batch {enough:,}."
     if recompute != "none" and schedule != "1f1b":
         yield "A backward in halves is planned without recomputation: choose none, or 1F1B."
     if zero and dp * cp == 1:
