@@ -234,7 +234,7 @@ const planner = (training, limits) => {
     const found = [];
     const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
     const recomputes = ways.flatMap((recompute) =>
-      (recompute === "none" ? [1] : everies).map((every) => ({ recompute, every })))
+      (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))
       .filter(({ recompute }) => recompute !== "selective" || !stack.fused_attention);
     for (const tp of divisors(heads))
       for (const cp of powers(mostCp))

@@ -92,7 +92,7 @@ class Choices:
         zero: stages of ZeRO; 3 only without a pipeline. 2 is off by default, because it reduces the gradients of each
             microbatch.
         recompute: kinds of recomputation; only `none` is tried where it fits.
-        every: recompute one block in so many.
+        every: with `full`, recompute one block in so many.
         loss_chunks: pieces of the loss, from the fewest; more only where it does not fit.
         hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
             have neither.
@@ -149,7 +149,7 @@ def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: i
     copies, rest = divmod(dp * cp, max(1, training.cluster.per_node // tp))
     if choices.hybrid and alone and 3 in choices.zero and 1 < copies < dp * cp and rest == 0:
         zeros.append((3, copies))
-    ways = [(how, n) for how in choices.recompute for n in (choices.every if how != "none" else (1,))]
+    ways = [(how, n) for how in choices.recompute for n in (choices.every if how == "full" else (1,))]
     if training.stack.fused_attention:  # which recomputes its matrix in any case
         ways = [way for way in ways if way[0] != "selective"]
     for rows in (2**k for k in range(MOST_ROWS.bit_length()) if mine % 2**k == 0):
