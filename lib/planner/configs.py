@@ -1,0 +1,113 @@
+"""A Hugging Face `config.json` as a `ModelShape`, with notes: what gave which size, and what was not understood.
+
+The problem: of the forty keys of a config ten decide size and time, and a reader that skips what it does not know is
+wrong in silence. The idea: a table (`foreign.toml`). A key is a size, a switch, known to change neither bytes nor
+seconds, not modelled (with what that changes), or not understood. A size that is missing is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from lib.cost.sizes import ModelShape
+
+FOREIGN = tomllib.loads(Path(__file__).with_name("foreign.toml").read_text(encoding="utf-8"))
+USUAL_TOKENS = 8192  # of a sequence, unless --seq says more or less
+
+
+def read_config(path: str | Path, tokens: int | None = None) -> tuple[ModelShape, list[str]]:
+    """The model of a `config.json`, and notes on its keys.
+
+    Args:
+        tokens: of a sequence. A config has only their maximum; the default is 8,192, or the maximum if that is less.
+
+    Raises:
+        ValueError: not a JSON object; not a model whose size is known; a size that is missing or not a number.
+    """
+    try:
+        config = json.loads(read_text(path))
+        if not isinstance(config, dict):
+            raise ValueError(f"a JSON object is needed, as Hugging Face writes it, not a {type(config).__name__}")
+        return shape_of(config, tokens)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+
+
+def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[ModelShape, list[str]]:
+    """The same for a config that is read already."""
+    table, inner = FOREIGN["config"], config.get("text_config")
+    config = {**config, **inner} if isinstance(inner, dict) else dict(config)
+    for key, why in table["refused"].items():
+        if config.get(key):
+            raise ValueError(f"{key} {config[key]} is not modelled; {why}")
+    kind = config.get("model_type")
+    if kind not in table["families"]:
+        raise ValueError(f"model_type {kind!r} is not known; known are {', '.join(table['families'])}")
+    family = _family(kind)
+    apart, sizes, switches = family.pop("apart", None), table["sizes"], table["switches"]
+    found = {field: (whole(key, config[key]), key) for key, field in sizes.items() if config.get(key) is not None}
+    found |= {field: (bool(config[key]), key) for key, field in switches.items() if config.get(key) is not None}
+    if config.get("attention_bias") and "biases" in family:
+        found["biases"] = ("all", "mlp_bias") if config.get("mlp_bias") else ("qkv", "attention_bias")
+    given = family | {field: value for field, (value, _) in found.items()}
+    lacks = [field for field in list(dict.fromkeys(sizes.values()))[:-2] if field not in given]
+    if lacks:
+        keys = ", ".join(" or ".join(key for key, field in sizes.items() if field == one) for one in lacks)
+        raise ValueError(f"it lacks {keys}, without which the size of a {kind} model is not known")
+    most = given["context"]
+    shape = ModelShape(**given | {"context": tokens or min(most, USUAL_TOKENS)})
+    notes = [f"{field} {value}: from {key}" for field, (value, key) in found.items() if field != "context"]
+    rest = [one.name for one in fields(shape) if one.name not in found and one.name != "context"]
+    notes.append(f"{', '.join(f'{name} {getattr(shape, name)}' for name in rest)}: of a {kind} model")
+    notes.append(f"context {shape.context}: {'--seq' if tokens else 'a default'}; the config has a maximum, {most}")
+    notes += [f"not counted: {apart}"] if apart else []
+    return shape, notes + _left(config)
+
+
+def _family(kind: str) -> dict[str, Any]:
+    row = dict(FOREIGN["config"]["families"][kind])
+    return _family(row.pop("like")) | row if "like" in row else row
+
+
+def _left(config: Mapping[str, Any]) -> list[str]:
+    """Notes on the keys that are neither sizes nor switches; a key that is off says nothing."""
+    table = FOREIGN["config"]
+    known = tuple(table["no_effect"].split())
+    left = {key: value for key, value in config.items() if value and key not in table["sizes"]}
+    left = {key: value for key, value in left.items() if not key.startswith(known)}
+    if config.get("use_sliding_window") is False:
+        left.pop("sliding_window", None)
+    if set(left.get("layer_types", ())) == {"full_attention"}:
+        del left["layer_types"]
+    notes = [f"not modelled: {key}: {why}" for key, why in table["not_modelled"].items() if left.pop(key, None)]
+    return notes + ([f"not understood: {', '.join(left)}"] if left else [])
+
+
+def whole(key: str, value: Any) -> int:
+    """A size from 1, or an error with its key."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} is {json.dumps(value)}; it must be a whole number from 1")
+    return value
+
+
+def read_text(path: str | Path) -> str:
+    """A file of text, or an error that says which file is needed."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give a file in it, such as {path / 'config.json'}")
+    if not path.exists():
+        raise ValueError(f"there is no file {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a file of text") from None
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text
