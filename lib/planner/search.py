@@ -57,7 +57,7 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 
 def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, *_ = layout
     model, stack, is_v = training.model, training.stack, schedule == "zb-v"
     has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
     blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]

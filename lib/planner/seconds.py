@@ -53,7 +53,7 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     Raises:
         ValueError: the layout and the cluster have different numbers of GPUs.
     """
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, *_ = layout
     model, cluster, stack = training.model, training.cluster, training.stack
     if layout.gpus != cluster.gpus:
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
