@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from dataclasses import replace
 
 from lib.cost.sizes import LLAMA, ModelShape
+from lib.planner.configs import read_config
+from lib.planner.explain import flags_text, layout_asked, model_asked, read_foreign
 from lib.planner.rows import predict, read_rows
-from lib.planner.search import Choices, best_layouts
+from lib.planner.search import Choices, Planned, best_layouts, memory_bytes
+from lib.planner.seconds import step_s
 from lib.planner.text import layouts_json, layouts_text, rows_json, rows_text
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, known, stack_for
 
@@ -23,11 +27,15 @@ ALL_SIZES = SIZES | {"kv_heads": "num_kv_heads", "ffn": "d_mlp"}
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m lib.planner", description="Which layout for a model and a cluster."
+        prog="python -m lib.planner",
+        description="Which layout for a model and a cluster. `explain FILE` or `explain FLAGS` "
+        "reads that of Megatron-LM, torchtitan, Accelerate or DeepSpeed.",
+        allow_abbrev=False,
     )
     parser.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}; or give its numbers:")
     for name in ALL_SIZES:
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N")
+    parser.add_argument("--config", metavar="FILE", help="or the config.json of a model of Hugging Face")
     parser.add_argument("--gated", action="store_true", help="three MLP matrices, no biases, as in Llama")
     parser.add_argument("--seq", type=int, metavar="TOKENS", help="sequence length; default: of the model")
     parser.add_argument("--gpus", type=int, metavar="N")
@@ -43,9 +51,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--best", type=int, default=3, metavar="N", help="number of layouts to print")
     parser.add_argument("--rows", metavar="FILE.json", help="predict the published runs of a file")
     parser.add_argument("--json", action="store_true", help="plain data instead of a table")
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    explains = argv[:1] == ["explain"]
+    args, foreign = parser.parse_known_args(argv[1:]) if explains else (parser.parse_args(argv), [])
     try:
-        if args.rows:
+        if explains:
+            said = _explained(args, foreign)
+        elif args.rows:
             predictions = [predict(row) for row in read_rows(args.rows)]
             said = rows_json(predictions) if args.json else rows_text(predictions)
         else:
@@ -56,6 +68,23 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(said if isinstance(said, str) else json.dumps(said, indent=1))
+
+
+def _explained(args: argparse.Namespace, foreign: list[str]) -> str | dict:
+    """What a foreign command asks for; our own options overrule it."""
+    asked = read_foreign(foreign)
+    found = asked.found
+    if "gpus" not in found and {"nodes", "per_node"} <= found.keys():
+        found["gpus"] = found["nodes"] * found["per_node"]
+    args.gpus = args.gpus or found.get("gpus")
+    args.seq = args.seq or found.get("context")
+    asked.found["context"] = args.seq
+    args.shape = None if args.model or args.config or args.hidden else model_asked(asked)
+    training, layout = layout_asked(asked, _training(args), args.batch)
+    planned = Planned(layout, step_s(training, layout), memory_bytes(training, layout))
+    if args.json:
+        return layouts_json(training, [planned]) | {"by": asked.by, "notes": asked.notes}
+    return f"{flags_text(asked, training, layout)}\n\n{layouts_text(training, [planned])}"
 
 
 def _training(args: argparse.Namespace) -> Training:
@@ -77,6 +106,11 @@ def _training(args: argparse.Namespace) -> Training:
 
 def _model(args: argparse.Namespace) -> ModelShape:
     given = {field: _positive(args, name) for name, field in ALL_SIZES.items() if getattr(args, name) is not None}
+    if getattr(args, "shape", None):
+        return args.shape
+    if args.config:
+        shape, args.notes = read_config(args.config, args.seq)
+        return shape
     if args.model:
         return replace(PRESET_MODELS[known(args.model.lower(), PRESET_MODELS, "model")], **given)
     missing = [f"--{name}" for name, field in SIZES.items() if field not in given] + ([] if args.seq else ["--seq"])

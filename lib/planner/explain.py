@@ -11,37 +11,22 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from math import prod
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import RECIPES, ModelShape, check_kv_heads
+from lib.layout import divisors
 from lib.planner.configs import FOREIGN, read_text, whole
 from lib.planner.search import memory_bytes
-from lib.planner.seconds import Seconds, has_even_stages, step_s
+from lib.planner.seconds import has_even_stages, step_s
 from lib.planner.training import Layout4D, Stack, Training
 
 TABLES = {name: table for name, table in FOREIGN["explain"].items() if "keys" in table}
 OFF = ("", "0", "0.0", "false", "no", "none", "null", "disabled", "auto", "default", "[]", "{}")
-WORDS = ("recompute", "schedule", "biases", "replicas")
 SWITCHES = (
     "sequence_parallel overlaps_dp fused_attention fused_swiglu gated rms_norm rotary tied dropout_masks".split()
 )
-DOES = {  # field → what a rank holds, sends and waits for by it
-    "tp": "holds 1/{} of each matrix; sends sums of activations in each block",
-    "cp": "holds 1/{} of each sequence; sends keys and values",
-    "pp": "holds 1/{} of the blocks; sends activations to its neighbours, and waits for them",
-    "stages_per_rank": "holds {} stages: waits less for others, sends more messages",
-    "schedule": "computes its microbatches in the order {}",
-    "zero": "holds a shard of model states (ZeRO-{}); sends gradients and gathers parameters",
-    "replicas": "shards within 1/{} of the data-parallel ranks; sends gradients to the rest",
-    "sequence_parallel": "holds 1/tp of what is kept between the matrices",
-    "recompute": "keeps less of each block ({}), and computes it again",
-    "every": "recomputes one block in {}",
-    "rows": "holds activations of {} sequences per microbatch, and has fewer microbatches",
-    "overlaps_dp": "waits only for gradients whose sums backward does not hide ({})",
-}
 
 
 @dataclass
@@ -84,6 +69,100 @@ def read_foreign(words: Sequence[str]) -> Asked:
     return replace(asked, notes=asked.notes + _left({key: value for key, value in said.items() if key not in read}))
 
 
+def model_asked(asked: Asked) -> ModelShape:
+    """The model whose sizes the flags give, as those of Megatron-LM do.
+
+    Raises:
+        ValueError: a size is missing.
+    """
+    given = {one.name: asked.found[one.name] for one in fields(ModelShape) if one.name in asked.found}
+    if lacks := [one.name for one in fields(ModelShape) if one.default is MISSING and one.name not in given]:
+        raise ValueError(f"{asked.framework}: no flag gives {', '.join(lacks)}; add --model NAME or --config FILE")
+    if asked.found.get("grouped"):
+        given["num_kv_heads"] = asked.found.get("groups", 1)
+    if given.get("gated") and not given.get("d_mlp"):  # as Megatron-LM has it: two thirds, in multiples of 64
+        given["d_mlp"] = 4 * given["d_model"] * 2 // 3 // 64 * 64
+    return ModelShape(**given)
+
+
+def layout_asked(asked: Asked, training: Training, batch: int | None = None) -> tuple[Training, Layout4D]:
+    """The layout, and the training with the batch and the overlap, that are asked for.
+
+    Args:
+        batch: sequences of a step, which overrules what is asked.
+
+    Raises:
+        ValueError: numbers that do not divide.
+    """
+    found, model, gpus = asked.found, training.model, training.cluster.gpus
+    tp, cp, pp = (found.get(axis, 1) for axis in ("tp", "cp", "pp"))
+    dp, v = max(1, gpus // (tp * cp * pp)), found.get("stages_per_rank", 1) if pp > 1 else 1
+    if "stage_layers" in found:
+        v = max(1, -(-model.num_layers // (pp * found["stage_layers"])))
+    local = found.get("local", found.get("rows", 1))
+    rows = found.get("rows", local if pp == 1 else 1)
+    batch = batch or found.get("batch") or local * found.get("accumulation", 1) * dp
+    copies = found.get("replicas", 1)
+    copies = max(1, gpus // training.cluster.per_node) if copies == "nodes" else copies
+    for n, of, what, whole_ in (
+        (tp * cp * pp, gpus, f"tp {tp} x cp {cp} x pp {pp}", "GPUs"),
+        (tp, model.num_heads, "tp", "heads"),
+        (cp, model.context, "cp", "tokens"),
+        (dp * rows, batch, f"dp {dp} x microbatches of {rows}", "sequences of a step"),
+        (copies, dp * cp, "copies", "data-parallel ranks"),
+    ):
+        if of % n:
+            raise ValueError(f"{what}: {n} does not divide {of:,} {whole_}; {_near(n, of)} does")
+    check_kv_heads(model.num_kv_heads or model.num_heads, tp)
+    if not has_even_stages(model.num_layers, pp * v):
+        raise ValueError(
+            f"{model.num_layers} blocks cannot be cut into {pp * v} equal stages (pp {pp} x {v} per rank)"
+        )
+    of_stack = {one.name: found[one.name] for one in fields(Stack) if found.get(one.name, "stack") != "stack"}
+    if "recipe" in of_stack:
+        of_stack["recipe"] = RECIPES[of_stack["recipe"]]
+    slices = tp > 1 and found.get("sequence_parallel", False)
+    sharded = found.get("zero", 0) if dp * cp > 1 else 0
+    how = {name: found[name] for name in ("recompute", "schedule", "every") if name in found}
+    layout = Layout4D(tp, cp, pp, dp, rows, v, sharded, slices, **how, replicas=copies)
+    return replace(training, global_batch=batch, stack=replace(training.stack, **of_stack)), layout
+
+
+def _near(n: int, of: int) -> int:
+    return min(divisors(of), key=lambda other: (abs(other - n), other))
+
+
+def flags_text(asked: Asked, training: Training, layout: Layout4D) -> str:
+    """A paragraph for each flag: what a rank holds, sends and waits for by it, and the same run without it."""
+    lines = [f"{asked.framework}: {TABLES[asked.framework]['source']}"]
+    for field, does in FOREIGN["explain"]["does"].items():
+        value = getattr(layout, field, asked.found.get(field))
+        other, without = training, layout
+        if field in ("tp", "cp", "pp"):
+            without = layout._replace(**{field: 1, "dp": layout.dp * value})
+        elif field in Layout4D._fields:
+            without = layout._replace(**{field: Layout4D._field_defaults[field] if field != "zero" else 0})
+        else:
+            other = replace(training, stack=replace(training.stack, **{field: False}))
+        if (without, other) == (layout, training) or value is False:
+            continue
+        lines.append(f"{asked.by.get(field, 'by default')}: a rank {does.format(value)}")
+        if training.global_batch % (without.dp * without.rows) == 0:
+            lines.append(f"    without it {_change(training, layout, other, without)}")
+    return "\n".join(lines + asked.notes)
+
+
+def _change(training: Training, layout: Layout4D, other: Training, without: Layout4D) -> str:
+    """How bytes and seconds differ in another layout, and which kind of each differs most."""
+    said = []
+    for of, unit, scale in ((memory_bytes, "GB", 1e9), (step_s, "s", 1)):
+        a, b = of(training, layout), of(other, without)
+        by = {kind: (y - x) / scale for kind, x, y in zip(a._fields, a, b, strict=True)}
+        most = max(by, key=lambda kind: abs(by[kind]))
+        said.append(f"{b.total / scale:.2f} {unit} ({(b.total - a.total) / scale:+.2f}; {most} {by[most]:+.2f})")
+    return ", ".join(said)
+
+
 def _enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> None:
     """Enter the value of a key that the table knows."""
     text = str(value).lower()
@@ -106,8 +185,8 @@ def _value(field: str, key: str, text: str) -> Any:
     number = text.split()[0]
     if field == "zero" and number in ("0", "1", "2", "3"):
         return int(number)
-    if "$" in text:
-        raise ValueError(f"{key} is {text}, which the file does not set; add --{key.lstrip('-')} and a number")
+    if "$" in number:
+        raise ValueError(f"{key} is {number.upper()}, which nothing sets; add --{key} and a number behind the file")
     return whole(key, int(number) if re.fullmatch(r"-?\d+", number) else text)
 
 
