@@ -192,18 +192,20 @@ def _value(field: str, key: str, text: str) -> Any:
 
 def _left(said: dict[str, Any]) -> list[str]:
     """Notes on keys that the table does not know; a key that is off says nothing."""
-    table, unknown, notes = FOREIGN["explain"], [], []
-    ignored = re.compile(r"(^|\.)(" + "|".join(map(re.escape, table["no_effect"].split())) + ")")
+    table = FOREIGN["explain"]
+    no_effect = re.compile(r"(^|\.)(" + "|".join(map(re.escape, table["no_effect"].split())) + ")")
+    why_not: dict[str, list[str]] = {}
     for key, value in said.items():
-        text = f"{key.replace('-', '_')} {value}".lower()
-        on, plain = str(value).lower() not in OFF, text.partition(" ")[0]
-        if (why := next((why for part, why in table["refused"].items() if part in plain), "")) and on and value != 1:
-            raise ValueError(f"{key} {value} is not modelled; {why}")
-        why = next((why for part, why in table["not_modelled"].items() if part in text), None)
-        if why and (on or "precision" in text):
-            notes.append(f"not modelled: {key} {value}: {why}")
-        elif on and not ignored.search(plain):
-            unknown.append(key)
+        plain = key.replace("-", "_").lower()
+        text, on = f"{plain} {value}".lower(), str(value).lower() not in OFF
+        for part, why in table["refused"].items():
+            if part in plain and on and str(value) != "1":
+                raise ValueError(f"{key} {value} is not modelled; {why}")
+        why = next((why for part, why in table["not_modelled"].items() if part in text), "")
+        if (on or why and "precision" in plain) and (why or not no_effect.search(plain)):
+            why_not.setdefault(why, []).append(f"{key} {value}" if value is not True else key)
+    unknown = why_not.pop("", [])
+    notes = [f"not modelled: {', '.join(keys)}: {why}" for why, keys in why_not.items()]
     return notes + ([f"not understood: {', '.join(unknown)}"] if unknown else [])
 
 
