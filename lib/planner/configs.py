@@ -8,6 +8,7 @@ seconds, not modelled (with what that changes), or not understood. A size that i
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,6 +18,7 @@ from typing import Any
 from lib.cost.sizes import ModelShape
 
 FOREIGN = tomllib.loads(Path(__file__).with_name("foreign.toml").read_text(encoding="utf-8"))
+OFF = ("", "0", "0.0", "false", "no", "none", "null", "disabled", "auto", "default", "[]", "{}")
 USUAL_TOKENS = 8192  # of a sequence, unless --seq says more or less
 
 
@@ -44,9 +46,7 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     """The same for a config that is read already."""
     table, inner = FOREIGN["config"], config.get("text_config")
     config = {**config, **inner} if isinstance(inner, dict) else dict(config)
-    for key, why in table["refused"].items():
-        if config.get(key):
-            raise ValueError(f"{key} {config[key]} is not modelled; {why}")
+    refuse(config)
     kind = config.get("model_type")
     if kind not in table["families"]:
         raise ValueError(f"model_type {kind!r} is not known; known are {', '.join(table['families'])}")
@@ -68,7 +68,11 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     notes.append(f"{', '.join(f'{name} {getattr(shape, name)}' for name in rest)}: of a {kind} model")
     notes.append(f"context {shape.context}: {'--seq' if tokens else 'a default'}; the config has a maximum, {most}")
     notes += [f"not counted: {apart}"] if apart else []
-    return shape, notes + _left(config)
+    if config.get("use_sliding_window") is False:
+        config["sliding_window"] = None
+    if set(config.get("layer_types") or ()) == {"full_attention"}:
+        config["layer_types"] = None
+    return shape, notes + left_over({key: value for key, value in config.items() if key not in sizes}, table)
 
 
 def _family(kind: str) -> dict[str, Any]:
@@ -76,38 +80,44 @@ def _family(kind: str) -> dict[str, Any]:
     return _family(row.pop("like")) | row if "like" in row else row
 
 
-def _left(config: Mapping[str, Any]) -> list[str]:
-    """Notes on the keys that are neither sizes nor switches; a key that is off says nothing."""
-    table = FOREIGN["config"]
-    known = tuple(table["no_effect"].split())
-    left = {key: value for key, value in config.items() if value and key not in table["sizes"]}
-    left = {key: value for key, value in left.items() if not key.startswith(known)}
-    if config.get("use_sliding_window") is False:
-        left.pop("sliding_window", None)
-    if set(left.get("layer_types", ())) == {"full_attention"}:
-        del left["layer_types"]
-    notes = [f"not modelled: {key}: {why}" for key, why in table["not_modelled"].items() if left.pop(key, None)]
-    return notes + ([f"not understood: {', '.join(left)}"] if left else [])
+def left_over(said: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
+    """Notes on the keys that are no fields: not modelled, with what that changes, or not understood.
+
+    A key that is off says nothing.
+    """
+    no_effect = re.compile(rf"(^|\.)({'|'.join(table['no_effect'].split())})")
+    keys: dict[str, list[str]] = {}
+    for key, value in said.items():
+        plain = key.replace("-", "_").lower()
+        if str(value).lower() not in OFF and not no_effect.search(plain):
+            why = next((why for part, why in table["not_modelled"].items() if part in f"{plain} {value}".lower()), "")
+            keys.setdefault(why, []).append(key if isinstance(value, list | dict | bool) else f"{key} {value}")
+    unknown = keys.pop("", [])
+    notes = [f"not modelled: {', '.join(of)}: {why}" for why, of in keys.items()]
+    return notes + ([f"not understood: {', '.join(unknown)}"] if unknown else [])
 
 
-def whole(key: str, value: Any) -> int:
-    """A size from 1, or an error with its key."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} is {json.dumps(value)}; it must be a whole number from 1")
+def refuse(said: Mapping[str, Any]) -> None:
+    """Raise an error for what would make every number wrong, such as experts."""
+    for key, value in said.items():
+        for part, why in FOREIGN["refused"].items():
+            if part in key.replace("-", "_") and str(value).lower() not in (*OFF, "1"):
+                raise ValueError(f"{key} {value} is not modelled; {why}")
+
+
+def whole(key: str, value: Any, least: int = 1) -> int:
+    """A whole number, or an error with its key."""
+    if type(value) is not int or value < least:
+        raise ValueError(f"{key} is {json.dumps(value)}; it must be a whole number from {least}")
     return value
 
 
 def read_text(path: str | Path) -> str:
-    """A file of text, or an error that says which file is needed."""
+    """The text of a file, or an error that says which file is needed."""
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; give a file in it, such as {path / 'config.json'}")
-    if not path.exists():
-        raise ValueError(f"there is no file {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a file of text") from None
+    if not path.is_file():
+        raise ValueError(f"{path} is a folder; give a file in it" if path.is_dir() else f"there is no file {path}")
+    text = path.read_text(encoding="utf-8", errors="replace")
     if not text.strip():
         raise ValueError(f"{path} is empty")
     return text

@@ -11,25 +11,28 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from lib.cost.sizes import RECIPES, ModelShape, check_kv_heads
-from lib.layout import divisors
-from lib.planner.configs import FOREIGN, read_text, whole
+from lib.cost.sizes import RECIPES
+from lib.planner.configs import FOREIGN, OFF, left_over, read_text, whole
+from lib.planner.refusals import refusal
 from lib.planner.search import memory_bytes
-from lib.planner.seconds import has_even_stages, step_s
+from lib.planner.seconds import step_s
 from lib.planner.training import Layout4D, Stack, Training
 
-TABLES = {name: table for name, table in FOREIGN["explain"].items() if "keys" in table}
-OFF = ("", "0", "0.0", "false", "no", "none", "null", "disabled", "auto", "default", "[]", "{}")
+FRAMEWORKS = {name: table for name, table in FOREIGN["explain"].items() if "keys" in table}
 SWITCHES = (
     "sequence_parallel overlaps_dp fused_attention fused_swiglu gated rms_norm rotary tied dropout_masks".split()
 )
 
+WITHOUT = {"zero": 0, "sequence_parallel": False, "recompute": "none", "schedule": "1f1b"}  # further fields: 1
 
-@dataclass
+
+@dataclass(frozen=True)
 class Asked:
     """What a command or a file asks for.
 
@@ -56,100 +59,107 @@ def read_foreign(words: Sequence[str]) -> Asked:
     said = dict(_content(read_text(name), name) if name else ()) | dict(_flags(words[bool(name) :]))
     if "model_type" in said:
         raise ValueError(f"{name} is the config of a model; give it as --config {name}")
-    full = {key.replace("-", "_"): key for key in said}
-    keys = {short.rpartition(".")[2]: key for short, key in full.items()} | full
-    of = max(TABLES, key=lambda framework: len(TABLES[framework]["keys"].keys() & keys))
-    if not TABLES[of]["keys"].keys() & keys:
-        raise ValueError(f"{name or 'this command'} has no key of {', '.join(TABLES)}")
-    asked, read = Asked(of, dict(TABLES[of]["defaults"]), {}, []), set()
-    for key, into in TABLES[of]["keys"].items():
-        if key in keys:
-            read.add(keys[key])
-            _enter(asked, keys[key], said[keys[key]], into)
-    return replace(asked, notes=asked.notes + _left({key: value for key, value in said.items() if key not in read}))
+    keys = {key.replace("-", "_"): key for key in said}
+    keys = {short.rpartition(".")[2]: key for short, key in keys.items()} | keys
+    of = max(FRAMEWORKS, key=lambda framework: len(FRAMEWORKS[framework]["keys"].keys() & keys))
+    known = {keys[key]: into for key, into in FRAMEWORKS[of]["keys"].items() if key in keys}
+    if not known:
+        raise ValueError(f"{name or 'the command'} has no key of {', '.join(FRAMEWORKS)}")
+    asked = Asked(of, dict(FRAMEWORKS[of]["defaults"]), {}, [])
+    for key, into in known.items():
+        _enter(asked, key, said[key], into)
+    found = asked.found
+    if found.get("replicas") == "nodes":
+        found["replicas"] = found.get("nodes", 1)
+    if found.get("grouped"):
+        found["num_kv_heads"] = found.get("groups", 1)
+    if "d_model" in found:  # the command says which model: what it leaves out is as its framework has it
+        width = 8 * found["d_model"] // 3 // 64 * 64 if found.get("gated") else 0
+        asked.found.update({"d_mlp": width, **FRAMEWORKS[of].get("model", {}), **found})
+    if {"nodes", "per_node"} <= found.keys():
+        found["gpus"] = found["nodes"] * found["per_node"]
+    if of == "torchtitan" and found["zero"] == 3 and found.get("pp", 1) > 1 and "reshards" not in found:
+        found["zero"] = 2  # by default, a pipeline keeps what it gathered
+    asked.notes.extend(left_over({key: said[key] for key in said if key not in known}, FOREIGN["explain"]))
+    return asked
 
 
-def model_asked(asked: Asked) -> ModelShape:
-    """The model whose sizes the flags give, as those of Megatron-LM do.
+def _enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> None:
+    """Enter the value of a key that the table knows."""
+    text = str(value).lower()
+    if text in ("none", "null", "auto"):
+        return
+    for field, meant in into.items() if isinstance(into, dict) else [(into, {"*": "said"})]:
+        here = meant.get(text, meant.get("*", "" if text in OFF else None))
+        if here in (None, "unknown"):
+            asked.notes.append(f"not modelled: {key} {value}; known are {', '.join(meant)}")
+        elif here != "":
+            asked.found[field] = _value(field, key, text) if here == "said" else here
+            asked.by[field] = key if value is True else f"{key} {value}"
 
-    Raises:
-        ValueError: a size is missing.
-    """
-    given = {one.name: asked.found[one.name] for one in fields(ModelShape) if one.name in asked.found}
-    if lacks := [one.name for one in fields(ModelShape) if one.default is MISSING and one.name not in given]:
-        raise ValueError(f"{asked.framework}: no flag gives {', '.join(lacks)}; add --model NAME or --config FILE")
-    if asked.found.get("grouped"):
-        given["num_kv_heads"] = asked.found.get("groups", 1)
-    if given.get("gated") and not given.get("d_mlp"):  # as Megatron-LM has it: two thirds, in multiples of 64
-        given["d_mlp"] = 4 * given["d_model"] * 2 // 3 // 64 * 64
-    return ModelShape(**given)
+
+def _value(field: str, key: str, text: str) -> Any:
+    if field in SWITCHES:
+        return text not in OFF
+    if "$" in text:
+        raise ValueError(f"{key} is {text.upper()}, which nothing sets; add --{key} and a number behind the file")
+    return whole(key, int(text) if re.fullmatch(r"-?\d+", text) else text, least=0 if field == "zero" else 1)
 
 
 def layout_asked(asked: Asked, training: Training, batch: int | None = None) -> tuple[Training, Layout4D]:
     """The layout, and the training with the batch and the overlap, that are asked for.
 
     Args:
-        batch: sequences of a step, which overrules what is asked.
+        batch: sequences of a step; None: microbatches of one rank, times ranks.
 
     Raises:
         ValueError: numbers that do not divide.
     """
     found, model, gpus = asked.found, training.model, training.cluster.gpus
-    tp, cp, pp = (found.get(axis, 1) for axis in ("tp", "cp", "pp"))
+    tp, cp, pp, copies = (found.get(name, 1) for name in ("tp", "cp", "pp", "replicas"))
     dp, v = max(1, gpus // (tp * cp * pp)), found.get("stages_per_rank", 1) if pp > 1 else 1
     if "stage_layers" in found:
-        v = max(1, -(-model.num_layers // (pp * found["stage_layers"])))
+        v, asked.by["stages_per_rank"] = (
+            max(1, model.num_layers // (pp * found["stage_layers"])),
+            asked.by["stage_layers"],
+        )
     local = found.get("local", found.get("rows", 1))
     rows = found.get("rows", local if pp == 1 else 1)
-    batch = batch or found.get("batch") or local * found.get("accumulation", 1) * dp
-    copies = found.get("replicas", 1)
-    copies = max(1, gpus // training.cluster.per_node) if copies == "nodes" else copies
-    for n, of, what, whole_ in (
-        (tp * cp * pp, gpus, f"tp {tp} x cp {cp} x pp {pp}", "GPUs"),
-        (tp, model.num_heads, "tp", "heads"),
-        (cp, model.context, "cp", "tokens"),
-        (dp * rows, batch, f"dp {dp} x microbatches of {rows}", "sequences of a step"),
-        (copies, dp * cp, "copies", "data-parallel ranks"),
-    ):
-        if of % n:
-            raise ValueError(f"{what}: {n} does not divide {of:,} {whole_}; {_near(n, of)} does")
-    check_kv_heads(model.num_kv_heads or model.num_heads, tp)
-    if not has_even_stages(model.num_layers, pp * v):
+    batch = batch or local * found.get("accumulation", 1) * dp
+    if found.get("shards", dp // copies) * copies != dp:
         raise ValueError(
-            f"{model.num_layers} blocks cannot be cut into {pp * v} equal stages (pp {pp} x {v} per rank)"
+            f"{found['shards']} shards of {copies} copies are not the {dp} data-parallel ranks of {gpus} GPUs"
         )
     of_stack = {one.name: found[one.name] for one in fields(Stack) if found.get(one.name, "stack") != "stack"}
     if "recipe" in of_stack:
         of_stack["recipe"] = RECIPES[of_stack["recipe"]]
+    zero = found.get("zero", 0) if dp * cp > copies else 0
+    how = {name: found[name] for name in ("recompute", "schedule", "every", "loss_chunks") if name in found}
     slices = tp > 1 and found.get("sequence_parallel", False)
-    sharded = found.get("zero", 0) if dp * cp > 1 else 0
-    how = {name: found[name] for name in ("recompute", "schedule", "every") if name in found}
-    layout = Layout4D(tp, cp, pp, dp, rows, v, sharded, slices, **how, replicas=copies)
-    return replace(training, global_batch=batch, stack=replace(training.stack, **of_stack)), layout
-
-
-def _near(n: int, of: int) -> int:
-    return min(divisors(of), key=lambda other: (abs(other - n), other))
+    layout = Layout4D(tp, cp, pp, dp, rows, v, zero, slices, **how, replicas=copies)
+    training = replace(training, global_batch=batch, stack=replace(training.stack, **of_stack))
+    if why := refusal(training, layout):
+        raise ValueError(why)
+    return training, layout
 
 
 def flags_text(asked: Asked, training: Training, layout: Layout4D) -> str:
     """A paragraph for each flag: what a rank holds, sends and waits for by it, and the same run without it."""
-    lines = [f"{asked.framework}: {TABLES[asked.framework]['source']}"]
+    lines = [f"{asked.framework}, flag by flag ({FRAMEWORKS[asked.framework]['source']})"]
     for field, does in FOREIGN["explain"]["does"].items():
         value = getattr(layout, field, asked.found.get(field))
         other, without = training, layout
         if field in ("tp", "cp", "pp"):
             without = layout._replace(**{field: 1, "dp": layout.dp * value})
         elif field in Layout4D._fields:
-            without = layout._replace(**{field: Layout4D._field_defaults[field] if field != "zero" else 0})
-        else:
+            without = layout._replace(**{field: WITHOUT.get(field, 1)})
+        elif value:
             other = replace(training, stack=replace(training.stack, **{field: False}))
-        if (without, other) == (layout, training) or value is False:
-            continue
-        lines.append(f"{asked.by.get(field, 'by default')}: a rank {does.format(value)}")
-        if training.global_batch % (without.dp * without.rows) == 0:
-            lines.append(f"    without it {_change(training, layout, other, without)}")
-    return "\n".join(lines + asked.notes)
+        if (without, other) != (layout, training):
+            lines += [asked.by.get(field, f"{field} {value}, by default"), f"  {does.format(value)}"]
+            if training.global_batch % (without.dp * without.rows) == 0:
+                lines.append(f"  without it {_change(training, layout, other, without)}")
+    return "\n".join(fill(line, 100, subsequent_indent="  ") for line in lines + asked.notes)
 
 
 def _change(training: Training, layout: Layout4D, other: Training, without: Layout4D) -> str:
@@ -161,52 +171,6 @@ def _change(training: Training, layout: Layout4D, other: Training, without: Layo
         most = max(by, key=lambda kind: abs(by[kind]))
         said.append(f"{b.total / scale:.2f} {unit} ({(b.total - a.total) / scale:+.2f}; {most} {by[most]:+.2f})")
     return ", ".join(said)
-
-
-def _enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> None:
-    """Enter the value of a key that the table knows."""
-    text = str(value).lower()
-    if text in ("none", "null", "auto"):
-        return
-    for field, meant in into.items() if isinstance(into, dict) else [(into, {"*": "said"})]:
-        here = meant.get(text, meant.get("*"))
-        if here is None:
-            asked.notes += [] if text in OFF else [f"not modelled: {key} {value}; known are {', '.join(meant)}"]
-        elif here != "":
-            asked.found[field], asked.by[field] = (
-                _value(field, key, text) if here == "said" else here,
-                f"{key} {value}",
-            )
-
-
-def _value(field: str, key: str, text: str) -> Any:
-    if field in SWITCHES:
-        return text not in OFF
-    number = text.split()[0]
-    if field == "zero" and number in ("0", "1", "2", "3"):
-        return int(number)
-    if "$" in number:
-        raise ValueError(f"{key} is {number.upper()}, which nothing sets; add --{key} and a number behind the file")
-    return whole(key, int(number) if re.fullmatch(r"-?\d+", number) else text)
-
-
-def _left(said: dict[str, Any]) -> list[str]:
-    """Notes on keys that the table does not know; a key that is off says nothing."""
-    table = FOREIGN["explain"]
-    no_effect = re.compile(r"(^|\.)(" + "|".join(map(re.escape, table["no_effect"].split())) + ")")
-    why_not: dict[str, list[str]] = {}
-    for key, value in said.items():
-        plain = key.replace("-", "_").lower()
-        text, on = f"{plain} {value}".lower(), str(value).lower() not in OFF
-        for part, why in table["refused"].items():
-            if part in plain and on and str(value) != "1":
-                raise ValueError(f"{key} {value} is not modelled; {why}")
-        why = next((why for part, why in table["not_modelled"].items() if part in text), "")
-        if (on or why and "precision" in plain) and (why or not no_effect.search(plain)):
-            why_not.setdefault(why, []).append(f"{key} {value}" if value is not True else key)
-    unknown = why_not.pop("", [])
-    notes = [f"not modelled: {', '.join(keys)}: {why}" for why, keys in why_not.items()]
-    return notes + ([f"not understood: {', '.join(unknown)}"] if unknown else [])
 
 
 # ---- files and flags → key and value --------------------------------------------------------------------------------
@@ -221,25 +185,15 @@ def _content(text: str, name: str) -> Iterator[tuple[str, Any]]:
         if first.lstrip()[:1] in ("{", "["):
             return _dotted(json.loads(text), name)
         if re.match(r"---|[\"']?[\w-]+[\"']?\s*:(\s|$)", first):
-            return _dotted(_yaml(text, name), name)
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{name} is malformed: {error}") from None
-    sets = dict(re.findall(r"^\s*(?:export\s+)?(\w+)=[\"']?([\w.+-]+|\$\{\w+:-\w+\})", text, re.MULTILINE))
-    sets = {key: re.sub(r"\$\{\w+:-(\w+)\}", r"\1", value) for key, value in sets.items()}
-    text = re.sub(r"(^|\s)#.*", "", text)
-    text = re.sub(r"\$\{?(\w+)(?::-\w+)?\}?", lambda match: sets.get(match[1], match[0]), text)
-    return _flags(re.sub(r"[\\\"'()]", " ", text).split())
-
-
-def _yaml(text: str, name: str) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise ValueError(f"{name} is YAML: to read it, pip install PyYAML") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+            return _dotted(import_module("yaml").safe_load(text), name)
+    except ModuleNotFoundError:
+        raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
+    except Exception as error:  # each parser has its own
         raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
+    text = re.sub(r"(^|\s)#.*", "", text, flags=re.MULTILINE)
+    sets = dict(re.findall(r"^\s*(?:export )?(\w+)=[\"']?(?:\$\{\w+:-)?([\w.+-]+)", text, re.MULTILINE))
+    text = re.sub(r"\$\{?(\w+)(?::-([\w.+-]+))?\}?", lambda of: sets.get(of[1], of[2] or of[0]), text)
+    return _flags(re.sub(r"[\\\"']", " ", re.sub(r"[()\n]", " -- ", text)).split())
 
 
 def _dotted(tree: Any, name: str, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -253,7 +207,7 @@ def _dotted(tree: Any, name: str, before: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """`--key value`, `--key=value` or `--key`, wherever they are; a flag may have several values."""
+    """`--key value`, `--key=value` or `--key`, wherever they are; `--` ends the values of a flag."""
     key, values = "", []
     for word in [*words, "--"]:
         if word.startswith("--"):
@@ -261,5 +215,5 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
                 yield key, " ".join(values) or True
             key, _, value = word[2:].partition("=")
             values = [value] if value else []
-        else:
+        elif not values or not re.fullmatch(r"-?[\d.]+", values[0]):  # a number ends them too
             values.append(word)

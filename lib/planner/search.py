@@ -10,10 +10,10 @@ microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import NamedTuple
 
 from lib.cost.bubble import kept_by
@@ -48,7 +48,7 @@ def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
     more than both: it is one of these three.
     """
     ranks = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
-    return max((_of_rank(training, layout, rank) for rank in ranks), key=sum)
+    return max((bytes_of_rank(training, layout, rank) for rank in ranks), key=sum)
 
 
 def fits(training: Training, layout: Layout4D) -> bool:
@@ -56,7 +56,8 @@ def fits(training: Training, layout: Layout4D) -> bool:
     return memory_bytes(training, layout).total <= training.room_bytes
 
 
-def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
+def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
+    """By kind, on a rank at this place in the pipeline."""
     tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, *_ = layout
     model, stack, is_v = training.model, training.stack, schedule == "zb-v"
     has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
@@ -111,14 +112,22 @@ class Choices:
     zero_bubble: bool = False
 
 
+def possible_tp(training: Training) -> list[int]:
+    """Tensor-parallel ranks that share the heads evenly, on at most two nodes."""
+    model, most = training.model, MOST_NODES_OF_TP * training.cluster.per_node
+    keys = model.num_kv_heads or model.num_heads
+    return [n for n in divisors(model.num_heads) if n <= most and (keys % n == 0 or n % keys == 0)]
+
+
+def possible_cp(training: Training) -> list[int]:
+    """Context-parallel ranks that have tokens enough."""
+    return [n for n in (2**k for k in range(10)) if n == 1 or training.model.context // n >= FEWEST_TOKENS]
+
+
 def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     """Every layout on exactly the GPUs of the cluster that splits heads, layers, tokens and sequences evenly."""
     model, gpus = training.model, training.cluster.gpus
-    most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
-    keys = model.num_kv_heads or model.num_heads
-    shared = [n for n in divisors(model.num_heads) if n <= most_tp and (keys % n == 0 or n % keys == 0)]
-    cuts = [2**k for k in range(10 if choices.context_parallel else 1)]
-    cuts = [n for n in cuts if n == 1 or model.context // n >= FEWEST_TOKENS]
+    shared, cuts = possible_tp(training), possible_cp(training) if choices.context_parallel else [1]
     for tp, cp in ((tp, cp) for tp, cp in product(shared, cuts) if gpus % (tp * cp) == 0):
         for pp in divisors(gpus // tp // cp):
             dp = gpus // tp // cp // pp
@@ -150,32 +159,72 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
-    held = {layout: memory_bytes(training, layout) for layout in all_layouts(training, choices or Choices())}
+    choices = choices or Choices()
+    held = {layout: memory_bytes(training, layout) for layout in all_layouts(training, choices)}
     fitting = {layout: memory for layout, memory in held.items() if memory.total <= training.room_bytes}
     if not fitting:
-        raise ValueError(_nothing(training, held))
+        raise ValueError(_nothing(training, choices, held))
     found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting.items()]
     return sorted(found, key=lambda one: (one.seconds.total, one.memory.total))[:best]
 
 
-def _nothing(training: Training, held: dict[Layout4D, Bytes]) -> str:
-    """Why there is no layout, and the way out."""
-    model, gpus, room = training.model, training.cluster.gpus, training.room_bytes
-    if not held:
-        return (
-            f"no layout cuts {model.num_layers} layers, {model.num_heads} heads and {training.global_batch} sequences "
-            f"evenly over {gpus} GPUs; use powers of two, such as {2 ** (gpus.bit_length() - 1)} GPUs and "
-            f"{2 ** (training.global_batch - 1).bit_length()} sequences"
+def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:
+    """Why there is no layout, and ways out, each of them tried."""
+    model, gpus, batch, ways, dps = training.model, training.cluster.gpus, training.global_batch, [], []
+    if held:
+        layout = min(held, key=lambda layout: held[layout].total)
+        size, more = held[layout].total / 1e9, (held[layout].total - training.room_bytes) / 1e9
+        needs = f"needs {size:.1f} GB on a GPU, {more:.1f} GB more than available"
+        why = f"nothing fits: the smallest layout ({layout_text(layout)}) {needs}"
+    elif dps := sorted({one.dp for one in all_layouts(replace(training, global_batch=gpus), choices)}):
+        shared = f"{model.num_layers} layers and {model.num_heads} heads on {gpus:,} GPUs need dp {one_of(dps)}"
+        why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
+    else:
+        why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
+    if held or not dps:
+        ways = [f"{n:,} GPUs" for n in fewest_gpus(training, choices)]
+        across = replace(choices, context_parallel=True)
+        ways += ["context parallelism"] if across != choices and _fits_some(training, across) else []
+    if not ways:
+        least = sorted(
+            {-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n - batch if n >= 2 * batch else -n
         )
-    layout = min(held, key=lambda layout: held[layout].total)
-    size, many = held[layout].total, gpus
-    while many < 2**20 and model.num_parameters * 16 / many > room / 2:
-        many *= 2
-    help_ = f"use {many} GPUs" if many > gpus else "use shorter sequences, or context parallelism"
-    return (
-        f"nothing fits: the smallest layout ({layout_text(layout)}) needs {size / 1e9:.1f} GB on a GPU, "
-        f"{(size - room) / 1e9:.1f} GB more than available; {help_}, or a GPU with more memory"
-    )
+        ways = [
+            f"a batch of {n:,} sequences" for n in least if _fits_some(replace(training, global_batch=n), choices)
+        ][:1]
+    if not ways:
+        shorter = (replace(model, context=model.context >> k) for k in range(1, model.context.bit_length()))
+        fitting = (one.context for one in shorter if _fits_some(replace(training, model=one), choices))
+        ways = [f"sequences of {n:,} tokens" for n in islice(fitting, 1)]
+    return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
+
+
+def _fits_some(training: Training, choices: Choices) -> bool:
+    return any(fits(training, layout) for layout in all_layouts(training, choices))
+
+
+def fewest_gpus(training: Training, choices: Choices) -> list[int]:
+    """The smallest number of GPUs, above the cluster's, on which a layout fits: a power of two or a multiple of a node.
+
+    Above 16 nodes between two powers of two it tries eight numbers. Empty: none up to a million.
+    """
+    has, node = training.cluster.gpus, training.cluster.per_node
+
+    def enough(gpus: int) -> bool:
+        return _fits_some(replace(training, cluster=replace(training.cluster, gpus=gpus)), choices)
+
+    power = next((2**k for k in range(has.bit_length(), 21) if enough(2**k)), None)
+    if power is None:
+        return []
+    step = node * max(1, power // 16 // node)
+    between = range(max(has, power // 2) // node * node + node, power, step)
+    return [next((gpus for gpus in between if enough(gpus)), power)]
+
+
+def one_of(numbers: Iterable[int]) -> str:
+    """`1, 2 or 4`."""
+    *most, last = map("{:,}".format, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def why_slower(one: Planned, other: Planned) -> str:

@@ -13,12 +13,14 @@ sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
 from lib.cost.hardware import DEVICES, Device
+from lib.cost.models import PRESETS
 from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
 
@@ -131,13 +133,17 @@ class Training:
         """Memory of a GPU for all bytes that `memory_bytes` counts."""
         return self.cluster.device.memory_bytes * self.stack.usable_share
 
-    def utilisation(self, step_s: float, recompute: str = "none") -> float:
+    def utilisation(self, step_s: float, recompute: str = "none", causal: bool = False) -> float:
         """MFU: operations per second of the model, with the full attention matrix, as a fraction of the total peak.
 
         Args:
             recompute: also count recomputation: HFU.
+            causal: count half of the attention matrix.
         """
         flops = train_flops(self.model, self.global_batch, recompute)
+        if causal:  # they are rows·s·(A + B·s), so a sequence of twice the length says which are of attention
+            twice = train_flops(replace(self.model, context=2 * self.model.context), self.global_batch, recompute)
+            flops -= (twice - 2 * flops) / 4
         return flops / step_s / self.cluster.gpus / self.cluster.device.peak_flops
 
 
@@ -190,7 +196,7 @@ class Layout4D(NamedTuple):
 
 
 _NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": "175B", "llama-405b": "405B"}
-PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()}
+PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()} | PRESETS
 GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
 
 # Rows that the planner predicts exactly.
@@ -214,13 +220,30 @@ def stack_for(name: str, gpu: str) -> Stack:
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
 
 
-def known(name: str, among: dict, what: str) -> str:
-    """Return the name if it exists.
+# What the formulas do not have, and the names that would be read as if they had.
+_EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d+)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k|glm-?4\.5"
+NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
+
+
+def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
+    """Return the name if it exists; of a model also with its publisher, and with other hyphens.
+
+    Args:
+        otherwise: what else to give.
 
     Raises:
-        ValueError: it does not exist; the message gives the nearest names.
+        ValueError: it does not exist, or names something that is not modelled; the message gives names that are near.
     """
-    if name in among:
-        return name
-    near = get_close_matches(str(name).lower(), among, n=3, cutoff=0.3) or list(among)
-    raise ValueError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")
+    small = str(name).lower()
+    for part, pattern in NOT_MODELLED.items():
+        if re.search(pattern, small):
+            raise ValueError(f"{name}: {part} is not modelled")
+    plain = {other.replace("-", ""): other for other in among}
+    if (short := small.rpartition("/")[2].replace("-", "")) in plain:
+        return plain[short]
+    near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
+    if otherwise:
+        raise ValueError(f"{name!r} is not a preset: {otherwise}" + (f"; did you mean {near}?" if near else ""))
+    raise ValueError(
+        f"there is no {what} {name!r}; " + (f"did you mean {near}?" if near else f"use {', '.join(among)}")
+    )
