@@ -55,18 +55,18 @@ FLOPS = {"TF": 1e12, "TFLOP": 1e12, "TFLOPS": 1e12, "PF": 1e15, "PFLOP": 1e15, "
 TOKENS = {"M": 1e6, "B": 1e9, "T": 1e12, "": 1}
 
 
-def amount(text: str, name: str, units: dict[str, float], such_as: str) -> float:
+def amount(text: str, units: dict[str, float], such_as: str) -> float:
     """The number that a text such as `400Gb/s` stands for: bytes, operations or tokens (per second).
 
     Raises:
-        ValueError: no number, or another unit; the message has `name` and examples.
+        ValueError: no number, or another unit; the message has `such_as`, an example.
     """
     match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([A-Za-z]*?)(?:/s|ps)?", text)
     if match and units is BYTES and match[2] in SPEEDS and match[2] not in BYTES:
         whole = float(match[1])
-        raise ValueError(f"{name} {text} are gigabits, {whole / 8:g} gigabytes; memory is sold in bytes: {whole:g}GB")
+        raise ValueError(f"{text} are gigabits, {whole / 8:g} gigabytes; memory is sold in bytes: {whole:g}GB")
     if not match or match[2] not in units or not float(match[1]):
-        raise ValueError(f"{name} {text} needs a number and a unit: {such_as}")
+        raise ValueError(f"{text} needs a number and a unit: {such_as}")
     return float(match[1]) * units[match[2]]
 
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from lib.cost.sizes import RECIPES
 from lib.planner.configs import FOREIGN, OFF, left_over, read_text, whole
-from lib.planner.refusals import refusal
-from lib.planner.search import memory_bytes
+from lib.planner.search import Planned, memory_bytes
 from lib.planner.seconds import step_s
 from lib.planner.training import Layout4D, Stack, Training
 
@@ -106,46 +105,39 @@ def _value(field: str, key: str, text: str) -> Any:
     return whole(key, int(text) if re.fullmatch(r"-?\d+", text) else text, least=0 if field == "zero" else 1)
 
 
-def layout_asked(asked: Asked, training: Training, batch: int | None = None) -> tuple[Training, Layout4D]:
-    """The layout, and the training with the batch and the overlap, that are asked for.
+def completed(asked: Asked, training: Training, batch: int | None = None) -> tuple[Training, dict[str, Any]]:
+    """The training with the batch and the overlap that are asked for, and the fields of the layout.
 
     Args:
-        batch: sequences of a step; None: microbatches of one rank, times ranks.
-
-    Raises:
-        ValueError: numbers that do not divide.
+        batch: sequences of a step; None: the microbatches of a rank, times ranks.
     """
-    found, model, gpus = asked.found, training.model, training.cluster.gpus
+    found, gpus = asked.found, training.cluster.gpus
     tp, cp, pp, copies = (found.get(name, 1) for name in ("tp", "cp", "pp", "replicas"))
-    dp, v = max(1, gpus // (tp * cp * pp)), found.get("stages_per_rank", 1) if pp > 1 else 1
-    if "stage_layers" in found:
-        v, asked.by["stages_per_rank"] = (
-            max(1, model.num_layers // (pp * found["stage_layers"])),
-            asked.by["stage_layers"],
-        )
-    local = found.get("local", found.get("rows", 1))
-    rows = found.get("rows", local if pp == 1 else 1)
-    batch = batch or local * found.get("accumulation", 1) * dp
+    dp = max(1, gpus // (tp * cp * pp))
     if found.get("shards", dp // copies) * copies != dp:
         raise ValueError(
-            f"{found['shards']} shards of {copies} copies are not the {dp} data-parallel ranks of {gpus} GPUs"
+            f"{copies} copies of {found['shards']} shards are not the {dp} data-parallel ranks of {gpus} GPUs"
         )
+    layout = {name: found[name] for name in Layout4D._fields if name in found}
+    local = found.get("local", found.get("rows", 1))
+    layout |= {
+        "rows": found.get("rows", local if pp == 1 else 1),
+        "sequence_parallel": tp > 1 and layout.get("sequence_parallel", False),
+    }
+    layout |= {"zero": found["zero"] if dp * cp > copies else 0, "dp": dp}
+    if "stage_layers" in found:
+        layout["stages_per_rank"] = max(1, training.model.num_layers // (pp * found["stage_layers"]))
+        asked.by["stages_per_rank"] = asked.by["stage_layers"]
     of_stack = {one.name: found[one.name] for one in fields(Stack) if found.get(one.name, "stack") != "stack"}
     if "recipe" in of_stack:
         of_stack["recipe"] = RECIPES[of_stack["recipe"]]
-    zero = found.get("zero", 0) if dp * cp > copies else 0
-    how = {name: found[name] for name in ("recompute", "schedule", "every", "loss_chunks") if name in found}
-    slices = tp > 1 and found.get("sequence_parallel", False)
-    layout = Layout4D(tp, cp, pp, dp, rows, v, zero, slices, **how, replicas=copies)
-    training = replace(training, global_batch=batch, stack=replace(training.stack, **of_stack))
-    if why := refusal(training, layout):
-        raise ValueError(why)
-    return training, layout
+    batch = batch or local * found.get("accumulation", 1) * dp
+    return replace(training, global_batch=batch, stack=replace(training.stack, **of_stack)), layout
 
 
-def flags_text(asked: Asked, training: Training, layout: Layout4D) -> str:
+def flags_text(asked: Asked, training: Training, planned: Planned) -> str:
     """A paragraph for each flag: what a rank holds, sends and waits for by it, and the same run without it."""
-    lines = [f"{asked.framework}, flag by flag ({FRAMEWORKS[asked.framework]['source']})"]
+    layout, lines = planned.layout, [f"{asked.framework}, flag by flag ({FRAMEWORKS[asked.framework]['source']})"]
     for field, does in FOREIGN["explain"]["does"].items():
         value = getattr(layout, field, asked.found.get(field))
         other, without = training, layout

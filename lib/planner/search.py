@@ -181,21 +181,18 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
         why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
     else:
         why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
+    across, turns = replace(choices, context_parallel=True), range(1, model.context.bit_length())
     if held or not dps:
         ways = [f"{n:,} GPUs" for n in fewest_gpus(training, choices)]
-        across = replace(choices, context_parallel=True)
         ways += ["context parallelism"] if across != choices and _fits_some(training, across) else []
+    if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
+        batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
+        tried = (n for n in batches if _fits_some(replace(training, global_batch=n), choices))
+        ways = [f"a batch of {n:,} sequences" for n in islice(tried, 1)]
     if not ways:
-        least = sorted(
-            {-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n - batch if n >= 2 * batch else -n
-        )
-        ways = [
-            f"a batch of {n:,} sequences" for n in least if _fits_some(replace(training, global_batch=n), choices)
-        ][:1]
-    if not ways:
-        shorter = (replace(model, context=model.context >> k) for k in range(1, model.context.bit_length()))
-        fitting = (one.context for one in shorter if _fits_some(replace(training, model=one), choices))
-        ways = [f"sequences of {n:,} tokens" for n in islice(fitting, 1)]
+        shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in turns)
+        tried = (one.model.context for one in shorter if _fits_some(one, choices))
+        ways = [f"sequences of {n:,} tokens" for n in islice(tried, 1)]
     return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
 
 

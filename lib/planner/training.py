@@ -220,8 +220,8 @@ def stack_for(name: str, gpu: str) -> Stack:
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
 
 
-# What the formulas do not have, and the names that would be read as if they had.
-_EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d+)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k|glm-?4\.5"
+# What the formulas do not have → names that would be read as if they had it.
+_EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
 NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
 
 
@@ -242,8 +242,7 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     if (short := small.rpartition("/")[2].replace("-", "")) in plain:
         return plain[short]
     near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
+    near = near and f"did you mean {near}?"
     if otherwise:
-        raise ValueError(f"{name!r} is not a preset: {otherwise}" + (f"; did you mean {near}?" if near else ""))
-    raise ValueError(
-        f"there is no {what} {name!r}; " + (f"did you mean {near}?" if near else f"use {', '.join(among)}")
-    )
+        raise ValueError(f"{what} {name!r} is not a preset: {otherwise}{near and f'; or {near}'}")
+    raise ValueError(f"there is no {what} {name!r}; {near or 'use ' + ', '.join(among)}")
