@@ -18,7 +18,7 @@ from textwrap import fill
 from typing import Any
 
 from lib.cost.sizes import RECIPES
-from lib.planner.configs import FOREIGN, OFF, left_over, read_text, whole
+from lib.planner.configs import FOREIGN, OFF, left_over, read_text, refuse, whole
 from lib.planner.search import Planned, memory_bytes
 from lib.planner.seconds import step_s
 from lib.planner.training import Layout4D, Stack, Training
@@ -56,6 +56,7 @@ def read_foreign(words: Sequence[str]) -> Asked:
     is_file = words and not words[0].startswith("-") and (len(words) == 1 or Path(words[0]).is_file())
     name = words[0] if is_file and not words[0].endswith(".py") else ""
     said = dict(_content(read_text(name), name) if name else ()) | dict(_flags(words[bool(name) :]))
+    refuse(said)
     if "model_type" in said:
         raise ValueError(f"{name} is the config of a model; give it as --config {name}")
     keys = {key.replace("-", "_"): key for key in said}
