@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.cost.sizes import ModelShape
+from lib.layout import whole_number
 
 FOREIGN = tomllib.loads(Path(__file__).with_name("foreign.toml").read_text(encoding="utf-8"))
 OFF = ("", "0", "0.0", "false", "no", "none", "null", "disabled", "auto", "default", "[]", "{}")
@@ -46,13 +47,17 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     """The same for a config that is read already."""
     table, inner = FOREIGN["config"], config.get("text_config")
     config = {**config, **inner} if isinstance(inner, dict) else dict(config)
-    refuse(config)
+    refuse_experts(config)
     kind = config.get("model_type")
     if kind not in table["families"]:
         raise ValueError(f"model_type {kind!r} is not known; known are {', '.join(table['families'])}")
     family = _family(kind)
     apart, sizes, switches = family.pop("apart", None), table["sizes"], table["switches"]
-    found = {field: (whole(key, config[key]), key) for key, field in sizes.items() if config.get(key) is not None}
+    found: dict[str, tuple[Any, str]] = {}
+    for key, field in sizes.items():
+        if config.get(key) is not None:
+            whole_number(key, config[key], 1)
+            found[field] = config[key], key
     found |= {field: (bool(config[key]), key) for key, field in switches.items() if config.get(key) is not None}
     if config.get("attention_bias") and "biases" in family:
         found["biases"] = ("all", "mlp_bias") if config.get("mlp_bias") else ("qkv", "attention_bias")
@@ -97,19 +102,12 @@ def left_over(said: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
     return notes + ([f"not understood: {', '.join(unknown)}"] if unknown else [])
 
 
-def refuse(said: Mapping[str, Any]) -> None:
-    """Raise an error for what would make every number wrong, such as experts."""
+def refuse_experts(said: Mapping[str, Any]) -> None:
+    """Raise a ValueError for experts, adapters and encoders: no number would hold for them."""
     for key, value in said.items():
         for part, why in FOREIGN["refused"].items():
             if part in key.replace("-", "_") and str(value).lower() not in (*OFF, "1"):
                 raise ValueError(f"{key} {value} is not modelled; {why}")
-
-
-def whole(key: str, value: Any, least: int = 1) -> int:
-    """A whole number, or an error with its key."""
-    if type(value) is not int or value < least:
-        raise ValueError(f"{key} is {json.dumps(value)}; it must be a whole number from {least}")
-    return value
 
 
 def read_text(path: str | Path) -> str:

@@ -11,14 +11,15 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.cost.sizes import RECIPES
-from lib.planner.configs import FOREIGN, OFF, left_over, read_text, refuse, whole
+from lib.layout import whole_number
+from lib.planner.configs import FOREIGN, OFF, left_over, read_text, refuse_experts
 from lib.planner.search import Planned, memory_bytes
 from lib.planner.seconds import step_s
 from lib.planner.training import Layout4D, Stack, Training
@@ -31,18 +32,11 @@ SWITCHES = (
 WITHOUT = {"zero": 0, "sequence_parallel": False, "recompute": "none", "schedule": "1f1b"}  # further fields: 1
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a command or a file asks for.
-
-    Args:
-        found: field of a layout, model, stack or run → value.
-        by: field → the flag that says so.
-        notes: what is not modelled, and what is not understood.
-    """
+class Asked(NamedTuple):
+    """What a command or a file asks for: values of fields, the flag that gives each, and what is not understood."""
 
     framework: str
-    found: dict[str, Any]
+    found: dict[str, Any]  # by field of a layout, model, stack or run
     by: dict[str, str]
     notes: list[str]
 
@@ -56,31 +50,32 @@ def read_foreign(words: Sequence[str]) -> Asked:
     is_file = words and not words[0].startswith("-") and (len(words) == 1 or Path(words[0]).is_file())
     name = words[0] if is_file and not words[0].endswith(".py") else ""
     said = dict(_content(read_text(name), name) if name else ()) | dict(_flags(words[bool(name) :]))
-    refuse(said)
+    refuse_experts(said)
     if "model_type" in said:
         raise ValueError(f"{name} is the config of a model; give it as --config {name}")
-    keys = {key.replace("-", "_"): key for key in said}
-    keys = {short.rpartition(".")[2]: key for short, key in keys.items()} | keys
-    of = max(FRAMEWORKS, key=lambda framework: len(FRAMEWORKS[framework]["keys"].keys() & keys))
-    known = {keys[key]: into for key, into in FRAMEWORKS[of]["keys"].items() if key in keys}
-    if not known:
+    full = {key.replace("-", "_"): key for key in said}
+    keys = {short.rpartition(".")[2]: key for short, key in full.items()} | full
+    framework, table = max(FRAMEWORKS.items(), key=lambda one: len(one[1]["keys"].keys() & keys))
+    if not table["keys"].keys() & keys:
         raise ValueError(f"{name or 'the command'} has no key of {', '.join(FRAMEWORKS)}")
-    asked = Asked(of, dict(FRAMEWORKS[of]["defaults"]), {}, [])
-    for key, into in known.items():
-        _enter(asked, key, said[key], into)
+    asked = Asked(framework, dict(table["defaults"]), {}, [])
+    for key, into in table["keys"].items():
+        if key in keys:
+            _enter(asked, keys[key], said[keys[key]], into)
     found = asked.found
     if found.get("replicas") == "nodes":
         found["replicas"] = found.get("nodes", 1)
     if found.get("grouped"):
         found["num_kv_heads"] = found.get("groups", 1)
-    if "d_model" in found:  # the command says which model: what it leaves out is as its framework has it
+    if "d_model" in found:  # flags give the model, and the framework the sizes that they leave out
         width = 8 * found["d_model"] // 3 // 64 * 64 if found.get("gated") else 0
-        asked.found.update({"d_mlp": width, **FRAMEWORKS[of].get("model", {}), **found})
+        found.update({"d_mlp": width, **table.get("model", {}), **found})
     if {"nodes", "per_node"} <= found.keys():
         found["gpus"] = found["nodes"] * found["per_node"]
-    if of == "torchtitan" and found["zero"] == 3 and found.get("pp", 1) > 1 and "reshards" not in found:
-        found["zero"] = 2  # by default, a pipeline keeps what it gathered
-    asked.notes.extend(left_over({key: said[key] for key in said if key not in known}, FOREIGN["explain"]))
+    if framework == "torchtitan" and found["zero"] == 3 and found.get("pp", 1) > 1 and "reshards" not in found:
+        found["zero"] = 2  # with a pipeline, it keeps gathered parameters by default
+    left = {key for short, key in full.items() if not {short, short.rpartition(".")[2]} & table["keys"].keys()}
+    asked.notes.extend(left_over({key: value for key, value in said.items() if key in left}, FOREIGN["explain"]))
     return asked
 
 
@@ -102,8 +97,10 @@ def _value(field: str, key: str, text: str) -> Any:
     if field in SWITCHES:
         return text not in OFF
     if "$" in text:
-        raise ValueError(f"{key} is {text.upper()}, which nothing sets; add --{key} and a number behind the file")
-    return whole(key, int(text) if re.fullmatch(r"-?\d+", text) else text, least=0 if field == "zero" else 1)
+        raise ValueError(f"{key} is {text.upper()}, which nothing sets; add --{key} N after the file")
+    value = int(text) if re.fullmatch(r"-?\d+", text) else text
+    whole_number(key, value, 0 if field == "zero" else 1)
+    return value
 
 
 def completed(asked: Asked, training: Training, batch: int | None = None) -> tuple[Training, dict[str, Any]]:
@@ -116,16 +113,12 @@ def completed(asked: Asked, training: Training, batch: int | None = None) -> tup
     tp, cp, pp, copies = (found.get(name, 1) for name in ("tp", "cp", "pp", "replicas"))
     dp = max(1, gpus // (tp * cp * pp))
     if found.get("shards", dp // copies) * copies != dp:
-        raise ValueError(
-            f"{copies} copies of {found['shards']} shards are not the {dp} data-parallel ranks of {gpus} GPUs"
-        )
-    layout = {name: found[name] for name in Layout4D._fields if name in found}
+        raise ValueError(f"{copies} copies of {found['shards']} shards are not dp {dp}: give --gpus, or other shards")
     local = found.get("local", found.get("rows", 1))
-    layout |= {
-        "rows": found.get("rows", local if pp == 1 else 1),
-        "sequence_parallel": tp > 1 and layout.get("sequence_parallel", False),
-    }
-    layout |= {"zero": found["zero"] if dp * cp > copies else 0, "dp": dp}
+    layout = {name: found[name] for name in Layout4D._fields if name in found}
+    layout |= {"dp": dp, "rows": found.get("rows", local if pp == 1 else 1)}
+    layout |= {"zero": found["zero"] if dp * cp > copies else 0}
+    layout |= {"sequence_parallel": tp > 1 and found.get("sequence_parallel", False)}
     if "stage_layers" in found:
         layout["stages_per_rank"] = max(1, training.model.num_layers // (pp * found["stage_layers"]))
         asked.by["stages_per_rank"] = asked.by["stage_layers"]
