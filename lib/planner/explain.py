@@ -176,7 +176,7 @@ def _content(text: str, name: str) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
     except Exception as error:  # each parser has its own
         raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
-    text = re.sub(r"(^|\s)#.*", "", text, flags=re.MULTILINE)
+    text = re.sub(r"(^|\s)#.*", "", text)
     sets = dict(re.findall(r"^\s*(?:export )?(\w+)=[\"']?(?:\$\{\w+:-)?([\w.+-]+)", text, re.MULTILINE))
     text = re.sub(r"\$\{?(\w+)(?::-([\w.+-]+))?\}?", lambda of: sets.get(of[1], of[2] or of[0]), text)
     return _flags(re.sub(r"[\\\"']", " ", re.sub(r"[()\n]", " -- ", text)).split())

@@ -116,6 +116,16 @@ def test_each_switch_is_its_own():
     assert not shape_of(gpt2(768, 12, 12) | {"resid_pdrop": 0.0})[0].dropout_masks
 
 
+def test_a_key_that_is_left_out_is_as_its_class_has_it():
+    """huggingface/transformers, models/*/configuration_*.py."""
+    sizes = dict.fromkeys(("tie_word_embeddings", "head_dim", "num_key_value_heads"), None)
+    of_class = {"llama": (False, None, None), "mistral": (False, None, 8), "qwen2": (False, None, 32)}
+    of_class |= {"qwen3": (False, 128, 32), "gemma": (True, 256, 16), "gemma2": (True, 256, 4)}
+    for kind, expected in of_class.items():
+        shape = shape_of(LLAMA8 | sizes | {"model_type": kind})[0]
+        assert (shape.tied, shape.head_dim, shape.num_kv_heads) == expected, kind
+
+
 def test_the_length_of_a_config_is_a_maximum():
     long = LLAMA8 | {"max_position_embeddings": 131072}
     assert shape_of(long)[0].context == 8192 and shape_of(long, 32768)[0].context == 32768
@@ -195,15 +205,16 @@ GPT_MODEL_ARGS=(
     --max-position-embeddings 2048
     --attention-backend auto # flash/fused/unfused
 )
-TRAINING_ARGS=(--micro-batch-size 1 --global-batch-size 1536 --rampup-batch-size 16 16 5859375 --clip-grad 1.0 --fp16)
+TRAINING_ARGS=(--micro-batch-size ${MICRO_BATCH:-1} --global-batch-size 1536 --rampup-batch-size 16 16 5859375 --clip-grad 1.0 --fp16)
 MODEL_PARALLEL_ARGS=(
 	--tensor-model-parallel-size 8
 	--pipeline-model-parallel-size 16
     # --context-parallel-size 4
+    --use-distributed-optimizer
 )
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
     ${GPT_MODEL_ARGS[@]} \\
-    --use-distributed-optimizer
+    --sequence-parallel
 """
 # pytorch/torchtitan torchtitan/models/llama3/train_configs/llama3_8b.toml at 01424cb.
 TITAN = """
@@ -317,6 +328,17 @@ def test_flags_of_megatron(tmp_path):
     assert of(more, "overlaps_dp", "exposed_tp") == (True, "stack")
     assert more.notes[-1] == "not understood: warp 9"
     assert more.notes[0].startswith("not modelled: fp8-format hybrid: matmuls are counted in 16 bit")
+
+
+def test_a_command_with_its_launcher(capsys):
+    words = (
+        "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --tensor-model-parallel-size 8 --micro-batch-size 1"
+    )
+    asked = read_foreign([*words.split(), "--use-distributed-optimizer"])
+    assert of(asked, "gpus", "tp", "zero") == (16, 8, 1) and asked.notes == []
+    run = "--use-distributed-optimizer --model llama-7b --gpus 8 --json".split()
+    said = json.loads(answered(capsys, "explain", *words.split(), *run))
+    assert said["report"]["layout"][1].endswith("zero 0")  # one data-parallel rank has nobody to share with
 
 
 def test_the_model_of_megatron_flags(capsys):
