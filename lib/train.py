@@ -14,11 +14,11 @@ from dataclasses import asdict, replace
 from lib import data
 from lib.checkpoint.files import CheckpointError
 from lib.lab.certificate import certify_run
+from lib.lab.profile import step_profile
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import Layout, nearest
 from lib.model import GPTConfig
 from lib.planner import Plan
-from lib.planner.plan import step_profile
 from lib.planner.report import report_of_plan
 from lib.planner.text import report_text
 from lib.torchrun.start import StartError, machines, of_torchrun, speaks

@@ -17,6 +17,8 @@ _TABLES = "Bekman, Machine Learning Engineering Open Book, tables of 2026-08, wh
 
 _V100 = f"link: {_TABLES}; the rest as commonly quoted from NVIDIA's data sheet (the sheet itself was not read)"
 
+_TITAN = "memory, its bandwidth and 500 W instead of 700: torchtitan, benchmarks of 2024-12; the rest as the H100"
+
 
 @dataclass(frozen=True)
 class Device:
@@ -45,6 +47,7 @@ DEVICES = {
     "V100 32 GB": Device(32e9, 125e12, 0.9e12, 150e9, None, None, _V100),
     "A100 80 GB": Device(80e9, 312e12, 2.0e12, 300e9, 25e9, 271.2e12, _TABLES + "; network: Narayanan et al. 2021"),
     "H100 80 GB": Device(80e9, 989e12, 3.35e12, 450e9, 50e9, 794.5e12, _TABLES + "; network: Llama 3, 2024"),
+    "H100-500W 96 GB": Device(96e9, 989e12, 2.4e12, 450e9, 50e9, None, _TITAN),
     "H200 141 GB": Device(141e9, 989e12, 4.8e12, 450e9, 50e9, 794.5e12, _TABLES),
     "B200 180 GB": Device(180e9, 2250e12, 8.0e12, 900e9, 50e9, 1745e12, _TABLES),
 }

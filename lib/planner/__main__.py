@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, replace
 
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
-from lib.cost.sizes import BIASES, LLAMA, RECOMPUTE, ZERO_STAGES, ModelShape
+from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
 from lib.planner.configs import read_config
-from lib.planner.explain import FRAMEWORKS, completed, flags_text, read_foreign
+from lib.planner.explain import completed, flags_text, read_foreign
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.rows import predict, read_rows
+from lib.planner.search import ALL_OPEN
 from lib.planner.text import others_text, report_text, rows_json, rows_text
 from lib.planner.training import GPUS, NOT_MODELLED, PRESET_MODELS, STACKS, known, stack_for
 
@@ -94,13 +95,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     for option, field in COUNTS.items():
         layout.add_argument(f"--{option}", dest=field, **count)
     layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
-    layout.add_argument("--recompute", choices=RECOMPUTE)
+    layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
     layout.add_argument(
         "--schedule", choices=("1f1b", "zb-h1", "zb-v"), help="1f1b interleaves several stages per rank"
     )
     search = parser.add_argument_group("search and answers")
     search.add_argument("--context-parallel", action="store_true", help="also split sequences")
     search.add_argument("--zero-bubble", action="store_true", help="also try ZB-H1 and ZB-V")
+    search.add_argument(
+        "--all-choices", action="store_true", help="also HSDP, recomputation by kind, a loss in pieces"
+    )
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument(
         "--tokens", type=_read(TOKENS, "15.6T"), help="15.6T: of the training, for days and GPU hours"
@@ -115,7 +119,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _explained(parser: argparse.ArgumentParser, argv: list[str]) -> str | dict:
     """The report of what a foreign command or file asks for, flag by flag; our own options overrule it."""
     asked = read_foreign(parser.parse_known_args(argv)[1])
-    parser.set_defaults(stack=FRAMEWORKS[asked.framework]["stack"], **asked.found)
+    parser.set_defaults(**asked.found)
     args = parser.parse_known_args(argv)[0]
     own = {name: n for name, n in _given(args, Layout4D._fields).items() if n != asked.found.get(name)}
     asked.found.update(own)
@@ -133,25 +137,33 @@ def _answer(args: argparse.Namespace) -> str | dict:
     if names := [*_given(args, NOT_MODELLED)]:
         raise ValueError(f"{names[0]} is not modelled")
     asked = _given(args, Layout4D._fields)
-    training, mine = _training(args, asked), None
-    if asked:
-        mine = _mine(training, asked)
-    split, halves = args.context_parallel or asked.get("cp", 1) > 1, args.zero_bubble or "zb" in str(args.schedule)
+    training = _training(args, asked)
+    mine = _mine(training, asked) if asked else None
     try:
-        found, nothing = best_layouts(training, Choices(context_parallel=split, zero_bubble=halves), args.best), ""
+        found, nothing = best_layouts(training, _choices(args, asked), args.best), ""
     except ValueError as error:
         if not mine:
             raise
         found, nothing = [], str(error)
-    first, *rest = [
-        (one.layout._asdict(), report_of_layout(training, one.layout, args.tokens or 0, args.price or 0))
-        for one in [mine or found[0], *found]
-    ]
+    layouts = [mine or found[0], *found]
+    reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
     if not args.json:
-        return "\n\n".join([*args.notes, report_text(first[1]), nothing or others_text(found, mine)])
-    sizes = {"model": asdict(training.model), "gpus": training.cluster.gpus, "global_batch": training.global_batch}
-    reports = [{"layout_of": layout} | asdict(report) for layout, report in (first, *rest)]
-    return sizes | {"report": reports[0], "layouts": reports[1:], "notes": args.notes}
+        return "\n\n".join([*args.notes, report_text(reports[0]), others_text(found, mine, nothing)])
+    plain = [{"layout": one.layout._asdict()} | asdict(report) for one, report in zip(layouts, reports, strict=True)]
+    return asdict(training) | {"report": plain[0], "layouts": plain[1:], "notes": args.notes}
+
+
+def _choices(args: argparse.Namespace, asked: dict) -> Choices:
+    """What is searched: every choice, or the usual ones, and those of the layout that is asked for."""
+    names = "zero", "recompute", "every", "loss_chunks"
+    with_tp = asked.get("zero") == 3 and asked.get("tp", 1) > 1
+    usual = Choices(
+        **{name: tuple(dict.fromkeys((*getattr(Choices, name), asked[name]))) for name in names if name in asked},
+        context_parallel=args.context_parallel or asked.get("cp", 1) > 1,
+        zero_bubble=args.zero_bubble or asked.get("schedule", "1f1b") != "1f1b",
+        hybrid="replicas" in asked or with_tp,
+    )
+    return ALL_OPEN if args.all_choices else usual
 
 
 def _training(args: argparse.Namespace, asked: dict) -> Training:
@@ -160,7 +172,9 @@ def _training(args: argparse.Namespace, asked: dict) -> Training:
         raise ValueError("give --gpus, the number of all GPUs")
     model, (name, device) = _model(args), _device(args)
     if gpus > args.per_node and device.network_Bps is None:
-        raise ValueError(f"the network bandwidth of {name} is not published: give --network, such as --network 25GB")
+        raise ValueError(
+            f"{gpus} GPUs of {name} are on several nodes: give --network between them, such as 25GB per GPU"
+        )
     batch = args.batch or max(1, STEP_TOKENS // model.context)
     return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
 
@@ -169,7 +183,9 @@ def _mine(training: Training, asked: dict) -> Planned:
     """The layout that is asked for: ranks that are left out follow."""
     tp, cp, pp = (asked.get(axis, 1) for axis in ("tp", "cp", "pp"))
     axes = {"tp": tp, "cp": cp, "pp": pp, "dp": max(1, training.cluster.gpus // (tp * cp * pp))} | asked
-    layout = Layout4D(**{"zero": int(axes["dp"] * cp > 1), "sequence_parallel": tp > 1} | axes)
+    layout = Layout4D(
+        **{"zero": 3 if "replicas" in asked else int(axes["dp"] * cp > 1), "sequence_parallel": tp > 1} | axes
+    )
     if why := refusal(training, layout):
         raise ValueError(why)
     return Planned(layout, step_s(training, layout), memory_bytes(training, layout))
@@ -207,8 +223,8 @@ def _model(args: argparse.Namespace) -> ModelShape:
     try:
         return ModelShape(**base | given)
     except ValueError as error:
-        heads = {option: given[field] for option, field in ALL_SIZES.items() if field in given and "head" in option}
-        raise ValueError(f"{' '.join(f'--{option} {n}' for option, n in heads.items())}: {error}") from None
+        sizes = " ".join(f"--{option} {given[field]}" for option, field in ALL_SIZES.items() if field in given)
+        raise ValueError(f"{sizes}: {error}") from None
 
 
 def _given(args: argparse.Namespace, names: Iterable[str]) -> dict:

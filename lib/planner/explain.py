@@ -17,7 +17,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from lib.cost.sizes import RECIPES
 from lib.layout import whole_number
 from lib.planner.configs import FOREIGN, OFF, left_over, read_text, refuse_experts
 from lib.planner.search import Planned, memory_bytes
@@ -115,6 +114,7 @@ def completed(asked: Asked, training: Training, batch: int | None = None) -> tup
     if found.get("shards", dp // copies) * copies != dp:
         raise ValueError(f"{copies} copies of {found['shards']} shards are not dp {dp}: give --gpus, or other shards")
     local = found.get("local", found.get("rows", 1))
+    asked.by.update({"rows": asked.by["local"]} if "local" in asked.by and pp == 1 else {})
     layout = {name: found[name] for name in Layout4D._fields if name in found}
     layout |= {"dp": dp, "rows": found.get("rows", local if pp == 1 else 1)}
     layout |= {"zero": found["zero"] if dp * cp > copies else 0}
@@ -123,8 +123,6 @@ def completed(asked: Asked, training: Training, batch: int | None = None) -> tup
         layout["stages_per_rank"] = max(1, training.model.num_layers // (pp * found["stage_layers"]))
         asked.by["stages_per_rank"] = asked.by["stage_layers"]
     of_stack = {one.name: found[one.name] for one in fields(Stack) if found.get(one.name, "stack") != "stack"}
-    if "recipe" in of_stack:
-        of_stack["recipe"] = RECIPES[of_stack["recipe"]]
     batch = batch or local * found.get("accumulation", 1) * dp
     return replace(training, global_batch=batch, stack=replace(training.stack, **of_stack)), layout
 

@@ -21,7 +21,7 @@ def refusal(training: Training, layout: Layout4D) -> str | None:
 
 def _refusals(training: Training, layout: Layout4D) -> Iterator[str]:
     """Each may rely on those before it."""
-    tp, cp, pp, dp, rows, v, zero, _, recompute, schedule = layout[:10]
+    tp, cp, pp, dp, rows, v, zero, _, recompute, schedule, replicas, *_ = layout
     model, gpus, batch, ranks = training.model, training.cluster.gpus, training.global_batch, tp * cp * pp
     heads, keys, layers, name = (
         model.num_heads,
@@ -65,8 +65,11 @@ def _refusals(training: Training, layout: Layout4D) -> Iterator[str]:
     m = each // rows
     if v > 1 and m % pp:
         yield f"{m:,} microbatches do not divide by pp {pp}: choose v 1, or batch {-(-m // pp) * pp * rows * dp:,}."
-    if zero == 3 and tp * pp > 1:
-        yield "ZeRO-3 is planned without tensor and pipeline parallelism: choose tp 1 and pp 1, or ZeRO stage 1."
+    if zero == 3 and pp > 1:
+        yield "ZeRO-3 is planned without pipeline parallelism: choose pp 1, or ZeRO stage 1."
+    node = max(1, training.cluster.per_node // tp)
+    if replicas > 1 and (zero < 3 or dp * cp == replicas or dp * cp != replicas * node):
+        yield f"Copies are planned with ZeRO-3 over the {node} data-parallel ranks of a node: choose 1."
     if v > 1 and schedule == "zb-h1":
         yield "ZB-H1 has one stage per rank: choose v 1, or ZB-V."
     if v != 2 and schedule == "zb-v":

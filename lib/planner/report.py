@@ -34,7 +34,7 @@ class Report:
     """What is known of a run before it starts; `dataclasses.asdict` makes plain data of it.
 
     Args:
-        layout: in words, a line for each axis.
+        axes: the layout in words, a line for each axis.
         places: in the pipeline: `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
             kind → bytes `held`, each at its own peak, and at that of their `total`.
         sends: of a rank in a step: `what`; `calls`, where counted, and `bytes`, of the place that sends least and of
@@ -46,7 +46,7 @@ class Report:
         assumes: subject → all numbers that went in, in words.
     """
 
-    layout: list[str]
+    axes: list[str]
     places: list[dict]
     sends: list[dict]
     waits: list[str]
@@ -164,7 +164,7 @@ def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, pr
     answers = {"step_s": step, "tokens_per_s": of_step / step, "tokens_per_s_per_gpu": of_step / step / layout.gpus}
     for name, recompute in (("mfu", "none"), ("hfu", layout.recompute)):
         for counted in ("", "_causal"):
-            answers[name + counted] = training.utilisation(step, recompute, causal=bool(counted))
+            answers[name + counted] = training.utilisation(step, recompute, layout.every, bool(counted))
     if tokens:
         hours = tokens / of_step * step / 3600
         answers |= {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * layout.gpus}
@@ -187,7 +187,7 @@ def _place(training: Training, layout: Layout4D, m: int, place: int) -> dict:
     sharded = layout.shards if layout.zero == 3 else 1
     return {
         "ranks": ranks_text(range(place * n, place * n + n)),
-        "layers": "embed " * embeds + f"{blocks:g} blocks" + " head" * heads,
+        "layers": "embed " * embeds + f"{blocks:g}" + " head" * heads,
         "parameters": int(held.parameters / training.stack.recipe.weight_bytes * sharded),
         "in_flight": min(m, pp) if is_v else kept_by(place, pp, m, v),
         "held": held._asdict() | {"total": held.total},

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice, product
 from typing import NamedTuple
 
 from lib.cost.bubble import kept_by
-from lib.cost.held import activation_bytes, state_bytes
+from lib.cost.held import state_bytes
+from lib.cost.sizes import PLANNED_RECOMPUTE
 from lib.layout import divisors
-from lib.planner.seconds import Seconds, has_even_stages, stage_layers, step_s
+from lib.planner.seconds import Seconds, block_kept_bytes, has_even_stages, stage_layers, step_s
 from lib.planner.training import Layout4D, Training
 
 MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
@@ -58,30 +58,23 @@ def fits(training: Training, layout: Layout4D) -> bool:
 
 def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     """By kind, on a rank at this place in the pipeline."""
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, *_ = layout
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, _, every, chunks = layout
     model, stack, is_v = training.model, training.stack, schedule == "zb-v"
     has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
     blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]
     ends = has_embedding + (has_head and not (has_embedding and model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
-    state = state_bytes(held, stack.recipe, zero=zero, dp=dp * cp)
+    state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
     m = max(1, int(layout.microbatches(training.global_batch)))
     in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
-    kept = in_flight * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
-    if recompute == "full":  # the inside of one block, while backward recomputes it
-        kept += _block_bytes(training, tp, cp, rows, slices, "none")
-    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0
+    of_block = training, tp, cp, rows, slices
+    kept = in_flight * blocks * block_kept_bytes(*of_block, recompute, every)
+    kept += block_kept_bytes(*of_block, "none") - block_kept_bytes(
+        *of_block, recompute
+    )  # of one block, while it is recomputed
+    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp / chunks if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
-
-
-@lru_cache(maxsize=4096)
-def _block_bytes(training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str) -> float:
-    """Bytes that a block keeps for backward; fused attention keeps no matrix."""
-    if recompute == "none" and training.stack.fused_attention:
-        recompute = "selective"
-    bytes_ = activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices) / cp
-    return bytes_ / tp if recompute == "full" and slices else bytes_
 
 
 class Planned(NamedTuple):
@@ -97,9 +90,13 @@ class Choices:
     """The choices of the search.
 
     Args:
-        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as in our own library and DeepSpeed. 2 is off by
-            default, because it reduces the gradients of each microbatch.
-        recompute: kinds of recomputation.
+        zero: stages of ZeRO; 3 only without a pipeline. 2 is off by default, because it reduces the gradients of each
+            microbatch.
+        recompute: kinds of recomputation; only `none` is tried where it fits.
+        every: recompute one block in so many.
+        loss_chunks: pieces of the loss, from the fewest; more only where it does not fit.
+        hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
+            have neither.
         context_parallel: whether a sequence may be split.
         interleaved: whether a rank may have several stages.
         zero_bubble: whether weight gradients may be deferred (ZB-H1, ZB-V).
@@ -107,9 +104,19 @@ class Choices:
 
     zero: tuple[int, ...] = (0, 1, 3)
     recompute: tuple[str, ...] = ("none", "full")
+    every: tuple[int, ...] = (1,)
+    loss_chunks: tuple[int, ...] = (1,)
     context_parallel: bool = False
     interleaved: bool = True
     zero_bubble: bool = False
+    hybrid: bool = False
+
+
+ALL_OPEN = Choices(recompute=PLANNED_RECOMPUTE, every=(1, 2), loss_chunks=(1, 8), context_parallel=True)
+ALL_OPEN = replace(ALL_OPEN, zero_bubble=True, hybrid=True)
+
+
+MORE = {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
 
 
 def possible_tp(training: Training) -> list[int]:
@@ -138,19 +145,25 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
 def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
     """All microbatch sizes, stages per rank, stages of ZeRO and kinds of recomputation on these ranks."""
     mine = training.global_batch // dp
-    zeros = [zero for zero in choices.zero if not (zero == 3 and (pp > 1 or tp > 1) or zero and dp * cp == 1)]
+    alone = pp == 1 and (tp == 1 or choices.hybrid)
+    zeros = [(zero, 1) for zero in choices.zero if (zero < 3 or alone) and (zero == 0 or dp * cp > 1)]
+    copies, rest = divmod(dp * cp, max(1, training.cluster.per_node // tp))
+    if choices.hybrid and alone and 3 in choices.zero and 1 < copies < dp * cp and rest == 0:
+        zeros.append((3, copies))
+    ways = [(how, n) for how in choices.recompute for n in (choices.every if how != "none" else (1,))]
+    if training.stack.fused_attention:  # which recomputes its matrix in any case
+        ways = [way for way in ways if way[0] != "selective"]
     for rows in (2**k for k in range(MOST_ROWS.bit_length()) if mine % 2**k == 0):
         m = mine // rows
         most = MOST_STAGES_PER_RANK if choices.interleaved and pp > 1 and m % pp == 0 else 1
         even = [v for v in range(1, most + 1) if has_even_stages(training.model.num_layers, pp * v)]
-        for v, recompute, zero in product(even, choices.recompute, zeros):
-            layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
-            yield layout
+        for v, (recompute, every), (zero, replicas) in product(even, ways, zeros):
+            schedules = ["1f1b"]
             if choices.zero_bubble and pp > 1 and recompute == "none":
-                if v == 1 and m >= pp:
-                    yield layout._replace(schedule="zb-h1")
-                if v == 2 and m >= 2 * pp - 1:
-                    yield layout._replace(schedule="zb-v")
+                schedules += ["zb-h1"] if v == 1 and m >= pp else ["zb-v"] if v == 2 and m >= 2 * pp - 1 else []
+            for schedule, chunks in product(schedules, choices.loss_chunks):
+                how = zero, tp > 1, recompute, schedule, replicas, every, chunks
+                yield Layout4D(tp, cp, pp, dp, rows, v, *how)
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
@@ -160,8 +173,17 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
     choices = choices or Choices()
-    held = {layout: memory_bytes(training, layout) for layout in all_layouts(training, choices)}
-    fitting = {layout: memory for layout, memory in held.items() if memory.total <= training.room_bytes}
+    held, fitting, enough = {}, {}, set()
+    for layout in all_layouts(training, choices):
+        recompute, schedule, replicas, _, chunks = layout[8:]
+        plain = *layout[:8], schedule, replicas
+        if (recompute != "none" or chunks > 1) and plain in enough:  # it fits without
+            continue
+        held[layout] = memory = memory_bytes(training, layout)
+        if memory.total <= training.room_bytes:
+            fitting[layout] = memory
+            if recompute == "none":
+                enough.add(plain)
     if not fitting:
         raise ValueError(_nothing(training, choices, held))
     found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting.items()]
@@ -181,16 +203,19 @@ def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) 
         why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
     else:
         why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
-    across, turns = replace(choices, context_parallel=True), range(1, model.context.bit_length())
     if held or not dps:
         ways = [f"{n:,} GPUs" for n in fewest_gpus(training, choices)]
-        ways += ["context parallelism"] if across != choices and _fits_some(training, across) else []
+        more = {name: replace(choices, **more) for name, more in MORE.items()}
+        ways += [name for name, one in more.items() if one != choices and _fits_some(training, one)]
+        if not ways:
+            widest = replace(choices, context_parallel=True, loss_chunks=(1, 8))
+            ways = [f"{n:,} GPUs, with {' and '.join(MORE)}" for n in fewest_gpus(training, widest)]
     if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
         batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
         tried = (n for n in batches if _fits_some(replace(training, global_batch=n), choices))
         ways = [f"a batch of {n:,} sequences" for n in islice(tried, 1)]
     if not ways:
-        shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in turns)
+        shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in range(1, 30))
         tried = (one.model.context for one in shorter if _fits_some(one, choices))
         ways = [f"sequences of {n:,} tokens" for n in islice(tried, 1)]
     return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
@@ -240,7 +265,10 @@ def layout_text(layout: Layout4D) -> str:
         f"v {layout.stages_per_rank}": layout.stages_per_rank > 1,
         f"ZeRO-{layout.zero}": layout.zero > 0,
         "sp": layout.sequence_parallel,
-        f"recompute {layout.recompute}": layout.recompute != "none",
+        f"{layout.replicas} copies": layout.replicas > 1,
+        f"recompute {layout.recompute}" + (f", 1 in {layout.every}" if layout.every > 1 else ""): layout.recompute
+        != "none",
+        f"loss in {layout.loss_chunks}": layout.loss_chunks > 1,
         layout.schedule: layout.schedule != "1f1b",
     }
     return ", ".join([" · ".join(axes), f"b {layout.rows}", *(name for name, on in options.items() if on)])

@@ -6,16 +6,16 @@ import textwrap
 from collections.abc import Sequence
 
 from lib.planner.report import WIDTH, Report
-from lib.planner.rows import Prediction, medians
+from lib.planner.rows import Prediction, distinct, medians
 from lib.planner.search import Planned, layout_text, why_slower
 
 MOST_PLACES = 16  # of a pipeline that are listed
 
 
 def report_text(report: Report) -> str:
-    """A report, at most 100 characters wide."""
+    """A report, about 100 characters wide."""
     assumes = ["assumes"] * bool(report.assumes) + [f"{name}: {said}" for name, said in report.assumes.items()]
-    parts = report.layout, _held(report), [_sent(report)], report.waits, _answers(report), assumes
+    parts = report.axes, _held(report), [_sent(report)], report.waits, _answers(report), assumes
     return "\n\n".join("\n".join(map(_wrapped, part)) for part in parts if part)
 
 
@@ -23,12 +23,11 @@ def _held(report: Report) -> list[str]:
     """A row for each place in the pipeline; and why the highest peak is higher than the lowest."""
     unit, scale, form = ("GB", 1e9, ".2f") if report.peak_bytes >= 1e9 else ("MB", 1e6, ".3f")
     kinds = [kind for kind in report.places[0]["held"] if any(place["held"][kind] for place in report.places)]
-    rows = [["ranks", "layers", "Ψ", "in flight", *kinds, unit]]
+    rows = [["ranks", "layers", "Ψ", "m kept", *kinds[:-1], f"total {unit}"]]
     for place in report.places:
         sizes = [format(place["held"][kind] / scale, form) for kind in kinds]
-        rows.append(
-            [place["ranks"], place["layers"], f"{place['parameters']:,}", f"{place['in_flight']:.3g}", *sizes, ""]
-        )
+        psi = f"{place['parameters'] / 1e9:.3f}e9" if unit == "GB" else f"{place['parameters']:,}"
+        rows.append([place["ranks"], place["layers"], psi, f"{place['in_flight']:.3g}", *sizes])
     if len(report.places) > MOST_PLACES:
         rows[MOST_PLACES // 2 : -MOST_PLACES // 2] = [["…", *[""] * (len(rows[0]) - 1)]]
     lines = [table(rows), *report.notes]
@@ -88,44 +87,61 @@ def _wrapped(line: str) -> str:
     return textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def others_text(found: list[Planned], mine: Planned | None) -> str:
-    """The fastest layouts of a search, a line each, and the reason for the distance; to `mine` too, if it is given."""
-    lines = []
+def others_text(found: list[Planned], mine: Planned | None, nothing: str = "") -> str:
+    """The fastest layouts of a search, a line each, and the reason for the distance; to `mine` too, if it is given.
+
+    Args:
+        nothing: why there is none.
+    """
+    lines = ["the fastest layouts that fit:" if found else nothing]
     for place, one in enumerate(found, 1):
         said = f"{layout_text(one.layout)}, {one.memory.total / 1e9:.1f} GB, {one.seconds.total:.2f} s"
         lines.append(f"{place}. {said}" + (f": {why_slower(found[0], one)}" if place > 1 else ""))
-    if mine:
+    if mine and found:
         slower = mine.seconds.total > found[0].seconds.total
         lines.append(f"yours is {why_slower(found[0], mine) if slower else 'as fast as the fastest that was found'}")
-    return "\n".join(["the fastest layouts that fit:", *map(_wrapped, lines)])
+    return "\n".join(map(_wrapped, lines))
 
 
 def rows_text(predictions: list[Prediction]) -> str:
     """Measured and predicted seconds, a line for each run, and the medians of each group."""
     plain = rows_json(predictions)
-    rows = [["run", "measured s", "predicted s", "error", "TFLOP/s", "mostly"]]
+    rows = [["run", "measured s", "predicted s", "error", "TFLOP/s", "constants", "mostly"]]
     for one in plain["runs"]:
         kind = max(one["kinds"], key=one["kinds"].get)
         mostly = f"{one['kinds'][kind] / one['seconds']:.0%} {kind}"
         times = f"{one['measured_s']:.3f}", f"{one['seconds']:.3f}", f"{one['error']:+.1%}", f"{one['tflops']:.0f}"
-        rows.append([one["id"], *times, mostly])
-    groups = [["group", "runs", "median", "worst"]]
-    for name, of in plain["medians"].items():
-        groups.append([name, str(of["runs"]), f"{of['median']:.1%}", f"{of['worst']:.1%}"])
-    return "\n\n".join([table(rows), table(groups)])
+        mostly += f"; {one['without']} is not modelled" if one["without"] else ""
+        rows.append([one["id"], *times, one["evidence"], mostly])
+    tables = [table(rows)]
+    for kind, name in (("medians", "group"), ("stacks", "stack, GPU"), ("evidence", "constants")):
+        lines = [[name, "runs", "configurations", "median", "worst"]]
+        for key, of in plain[kind].items():
+            sizes = str(of["runs"]), str(of["configurations"])
+            lines.append([key, *sizes, f"{of['median']:.1%}", f"{of['worst']:.1%}"])
+        tables.append(table(lines))
+    return "\n\n".join(tables)
 
 
 def rows_json(predictions: list[Prediction]) -> dict:
     """The same as plain data; an error of 0.05 is 5 % too many seconds."""
-    found = medians((one.group, one.error) for one in predictions)
+    kinds = {"medians": "group", "stacks": "stack", "evidence": "evidence"}
     return {
         "runs": [
             {"id": one.id, "group": one.group, "seconds": one.seconds.total, "measured_s": one.measured_s}
             | {"tflops": one.tflops, "error": one.error, "kinds": one.seconds._asdict()}
+            | {"evidence": one.evidence, "without": one.without}
             for one in predictions
         ],
-        "medians": {name: dict(zip(("runs", "median", "worst"), of, strict=True)) for name, of in found.items()},
-    }
+    } | {kind: _by(predictions, field) for kind, field in kinds.items()}
+
+
+def _by(predictions: list[Prediction], field: str) -> dict[str, dict[str, float]]:
+    """For each value of a field the runs, their configurations, and the median and worst error of those."""
+    runs = medians((getattr(one, field), 0.0) for one in predictions)
+    found = medians((getattr(one, field), one.error) for one in distinct(predictions))
+    names = "configurations", "median", "worst"
+    return {key: {"runs": runs[key][0]} | dict(zip(names, of, strict=True)) for key, of in found.items()}
 
 
 def table(rows: list[list[str]]) -> str:

@@ -71,6 +71,9 @@ class Stack:
             interleaved pipeline, that computation does not hide.
         exposed_zero3: fraction of the communication of ZeRO-3 that computation does not hide.
         overlaps_dp: whether gradients are reduced while the last microbatch runs backward.
+        balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
+            the end of the sequence, has (2c-1)/c of them.
+        traffic: bytes moved by what is not a matmul, per byte of fused kernels; more with a kernel for each operation.
         fused_attention: whether the matrix of scores never goes to memory.
         fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
         recipe: bytes kept per parameter.
@@ -92,6 +95,8 @@ class Stack:
     exposed_pp: float = 1.0
     exposed_zero3: float = 0.4
     overlaps_dp: bool = False
+    balanced_cp: bool = True
+    traffic: float = 1.0
     fused_attention: bool = True
     fused_swiglu: bool = True
     recipe: Recipe = RECIPES["mixed Adam, fp32 gradients"]
@@ -133,17 +138,21 @@ class Training:
         """Memory of a GPU for all bytes that `memory_bytes` counts."""
         return self.cluster.device.memory_bytes * self.stack.usable_share
 
-    def utilisation(self, step_s: float, recompute: str = "none", causal: bool = False) -> float:
+    def utilisation(self, step_s: float, recompute: str = "none", every: int = 1, causal: bool = False) -> float:
         """MFU: operations per second of the model, with the full attention matrix, as a fraction of the total peak.
 
+        A causal kernel leaves out half of the matrix: for long sequences this is more than GPUs really compute.
+
         Args:
-            recompute: also count recomputation: HFU.
+            recompute, every: also count recomputation, of one block in so many: HFU.
             causal: count half of the attention matrix.
         """
-        flops = train_flops(self.model, self.global_batch, recompute)
-        if causal:  # they are rows·s·(A + B·s), so a sequence of twice the length says which are of attention
-            twice = train_flops(replace(self.model, context=2 * self.model.context), self.global_batch, recompute)
-            flops -= (twice - 2 * flops) / 4
+        if causal:  # FLOPs are rows·s·(A + B·s), so a sequence of twice the length says which are of attention
+            twice = replace(self, model=replace(self.model, context=2 * self.model.context))
+            full = self.utilisation(step_s, recompute, every)
+            return full - (twice.utilisation(step_s, recompute, every) - 2 * full) / 4
+        flops, again = (train_flops(self.model, self.global_batch, how) for how in ("none", recompute))
+        flops += (again - flops) / every
         return flops / step_s / self.cluster.gpus / self.cluster.device.peak_flops
 
 
@@ -201,17 +210,21 @@ GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in D
 
 # Rows that the planner predicts exactly.
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}
-SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50)}  # of the peak: by matmuls, by fused attention
+# Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
+SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50), "h100-500w": (0.4832, 0.50)}
 
 BF16 = RECIPES["mixed Adam"]
+NEMO = Recipe(2, 2, 2, 8)  # gradients are summed in 16 bit; a weight is the first half of its master copy
 # Overlap and memory of the software; Narayanan et al. 2021 and Korthikanti et al. 2022 used megatron-2021.
 STACKS = {
     "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
-    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True},
+    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
     "llama3": {"overlaps_dp": True, "spare_activations": 0.8},  # otherwise none of its runs would fit
     "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},
-    "fsdp": {"recipe": BF16, "overlaps_dp": True},
+    "fsdp": {"recipe": BF16, "overlaps_dp": True, "attention_share": 0.35, "balanced_cp": False},
 }
+STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
+STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False}
 
 
 def stack_for(name: str, gpu: str) -> Stack:
@@ -226,13 +239,14 @@ NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b",
 
 
 def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
-    """Return the name if it exists; of a model also with its publisher, and with other hyphens.
+    """Return the name if it exists, also with its publisher, and with other hyphens.
 
     Args:
         otherwise: what else to give.
 
     Raises:
-        ValueError: it does not exist, or names something that is not modelled; the message gives names that are near.
+        ValueError: it does not exist, or names something that is not modelled; the message has the names, or the
+            nearest of many.
     """
     small = str(name).lower()
     for part, pattern in NOT_MODELLED.items():
@@ -241,8 +255,8 @@ def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
     plain = {other.replace("-", ""): other for other in among}
     if (short := small.rpartition("/")[2].replace("-", "")) in plain:
         return plain[short]
+    said = f"{what} {name!r} is not a preset"
+    if len(among) < 9:
+        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
     near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
-    near = near and f"did you mean {near}?"
-    if otherwise:
-        raise ValueError(f"{what} {name!r} is not a preset: {otherwise}{near and f'; or {near}'}")
-    raise ValueError(f"there is no {what} {name!r}; {near or 'use ' + ', '.join(among)}")
+    raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")

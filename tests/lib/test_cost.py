@@ -286,9 +286,9 @@ def test_wrong_use_of_the_sums():
     for degree in (0, 1.5):
         with pytest.raises(ValueError, match=f"tp={degree} cannot be a number of ranks"):
             cost.state_bytes(1, sizes.RECIPES["fp32 Adam"], tp=degree)
-    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):
+    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, mlp, ops, full"):
         cost.activation_bytes(shape, 1, "all")
-    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):
+    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, mlp, ops, full"):
         cost.train_flops(shape, 1, "all")
     for utilisation in (0, 1.1):
         with pytest.raises(ValueError, match=f"utilisation={utilisation} must be above 0"):
@@ -325,7 +325,7 @@ def test_bytes_of_blocks_as_they_are_remembered():
         assert 96 * cost.block_wire_bytes(2 * tokens * 8192, 8) / 1e9 == pytest.approx(gigabytes, abs=0.05)
     assert cost.block_wire_bytes(1000, 10**9, "full") == pytest.approx(12_000)
     assert cost.block_wire_bytes(1000, 1) == 0
-    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):
+    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, mlp, ops, full"):
         cost.block_wire_bytes(1, 2, "all")
 
 

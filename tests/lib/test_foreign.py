@@ -205,7 +205,7 @@ GPT_MODEL_ARGS=(
     --max-position-embeddings 2048
     --attention-backend auto # flash/fused/unfused
 )
-TRAINING_ARGS=(--micro-batch-size ${MICRO_BATCH:-1} --global-batch-size 1536 --rampup-batch-size 16 16 5859375 --clip-grad 1.0 --fp16)
+TRAINING_ARGS=(--micro-batch-size ${MICRO_BATCH:-1} --global-batch-size 1536 --rampup-batch-size 16 16 5859375 --fp16)
 MODEL_PARALLEL_ARGS=(
 	--tensor-model-parallel-size 8
 	--pipeline-model-parallel-size 16
@@ -324,7 +324,7 @@ def test_flags_of_megatron(tmp_path):
     assert asked.by["pp"] == "pipeline-model-parallel-size 9" and asked.by["zero"] == "use-distributed-optimizer"
     more = "--overlap-grad-reduce --tp-comm-overlap --warp 9 --fp8-format hybrid --grad-reduce-in-bf16".split()
     more = read_foreign(flags.split() + more)
-    assert of(asked, "recipe") == ("mixed Adam, fp32 gradients",) and of(more, "recipe") == ("stack",)
+    assert of(asked, "stack") == ("megatron-lm",) and of(more, "stack") == ("megatron",)
     assert of(more, "overlaps_dp", "exposed_tp") == (True, "stack")
     assert more.notes[-1] == "not understood: warp 9"
     assert more.notes[0].startswith("not modelled: fp8-format hybrid: matmuls are counted in 16 bit")
@@ -338,7 +338,7 @@ def test_a_command_with_its_launcher(capsys):
     assert of(asked, "gpus", "tp", "zero") == (16, 8, 1) and asked.notes == []
     run = "--use-distributed-optimizer --model llama-7b --gpus 8 --json".split()
     said = json.loads(answered(capsys, "explain", *words.split(), *run))
-    assert said["report"]["layout"][1].endswith("zero 0")  # one data-parallel rank has nobody to share with
+    assert said["report"]["axes"][1].endswith("zero 0")  # one data-parallel rank has nobody to share with
 
 
 def test_the_model_of_megatron_flags(capsys):
@@ -358,7 +358,7 @@ def test_405b_of_nvidia_on_576_gpus(capsys):
     flags += " --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --tp-comm-overlap"
     run = "--model llama-405b --gpus 576 --json".split()
     said = json.loads(answered(capsys, "explain", *flags.split(), *run))
-    assert said["report"]["layout"][:3] == [
+    assert said["report"]["axes"][:3] == [
         "576 ranks = pp 9 x dp 4 x cp 2 x tp 8 (neighbours on the last axis have consecutive numbers)",
         "dp 4: 63 of 252 sequences each, in 63 microbatches of 1; zero 1",
         "pp 9: 63 stages, schedule interleaved 1F1B",
@@ -368,7 +368,7 @@ def test_405b_of_nvidia_on_576_gpus(capsys):
 
 def test_a_script_of_megatron(ask):
     said = ask(GPT3, "--vocab", 51200, "--gpu", "a100")
-    assert said["report"]["layout"][0].startswith("1024 ranks = pp 16 x dp 8 x cp 1 x tp 8")
+    assert said["report"]["axes"][0].startswith("1024 ranks = pp 16 x dp 8 x cp 1 x tp 8")
     assert said["report"]["assumes"]["model"].startswith("174.6 billion parameters")
     assert said["by"]["zero"] == "use-distributed-optimizer" and "cp" not in said["by"]
     assert [note.partition(":")[2].split()[0] for note in said["notes"]] == ["rampup-batch-size"]
@@ -392,7 +392,7 @@ seq_length: 4096
 """
     said = ask(text, "--gpus", 8, "--vocab", 50304)
     assert said["by"]["tp"] == "model_parallel.tensor_model_parallel_size 2" and said["notes"] == []
-    assert said["report"]["layout"][1].startswith("dp 4: 32 of 128 sequences each, in 16 microbatches of 2")
+    assert said["report"]["axes"][1].startswith("dp 4: 32 of 128 sequences each, in 16 microbatches of 2")
 
 
 def test_toml_of_torchtitan(tmp_path):
@@ -400,6 +400,8 @@ def test_toml_of_torchtitan(tmp_path):
     asked = read_foreign([str(tmp_path / "a.toml")])
     assert asked.framework == "torchtitan" and asked.notes == []
     assert of(asked, "zero", "local", "recompute", "every", "context", "replicas") == (3, 1, "ops", 1, 8192, 1)
+    assert of(asked, "stack") == ("fsdp-eager",)
+    assert of(read_foreign([str(tmp_path / "a.toml"), "--training.compile"]), "stack") == ("fsdp",)
     more = "--activation_checkpoint.selective_ac_option 3 --parallelism.pipeline_parallel_degree 2".split()
     more += "--parallelism.pipeline_parallel_schedule Interleaved1F1B --model.converters float8".split()
     asked = read_foreign([str(tmp_path / "a.toml"), *more])
@@ -410,6 +412,17 @@ def test_toml_of_torchtitan(tmp_path):
     assert asked.notes[0].startswith("not modelled: parallelism.pipeline_parallel_schedule GPipe; known are 1f1b")
 
 
+def test_a_torchtitan_file_is_planned(ask):
+    """torchtitan/models/llama3/train_configs/llama3_405b.toml at 01424cb, for 128 H100 GPUs: ZeRO-3 with tp."""
+    text = TITAN.replace("batch_size = 1", "batch_size = 2").replace(
+        "parallel_degree = 1\npipe", "parallel_degree = 8\npipe"
+    )
+    said = ask(text.replace("'selective'", "'full'"), "--model", "llama-405b", "--gpus", 128)
+    assert said["report"]["axes"][0].startswith("128 ranks = pp 1 x dp 16 x cp 1 x tp 8")
+    assert said["report"]["axes"][1] == "dp 16: 2 of 32 sequences each, in 1 microbatches of 2; zero 3"
+    assert said["report"]["notes"][0].startswith("fits: ") and said["by"]["rows"] == "training.batch_size 2"
+
+
 def test_yaml_of_accelerate(tmp_path, ask):
     pytest.importorskip("yaml")
     (tmp_path / "a.yaml").write_text(TP_HSDP)
@@ -417,7 +430,7 @@ def test_yaml_of_accelerate(tmp_path, ask):
     assert of(asked, "gpus", "tp", "replicas", "shards", "zero", "recompute") == (8, 2, 2, 2, 3, "none")
     assert asked.notes == []
     said = ask(HSDP, "--model", "llama-7b")
-    assert "replicas 4: ZeRO shards over 8 ranks" in said["report"]["layout"]
+    assert "replicas 4: ZeRO shards over 8 ranks" in said["report"]["axes"]
     assert said["by"]["replicas"] == "fsdp_config.fsdp_sharding_strategy HYBRID_SHARD"
     assert said["by"]["recompute"] == "fsdp_config.fsdp_activation_checkpointing"
     assert said["notes"][0] == "not modelled: mixed_precision fp8; known are bf16, fp16, no"
@@ -429,19 +442,19 @@ def test_yaml_of_accelerate(tmp_path, ask):
 
 def test_json_of_deepspeed(ask):
     said = ask(DEEPSPEED, "--model", "llama-7b", "--gpus", 16)
-    assert said["report"]["layout"][1] == "dp 16: 8 of 128 sequences each, in 4 microbatches of 2; zero 2"
+    assert said["report"]["axes"][1] == "dp 16: 8 of 128 sequences each, in 4 microbatches of 2; zero 2"
     assert said["by"]["overlaps_dp"] == "zero_optimization.overlap_comm"
     assert said["notes"][0].startswith("not modelled: zero_optimization.offload_optimizer.device cpu: what moves")
     assert said["notes"][1:] == ["not understood: flux 3"]
     more = ask(
         DEEPSPEED | {"gradient_accumulation_steps": "auto"}, "--model", "llama-7b", "--gpus", 16, "--batch", 64
     )
-    assert more["report"]["layout"][1].startswith("dp 16: 4 of 64 sequences each, in 2 microbatches of 2")
+    assert more["report"]["axes"][1].startswith("dp 16: 4 of 64 sequences each, in 2 microbatches of 2")
 
 
 def test_our_own_options_overrule(ask):
     said = ask(GPT3, "--vocab", 51200, "--gpus", 256, "--pp", 8, "--batch", 512, "--recompute", "full")
-    assert said["report"]["layout"][0].startswith("256 ranks = pp 8 x dp 4 x cp 1 x tp 8")
+    assert said["report"]["axes"][0].startswith("256 ranks = pp 8 x dp 4 x cp 1 x tp 8")
     assert said["by"]["pp"] == "--pp 8" and said["by"]["recompute"] == "--recompute full"
 
 
@@ -514,7 +527,7 @@ def test_a_folder_no_file_no_words_and_no_yaml(tmp_path, capsys, monkeypatch):
 def test_tables_name_fields_that_exist():
     known = {one.name for kind in (ModelShape, Stack) for one in fields(kind)} | {*Layout4D._fields}
     known |= set(
-        "gpus nodes per_node batch accumulation local shards stage_layers grouped groups precision reshards".split()
+        "gpus nodes per_node batch accumulation local shards stage_layers grouped groups precision reshards stack".split()
     )
     for name, table in FRAMEWORKS.items():
         into = {field for to in table["keys"].values() for field in (to if isinstance(to, dict) else [to])}
