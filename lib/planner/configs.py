@@ -32,15 +32,14 @@ def read_config(path: str | Path, tokens: int | None = None) -> tuple[ModelShape
     Raises:
         ValueError: not a JSON object; not a model whose size is known; a size that is missing or not a number.
     """
+    text = read_text(path)
     try:
-        config = json.loads(read_text(path))
-        if not isinstance(config, dict):
-            raise ValueError(f"a JSON object is needed, as Hugging Face writes it, not a {type(config).__name__}")
-        return shape_of(config, tokens)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        config = json.loads(text)
+        if isinstance(config, dict):
+            return shape_of(config, tokens)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+        raise ValueError(f"{path}{' is not JSON' * isinstance(error, json.JSONDecodeError)}: {error}") from None
+    raise ValueError(f"{path} must be a JSON object, as Hugging Face writes it, not a {type(config).__name__}")
 
 
 def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[ModelShape, list[str]]:

@@ -7,9 +7,7 @@ flag that is understood says what it costs and saves: the same run without it.
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
@@ -84,30 +82,23 @@ def _enter(asked: Asked, key: str, value: Any, into: str | dict[str, dict]) -> N
     if text in ("none", "null", "auto"):
         return
     for field, meant in into.items() if isinstance(into, dict) else [(into, {"*": "said"})]:
-        here = meant.get(text, meant.get("*", "" if text in OFF else None))
-        if here in (None, "unknown"):
+        here = meant.get(text, meant.get("*", "" if text in OFF else "unknown"))
+        if here == "unknown":
             asked.notes.append(f"not modelled: {key} {value}; known are {', '.join(meant)}")
-        elif here != "":
-            asked.found[field] = _value(field, key, text) if here == "said" else here
-            asked.by[field] = key if value is True else f"{key} {value}"
+            continue
+        if here == "said" and field in SWITCHES:
+            here = text not in OFF
+        elif here == "said":
+            if "$" in text:
+                raise ValueError(f"{key} is {value}, which nothing sets; add --{key} N after the file")
+            here = int(text) if re.fullmatch(r"-?\d+", text) else text
+            whole_number(key, here, 0 if field == "zero" else 1)
+        if here != "":
+            asked.found[field], asked.by[field] = here, key if value is True else f"{key} {value}"
 
 
-def _value(field: str, key: str, text: str) -> Any:
-    if field in SWITCHES:
-        return text not in OFF
-    if "$" in text:
-        raise ValueError(f"{key} is {text.upper()}, which nothing sets; add --{key} N after the file")
-    value = int(text) if re.fullmatch(r"-?\d+", text) else text
-    whole_number(key, value, 0 if field == "zero" else 1)
-    return value
-
-
-def completed(asked: Asked, training: Training, batch: int | None = None) -> tuple[Training, dict[str, Any]]:
-    """The training with the batch and the overlap that are asked for, and the fields of the layout.
-
-    Args:
-        batch: sequences of a step; None: the microbatches of a rank, times ranks.
-    """
+def completed(asked: Asked, training: Training, batch: int | None) -> tuple[Training, dict[str, Any]]:
+    """The training, with the batch (microbatches times ranks, if None) and the overlap; and fields of the layout."""
     found, gpus = asked.found, training.cluster.gpus
     tp, cp, pp, copies = (found.get(name, 1) for name in ("tp", "cp", "pp", "replicas"))
     dp = max(1, gpus // (tp * cp * pp))
@@ -161,19 +152,20 @@ def _change(training: Training, layout: Layout4D, other: Training, without: Layo
 
 
 def _content(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    """The keys of JSON, TOML or YAML, dotted, or the flags in a script; its first line tells which."""
+    """The keys of TOML, JSON or YAML, dotted, or the flags in a script; its first line tells which."""
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    try:
-        if re.match(r"\[+[\w.\"-]+\]+", first):
-            return _dotted(tomllib.loads(text), name)
-        if first.lstrip()[:1] in ("{", "["):
-            return _dotted(json.loads(text), name)
-        if re.match(r"---|[\"']?[\w-]+[\"']?\s*:(\s|$)", first):
-            return _dotted(import_module("yaml").safe_load(text), name)
-    except ModuleNotFoundError:
-        raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
-    except Exception as error:  # each parser has its own
-        raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
+    for looks, module, load in (
+        (r"\[+[\w.\"-]+\]+", "tomllib", "loads"),
+        (r"\s*[{\[]", "json", "loads"),
+        (r"---|[\"']?[\w-]+[\"']?\s*:(\s|$)", "yaml", "safe_load"),
+    ):
+        if re.match(looks, first):
+            try:
+                return _dotted(getattr(import_module(module), load)(text), name)
+            except ModuleNotFoundError:
+                raise ValueError(f"{name} is YAML, and to read it Python needs PyYAML: pip install PyYAML") from None
+            except Exception as error:  # each module has its own
+                raise ValueError(f"{name} is malformed: {' '.join(str(error).split())}") from None
     text = re.sub(r"(^|\s)#.*", "", text)
     sets = dict(re.findall(r"^\s*(?:export )?(\w+)=[\"']?(?:\$\{\w+:-)?([\w.+-]+)", text, re.MULTILINE))
     text = re.sub(r"\$\{?(\w+)(?::-([\w.+-]+))?\}?", lambda of: sets.get(of[1], of[2] or of[0]), text)

@@ -136,7 +136,7 @@ def test_the_length_of_a_config_is_a_maximum():
 BAD_CONFIGS = {
     "not json": ("{", "is not JSON: "),
     "empty": (" \n", "is empty"),
-    "a list": ("[1]", "a JSON object is needed, as Hugging Face writes it, not a list"),
+    "a list": ("[1]", "must be a JSON object, as Hugging Face writes it, not a list"),
     "no kind": ("{}", "model_type None is not known; known are llama, mistral"),
     "kind": ('{"model_type": "mamba"}', "model_type 'mamba' is not known; known are llama, mistral"),
     "no size": ('{"model_type": "llama", "hidden_size": 64}', "it lacks num_hidden_layers or n_layer, num_attention"),
@@ -519,16 +519,13 @@ def test_a_folder_no_file_no_words_and_no_yaml(tmp_path, capsys, monkeypatch):
     assert "the command has no key of Megatron-LM" in refused(capsys, "explain")
     (tmp_path / "a.yaml").write_text(HSDP)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert "is YAML, and to read it Python needs PyYAML: pip install PyYAML" in refused(
-        capsys, "explain", tmp_path / "a.yaml"
-    )
+    assert "Python needs PyYAML: pip install PyYAML" in refused(capsys, "explain", tmp_path / "a.yaml")
 
 
 def test_tables_name_fields_that_exist():
     known = {one.name for kind in (ModelShape, Stack) for one in fields(kind)} | {*Layout4D._fields}
-    known |= set(
-        "gpus nodes per_node batch accumulation local shards stage_layers grouped groups precision reshards stack".split()
-    )
+    known |= set("gpus nodes per_node batch accumulation local shards stage_layers stack".split())
+    known |= {"grouped", "groups", "precision", "reshards"}
     for name, table in FRAMEWORKS.items():
         into = {field for to in table["keys"].values() for field in (to if isinstance(to, dict) else [to])}
         assert into | set(table["defaults"]) | set(table.get("model", {})) <= known, name
