@@ -127,8 +127,10 @@ def _explained(parser: argparse.ArgumentParser, argv: list[str]) -> str | dict:
     training, fields_of_layout = completed(asked, _training(args, asked.found), args.batch)
     planned = _mine(training, fields_of_layout)
     report = report_of_layout(training, planned.layout, args.tokens or 0, args.price or 0)
+    asked.notes.extend(f"not modelled: {name}" for name in _given(args, NOT_MODELLED))
     if args.json:
-        return {"by": asked.by, "notes": args.notes + asked.notes, "report": asdict(report)}
+        each = {"layout": planned.layout._asdict()} | asdict(report)
+        return asdict(training) | {"by": asked.by, "notes": args.notes + asked.notes, "report": each}
     return "\n\n".join([flags_text(asked, training, planned), *args.notes, report_text(report)])
 
 

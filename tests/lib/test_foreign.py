@@ -456,6 +456,8 @@ def test_our_own_options_overrule(ask):
     said = ask(GPT3, "--vocab", 51200, "--gpus", 256, "--pp", 8, "--batch", 512, "--recompute", "full")
     assert said["report"]["axes"][0].startswith("256 ranks = pp 8 x dp 4 x cp 1 x tp 8")
     assert said["by"]["pp"] == "--pp 8" and said["by"]["recompute"] == "--recompute full"
+    assert said["report"]["layout"]["recompute"] == "full" and said["global_batch"] == 512
+    assert ask(GPT3, "--vocab", 51200, "--fp8")["notes"][-1] == "not modelled: FP8"
 
 
 def test_each_flag_says_what_a_rank_does_by_it_and_the_run_without_it(capsys, tmp_path):
