@@ -48,7 +48,7 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     config = {**config, **inner} if isinstance(inner, dict) else dict(config)
     refuse_experts(config)
     kind = config.get("model_type")
-    if kind not in table["families"]:
+    if not isinstance(kind, str) or kind not in table["families"]:
         raise ValueError(f"model_type {kind!r} is not known; known are {', '.join(table['families'])}")
     family = _family(kind)
     apart, sizes, switches = family.pop("apart", None), table["sizes"], table["switches"]
@@ -57,7 +57,11 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
         if config.get(key) is not None:
             whole_number(key, config[key], 1)
             found[field] = config[key], key
-    found |= {field: (bool(config[key]), key) for key, field in switches.items() if config.get(key) is not None}
+    for key, field in switches.items():
+        if config.get(key) is not None:
+            if not isinstance(config[key], int | float):
+                raise ValueError(f"{key}={config[key]!r} must be true, false or a number")
+            found[field] = bool(config[key]), key
     if config.get("attention_bias") and "biases" in family:
         found["biases"] = ("all", "mlp_bias") if config.get("mlp_bias") else ("qkv", "attention_bias")
     given = family | {field: value for field, (value, _) in found.items()}
@@ -74,7 +78,7 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     notes += [f"not counted: {apart}"] if apart else []
     if config.get("use_sliding_window") is False:
         config["sliding_window"] = None
-    if set(config.get("layer_types") or ()) == {"full_attention"}:
+    if set(re.findall(r"\w+", str(config.get("layer_types")))) == {"full_attention"}:
         config["layer_types"] = None
     return shape, notes + left_over({key: value for key, value in config.items() if key not in sizes}, table)
 

@@ -102,8 +102,9 @@ def completed(asked: Asked, training: Training, batch: int | None) -> tuple[Trai
     found, gpus = asked.found, training.cluster.gpus
     tp, cp, pp, copies = (found.get(name, 1) for name in ("tp", "cp", "pp", "replicas"))
     dp = max(1, gpus // (tp * cp * pp))
-    if found.get("shards", dp // copies) * copies != dp:
-        raise ValueError(f"{copies} copies of {found['shards']} shards are not dp {dp}: give --gpus, or other shards")
+    shards = found.get("shards", dp // copies)
+    if shards * copies != dp:
+        raise ValueError(f"{copies} copies of {shards} shards are not dp {dp}: give --gpus, or other shards")
     local = found.get("local", found.get("rows", 1))
     asked.by.update({"rows": asked.by["local"]} if "local" in asked.by and pp == 1 else {})
     layout = {name: found[name] for name in Layout4D._fields if name in found}

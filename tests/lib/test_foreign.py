@@ -148,6 +148,8 @@ BAD_CONFIGS = {
     "negative": (json.dumps(LLAMA8 | {"vocab_size": -1}), "vocab_size=-1 must be a whole number of at least 1"),
     "half": (json.dumps(LLAMA8 | {"num_hidden_layers": 31.5}), "num_hidden_layers=31.5 must be a whole number"),
     "true": (json.dumps(LLAMA8 | {"num_attention_heads": True}), "num_attention_heads=True must be a whole number"),
+    "no switch": (json.dumps(LLAMA8 | {"tie_word_embeddings": "false"}), "embeddings='false' must be true, false"),
+    "no word": ('{"model_type": ["llama"]}', "model_type ['llama'] is not known"),
     "heads": (json.dumps(LLAMA8 | {"num_key_value_heads": 7}), "7 heads of keys and values do not divide 32 heads"),
 }  # fmt: skip
 
@@ -504,6 +506,7 @@ BAD_FILES = {
     "no gpus": (json.dumps(DEEPSPEED), ["--model", "llama-7b"], "give --gpus, the number of all GPUs"),
     "tp": (GPT3, ["--vocab", 51200, "--tensor-model-parallel-size", 7], "cannot be shared by 7 tensor-parallel ranks"),
     "gpus": (GPT3, ["--vocab", 51200, "--gpus", 100], "100 GPUs do not divide by tp × cp × pp = 128"),
+    "copies": (json.dumps(DEEPSPEED), ["--model", "llama-7b", "--gpus", 8, "--replicas", 3], "3 copies of 2 shards are not dp 8"),
     "shards": (SHARDS, ["--gpus", 16, "--model", "llama-7b"], "1 copies of 4 shards are not dp 16: give --gpus"),
 }  # fmt: skip
 
