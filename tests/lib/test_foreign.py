@@ -490,6 +490,7 @@ def test_each_flag_says_what_a_rank_does_by_it_and_the_run_without_it(capsys, tm
 
 
 SHARDS = "[parallelism]\ndata_parallel_shard_degree = 4\n[training]\nlocal_batch_size = 1"
+COPIES = "[parallelism]\ndata_parallel_replicate_degree = 3"
 BAD_FILES = {
     "not json": ("{1", [], "is malformed: "),
     "not toml": ("[job]\nx = = 2", [], "is malformed: "),
@@ -506,7 +507,7 @@ BAD_FILES = {
     "no gpus": (json.dumps(DEEPSPEED), ["--model", "llama-7b"], "give --gpus, the number of all GPUs"),
     "tp": (GPT3, ["--vocab", 51200, "--tensor-model-parallel-size", 7], "cannot be shared by 7 tensor-parallel ranks"),
     "gpus": (GPT3, ["--vocab", 51200, "--gpus", 100], "100 GPUs do not divide by tp × cp × pp = 128"),
-    "copies": (json.dumps(DEEPSPEED), ["--model", "llama-7b", "--gpus", 8, "--replicas", 3], "3 copies of 2 shards are not dp 8"),
+    "copies": (COPIES, ["--gpus", 8, "--model", "llama-7b"], "3 copies of 2 shards are not dp 8: give --gpus"),
     "shards": (SHARDS, ["--gpus", 16, "--model", "llama-7b"], "1 copies of 4 shards are not dp 16: give --gpus"),
 }  # fmt: skip
 
