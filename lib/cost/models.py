@@ -7,6 +7,9 @@ Norms of queries and keys (Qwen3) and the two additional norms of a block of Gem
 parameters. `tests/lib/test_cost.py` compares each number of parameters with the published one.
 """
 
+import re
+from difflib import get_close_matches
+
 from lib.cost.sizes import LLAMA, MODELS, ModelShape
 
 # name: (h, l, a, heads of keys and values, width of a head, f, tied)
@@ -62,3 +65,32 @@ def model_text(shape: ModelShape) -> str:
         f"{heads}, MLP {shape.mlp_width}, vocabulary {shape.vocab_size}, sequences of {shape.context} tokens, "
         f"biases {shape.biases}, {', '.join(name if on else f'no {name}' for name, on in has.items())}"
     )
+
+
+# What the formulas do not have → names that would be read as if they had it.
+_EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
+NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
+
+
+def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
+    """Return the name if it exists, also with its publisher, and with other hyphens.
+
+    Args:
+        otherwise: what else to give.
+
+    Raises:
+        ValueError: it does not exist, or names something that is not modelled; the message has the names, or the
+            nearest of many.
+    """
+    small = str(name).lower()
+    for part, pattern in NOT_MODELLED.items():
+        if re.search(pattern, small):
+            raise ValueError(f"{name}: {part} is not modelled")
+    plain = {other.replace("-", ""): other for other in among}
+    if (short := small.rpartition("/")[2].replace("-", "")) in plain:
+        return plain[short]
+    said = f"{what} {name!r} is not a preset"
+    if len(among) < 9:
+        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
+    near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
+    raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")

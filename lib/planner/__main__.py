@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, replace
 
 from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
+from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
 from lib.planner.configs import read_config
@@ -24,7 +25,7 @@ from lib.planner.report import report_of_layout
 from lib.planner.rows import predict, read_rows
 from lib.planner.search import ALL_OPEN
 from lib.planner.text import others_text, report_text, rows_json, rows_text
-from lib.planner.training import GPUS, NOT_MODELLED, PRESET_MODELS, STACKS, known, stack_for
+from lib.planner.training import GPUS, PRESET_MODELS, STACKS, stack_for
 
 STEP_TOKENS = 4 * 2**20  # unless --batch gives a number of sequences
 SIZES = {"hidden": "d_model", "layers": "num_layers", "heads": "num_heads", "vocab": "vocab_size", "seq": "context"}
@@ -38,10 +39,8 @@ CARD = {  # option → field of Device, units, example and help
     "network": ("network_Bps", SPEEDS, "50GB or 400Gb", "per second and per GPU, one direction"),
     "network-per-node": ("per_node_Bps", SPEEDS, "400GB or 3200Gb", "instead of --network: of all GPUs of a node"),
 }
-COUNTS = {
-    option: option.replace("-", "_") for option in "tp cp pp dp stages-per-rank replicas every loss-chunks".split()
-}
-COUNTS |= {"microbatch": "rows"}  # option → field of Layout4D
+COUNTS = "tp cp pp dp microbatch stages-per-rank replicas every loss-chunks".split()
+MORE = {"cp", "recompute", "schedule", "replicas", "every", "loss_chunks"}  # choices beyond the ranks
 NEEDS = "give --peak, --memory, --memory-bandwidth, --link and --network"
 
 
@@ -74,9 +73,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--config", metavar="FILE", help="or a config.json of Hugging Face; or give its numbers:")
     for option, field in ALL_SIZES.items():
         model.add_argument(f"--{option}", dest=field, **count)
-    model.add_argument(
-        "--gated", action="store_const", const=True, help="as in Llama, except where an option differs:"
-    )
+    model.add_argument("--gated", action="store_const", const=True, help="a block as in Llama; what differs:")
     model.add_argument("--biases", choices=BIASES, help="of which linear layers")
     for option in SWITCHES:
         model.add_argument(f"--{option}", action=argparse.BooleanOptionalAction)
@@ -92,8 +89,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--per-node", **count, default=8, help="GPUs that share the fast link")
     cluster.add_argument("--stack", default="megatron", metavar="NAME", help=f"one of {', '.join(STACKS)}")
     layout = parser.add_argument_group("layout", "reports on one instead of searching; --dp may be left out")
-    for option, field in COUNTS.items():
-        layout.add_argument(f"--{option}", dest=field, **count)
+    for option in COUNTS:
+        layout.add_argument(f"--{option}", dest="rows" if option == "microbatch" else None, **count)
     layout.add_argument("--zero", type=int, choices=ZERO_STAGES)
     layout.add_argument("--recompute", choices=PLANNED_RECOMPUTE)
     layout.add_argument(
@@ -107,7 +104,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     search.add_argument("--best", **count, default=3, help="number of layouts to print")
     search.add_argument(
-        "--tokens", type=_read(TOKENS, "15.6T"), help="15.6T: of the training, for days and GPU hours"
+        "--tokens", type=_read(TOKENS, "15.6T"), help="15.6T: of the training, for its days and hours"
     )
     search.add_argument("--price", type=float, help="of a GPU for an hour, for the money")
     search.add_argument("--rows", dest="runs", metavar="FILE.json", help="predict the published runs of a file")
@@ -135,14 +132,19 @@ def _explained(parser: argparse.ArgumentParser, argv: list[str]) -> str | dict:
 
 
 def _answer(args: argparse.Namespace) -> str | dict:
-    """The report of the layout that is asked for, or of the fastest, and the fastest layouts of the search."""
+    """The report of the layout that is asked for, or of the fastest, and the fastest layouts of the search.
+
+    Who asks for more than ranks is compared with every choice.
+    """
     if names := [*_given(args, NOT_MODELLED)]:
         raise ValueError(f"{names[0]} is not modelled")
     asked = _given(args, Layout4D._fields)
     training = _training(args, asked)
     mine = _mine(training, asked) if asked else None
+    wide = args.all_choices or asked.keys() & MORE
+    usual = Choices(context_parallel=args.context_parallel, zero_bubble=args.zero_bubble)
     try:
-        found, nothing = best_layouts(training, _choices(args, asked), args.best), ""
+        found, nothing = best_layouts(training, ALL_OPEN if wide else usual, args.best), ""
     except ValueError as error:
         if not mine:
             raise
@@ -155,28 +157,13 @@ def _answer(args: argparse.Namespace) -> str | dict:
     return asdict(training) | {"report": plain[0], "layouts": plain[1:], "notes": args.notes}
 
 
-def _choices(args: argparse.Namespace, asked: dict) -> Choices:
-    """What is searched: every choice, or the usual ones, and those of the layout that is asked for."""
-    names = "zero", "recompute", "every", "loss_chunks"
-    with_tp = asked.get("zero") == 3 and asked.get("tp", 1) > 1
-    usual = Choices(
-        **{name: tuple(dict.fromkeys((*getattr(Choices, name), asked[name]))) for name in names if name in asked},
-        context_parallel=args.context_parallel or asked.get("cp", 1) > 1,
-        zero_bubble=args.zero_bubble or asked.get("schedule", "1f1b") != "1f1b",
-        hybrid="replicas" in asked or with_tp,
-    )
-    return ALL_OPEN if args.all_choices else usual
-
-
 def _training(args: argparse.Namespace, asked: dict) -> Training:
     gpus = args.gpus or math.prod(asked.get(axis, 1) for axis in ("tp", "cp", "pp", "dp")) * ("dp" in asked)
     if not gpus:
         raise ValueError("give --gpus, the number of all GPUs")
     model, (name, device) = _model(args), _device(args)
     if gpus > args.per_node and device.network_Bps is None:
-        raise ValueError(
-            f"{gpus} GPUs of {name} are on several nodes: give --network between them, such as 25GB per GPU"
-        )
+        raise ValueError(f"{gpus} GPUs of {name} are on several nodes: give --network, such as 25GB per GPU")
     batch = args.batch or max(1, STEP_TOKENS // model.context)
     return Training(model, Cluster(device, gpus, args.per_node), stack_for(args.stack, name), batch)
 
@@ -211,13 +198,14 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
 def _model(args: argparse.Namespace) -> ModelShape:
     """A preset, perhaps with other sizes, or a model of its own sizes."""
     given = _given(args, [field.name for field in fields(ModelShape)])
+    if args.model and args.config:
+        raise ValueError("--model and --config both name a model: give one of them")
     if args.config:
         shape, args.notes = read_config(args.config, args.context)
         base = asdict(shape)
     elif args.model:
-        base = asdict(
-            PRESET_MODELS[known(args.model, PRESET_MODELS, "model", "give its sizes, such as --hidden 4096")]
-        )
+        name = known(args.model, PRESET_MODELS, "model", "give its sizes, such as --hidden 4096, or --config")
+        base = asdict(PRESET_MODELS[name])
     elif missing := [f"--{option}" for option, field in SIZES.items() if field not in given]:
         raise ValueError(f"give --model, or all its numbers; missing: {', '.join(missing)}")
     else:

@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 
 from lib.cost.bubble import bubble, kept_by
 from lib.cost.hardware import device_text
-from lib.cost.models import model_text
+from lib.cost.models import NOT_MODELLED, model_text
 from lib.cost.sizes import ModelShape
 from lib.layout import Layout
 from lib.pipeline.gantt import gantt
@@ -21,9 +21,9 @@ from lib.pipeline.schedules.action import Op
 from lib.planner.peak import not_counted, step_memory
 from lib.planner.plan import Plan, step_bubble
 from lib.planner.search import bytes_of_rank
-from lib.planner.seconds import stage_layers, step_s
+from lib.planner.seconds import OPTIMIZER_BYTES, stage_layers, step_s
 from lib.planner.traffic import bytes_out_of_a_node, step_traffic
-from lib.planner.training import NOT_MODELLED, Cluster, Layout4D, Stack, Training
+from lib.planner.training import SHARES, Cluster, Layout4D, Stack, Training
 
 WIDTH, MOST_GANTT_ROWS = 100, 8
 KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
@@ -176,7 +176,9 @@ def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, pr
     recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes}".format(**constants.pop("recipe"))
     numbers = ", ".join(f"{name} {value}" for name, value in constants.items())
     inputs = {"model": model_text(model), "GPU": device_text(cluster.device, cluster.per_node)}
-    inputs |= {"stack": f"{numbers}, bytes per parameter {recipe}", "not modelled": ", ".join(NOT_MODELLED)}
+    of = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
+    numbers += f", matmul_share calibrated on {of}, bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}"
+    inputs |= {"stack": numbers, "not modelled": ", ".join(NOT_MODELLED)}
     return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, inputs)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.cost.models import known
 from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner.seconds import Seconds, step_s
-from lib.planner.training import CALIBRATED, GPUS, Cluster, Layout4D, Training, known, stack_for
+from lib.planner.training import CALIBRATED, GPUS, Cluster, Layout4D, Training, stack_for
 
 # torchtitan's H100s have 96 GB and 500 W.
 CARD_OF = {("titan", "h100"): "h100-500w"}

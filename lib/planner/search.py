@@ -10,7 +10,7 @@ microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from lib.cost.bubble import kept_by
 from lib.cost.held import state_bytes
 from lib.cost.sizes import PLANNED_RECOMPUTE
-from lib.layout import divisors
+from lib.layout import divisors, one_of
 from lib.planner.seconds import Seconds, block_kept_bytes, has_even_stages, stage_layers, step_s
 from lib.planner.training import Layout4D, Training
 
@@ -241,12 +241,6 @@ def fewest_gpus(training: Training, choices: Choices) -> list[int]:
     step = node * max(1, power // 16 // node)
     between = range(max(has, power // 2) // node * node + node, power, step)
     return [next((gpus for gpus in between if enough(gpus)), power)]
-
-
-def one_of(numbers: Iterable[int]) -> str:
-    """`1, 2 or 4`."""
-    *most, last = map("{:,}".format, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def why_slower(one: Planned, other: Planned) -> str:

@@ -13,14 +13,12 @@ sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
 from lib.cost.hardware import DEVICES, Device
-from lib.cost.models import PRESETS
+from lib.cost.models import PRESETS, known
 from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
 
@@ -231,32 +229,3 @@ def stack_for(name: str, gpu: str) -> Stack:
     """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
     matmul, attention = SHARES.get(gpu, SHARES["h100"])
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
-
-
-# What the formulas do not have → names that would be read as if they had it.
-_EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
-NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
-
-
-def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
-    """Return the name if it exists, also with its publisher, and with other hyphens.
-
-    Args:
-        otherwise: what else to give.
-
-    Raises:
-        ValueError: it does not exist, or names something that is not modelled; the message has the names, or the
-            nearest of many.
-    """
-    small = str(name).lower()
-    for part, pattern in NOT_MODELLED.items():
-        if re.search(pattern, small):
-            raise ValueError(f"{name}: {part} is not modelled")
-    plain = {other.replace("-", ""): other for other in among}
-    if (short := small.rpartition("/")[2].replace("-", "")) in plain:
-        return plain[short]
-    said = f"{what} {name!r} is not a preset"
-    if len(among) < 9:
-        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
-    near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
-    raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")

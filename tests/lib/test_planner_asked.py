@@ -70,7 +70,7 @@ ANSWERED = {  # question → what the answer says
     f"--model llama3-8b --gpus 8 {RTX4090}": ("165 TFLOP/s in 16 bit, 24 GB at 1008 GB/s", "no network", "fits: "),
     f"{ON_64} --gpu mi300x --peak 1307TF --memory 192GB --memory-bandwidth 5.3TB --link 448GB --network 50GB": (
         "1307 TFLOP/s in 16 bit, 192 GB at 5300 GB/s; one direction: link 448 GB/s among 8 GPUs",
-        "matmul_share 0.6498",
+        "matmul_share calibrated on h100",
     ),
     "--model llama-70b --gpus 72 --per-node 72 --batch 1080 --gpu gb200 --peak 2500TF --memory 186GB"
     " --memory-bandwidth 8TB --link 900GB": ("link 900 GB/s among 72 GPUs", "no network"),
@@ -166,7 +166,7 @@ REFUSED = {  # question → what the one sentence says
     f"{ON_8} --network 400": "argument --network: 400 needs a number and a unit: 50GB or 400Gb",
     f"{ON_8} --peak 989": "argument --peak: 989 needs a number and a unit: 989TF",
     f"{ON_8} --network 50GB --network-per-node 400GB": "--network is per GPU and --network-per-node of a whole node",
-    "--model llama-7b --gpus 16 --gpu v100": "16 GPUs of v100 are on several nodes: give --network between them",
+    "--model llama-7b --gpus 16 --gpu v100": "16 GPUs of v100 are on several nodes: give --network, such as 25GB",
     "--rows /nowhere/rows.json": "No such file",
     f"{ON_8} --colour red": "unrecognized arguments: --colour red",
 }
