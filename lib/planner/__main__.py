@@ -18,7 +18,7 @@ from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
-from lib.planner.configs import read_config
+from lib.planner.configs import notes_text, read_config
 from lib.planner.explain import completed, flags_text, read_foreign
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
@@ -128,7 +128,8 @@ def _explained(parser: argparse.ArgumentParser, argv: list[str]) -> str | dict:
     if args.json:
         each = {"layout": planned.layout._asdict()} | asdict(report)
         return asdict(training) | {"by": asked.by, "notes": args.notes + asked.notes, "report": each}
-    return "\n\n".join([flags_text(asked, training, planned), *args.notes, report_text(report)])
+    said = flags_text(asked, training, planned), notes_text(args.notes), report_text(report)
+    return "\n\n".join(filter(None, said))
 
 
 def _answer(args: argparse.Namespace) -> str | dict:
@@ -152,7 +153,8 @@ def _answer(args: argparse.Namespace) -> str | dict:
     layouts = [mine or found[0], *found]
     reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
     if not args.json:
-        return "\n\n".join([*args.notes, report_text(reports[0]), others_text(found, mine, nothing)])
+        said = notes_text(args.notes), report_text(reports[0]), others_text(found, mine, nothing)
+        return "\n\n".join(filter(None, said))
     plain = [{"layout": one.layout._asdict()} | asdict(report) for one, report in zip(layouts, reports, strict=True)]
     return asdict(training) | {"report": plain[0], "layouts": plain[1:], "notes": args.notes}
 

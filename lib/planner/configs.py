@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from lib.cost.sizes import ModelShape
@@ -73,7 +74,7 @@ def shape_of(config: Mapping[str, Any], tokens: int | None = None) -> tuple[Mode
     shape = ModelShape(**given | {"context": tokens or min(most, USUAL_TOKENS)})
     notes = [f"{field} {value}: from {key}" for field, (value, key) in found.items() if field != "context"]
     rest = [one.name for one in fields(shape) if one.name not in found and one.name != "context"]
-    notes.append(f"{', '.join(f'{name} {getattr(shape, name)}' for name in rest)}: of a {kind} model")
+    notes.append(f"{', '.join(f'{name} {getattr(shape, name)}' for name in rest)}: of model_type {kind}")
     notes.append(f"context {shape.context}: {'--seq' if tokens else 'a default'}; the config has a maximum, {most}")
     notes += [f"not counted: {apart}"] if apart else []
     if config.get("use_sliding_window") is False:
@@ -111,6 +112,11 @@ def refuse_experts(said: Mapping[str, Any]) -> None:
         for part, why in FOREIGN["refused"].items():
             if part in key.replace("-", "_") and str(value).lower() not in (*OFF, "1"):
                 raise ValueError(f"{key} {value} is not modelled; {why}")
+
+
+def notes_text(notes: list[str]) -> str:
+    """Notes, a line or more each."""
+    return "\n".join(fill(note, 100, subsequent_indent="  ") for note in notes)
 
 
 def read_text(path: str | Path) -> str:

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
-from textwrap import fill
 from typing import Any, NamedTuple
 
 from lib.layout import whole_number
-from lib.planner.configs import FOREIGN, OFF, left_over, read_text, refuse_experts
+from lib.planner.configs import FOREIGN, OFF, left_over, notes_text, read_text, refuse_experts
 from lib.planner.search import Planned, memory_bytes
 from lib.planner.seconds import step_s
 from lib.planner.training import Layout4D, Stack, Training
@@ -135,7 +134,7 @@ def flags_text(asked: Asked, training: Training, planned: Planned) -> str:
             lines += [asked.by.get(field, f"{field} {value}, by default"), f"  {does.format(value)}"]
             if training.global_batch % (without.dp * without.rows) == 0:
                 lines.append(f"  without it {_change(training, layout, other, without)}")
-    return "\n".join(fill(line, 100, subsequent_indent="  ") for line in lines + asked.notes)
+    return notes_text(lines + asked.notes)
 
 
 def _change(training: Training, layout: Layout4D, other: Training, without: Layout4D) -> str:
