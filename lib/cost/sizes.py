@@ -255,8 +255,8 @@ def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
 def recomputed_weights(shape: ModelShape, recompute: str) -> int:
     """Elements of the matrices of a block that backward multiplies again with each token.
 
-    `ops` keeps the results of every second matmul, and recomputes those of keys, of the output of attention, and of the
-    third matrix of the MLP, that of the up projection (without a gate: the down projection).
+    `ops` keeps the results of every second matmul. It recomputes keys, the output projection of attention, and the up
+    projection of the MLP (without a gate: the down projection).
 
     Source: torchtitan, `_apply_ac_to_transformer_block` in `parallelize_llama.py` (commit 004b3148).
     """
@@ -280,9 +280,9 @@ def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> 
 # ---- what can be chosen ---------------------------------------------------------------------------------------------
 
 ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
-RECOMPUTE = ("none", "selective", "full")  # what backward recomputes: nothing, the inside of attention, blocks
+RECOMPUTE = ("none", "selective", "full")  # in backward: nothing, attention between its projections, blocks
 
-PLANNED_RECOMPUTE = ("none", "selective", "mlp", "ops", "full")  # and what others recompute: the MLP, some operations
+PLANNED_RECOMPUTE = ("none", "selective", "mlp", "ops", "full")  # of published runs: the MLP, or some operations
 
 
 def check_recompute(recompute: str, among: tuple[str, ...] = RECOMPUTE) -> str:

@@ -200,9 +200,8 @@ def _sends(training: Training, layout: Layout4D) -> list[dict]:
     """What each axis sends, where, and how long: over links of a byte per second, seconds are bytes."""
     cluster, stack, seen = training.cluster, training.stack, step_s(training, layout)
     alone = {one.name: 1.0 for one in fields(Stack) if one.name.startswith("exposed_")} | {"overlaps_dp": False}
-    slow = Cluster(replace(cluster.device, link_Bps=1, network_Bps=1), cluster.gpus, cluster.gpus)
-    bare = replace(stack, **alone, link_share=1, network_share=1, message_share=1)
-    sent = step_s(replace(training, cluster=slow, stack=bare), layout)
+    slow = Cluster(replace(cluster.device, link_Bps=1), cluster.gpus, per_node=cluster.gpus)
+    sent = step_s(replace(training, cluster=slow, stack=replace(stack, **alone, link_share=1)), layout)
     whole = step_s(replace(training, stack=replace(stack, **alone)), layout)
     inner = layout.tp * layout.cp
     sends, of = [], {"tp": (layout.tp, "activations"), "cp": (inner, "keys and values")}

@@ -325,7 +325,7 @@ def test_bytes_of_blocks_as_they_are_remembered():
         assert 96 * cost.block_wire_bytes(2 * tokens * 8192, 8) / 1e9 == pytest.approx(gigabytes, abs=0.05)
     assert cost.block_wire_bytes(1000, 10**9, "full") == pytest.approx(12_000)
     assert cost.block_wire_bytes(1000, 1) == 0
-    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, mlp, ops, full"):
+    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):
         cost.block_wire_bytes(1, 2, "all")
 
 

@@ -13,7 +13,8 @@ from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Plan, Stack, Training, best_layouts, step_traffic
 from lib.planner.__main__ import main
-from lib.planner.report import report_of_layout
+from lib.planner.refusals import refusal
+from lib.planner.report import report_of_layout, report_of_plan
 from lib.planner.search import all_layouts
 from lib.planner.seconds import Seconds
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
@@ -140,6 +141,7 @@ REFUSED = {  # question → what the one sentence says
     ),
     f"{ON_64} --tp 8 --pp 3": "64 GPUs do not divide by tp × cp × pp = 24: choose less, or 24 GPUs.",
     f"{ON_64} --tp 8 --pp 4 --dp 3": "tp × cp × pp × dp = 96, and there are 64 GPUs: choose dp 2.",
+    f"{ON_64} --tp 8 --pp 4 --dp 1": "tp × cp × pp × dp = 32, and there are 64 GPUs: choose dp 2.",
     f"{ON_64} --tp 8 --cp 8": (
         "needs 2,048 tokens of a sequence or more: choose cp 1 or 2, or sequences of 16,384 tokens."
     ),
@@ -283,7 +285,7 @@ def test_every_number_that_goes_in_is_said():
     assert len(seen) == len(set(seen)) == 1 + len(fields(ModelShape)) + len(fields(Stack)) + 6
 
 
-def test_what_is_sent_is_what_the_exact_plan_sends():
+def test_both_reports_agree_on_what_is_sent_and_kept():
     """The formulas leave out the sums of embedding and head, and the norm."""
     model = GPTConfig(vocab_size=1024, context=512, d_model=1024, num_layers=32, num_heads=16)
     layout = Layout(2, 4, 2, order="pp,dp,tp", microbatches=8, sequence_parallel=True)
@@ -292,6 +294,10 @@ def test_what_is_sent_is_what_the_exact_plan_sends():
     run = Training(ModelShape.of(model), Cluster(GPUS["h100"], 16), stack, 16)
     report = report_of_layout(run, Layout4D(2, 1, 4, 2, zero=0, sequence_parallel=True))
     sent = {one["what"].partition(":")[0]: one["bytes"][1] for one in report.sends}
+    for formula, exact in zip(report.places, report_of_plan(plan, 8).places, strict=True):
+        assert formula["in_flight"] == exact["in_flight"]
+        assert formula["ranks"] == exact["ranks"] and formula["held"].keys() >= exact["held"].keys()
+        assert formula["parameters"] == pytest.approx(exact["parameters"], rel=0.03)
     exact = step_traffic(plan, 1)
     of_axis = {axis: sum(n for (_, along), (_, n) in exact.items() if along.startswith(axis)) for axis in sent}
     assert set(sent) == {"tp", "dp", "pp"}
@@ -333,8 +339,6 @@ def test_each_preset_is_checked():
 
 
 def test_what_is_refused_is_what_the_search_leaves_out():
-    from lib.planner.refusals import refusal
-
     run = Training(PRESET_MODELS["llama-13b"], Cluster(GPUS["h100"], 24), stack_for("megatron", "h100"), 96)
     possible = set(all_layouts(run, Choices(zero_bubble=True, context_parallel=True)))
     assert {refusal(run, layout) for layout in possible} == {None}
