@@ -1,7 +1,8 @@
 """Layouts for a model on a cluster: `python -m lib.planner --model llama3-70b --gpus 64 --gpu h100`.
 
 Without a layout it searches for the fastest; with `--tp`, `--pp` and so on it reports on that one, and compares it with
-the fastest. With `--rows FILE.json` it predicts published runs instead, and prints the errors.
+the fastest. With `--rows FILE.json` it predicts published runs instead, and prints the errors. `explain
+FILE` or `explain FLAGS` reports on what a command of Megatron-LM, torchtitan, Accelerate or DeepSpeed asks for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, replace
 
@@ -16,6 +18,8 @@ from lib.cost.hardware import BYTES, FLOPS, SPEEDS, TOKENS, Device, amount
 from lib.cost.models import NOT_MODELLED, known
 from lib.cost.sizes import BIASES, LLAMA, PLANNED_RECOMPUTE, ZERO_STAGES, ModelShape
 from lib.planner import Choices, Cluster, Layout4D, Planned, Training, best_layouts, memory_bytes, step_s
+from lib.planner.configs import notes_text, read_config
+from lib.planner.explain import completed, flags_text, read_foreign
 from lib.planner.refusals import refusal
 from lib.planner.report import report_of_layout
 from lib.planner.rows import predict, read_rows
@@ -41,13 +45,18 @@ NEEDS = "give --peak, --memory, --memory-bandwidth, --link and --network"
 
 
 def main(argv: list[str] | None = None) -> None:
-    about = "Which layout for a model and a cluster."
+    about = "Which layout for a model and a cluster. `explain FILE` or `explain FLAGS`: that of another framework."
     parser = argparse.ArgumentParser(prog="python -m lib.planner", description=about, allow_abbrev=False)
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
     _add_options(parser)
-    args = parser.parse_args(argv)
+    parser.set_defaults(notes=[])
+    argv = sys.argv[1:] if argv is None else argv
+    explains = argv[:1] == ["explain"]
+    args = parser.parse_known_args(argv)[0] if explains else parser.parse_args(argv)
     try:
-        if args.runs:
+        if explains:
+            said = _explained(parser, argv[1:])
+        elif args.runs:
             predictions = [predict(row) for row in read_rows(args.runs)]
             said = rows_json(predictions) if args.json else rows_text(predictions)
         else:
@@ -60,7 +69,8 @@ def main(argv: list[str] | None = None) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     count = {"type": _count, "metavar": "N"}
     model = parser.add_argument_group("model")
-    model.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}; or give its numbers:")
+    model.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESET_MODELS)}")
+    model.add_argument("--config", metavar="FILE", help="or a config.json of Hugging Face; or give its numbers:")
     for option, field in ALL_SIZES.items():
         model.add_argument(f"--{option}", dest=field, **count)
     model.add_argument("--gated", action="store_const", const=True, help="a block as in Llama; what differs:")
@@ -103,6 +113,25 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name.split()[-1].lower()}", dest=name, nargs="?", const=True, help=argparse.SUPPRESS)
 
 
+def _explained(parser: argparse.ArgumentParser, argv: list[str]) -> str | dict:
+    """The report of what a foreign command or file asks for, flag by flag; our own options overrule it."""
+    asked = read_foreign(parser.parse_known_args(argv)[1])
+    parser.set_defaults(**asked.found)
+    args = parser.parse_known_args(argv)[0]
+    own = {name: n for name, n in _given(args, Layout4D._fields).items() if n != asked.found.get(name)}
+    asked.found.update(own)
+    asked.by.update({name: f"--{name} {n}" for name, n in own.items()})
+    training, fields_of_layout = completed(asked, _training(args, asked.found), args.batch)
+    planned = _mine(training, fields_of_layout)
+    report = report_of_layout(training, planned.layout, args.tokens or 0, args.price or 0)
+    asked.notes.extend(f"not modelled: {name}" for name in _given(args, NOT_MODELLED))
+    if args.json:
+        each = {"layout": planned.layout._asdict()} | asdict(report)
+        return asdict(training) | {"by": asked.by, "notes": args.notes + asked.notes, "report": each}
+    said = flags_text(asked, training, planned), notes_text(args.notes), report_text(report)
+    return "\n\n".join(filter(None, said))
+
+
 def _answer(args: argparse.Namespace) -> str | dict:
     """The report of the layout that is asked for, or of the fastest, and the fastest layouts of the search.
 
@@ -124,9 +153,10 @@ def _answer(args: argparse.Namespace) -> str | dict:
     layouts = [mine or found[0], *found]
     reports = [report_of_layout(training, one.layout, args.tokens or 0, args.price or 0) for one in layouts]
     if not args.json:
-        return f"{report_text(reports[0])}\n\n{others_text(found, mine, nothing)}"
+        said = notes_text(args.notes), report_text(reports[0]), others_text(found, mine, nothing)
+        return "\n\n".join(filter(None, said))
     plain = [{"layout": one.layout._asdict()} | asdict(report) for one, report in zip(layouts, reports, strict=True)]
-    return asdict(training) | {"report": plain[0], "layouts": plain[1:]}
+    return asdict(training) | {"report": plain[0], "layouts": plain[1:], "notes": args.notes}
 
 
 def _training(args: argparse.Namespace, asked: dict) -> Training:
@@ -170,8 +200,13 @@ def _device(args: argparse.Namespace) -> tuple[str, Device]:
 def _model(args: argparse.Namespace) -> ModelShape:
     """A preset, perhaps with other sizes, or a model of its own sizes."""
     given = _given(args, [field.name for field in fields(ModelShape)])
-    if args.model:
-        name = known(args.model, PRESET_MODELS, "model", "give its sizes, such as --hidden 4096")
+    if args.model and args.config:
+        raise ValueError("--model and --config both name a model: give one of them")
+    if args.config:
+        shape, args.notes = read_config(args.config, args.context)
+        base = asdict(shape)
+    elif args.model:
+        name = known(args.model, PRESET_MODELS, "model", "give its sizes, such as --hidden 4096, or --config")
         base = asdict(PRESET_MODELS[name])
     elif missing := [f"--{option}" for option, field in SIZES.items() if field not in given]:
         raise ValueError(f"give --model, or all its numbers; missing: {', '.join(missing)}")
