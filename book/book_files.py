@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import book_pages  # noqa: F401 it lets the tools be found
+from book_previews import FOLDER
 from fontTools import subset
 from fontTools.ttLib import TTFont
 from make_colab_zip import pack, write
@@ -90,7 +91,7 @@ def write_zip(site: Path) -> None:
     """The site as one file; in it, the offer to download it is gone."""
     listed = sorted(path for path in site.rglob("*") if path.is_file())
     named = [(path.relative_to(site).as_posix(), path.read_bytes()) for path in listed]
-    kept = [(name, content) for name, content in named if name not in NOT_IN_ZIP]
+    kept = [(name, content) for name, content in named if name not in NOT_IN_ZIP and not name.startswith(FOLDER)]
     target = pack(
         site / ZIP,
         (

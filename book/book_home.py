@@ -136,13 +136,14 @@ def cards(app, page: str) -> nodes.raw:
 
 
 def fold_rest(app, doctree, docname):
-    """On the first page, what comes after the chapters."""
+    """On the first page, what comes after the chapters; a chapter that is built alone has none."""
     if docname != app.config.root_doc:
         return
     page = next(doctree.findall(nodes.section))
     sections = [part for part in page.children if isinstance(part, nodes.section)]
     titles = [section.children[0].astext() for section in sections]
-    for later in sections[titles.index("The chapters") + 1 :]:
+    first = titles.index("The chapters") + 1 if "The chapters" in titles else len(titles)
+    for later in sections[first:]:
         fold_section(later, "Open")
 
 

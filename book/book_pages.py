@@ -37,6 +37,7 @@ def add_static_folders(app):
 def set_theme_options(app, config):
     # Here and not in _config.yml, where they would replace all that Jupyter Book derives from the rest of that file.
     config.html_search_scorer = str(HERE / "scorer.js")
+    config.html_show_search_summary = False  # search_sections.js shows sentences; Sphinx would show code and buttons
     options = config.html_theme_options
     # navbar_persistent: the theme it inherits from puts a second search bar across every page.
     options.update(logo={"text": config.project}, show_toc_level=2, navbar_persistent=[])
@@ -166,10 +167,9 @@ def share_sidebar(drawn: dict):
 
 
 def help_search(app, pagename, templatename, context, doctree):
-    # Beneath each result the search shows some text of the page, which a browser does not let it read from the disk.
     if pagename == "search":
+        app.add_js_file("plain_formula.js", loading_method="defer")
         app.add_js_file("search_sections.js", loading_method="defer")
-        app.add_js_file(None, body="DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY &&= location.protocol !== 'file:';")
 
 
 def walk_chapters(app, pagename, templatename, context, doctree):

@@ -21,11 +21,11 @@ def caption(sentence: str, sentences: Iterable[str]) -> str:
     )
 
 
-def scripts(identity: str, data: str, script: Path, function: str) -> str:
+def scripts(identity: str, data: str, script: Path, function: str, element: str = "figure") -> str:
     """The data, and the script whose function is called with each figure of this identity."""
     return (
         f'<script type="application/json">{data}</script>'
         f"<script>(function () {{\n{script.read_text(encoding='utf-8')}"
-        f"document.querySelectorAll('figure[data-pbh=\"{identity}\"]').forEach({function});\n"
+        f"document.querySelectorAll('{element}[data-pbh=\"{identity}\"]').forEach({function});\n"
         "})();</script>"
     )

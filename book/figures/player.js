@@ -40,6 +40,8 @@ function showPlayer(figure) {
     });
     count.textContent = `${beat + 1} of ${beats.length}`;
     const next = at < beats[beat][UNTIL] ? beat : beat + 1;
+    figure.dataset.beat = beat;
+    figure.dispatchEvent(new Event("pbh-beat")); // for a guess on it
     play.textContent = timer ? "❚❚ Pause" : next > last ? "↺ Again" : at ? `▶ Next: ${beats[next][NAME]}` : "▶ Start";
   }
 

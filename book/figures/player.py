@@ -150,6 +150,28 @@ class Player:
         if size > MOST_BYTES:
             raise ValueError(f"{title!r} takes {size:,} bytes compressed, at most {MOST_BYTES:,}; use fewer things")
 
+    def ask(self, question: str, at: str = "") -> None:
+        """Let it begin where a beat ends, with a question as its first sentence.
+
+        Args:
+            at: the name of the beat. Default: the first.
+
+        Raises:
+            ValueError: there is no such beat before the last.
+        """
+        names = [beat.name for beat in self.beats]
+        if at and at not in names[:-1]:
+            raise ValueError(f"{self.title!r} cannot ask after {at!r}; there are {', '.join(names[:-1])}")
+        number = names.index(at) if at else 0
+        start = self.beats[number].until
+        later = [beat._replace(until=beat.until - start) for beat in self.beats[number + 1 :]]
+        self.beats, self.still = [Beat(names[0], question, 0), *later], max(0, self.still - number)
+        self.sentences = [beat.sentence for beat in self.beats]
+        self.scenes = [
+            scene._replace(frames=scene.frames[start:], times=scene.times and scene.times[start:])
+            for scene in self.scenes
+        ]
+
     def __repr__(self) -> str:
         return f"{self.title}: {self.sentences[self.still]}"
 

@@ -53,7 +53,8 @@ def draw_scatter(
         limit: words and place of a vertical line: everything to the right of it is too much.
         muted: the name of a group that is drawn pale, behind all others.
         notes: words → the place at which they end, such as the name of a band of dots.
-        best: a dot with a ring around it, named by the first of the notes, to which a line leads.
+        best: a dot with a ring around it, named by the first of the notes, to which a line leads. A `Guess` on the
+            figure hides the notes and the ring until it is made.
     """
     dots = [dot for group in groups.values() for dot in group]
     if not dots or len(groups) > len(_MARKS):
@@ -85,12 +86,13 @@ def draw_scatter(
     if best:
         words, place = next(iter(notes.items()))
         (to_x, to_y), (dot_x, dot_y) = plot.at(*place), plot.at(*best[:2])
-        ring = plot.canvas.layer(FRAMES, fill="none", stroke=color("text"), stroke_width=1.8)
+        paint = {"fill": "none", "stroke": color("text"), "stroke_width": 1.8}
+        ring = plot.canvas.layer(FRAMES, data_answer="", **paint)
         ring.rect(dot_x - 7, dot_y - 7, 14, 14, radius=7)
         ring.path(f"M{num(dot_x + 3)} {num(dot_y - 6)}L{num(to_x - text_width(words) - 4)} {num(to_y - 2)}")
     for words, place in (notes or {}).items():
         x, y = plot.at(*place)
-        plot.canvas.layer(WORDS, font_weight=650, text_anchor="end").text(x, y, words)
+        plot.canvas.layer(WORDS, font_weight=650, text_anchor="end", data_answer="").text(x, y, words)
     return plot.figure(caption)
 
 

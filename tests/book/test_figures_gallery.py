@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure as Sheet
 
 import book.figures
+from book.figures import raster
 from book.figures.activations import Activation, Sent, draw_activations
 from book.figures.curves import draw_bars, draw_curves, draw_log_log
 from book.figures.equal import draw_equal
@@ -213,6 +215,7 @@ def test_every_kind_of_figure_is_here():
 @pytest.mark.parametrize("name", FIGURES)
 def test_words_have_their_place_and_colours_are_the_pages(name):
     figure = FIGURES[name]()
+    raster.draw(figure._repr_html_(), Sheet(), (0, 0, NARROW, NARROW))  # nothing in it is unknown there
     for svg, most in ((figure.svg, WIDE), (figure.narrow, NARROW)):
         check_words(svg)
         width, least = (float(re.search(one, svg)[1]) for one in (r'viewBox="0 0 ([\d.]+) ', r"min-width:(\d+)px"))

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from fontTools.ttLib import TTFont
+from matplotlib.image import imread
 
 from tests.book.book_project import AXE
 from tools.browser import serve
@@ -131,9 +132,7 @@ def test_chapter_has_all_its_parts(name):
     opening = page.find("strong", string="After this chapter you can")
     assert opening and len(opening.find_next("ul").find_all("li")) >= 3, "objectives"
     assert re.search(r"\d+ minutes to read", page.get_text()), "reading time"
-    guess = page.find("strong", string=re.compile("Guess before you read on"))
-    assert guess, "a guess before the answer"
-    assert guess.find_parent("blockquote").select("div.guess"), "which can be pressed"
+    assert page.select_one("figure").find_parent("div", class_="pbh-guess"), "a guess on the first picture"
     assert page.select("figure.pbh-explorer"), "an Explorer"
     assert page.select("table.claims"), "a claim"
 
@@ -188,7 +187,12 @@ def test_page_says_what_it_is_to_those_who_pass_it_on(name):
     assert head.find("link", rel="canonical")["href"] == BASE_URL + name
     og = {tag["property"]: tag["content"] for tag in head.find_all("meta", property=True)}
     assert og["og:title"] == title and og["og:url"] == BASE_URL + name
-    assert og["og:image"] == f"{BASE_URL}cover.png" and (SITE / "cover.png").is_file() and og["og:image:alt"]
+    drawn = article(name).select_one("figure[class^=pbh-]")
+    picture = f"previews/{name.removesuffix('html')}png" if drawn else "cover.png"
+    assert og["og:image"] == BASE_URL + picture and len(og["og:image:alt"]) > 20
+    size = imread(SITE / picture).shape
+    assert (og["og:image:height"], og["og:image:width"]) == tuple(map(str, size[:2]))
+    assert head.find("meta", attrs={"name": "twitter:card"})["content"] == "summary_large_image"
     lead = article(name).select_one("p.lead") or next(p for p in article(name).find_all("p") if not p.get("class"))
     said = " ".join(lead.get_text().split())
     assert 20 < len(og["og:description"]) <= 202 and said.startswith(og["og:description"].removesuffix(" …"))
@@ -480,6 +484,26 @@ def test_a_guess_is_pressed_without_a_script_and_stays_where_it_is(browser, base
     context.close()
 
 
+# The lowest button of the first guess, and what a reader sees of its picture before and after it is pressed.
+ASKED = """box => {
+    const buttons = [...box.querySelectorAll('.guess button')], bottom = buttons.at(-1).getBoundingClientRect().bottom;
+    const shown = box.querySelector('.pbh-player, .pbh-explorer, figure').innerText, hidden = box.className;
+    buttons[0].click();
+    return [bottom + scrollY, hidden.includes('pbh-asks'), box.className.includes('pbh-asks'), shown];
+}"""
+
+
+@pytest.mark.parametrize("name", each(CHAPTERS))
+def test_the_first_screen_ends_below_a_guess_which_opens_its_picture(browser, bases, name):
+    with Visit(browser, bases["disk"], name) as visit:
+        box = visit.page.locator(".pbh-guess").first
+        answer = box.evaluate("b => JSON.parse(b.querySelector(':scope > script').textContent)")
+        bottom, closed, still_closed, shown = box.evaluate(ASKED)
+        assert bottom <= 900 and closed and not still_closed
+        assert answer["options"][answer["right"]][1] not in shown, "why it is right"
+        quiet(visit)
+
+
 SHOWN = """e => { const f = e.closest('figure'), picture = f.querySelector('.pbh-box').innerHTML;
     return [+e.value, picture, f.querySelector('figcaption').innerText, e.getAttribute('aria-valuetext')] }"""
 DEAD_MOVES = """e => {
@@ -594,6 +618,9 @@ def test_search_begins_with_the_chapter_that_says_it_and_leads_to_the_section(br
         visit.page.wait_for_function("document.querySelector('#search-results li a').hash")
         assert page in first.get_attribute("href") and f"#{section}" in first.get_attribute("href")
         assert "›" in first.inner_text() or ">" in first.inner_text()
+        visit.page.wait_for_selector("#search-results p.context")
+        said = visit.page.locator("#search-results p.context").all_inner_texts()
+        assert [text for text in said if re.search(r"\\[(a-z]|Show the|How this was", text)] == [], "sentences alone"
         quiet(visit)
 
 
