@@ -153,7 +153,8 @@ const planner = (training, limits) => {
     const shards = Math.floor((dp * cp) / layout.replicas);
     const m = Math.max(1, Math.floor(batch / (dp * rows)));
     const underWay = isV ? Math.min(m, pp) : keptBy(rank, pp, m, v);
-    const inside = keptOnce(layout, "none") - keptOnce(layout, recompute); // of one block, while it is recomputed
+    // Of one block, while it is recomputed; beside the input from which it is all recomputed.
+    const inside = keptOnce(layout, "none") - (recompute === "full" ? 0 : keptOnce(layout, recompute));
     const kept = underWay * blocks * keptBytes(layout) + inside;
     return {
       parameters: (held * recipe.weight_bytes) / (zero >= 3 ? shards : 1),

@@ -69,8 +69,9 @@ def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
     in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
     of_block = training, tp, cp, rows, slices
     kept = in_flight * blocks * block_kept_bytes(*of_block, recompute, every)
-    # What a block recomputes, while its backward runs.
-    kept += block_kept_bytes(*of_block, "none") - block_kept_bytes(*of_block, recompute)
+    # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
+    left = 0 if recompute == "full" else block_kept_bytes(*of_block, recompute)
+    kept += block_kept_bytes(*of_block, "none") - left
     logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp / chunks if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
