@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from live_page import add_live_page
 
-from lib.cost.sizes import ModelShape
+from lib.cost.sizes import PLANNED_RECOMPUTE, ModelShape
 from lib.planner import search, seconds
 from lib.planner.training import GPUS, PRESET_MODELS, STACKS, Cluster, Training, stack_for
 
@@ -51,6 +51,8 @@ def numbers() -> dict:
             "nodes_of_tp": search.MOST_NODES_OF_TP,
             "tokens_of_cp": search.FEWEST_TOKENS,
             "optimizer_bytes": seconds.OPTIMIZER_BYTES,
+            "tp_sums": seconds.TP_SUMS,
+            "recompute": PLANNED_RECOMPUTE,
         },
     }
 

@@ -7,7 +7,7 @@ a minute. The idea: an object that raises one clear error at once, and a search 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -213,6 +213,12 @@ def _is_possible(make: Callable, *args: object, **fields: object) -> bool:
     except (ValueError, TypeError):
         return False
     return True
+
+
+def one_of(numbers: Iterable[int]) -> str:
+    """`1, 2 or 4`."""
+    *most, last = map("{:,}".format, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def divisors(n: int) -> list[int]:

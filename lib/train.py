@@ -14,12 +14,13 @@ from dataclasses import asdict, replace
 from lib import data
 from lib.checkpoint.files import CheckpointError
 from lib.lab.certificate import certify_run
+from lib.lab.profile import step_profile
 from lib.launch import MAX_RANKS, RunError, close, init, run
 from lib.layout import Layout, nearest
 from lib.model import GPTConfig
 from lib.planner import Plan
-from lib.planner.plan import step_profile
-from lib.planner.text import plan_text
+from lib.planner.report import report_of_plan
+from lib.planner.text import report_text
 from lib.torchrun.start import StartError, machines, of_torchrun, speaks
 from lib.training.config import (
     COMPUTE_DTYPES,
@@ -66,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     ranks = config.layout.num_ranks if config else size
     if args.plan:
         if rank == 0:
-            print(plan_text(planned(config), args.ranks_per_node))
+            print(report_text(report_of_plan(planned(config), args.ranks_per_node)))
         return
     work, more = (certify_run, ()) if args.certify else (train, (False, checkpoints, bool(args.profile)))
     try:

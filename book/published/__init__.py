@@ -1,4 +1,5 @@
-"""What others have measured and published, with sources: `runs.json`, steps of whole runs; `layouts_a100.json`, tables.
+"""What others have measured and published, with sources: `runs.json`, steps of whole runs; `layouts_a100.json`, tables;
+`later.json`, steps that came after the constants were chosen. And what we measured on one card: `h100.json`.
 
 May import `lib.planner` and `lib.cost`, whose predictions are compared with it.
 Must never be known by a planner: it would predict what it was given.
@@ -6,6 +7,5 @@ Must never be known by a planner: it would predict what it was given.
 
 from pathlib import Path
 
-RUNS, LAYOUTS, H100_ROWS = (
-    Path(__file__).with_name(name) for name in ("runs.json", "layouts_a100.json", "h100.json")
-)
+FILES = "runs.json", "layouts_a100.json", "later.json", "h100.json"
+RUNS, LAYOUTS, LATER, ONE_H100 = (Path(__file__).with_name(name) for name in FILES)

@@ -34,16 +34,28 @@ const planner = (training, limits) => {
     const most = Math.floor((layers + 2) / pp);
     return [most, most - (schedule === "zb-v" ? 2 : 1)];
   };
-  const activationBytes = (rows, recompute, tp, slices) => {
-    const tokens = rows * s;
-    if (recompute === "full") return tokens * 2 * h;
-    const outside = 8 * h + (masks ? 2 * h : 0);
-    const inside = 4 * queries + (gated ? 6 : 4) * ffn;
-    const keysAndValues = 4 * Math.max(Math.floor(kv / tp), headDim);
-    const scores = recompute === "none" ? ((masks ? 5 : 2) * heads * s) / tp : 0;
-    const linear = slices ? (outside + inside) / tp : outside + inside / tp;
-    return tokens * (linear + keysAndValues + scores);
+  // Of a microbatch and block: outside of the parallel layers, inside, of the heads of a rank.
+  const keptOnce = ({ tp, cp, rows, sequence_parallel: slices }, recompute) => {
+    const whole = 8 * h + (masks ? 2 * h : 0);
+    const inside = 2 * queries + (!gated ? 4 : stack.fused_swiglu ? 6 : 8) * ffn;
+    const ofKeys = 2 * Math.max(Math.floor(kv / tp), headDim);
+    const qkv = 2 * Math.floor(queries / tp) + 2 * ofKeys;
+    const matrix = stack.fused_attention ? 0 : ((masks ? 5 : 2) * heads * s) / tp;
+    const [outside, split, ofHeads] = {
+      none: [whole, inside, qkv + matrix],
+      selective: [whole, inside, qkv],
+      mlp: [whole, 2 * queries, qkv + matrix],
+      ops: [gated ? 4 * h : 2 * h, 2 * queries + 2 * ffn, qkv - ofKeys],
+      full: [2 * h, 0, 0],
+    }[recompute];
+    return (rows * s * (outside / (slices ? tp : 1) + split / tp + ofHeads)) / cp;
   };
+  // Of plain blocks and recomputed ones, one in `every`.
+  const mean = (plain, again, every) => plain + (again - plain) / every;
+  const keptBytes = (layout) => mean(keptOnce(layout, "none"), keptOnce(layout, layout.recompute), layout.every);
+  const weightsAgain = (recompute) =>
+    ({ none: 0, selective: 0, mlp: (gated ? 3 : 2) * h * ffn, ops: h * (kv + queries + ffn), full: blockWeights })[
+      recompute];
 
   // -- seconds
   const matmulS = (flops, rows, columns) => {
@@ -51,17 +63,18 @@ const planner = (training, limits) => {
     return (flops * slower) / (device.peak_flops * stack.matmul_share);
   };
 
-  const blockS = ({ tp, cp, rows, sequence_parallel: slices, recompute }) => {
+  const blockOnce = (layout, recompute) => {
+    const { tp, cp, rows } = layout;
     const full = recompute === "full", again = recompute === "selective", fused = stack.fused_attention;
     const tokens = (rows * s) / cp;
-    const matmuls = matmulS(((full ? 8 : 6) * tokens * blockWeights) / tp, tokens, h / tp);
+    const matmuls = matmulS(((6 * blockWeights + 2 * weightsAgain(recompute)) * tokens) / tp, tokens, h / tp);
     const scores = ((4 * tokens * s * queries) / tp) * (fused ? 0.5 : 1);
     const passes = (fused ? 3.5 : 3) + (full || (again && !fused) ? 1 : 0);
-    const attention = (passes * scores) / (device.peak_flops * (fused ? stack.attention_share : stack.matmul_share));
-    const linear = activationBytes(rows, "selective", tp, slices) / cp;
-    const matrix = fused ? 0 : activationBytes(rows, "none", tp, slices) / cp - linear;
-    const moved = (full ? 7 : 5) * (linear + matrix) + (again ? 2 * matrix : 0);
-    const sums = (full ? 6 : 4) * 2 * gathered(2 * tokens * h, tp);
+    const reached = device.peak_flops * (fused ? stack.attention_share : stack.matmul_share);
+    const attention = ((passes * scores) / reached) * (stack.balanced_cp ? 1 : (2 * cp - 1) / cp);
+    const whole = keptOnce(layout, "none");
+    const moved = stack.traffic * (5 * whole + 2 * (whole - keptOnce(layout, recompute)));
+    const sums = limits.tp_sums[recompute] * 2 * gathered(2 * tokens * h, tp);
     const overTp = tp > perNode
       ? sums / bandwidth(tp, 1, stack.message_share)
       : (stack.exposed_tp * sums) / bandwidth(tp, 1);
@@ -69,13 +82,17 @@ const planner = (training, limits) => {
     const overCp = (stack.exposed_tp * keys) / bandwidth(cp, tp);
     return [matmuls, attention, moved / (stack.memory_share * device.memory_Bps), overTp, overCp];
   };
+  const blockS = (layout) => {
+    const again = blockOnce(layout, layout.recompute);
+    return blockOnce(layout, "none").map((time, i) => mean(time, again[i], layout.every));
+  };
 
   const seconds = (layout) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, schedule } = layout;
-    const tokens = (rows * s) / cp, m = batch / (dp * rows), replicas = dp * cp;
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, schedule, replicas, loss_chunks: chunks } = layout;
+    const tokens = (rows * s) / cp, m = batch / (dp * rows), shards = Math.floor((dp * cp) / replicas);
     const block = blockS(layout), ofBlock = block.reduce((a, b) => a + b);
     const [most, withHead] = stageLayers(layout);
-    const head = matmulS((6 * tokens * endParameters) / tp, tokens, h);
+    const head = matmulS((6 * tokens * endParameters) / tp, tokens / chunks, h);
     const inside = tp * cp * dp * pp <= perNode;
     const link = bandwidth(inside ? 1 : pp, tp * cp * dp, stack.message_share);
     const exposedPp = v > 1 ? stack.exposed_pp : 1;
@@ -83,17 +100,20 @@ const planner = (training, limits) => {
     const ends = Math.max(0, withHead * ofBlock + head - most * ofBlock); // of the head, what other stages wait for
 
     const mine = (blockParameters * layers) / pp / tp + endParameters / tp;
+    const overCopies = (bytes) => (2 * gathered(bytes / shards, replicas)) / bandwidth(replicas, tp * shards);
     let exposed;
     if (zero === 3) {
-      exposed = (stack.exposed_zero3 * m * gathered(3 * 2 * mine, replicas)) / bandwidth(replicas, tp);
+      const once = gathered(3 * 2 * mine, shards) / bandwidth(shards, tp) + overCopies(2 * mine);
+      exposed = stack.exposed_zero3 * m * once;
     } else {
       const times = zero === 2 ? m : 1; // who keeps a piece of the gradients has to sum each microbatch's
       const bytes = times * recipe.gradient_bytes + (zero ? recipe.weight_bytes : recipe.gradient_bytes);
       const hidden = times * most * ((2 / 3) * block[0] + (2 / 3) * block[1] + (3 / 5) * block[2]);
-      exposed = gathered(mine * bytes, replicas) / bandwidth(replicas, tp);
+      exposed = gathered(mine * bytes, shards) / bandwidth(shards, tp);
+      exposed += times * overCopies(recipe.gradient_bytes * mine);
       if (stack.overlaps_dp) exposed = Math.max(0, exposed - hidden);
     }
-    const updated = mine / (zero ? replicas : 1);
+    const updated = mine / (zero ? shards : 1);
     const stage = most * ofBlock + messages;
     const weights = (most * block[0]) / 3, other = (stage - weights) / 2; // of a rank: the gradients nobody waits for
     const bubble = {
@@ -125,25 +145,23 @@ const planner = (training, limits) => {
     return Math.min(2 * (pp - rank - 1) + (v - 1) * pp + 1, m * v) / v;
   };
   const ofRank = (layout, rank) => {
-    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute, schedule } = layout;
+    const { tp, cp, pp, dp, rows, stages_per_rank: v, zero, recompute, schedule } = layout;
     const isV = schedule === "zb-v", hasEmbedding = rank === 0, hasHead = rank === (isV ? 0 : pp - 1);
     const blocks = stageLayers(layout)[hasEmbedding || hasHead ? 1 : 0];
     const ends = hasEmbedding + (hasHead && !(hasEmbedding && model.tied));
     const held = (blocks * blockParameters + ends * endParameters) / tp;
-    const shards = dp * cp;
+    const shards = Math.floor((dp * cp) / layout.replicas);
     const m = Math.max(1, Math.floor(batch / (dp * rows)));
-    const ofBlock = (way) => {
-      const bytes = activationBytes(rows, way === "none" && stack.fused_attention ? "selective" : way, tp, slices) / cp;
-      return way === "full" && slices ? bytes / tp : bytes;
-    };
     const underWay = isV ? Math.min(m, pp) : keptBy(rank, pp, m, v);
-    const kept = underWay * blocks * ofBlock(recompute) + (recompute === "full" ? ofBlock("none") : 0);
+    // Of one block, while it is recomputed; beside the input from which it is all recomputed.
+    const inside = keptOnce(layout, "none") - (recompute === "full" ? 0 : keptOnce(layout, recompute));
+    const kept = underWay * blocks * keptBytes(layout) + inside;
     return {
       parameters: (held * recipe.weight_bytes) / (zero >= 3 ? shards : 1),
       gradients: (held * recipe.gradient_bytes) / (zero >= 2 ? shards : 1),
       optimizer: (held * (recipe.master_bytes + recipe.state_bytes)) / (zero >= 1 ? shards : 1),
       activations: stack.spare_activations * kept,
-      logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp : 0,
+      logits: hasHead ? (((stack.logits_bytes * rows * s) / cp) * vocab) / tp / layout.loss_chunks : 0,
       gathered: zero === 3 ? (2 * (recipe.weight_bytes + 2) * blockParameters) / tp : 0,
     };
   };
@@ -159,6 +177,7 @@ const planner = (training, limits) => {
   const divisors = (n) => upTo(n).filter((k) => n % k === 0);
   const mostTp = Math.min(heads, limits.nodes_of_tp * perNode);
   const sharesHeads = (n) => n <= mostTp && heads % n === 0 && (keyHeads % n === 0 || n % keyHeads === 0);
+  const ofNode = (tp) => Math.max(1, Math.floor(perNode / tp)); // data-parallel ranks, over which HSDP shards
   const mostCp = Math.max(1, 2 ** Math.floor(Math.log2(s / limits.tokens_of_cp)));
 
   // Which layouts cannot be, and what would make them possible.
@@ -188,8 +207,11 @@ const planner = (training, limits) => {
     [({ pp, dp, rows, stages_per_rank: v }) => v > 1 && (batch / dp / rows) % pp,
       ({ pp, dp, rows }) => `${many(batch / dp / rows)} microbatches do not divide by pp ${pp}: choose v 1, or batch ${
         many(Math.ceil(batch / dp / rows / pp) * pp * rows * dp)}.`],
-    [({ tp, pp, zero }) => zero === 3 && tp * pp > 1,
-      () => "ZeRO-3 is planned without tensor and pipeline parallelism: choose tp 1 and pp 1, or ZeRO stage 1."],
+    [({ pp, zero }) => zero === 3 && pp > 1,
+      () => "ZeRO-3 is planned without pipeline parallelism: choose pp 1, or ZeRO stage 1."],
+    [({ tp, cp, dp, zero, replicas }) => 
+        replicas > 1 && (zero < 3 || dp * cp === replicas || dp * cp !== replicas * ofNode(tp)),
+      ({ tp }) => `Copies are planned with ZeRO-3 over the ${ofNode(tp)} data-parallel ranks of a node: choose 1.`],
     [({ stages_per_rank: v, schedule }) => v > 1 && schedule === "zb-h1",
       () => "ZB-H1 has one stage per rank: choose v 1, or ZB-V."],
     [({ stages_per_rank: v, schedule }) => v !== 2 && schedule === "zb-v",
@@ -208,23 +230,33 @@ const planner = (training, limits) => {
   const canBe = (layout) => !REFUSALS.some(([hits]) => hits(layout));
   const refusal = (layout) => REFUSALS.find(([hits]) => hits(layout))?.[1](layout) ?? null;
 
-  const allLayouts = (zeroBubble) => {
+  // Choices are those of lib/planner/search.py, with the same defaults.
+  const allLayouts = ({ zeroBubble = false, hybrid = false, ways = ["none", "full"], everies = [1], pieces = [1] }) => {
     const found = [];
     const schedules = zeroBubble ? ["1f1b", "zb-h1", "zb-v"] : ["1f1b"];
+    const recomputes = ways.flatMap((recompute) =>
+      (recompute === "full" ? everies : [1]).map((every) => ({ recompute, every })))
+      .filter(({ recompute }) => recompute !== "selective" || !stack.fused_attention);
     for (const tp of divisors(heads))
       for (const cp of powers(mostCp))
         for (const pp of divisors(gpus)) {
           const axes = { tp, cp, pp, dp: gpus / (tp * cp * pp), sequence_parallel: tp > 1 };
           // What the plainest layout on these ranks cannot do, no other can.
-          if (!canBe({ ...axes, rows: 1, stages_per_rank: 1, zero: 0, recompute: "none", schedule: "1f1b" })) continue;
+          const plain = { zero: 0, recompute: "none", schedule: "1f1b", replicas: 1, every: 1, loss_chunks: 1 };
+          if (!canBe({ ...axes, ...plain, rows: 1, stages_per_rank: 1 })) continue;
+          const zeros = [[0, 1], [1, 1], ...(tp === 1 || hybrid ? [[3, 1]] : [])];
+          const copies = (axes.dp * cp) / ofNode(tp);
+          if (hybrid && Number.isInteger(copies) && copies > 1 && copies < axes.dp * cp) zeros.push([3, copies]);
           for (const rows of powers(limits.rows))
             for (const v of upTo(limits.stages_per_rank))
-              for (const recompute of ["none", "full"])
-                for (const zero of [0, 1, 3])
-                  for (const schedule of schedules) {
-                    const layout = { ...axes, rows, stages_per_rank: v, zero, recompute, schedule };
-                    if (canBe(layout)) found.push(layout);
-                  }
+              for (const how of recomputes)
+                for (const [zero, replicas] of zeros)
+                  for (const schedule of schedules)
+                    for (const chunks of pieces) {
+                      const more = { ...how, zero, replicas, schedule, loss_chunks: chunks };
+                      const layout = { ...axes, rows, stages_per_rank: v, ...more };
+                      if (canBe(layout)) found.push(layout);
+                    }
         }
     return found;
   };
@@ -232,9 +264,17 @@ const planner = (training, limits) => {
     const [time, held] = [seconds(layout), memory(layout)];
     return { layout, seconds: time, memory: held, stepS: sum(time), bytes: sum(held) };
   };
-  // The fastest layouts that fit, and the smallest of all; with ZB-H1 and ZB-V, or without.
-  const best = ({ most = 3, zeroBubble = false } = {}) => {
-    const all = allLayouts(zeroBubble).map(planned);
+  // The fastest layouts that fit, and the smallest of all. Recomputation and a loss in pieces only where necessary.
+  const best = ({ most = 3, ...choices } = {}) => {
+    const enough = new Set();
+    const all = allLayouts(choices).flatMap((layout) => {
+      const { recompute, every, loss_chunks: chunks, ...rest } = layout;
+      const plain = Object.values(rest).join();
+      if ((recompute !== "none" || chunks > 1) && enough.has(plain)) return [];
+      const one = planned(layout);
+      if (recompute === "none" && one.bytes <= room) enough.add(plain);
+      return [one];
+    });
     const fitting = all.filter((one) => one.bytes <= room).sort((a, b) => a.stepS - b.stepS || a.bytes - b.bytes);
     const smallest = all.reduce((a, b) => (a && a.bytes <= b.bytes ? a : b), null);
     return { found: fitting.slice(0, most), smallest };

@@ -34,7 +34,7 @@
   const CONTROLS = { ...RUN, ...MENUS, ...LAYOUT };
   const START = { // 64 GPUs have 5,120 GB together, and this does not fit
     model: "llama-70b", gpu: "h100", gpus: 64, seq: 4096, batch: 1024, stack: "megatron",
-    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 2, zero: 1, sp: 1, recompute: "none",
+    tp: 8, cp: 1, pp: 1, v: 1, schedule: "1f1b", b: 4, zero: 1, sp: 1, recompute: "none",
   };
   const KINDS = { // a kind of lib/planner: its words, its colour
     parameters: ["parameters", "param"],
@@ -101,7 +101,8 @@
     const [tp, cp, pp, rows, v, zero] = [at.tp, at.cp, at.pp, at.b, at.v, at.zero].map(Number);
     const [dp, slices] = [at.gpus / (tp * cp * pp), at.sp === "1" && tp > 1];
     const { recompute, schedule } = at;
-    return { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute, schedule };
+    const whole = { replicas: 1, every: 1, loss_chunks: 1 };
+    return { tp, cp, pp, dp, rows, stages_per_rank: v, zero, sequence_parallel: slices, recompute, schedule, ...whole };
   };
   const choicesOf = ({ rows: b, stages_per_rank: v, ...layout }) => ({ ...layout, b, v, sp: 1 });
 

@@ -65,7 +65,7 @@ def broken_layouts() -> list[tuple[Training, Layout4D]]:
     }
 
     def training(model: str, global_batch: int = 512) -> Training:
-        return Training(models[model], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), global_batch)
+        return Training(models[model], Cluster(GPUS["h100"], 64), stack_for("megatron-lm", "h100"), global_batch)
 
     return [
         (training("30B"), Layout4D(8, 1, 2, 4, 1, 1, 1, True)),

@@ -247,13 +247,22 @@ def train_flops(shape: ModelShape, rows: int, recompute: str = "none") -> int:
     Source: Korthikanti et al. 2022, appendix A (for `selective` it also counts a second backward, which does not run);
     Narayanan et al. 2021, section 5.1.
     """
-    tokens, forward = rows * shape.context, forward_flops(shape, rows)
-    again = {
-        "none": 0,
-        "selective": 4 * tokens * shape.context * shape.d_q * shape.num_layers,  # both matmuls of attention
-        "full": forward - 2 * tokens * shape.vocab_size * shape.d_model,  # the layers, not the head
-    }
-    return 3 * forward + again[check_recompute(recompute)]
+    attention = 2 * shape.context * shape.d_q if recompute in ("selective", "full") else 0  # both of its matmuls
+    again = recomputed_weights(shape, recompute) + attention
+    return 3 * forward_flops(shape, rows) + 2 * rows * shape.context * shape.num_layers * again
+
+
+def recomputed_weights(shape: ModelShape, recompute: str) -> int:
+    """Elements of the matrices of a block that backward multiplies again with each token.
+
+    `ops` keeps the results of every second matmul. It recomputes keys, the output projection of attention, and the up
+    projection of the MLP (without a gate: the down projection).
+
+    Source: torchtitan, `_apply_ac_to_transformer_block` in `parallelize_llama.py` (commit 004b3148).
+    """
+    h, f = shape.d_model, shape.mlp_width
+    again = {"none": 0, "selective": 0, "mlp": (3 if shape.gated else 2) * h * f, "full": shape.num_block_weights}
+    return (again | {"ops": h * (shape.d_kv + shape.d_q + f)})[check_recompute(recompute, PLANNED_RECOMPUTE)]
 
 
 def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> float:
@@ -271,13 +280,15 @@ def train_s(flops: float, peak_flops: float, utilisation: float, n: int = 1) -> 
 # ---- what can be chosen ---------------------------------------------------------------------------------------------
 
 ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
-RECOMPUTE = ("none", "selective", "full")  # what backward recomputes: nothing, the inside of attention, blocks
+RECOMPUTE = ("none", "selective", "full")  # in backward: nothing, attention between its projections, blocks
+
+PLANNED_RECOMPUTE = ("none", "selective", "mlp", "ops", "full")  # of published runs: the MLP, or some operations
 
 
-def check_recompute(recompute: str) -> str:
+def check_recompute(recompute: str, among: tuple[str, ...] = RECOMPUTE) -> str:
     """Return `recompute` if it is valid; otherwise raise a ValueError."""
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"recompute={recompute!r} must be one of {', '.join(RECOMPUTE)}")
+    if recompute not in among:
+        raise ValueError(f"recompute={recompute!r} must be one of {', '.join(among)}")
     return recompute
 
 

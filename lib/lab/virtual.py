@@ -56,8 +56,8 @@ def virtual_steps(training: Training, layouts: Sequence[Layout4D], steps: int = 
 
 def _ours(training: Training, layout: Layout4D) -> Layout:
     """The same layout as a `Layout` of this library."""
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, split = layout
-    others = cp > 1, zero, recompute != "none", split != "1f1b", slices != (tp > 1)
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, split, *more = layout
+    others = cp > 1, zero, recompute != "none", split != "1f1b", slices != (tp > 1), more != [1, 1, 1]
     if any(others) or training.model.num_layers % (pp * v):
         raise ValueError(
             f"{layout}: use cp=1, zero=0, recompute=none, 1f1b, sequence_parallel with tp of 2 or more, and stages "

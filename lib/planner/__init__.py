@@ -4,7 +4,7 @@ Two predictions. A `Plan` is exact: it goes through the actions of each rank of 
 `Training` is a run on a distant cluster, with whatever software: memory and seconds of every possible layout, from
 formulas.
 
-May import `lib.cost`, `lib.layout`, `lib.trace`, `lib.pipeline.balance`, `lib.pipeline.schedules`,
+May import `lib.cost`, `lib.layout`, `lib.pipeline.balance`, `lib.pipeline.schedules`,
 `lib.pipeline.simulate`, `lib.pipeline.lower`, `lib.pipeline.gantt`, and of `lib.model` the type of its sizes. It is
 pure Python: a plan for 1024 ranks needs none of them, nor torch.
 Must never know an implementation: a plan is compared with a measured run (`tests/lib/test_plan.py`), the formulas with

@@ -3,31 +3,23 @@
 The problem: a run shows its messages and its memory when it ends, or when memory runs out. The idea: both follow from a
 few numbers, so write the numbers into one object and compute the rest.
 
-A profile of a run has the plan beside it: one step of all ranks as a trace, with measured and predicted lanes. Only
-the durations of forward and backward are from the run: where the lanes differ, ranks waited for messages, or a core.
-
 Letters: d, p, t data-, pipeline- and tensor-parallel ranks; m microbatches; b sequences of a microbatch; s tokens of a
 sequence; h width; V vocabulary; Ψ parameters.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING
 
 from lib.cost.sizes import BUCKET_BYTES, ModelShape, Weight, block_layers, bucket_shares, embed_weights, head_weights
 from lib.layout import Layout
 from lib.pipeline.balance import layer_costs, layers_of_stages
-from lib.pipeline.gantt import to_trace
 from lib.pipeline.lower import lower
-from lib.pipeline.schedules.action import COMPUTE, Action, Op, Schedule
+from lib.pipeline.schedules.action import Schedule
 from lib.pipeline.schedules.with_reduce import with_reduce
 from lib.pipeline.simulate import Costs, Timeline, simulate
-from lib.trace import Span, Trace
 
 if TYPE_CHECKING:
     from lib.model import GPTConfig
@@ -198,43 +190,3 @@ def step_bubble(plan: Plan) -> tuple[float, float]:
     messages take none.
     """
     return plan.timeline.bubble, simulate(plan.layout.make_schedule()).bubble
-
-
-def step_profile(plan: Plan, traces: Sequence[Trace]) -> Trace:
-    """Measured and predicted lanes in one trace, whose `save` writes a file for ui.perfetto.dev; times from the start.
-
-    Args:
-        traces: of each rank, of the same step, from synchronised clocks, such as the clock of one machine.
-    """
-    start_s = min(item.start_s for trace in traces for item in [*trace.spans, *trace.events])
-    return Trace.merge([*traces, predicted_spans(plan, traces)], start_s)
-
-
-def predicted_spans(plan: Plan, traces: Sequence[Trace]) -> Trace:
-    """The simulated step, on a lane `predicted` of each rank, from the first measured forward on."""
-    measured = [span for trace in traces for span in trace.spans if _is_action(span)]
-    seconds: dict[tuple[int, Op], list[float]] = defaultdict(list)
-    for span in measured:
-        stage, op, _ = Action.parse(span.label)
-        seconds[stage, op].append(span.end_s - span.start_s)
-
-    def of_stages(op: Op) -> list[float]:
-        """The median of each stage; of a half the median of its full backwards, halved, if it has no halves."""
-        stages = range(plan.layout.num_stages)
-        return [median(seconds[s, op]) if (s, op) in seconds else median(seconds[s, Op.B]) / 2 for s in stages]
-
-    costs = Costs(of_stages(Op.F), of_stages(Op.I), of_stages(Op.W))
-    zero_s = min(span.start_s for span in measured)
-    of_places = to_trace(simulate(plan.layout.make_schedule(), costs), lane="predicted").spans
-    spans = [
-        replace(span, rank=rank, start_s=zero_s + span.start_s, end_s=zero_s + span.end_s)
-        for rank in range(plan.layout.num_ranks)
-        for span in of_places
-        if span.rank == plan.place(rank)
-    ]
-    return Trace(spans=spans)
-
-
-def _is_action(span: Span) -> bool:
-    """Whether a span is a forward or backward of a schedule, such as `2F0`; a trace also has spans inside these."""
-    return span.label != "" and Action.parse(span.label).op in COMPUTE

@@ -12,10 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.cost.models import known
 from lib.cost.sizes import LLAMA, ModelShape
 from lib.planner.seconds import Seconds, step_s
-from lib.planner.training import GPUS, Cluster, Layout4D, Training, known, stack_for
+from lib.planner.training import CALIBRATED, GPUS, Cluster, Layout4D, Training, stack_for
 
+# torchtitan's H100s have 96 GB and 500 W.
+CARD_OF = {("titan", "h100"): "h100-500w"}
+SAME = {"selective (per operation)": "ops"}
 STACK_OF = dict.fromkeys(("sc21", "korthikanti", "zb"), "megatron-2021") | {"aa": "aleph-alpha", "llama3": "llama3"}
 PUBLISHERS = {"sc21": "Narayanan", "korthikanti": "Korthikanti", "llama3": "Llama 3", "nemo": "DGX Cloud"}
 PUBLISHERS |= {"mosaic": "MosaicML", "titan": "torchtitan", "ibm": "IBM", "aa": "Aleph Alpha", "zb": "Qi"}
@@ -31,6 +35,10 @@ class Prediction:
     seconds: Seconds
     measured_s: float
     tflops: float  # per GPU, with the full attention matrix
+    stack: str = ""  # the planner's, and the GPU
+    evidence: str = "in view"  # when the constants were chosen; or `calibrated`, `later`, `kept back`
+    configuration: tuple = ()  # what a copy on more GPUs with as many more sequences has in common
+    without: str = ""  # what the run has and the planner does not model
 
     @property
     def error(self) -> float:
@@ -59,17 +67,26 @@ def read_rows(path: str | Path) -> list[dict]:
 def training_of(row: Mapping) -> tuple[Training, Layout4D]:
     """The training run of a row, and its layout."""
     gpu = known(str(row["gpu"]).lower().split()[0], GPUS, "GPU")
+    gpu = CARD_OF.get((row.get("stack"), gpu), gpu)
     zero, flash = int(row.get("zero", 0)), bool(row.get("flash"))
-    default = "fsdp" if zero == 3 else "megatron" if flash else "megatron-2021"
     gated, slices = bool(row.get("gated")), bool(row.get("sequence_parallel")) and row["tp"] > 1
     sizes = (row[name] for name in ("hidden", "layers", "heads", "vocab", "seq"))
     inside = row.get("kv_heads") or row["heads"], row.get("ffn") or 4 * row["hidden"]
-    model = ModelShape(*sizes, *inside, tied=not gated, **(LLAMA if gated else {}))
+    kind = LLAMA if gated else {"dropout_masks": not flash}
+    model = ModelShape(*sizes, *inside, tied=not gated, **kind)
     axes = row["tp"], row.get("cp", 1), row["pp"], row["dp"], row["microbatch"], row.get("interleave", 1)
-    layout = Layout4D(*axes, zero, slices, row.get("recompute", "none"), row.get("schedule", "1f1b"))
+    how, copies = row.get("recompute", "none"), row.get("replicas", 1)
+    layout = Layout4D(*axes, zero, slices, SAME.get(how, how), row.get("schedule", "1f1b"), copies)
     cluster = Cluster(GPUS[gpu], row["gpus"], row.get("per_node", 8))
-    stack = stack_for(STACK_OF.get(row.get("stack"), default), gpu)
-    return Training(model, cluster, stack, row["global_batch"]), layout
+    return Training(model, cluster, stack_for(_stack(row), gpu), row["global_batch"]), layout
+
+
+def _stack(row: Mapping) -> str:
+    """The name of its stack: of its publisher, or from what it says of its kernels."""
+    default = "megatron" if row.get("flash") else "megatron-2021"
+    if int(row.get("zero", 0)) == 3:
+        default = "fsdp" if row.get("compile", True) else "fsdp-eager"
+    return STACK_OF.get(row.get("stack"), default)
 
 
 def predict(row: Mapping) -> Prediction:
@@ -78,7 +95,20 @@ def predict(row: Mapping) -> Prediction:
     seconds, stack = step_s(training, layout), row.get("stack", "")
     tflops = training.utilisation(seconds.total) * training.cluster.device.peak_flops / 1e12
     group = row.get("group") or f"{PUBLISHERS.get(stack, stack)} {row['gpu']}".strip()
-    return Prediction(row.get("id", ""), group, seconds, row["step_s"], tflops)
+    evidence = row.get("evidence", "in view")
+    if row.get("id") in CALIBRATED.values():
+        evidence = "calibrated"
+    same = training.model, *layout._replace(dp=0, replicas=0), layout.microbatches(row["global_batch"])
+    more = f"{_stack(row)}, {row['gpu']}", evidence, (group, _stack(row), *same), "FP8" if row.get("fp8") else ""
+    return Prediction(row.get("id", ""), group, seconds, row["step_s"], tflops, *more)
+
+
+def distinct(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """One for each configuration: that of its runs with the median error; copies on more GPUs tell little more."""
+    runs: dict[tuple, list[Prediction]] = {}
+    for one in predictions:
+        runs.setdefault(one.configuration, []).append(one)
+    return [sorted(same, key=lambda one: one.error)[len(same) // 2] for same in runs.values()]
 
 
 def medians(errors: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float, float]]:

@@ -11,15 +11,15 @@ microbatches in flight at the peak (`lib.cost.bubble.kept_by`); and logits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import islice, product
 from typing import NamedTuple
 
 from lib.cost.bubble import kept_by
-from lib.cost.held import activation_bytes, state_bytes
-from lib.layout import divisors
-from lib.planner.seconds import Seconds, has_even_stages, stage_layers, step_s
+from lib.cost.held import state_bytes
+from lib.cost.sizes import PLANNED_RECOMPUTE
+from lib.layout import divisors, one_of
+from lib.planner.seconds import Seconds, block_kept_bytes, has_even_stages, stage_layers, step_s
 from lib.planner.training import Layout4D, Training
 
 MOST_ROWS, MOST_STAGES_PER_RANK, MOST_NODES_OF_TP = 8, 12, 2
@@ -48,7 +48,7 @@ def memory_bytes(training: Training, layout: Layout4D) -> Bytes:
     more than both: it is one of these three.
     """
     ranks = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
-    return max((_of_rank(training, layout, rank) for rank in ranks), key=sum)
+    return max((bytes_of_rank(training, layout, rank) for rank in ranks), key=sum)
 
 
 def fits(training: Training, layout: Layout4D) -> bool:
@@ -56,31 +56,25 @@ def fits(training: Training, layout: Layout4D) -> bool:
     return memory_bytes(training, layout).total <= training.room_bytes
 
 
-def _of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
+def bytes_of_rank(training: Training, layout: Layout4D, rank: int) -> Bytes:
+    """By kind, on a rank at this place in the pipeline."""
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, _, every, chunks = layout
     model, stack, is_v = training.model, training.stack, schedule == "zb-v"
     has_embedding, has_head = rank == 0, rank == (0 if is_v else pp - 1)
     blocks = stage_layers(model.num_layers, pp, v, schedule)[has_embedding or has_head]
     ends = has_embedding + (has_head and not (has_embedding and model.tied))
     held = (blocks * training.block_parameters + ends * training.end_parameters) / tp
-    state = state_bytes(held, stack.recipe, zero=zero, dp=dp * cp)
+    state = state_bytes(held, stack.recipe, zero=zero, dp=layout.shards)
     m = max(1, int(layout.microbatches(training.global_batch)))
     in_flight = min(m, pp) if is_v else kept_by(rank, pp, m, v)
-    kept = in_flight * blocks * _block_bytes(training, tp, cp, rows, slices, recompute)
-    if recompute == "full":  # the inside of one block, while backward recomputes it
-        kept += _block_bytes(training, tp, cp, rows, slices, "none")
-    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp if has_head else 0.0
+    of_block = training, tp, cp, rows, slices
+    kept = in_flight * blocks * block_kept_bytes(*of_block, recompute, every)
+    # What a block recomputes, while its backward runs; beside the input from which it is all recomputed.
+    left = 0 if recompute == "full" else block_kept_bytes(*of_block, recompute)
+    kept += block_kept_bytes(*of_block, "none") - left
+    logits = stack.logits_bytes * rows * model.context / cp * model.vocab_size / tp / chunks if has_head else 0.0
     gathered = 2 * (stack.recipe.weight_bytes + 2) * training.block_parameters / tp if zero == 3 else 0.0
     return Bytes(*state.values(), stack.spare_activations * kept, logits, gathered)
-
-
-@lru_cache(maxsize=4096)
-def _block_bytes(training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str) -> float:
-    """Bytes that a block keeps for backward; fused attention keeps no matrix."""
-    if recompute == "none" and training.stack.fused_attention:
-        recompute = "selective"
-    bytes_ = activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices) / cp
-    return bytes_ / tp if recompute == "full" and slices else bytes_
 
 
 class Planned(NamedTuple):
@@ -96,9 +90,13 @@ class Choices:
     """The choices of the search.
 
     Args:
-        zero: stages of ZeRO; 3 only without a pipeline, and with tp=1, as in our own library and DeepSpeed. 2 is off by
-            default, because it reduces the gradients of each microbatch.
-        recompute: kinds of recomputation.
+        zero: stages of ZeRO; 3 only without a pipeline. 2 is off by default, because it reduces the gradients of each
+            microbatch.
+        recompute: kinds of recomputation; only `none` is tried where it fits.
+        every: with `full`, recompute one block in so many.
+        loss_chunks: pieces of the loss, from the fewest; more only where it does not fit.
+        hybrid: whether ZeRO-3 may be with tp, or over the GPUs of a node only (HSDP); our own library and DeepSpeed
+            have neither.
         context_parallel: whether a sequence may be split.
         interleaved: whether a rank may have several stages.
         zero_bubble: whether weight gradients may be deferred (ZB-H1, ZB-V).
@@ -106,19 +104,37 @@ class Choices:
 
     zero: tuple[int, ...] = (0, 1, 3)
     recompute: tuple[str, ...] = ("none", "full")
+    every: tuple[int, ...] = (1,)
+    loss_chunks: tuple[int, ...] = (1,)
     context_parallel: bool = False
     interleaved: bool = True
     zero_bubble: bool = False
+    hybrid: bool = False
+
+
+ALL_OPEN = Choices(recompute=PLANNED_RECOMPUTE, every=(1, 2), loss_chunks=(1, 8), context_parallel=True)
+ALL_OPEN = replace(ALL_OPEN, zero_bubble=True, hybrid=True)
+
+
+MORE = {"context parallelism": {"context_parallel": True}, "a loss in pieces": {"loss_chunks": (1, 8)}}
+
+
+def possible_tp(training: Training) -> list[int]:
+    """Tensor-parallel ranks that share the heads evenly, on at most two nodes."""
+    model, most = training.model, MOST_NODES_OF_TP * training.cluster.per_node
+    keys = model.num_kv_heads or model.num_heads
+    return [n for n in divisors(model.num_heads) if n <= most and (keys % n == 0 or n % keys == 0)]
+
+
+def possible_cp(training: Training) -> list[int]:
+    """Context-parallel ranks that have tokens enough."""
+    return [n for n in (2**k for k in range(10)) if n == 1 or training.model.context // n >= FEWEST_TOKENS]
 
 
 def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
     """Every layout on exactly the GPUs of the cluster that splits heads, layers, tokens and sequences evenly."""
     model, gpus = training.model, training.cluster.gpus
-    most_tp = min(model.num_heads, MOST_NODES_OF_TP * training.cluster.per_node)
-    keys = model.num_kv_heads or model.num_heads
-    shared = [n for n in divisors(model.num_heads) if n <= most_tp and (keys % n == 0 or n % keys == 0)]
-    cuts = [2**k for k in range(10 if choices.context_parallel else 1)]
-    cuts = [n for n in cuts if n == 1 or model.context // n >= FEWEST_TOKENS]
+    shared, cuts = possible_tp(training), possible_cp(training) if choices.context_parallel else [1]
     for tp, cp in ((tp, cp) for tp, cp in product(shared, cuts) if gpus % (tp * cp) == 0):
         for pp in divisors(gpus // tp // cp):
             dp = gpus // tp // cp // pp
@@ -129,19 +145,25 @@ def all_layouts(training: Training, choices: Choices) -> Iterator[Layout4D]:
 def _with(training: Training, choices: Choices, tp: int, cp: int, pp: int, dp: int) -> Iterator[Layout4D]:
     """All microbatch sizes, stages per rank, stages of ZeRO and kinds of recomputation on these ranks."""
     mine = training.global_batch // dp
-    zeros = [zero for zero in choices.zero if not (zero == 3 and (pp > 1 or tp > 1) or zero and dp * cp == 1)]
+    alone = pp == 1 and (tp == 1 or choices.hybrid)
+    zeros = [(zero, 1) for zero in choices.zero if (zero < 3 or alone) and (zero == 0 or dp * cp > 1)]
+    copies, rest = divmod(dp * cp, max(1, training.cluster.per_node // tp))
+    if choices.hybrid and alone and 3 in choices.zero and 1 < copies < dp * cp and rest == 0:
+        zeros.append((3, copies))
+    ways = [(how, n) for how in choices.recompute for n in (choices.every if how == "full" else (1,))]
+    if training.stack.fused_attention:  # which recomputes its matrix in any case
+        ways = [way for way in ways if way[0] != "selective"]
     for rows in (2**k for k in range(MOST_ROWS.bit_length()) if mine % 2**k == 0):
         m = mine // rows
         most = MOST_STAGES_PER_RANK if choices.interleaved and pp > 1 and m % pp == 0 else 1
         even = [v for v in range(1, most + 1) if has_even_stages(training.model.num_layers, pp * v)]
-        for v, recompute, zero in product(even, choices.recompute, zeros):
-            layout = Layout4D(tp, cp, pp, dp, rows, v, zero, tp > 1, recompute)
-            yield layout
+        for v, (recompute, every), (zero, replicas) in product(even, ways, zeros):
+            schedules = ["1f1b"]
             if choices.zero_bubble and pp > 1 and recompute == "none":
-                if v == 1 and m >= pp:
-                    yield layout._replace(schedule="zb-h1")
-                if v == 2 and m >= 2 * pp - 1:
-                    yield layout._replace(schedule="zb-v")
+                schedules += ["zb-h1"] if v == 1 and m >= pp else ["zb-v"] if v == 2 and m >= 2 * pp - 1 else []
+            for schedule, chunks in product(schedules, choices.loss_chunks):
+                how = zero, tp > 1, recompute, schedule, replicas, every, chunks
+                yield Layout4D(tp, cp, pp, dp, rows, v, *how)
 
 
 def best_layouts(training: Training, choices: Choices | None = None, best: int = 3) -> list[Planned]:
@@ -150,32 +172,70 @@ def best_layouts(training: Training, choices: Choices | None = None, best: int =
     Raises:
         ValueError: no layout splits evenly, or none fits: by how much the smallest is too large, and a way out.
     """
-    held = {layout: memory_bytes(training, layout) for layout in all_layouts(training, choices or Choices())}
-    fitting = {layout: memory for layout, memory in held.items() if memory.total <= training.room_bytes}
+    choices = choices or Choices()
+    held, fitting, enough = {}, {}, set()
+    for layout in all_layouts(training, choices):
+        recompute, schedule, replicas, _, chunks = layout[8:]
+        plain = *layout[:8], schedule, replicas
+        if (recompute != "none" or chunks > 1) and plain in enough:  # it fits without
+            continue
+        held[layout] = memory = memory_bytes(training, layout)
+        if memory.total <= training.room_bytes:
+            fitting[layout] = memory
+            if recompute == "none":
+                enough.add(plain)
     if not fitting:
-        raise ValueError(_nothing(training, held))
+        raise ValueError(_nothing(training, choices, held))
     found = [Planned(layout, step_s(training, layout), memory) for layout, memory in fitting.items()]
     return sorted(found, key=lambda one: (one.seconds.total, one.memory.total))[:best]
 
 
-def _nothing(training: Training, held: dict[Layout4D, Bytes]) -> str:
-    """Why there is no layout, and the way out."""
-    model, gpus, room = training.model, training.cluster.gpus, training.room_bytes
-    if not held:
-        return (
-            f"no layout cuts {model.num_layers} layers, {model.num_heads} heads and {training.global_batch} sequences "
-            f"evenly over {gpus} GPUs; use powers of two, such as {2 ** (gpus.bit_length() - 1)} GPUs and "
-            f"{2 ** (training.global_batch - 1).bit_length()} sequences"
-        )
-    layout = min(held, key=lambda layout: held[layout].total)
-    size, many = held[layout].total, gpus
-    while many < 2**20 and model.num_parameters * 16 / many > room / 2:
-        many *= 2
-    help_ = f"use {many} GPUs" if many > gpus else "use shorter sequences, or context parallelism"
-    return (
-        f"nothing fits: the smallest layout ({layout_text(layout)}) needs {size / 1e9:.1f} GB on a GPU, "
-        f"{(size - room) / 1e9:.1f} GB more than available; {help_}, or a GPU with more memory"
-    )
+def _nothing(training: Training, choices: Choices, held: dict[Layout4D, Bytes]) -> str:
+    """Why there is no layout, and ways out, each of them tried."""
+    model, gpus, batch, ways, dps = training.model, training.cluster.gpus, training.global_batch, [], []
+    if held:
+        layout = min(held, key=lambda layout: held[layout].total)
+        size, more = held[layout].total / 1e9, (held[layout].total - training.room_bytes) / 1e9
+        needs = f"needs {size:.1f} GB on a GPU, {more:.1f} GB more than available"
+        why = f"nothing fits: the smallest layout ({layout_text(layout)}) {needs}"
+    elif dps := sorted({one.dp for one in all_layouts(replace(training, global_batch=gpus), choices)}):
+        shared = f"{model.num_layers} layers and {model.num_heads} heads on {gpus:,} GPUs need dp {one_of(dps)}"
+        why = f"the batch is the reason: {shared}, and a batch of {batch:,} divides by none of them"
+    else:
+        why = f"no layout cuts {model.num_layers} layers and {model.num_heads} heads evenly over {gpus:,} GPUs"
+    if held or not dps:
+        ways = [f"{n:,} GPUs" for n in fewest_gpus(training, choices)]
+        more = {name: replace(choices, **more) for name, more in MORE.items()}
+        ways += [name for name, one in more.items() if one != choices and _fits_some(training, one)]
+        if not ways:
+            widest = replace(choices, context_parallel=True, loss_chunks=(1, 8))
+            ways = [f"{n:,} GPUs, with {' and '.join(MORE)}" for n in fewest_gpus(training, widest)]
+    if not ways:  # the batch that fits the most layouts, but not twice as large if there is a smaller one
+        batches = sorted({-(-batch // n) * n for n in divisors(gpus)}, key=lambda n: n if n >= 2 * batch else -n)
+        tried = (n for n in batches if _fits_some(replace(training, global_batch=n), choices))
+        ways = [f"a batch of {n:,} sequences" for n in islice(tried, 1)]
+    if not ways:
+        shorter = (replace(training, model=replace(model, context=model.context >> k)) for k in range(1, 30))
+        tried = (one.model.context for one in shorter if _fits_some(one, choices))
+        ways = [f"sequences of {n:,} tokens" for n in islice(tried, 1)]
+    return f"{why}; use {' or '.join(ways) or 'a GPU with more memory'}"
+
+
+def _fits_some(training: Training, choices: Choices) -> bool:
+    return any(fits(training, layout) for layout in all_layouts(training, choices))
+
+
+def fewest_gpus(training: Training, choices: Choices) -> list[int]:
+    """The smallest number of GPUs, more than there are, on which a layout fits: a power of two, or up to 64 nodes.
+
+    Empty: none up to a million.
+    """
+    cluster, parameters = training.cluster, training.model.num_layers * training.block_parameters
+    state = parameters * training.stack.recipe.bytes_per_parameter  # which is somewhere at least once
+    many = sorted({2**k for k in range(21)} | {cluster.per_node * k for k in range(1, 65)})
+    least = (n for n in many if n > cluster.gpus and n * training.room_bytes >= state)
+    trainings = (replace(training, cluster=replace(cluster, gpus=n)) for n in least)
+    return [*islice((one.cluster.gpus for one in trainings if _fits_some(one, choices)), 1)]
 
 
 def why_slower(one: Planned, other: Planned) -> str:
@@ -194,7 +254,10 @@ def layout_text(layout: Layout4D) -> str:
         f"v {layout.stages_per_rank}": layout.stages_per_rank > 1,
         f"ZeRO-{layout.zero}": layout.zero > 0,
         "sp": layout.sequence_parallel,
-        f"recompute {layout.recompute}": layout.recompute != "none",
+        f"{layout.replicas} copies": layout.replicas > 1,
+        f"recompute {layout.recompute}" + (f", 1 in {layout.every}" if layout.every > 1 else ""): layout.recompute
+        != "none",
+        f"loss in {layout.loss_chunks}": layout.loss_chunks > 1,
         layout.schedule: layout.schedule != "1f1b",
     }
     return ", ".join([" · ".join(axes), f"b {layout.rows}", *(name for name, on in options.items() if on)])

@@ -4,8 +4,8 @@ The idea, in ten lines (m microbatches of r = b·s/c tokens on a rank, W weights
 
     matmuls      6 · r · W/t · (1 + w₀/r + w₀·t/h)  ÷  (peak · share)
     attention    4 · r · s · h/t forward, half of it where it is fused and causal; 2 or 2.5 times that backward
-    memory       2A forward and 3A backward for the A bytes that a block keeps, ÷ memory bandwidth
-    tp           4 all-reduces of x (6 with full recomputation), ÷ the link
+    memory       2A forward and 3A backward for the A bytes that a block keeps, 2 for each recomputed, ÷ bandwidth
+    tp           4 all-reduces of x (up to 6 with recomputation), ÷ the link
     stage        (l/p) · (matmuls + attention + memory + tp) + messages to the neighbours
     step         m · the slowest stage, head included  +  (p − 1)/v · a stage
     dp           reduction of gradients, all-gather of parameters; less the part that backward hides
@@ -24,8 +24,11 @@ from typing import NamedTuple
 from lib.cost.bubble import v_wait_s, zero_bubble_wait_s
 from lib.cost.comm import wire_bytes
 from lib.cost.held import activation_bytes
+from lib.cost.sizes import recomputed_weights
 from lib.planner.training import Layout4D, Training
 
+# Of a block: two in forward, two in backward; what backward recomputes, it gathers and sums again.
+TP_SUMS = {"none": 4, "selective": 4, "mlp": 5, "ops": 5, "full": 6}
 OPTIMIZER_BYTES = 30  # read and written per parameter: gradient, master copy and both moments, the weight
 
 
@@ -53,15 +56,15 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     Raises:
         ValueError: the layout and the cluster have different numbers of GPUs.
     """
-    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule = layout
+    tp, cp, pp, dp, rows, v, zero, slices, recompute, schedule, copies, every, chunks = layout
     model, cluster, stack = training.model, training.cluster, training.stack
     if layout.gpus != cluster.gpus:
         given = f"tp {tp} x cp {cp} x pp {pp} x dp {dp}"
         raise ValueError(f"{given} are {layout.gpus} GPUs, the cluster has {cluster.gpus}")
     tokens = rows * model.context / cp
-    block = block_s(training, tp, cp, rows, slices, recompute)
+    block = block_s(training, tp, cp, rows, slices, recompute, every)
     layers, with_head = stage_layers(model.num_layers, pp, v, schedule)
-    head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens, model.d_model)
+    head = matmul_s(training, 6 * tokens * training.end_parameters / tp, tokens / chunks, model.d_model)
 
     message = 2 * tokens * model.d_model / tp
     inside = tp * cp * dp * pp <= cluster.per_node
@@ -73,17 +76,19 @@ def step_s(training: Training, layout: Layout4D) -> Seconds:
     ends = slowest - messages - layers * of_block  # time of the head for which all stages wait
     m = layout.microbatches(training.global_batch)
 
-    replicas = dp * cp
+    shards, gradient = layout.shards, stack.recipe.gradient_bytes
     mine = training.block_parameters * model.num_layers / pp / tp + training.end_parameters / tp
     if zero == 3:  # per microbatch two all-gathers of parameters and a reduce-scatter of gradients, all in 16 bit
-        exposed = stack.exposed_zero3 * m * _over_dp_s(training, 3 * 2 * mine, replicas, tp)
+        once = _over_dp_s(training, 3 * 2 * mine, shards, tp) + _over_copies_s(training, 2 * mine, layout)
+        exposed = stack.exposed_zero3 * m * once
     else:  # an all-reduce of gradients, or a reduce-scatter of gradients and an all-gather of parameters
-        second = stack.recipe.weight_bytes if zero else stack.recipe.gradient_bytes
+        second = stack.recipe.weight_bytes if zero else gradient
         times = m if zero == 2 else 1  # a rank that keeps a shard of gradients reduces each microbatch
-        exposed = _over_dp_s(training, (times * stack.recipe.gradient_bytes + second) * mine, replicas, tp)
+        exposed = _over_dp_s(training, (times * gradient + second) * mine, shards, tp)
+        exposed += times * _over_copies_s(training, gradient * mine, layout)
         if stack.overlaps_dp:
             exposed = max(0.0, exposed - times * layers * backward_s(block))
-    updated = mine / (replicas if zero else 1)
+    updated = mine / (shards if zero else 1)
     optimizer = OPTIMIZER_BYTES * updated / (stack.memory_share * cluster.device.memory_Bps)
     matmuls, attention, memory, sums, context = (m * layers * s for s in block)
     if schedule == "1f1b":
@@ -125,37 +130,57 @@ def backward_s(block: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=4096)
+def block_kept_bytes(
+    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1
+) -> float:
+    """Bytes of a microbatch that a block keeps for backward; the mean over blocks if not every block is recomputed."""
+    if every > 1:
+        whole, kept = (block_kept_bytes(training, tp, cp, rows, slices, how) for how in ("none", recompute))
+        return whole + (kept - whole) / every
+    fused = {"fused_attention": training.stack.fused_attention, "fused_swiglu": training.stack.fused_swiglu}
+    return activation_bytes(training.model, rows, recompute, tp=tp, sequence_parallel=slices, **fused) / cp
+
+
+@lru_cache(maxsize=4096)
 def block_s(
-    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str
-) -> tuple[float, float, float, float, float]:
-    """A block and microbatch, forward and backward: matmuls, attention, memory, sums over tp, gathers over cp."""
+    training: Training, tp: int, cp: int, rows: int, slices: bool, recompute: str, every: int = 1
+) -> tuple[float, ...]:
+    """A block and microbatch, forward and backward: matmuls, attention, memory, sums over tp, gathers over cp.
+
+    What backward recomputes is computed, written and read once more; the mean over blocks if that is not every block.
+    """
+    if every > 1:
+        plain, again = (block_s(training, tp, cp, rows, slices, how) for how in ("none", recompute))
+        return tuple(a + (b - a) / every for a, b in zip(plain, again, strict=True))
     model, stack, device = training.model, training.stack, training.cluster.device
     s, full = model.context, recompute == "full"
     tokens = rows * s / cp
-    matmuls = matmul_s(
-        training, (8 if full else 6) * tokens * model.num_block_weights / tp, tokens, model.d_model / tp
-    )
+    weights = 6 * model.num_block_weights + 2 * recomputed_weights(model, recompute)
+    matmuls = matmul_s(training, weights * tokens / tp, tokens, model.d_model / tp)
 
     fused = stack.fused_attention
     scores = 4 * tokens * s * model.d_q / tp * (0.5 if fused else 1)
     passes = (3.5 if fused else 3) + (1 if full or (recompute == "selective" and not fused) else 0)
     attention = passes * scores / (device.peak_flops * (stack.attention_share if fused else stack.matmul_share))
+    if not stack.balanced_cp:
+        attention *= (2 * cp - 1) / cp
 
-    kept = {"tp": tp, "sequence_parallel": slices}
-    linear = activation_bytes(model, rows, "selective", **kept) / cp
-    matrix = 0.0 if fused else activation_bytes(model, rows, **kept) / cp - linear
-    moved = (7 if full else 5) * (linear + matrix)
-    if recompute == "selective":
-        moved += 2 * matrix
-    memory = moved / (stack.memory_share * device.memory_Bps)
+    whole, kept = (block_kept_bytes(training, tp, cp, rows, slices, how) for how in ("none", recompute))
+    memory = stack.traffic * (5 * whole + 2 * (whole - kept)) / (stack.memory_share * device.memory_Bps)
 
-    sums = (6 if full else 4) * wire_bytes("all_reduce", 2 * tokens * model.d_model, tp)
+    sums = TP_SUMS[recompute] * wire_bytes("all_reduce", 2 * tokens * model.d_model, tp)
     outside = tp > training.cluster.per_node  # overlap with matmuls works only inside a node, on small messages
     share, exposed = (stack.message_share, 1.0) if outside else (None, stack.exposed_tp)
     over_tp = exposed * sums / training.cluster.bandwidth(stack, tp, 1, share)
     keys = (4 if full else 3) * wire_bytes("all_gather", 2 * 2 * rows * s * model.d_kv / tp, cp)
     over_cp = stack.exposed_tp * keys / training.cluster.bandwidth(stack, cp, tp)
     return matmuls, attention, memory, over_tp, over_cp
+
+
+def _over_copies_s(training: Training, gradient_bytes: float, layout: Layout4D) -> float:
+    """An all-reduce of a shard of gradients over the copies of the model; ZeRO shards over neighbours."""
+    stride = layout.tp * layout.shards
+    return 2 * _over_dp_s(training, gradient_bytes / layout.shards, layout.replicas, stride)
 
 
 def _over_dp_s(training: Training, gathered_bytes: float, replicas: int, tp: int) -> float:

@@ -14,11 +14,11 @@ sequences; s tokens of a sequence; h width; V vocabulary; Ψ parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
 from lib.cost.hardware import DEVICES, Device
+from lib.cost.models import PRESETS, known
 from lib.cost.sizes import MODELS, RECIPES, ModelShape, Recipe, train_flops
 from lib.layout import whole_number
 
@@ -69,7 +69,11 @@ class Stack:
             interleaved pipeline, that computation does not hide.
         exposed_zero3: fraction of the communication of ZeRO-3 that computation does not hide.
         overlaps_dp: whether gradients are reduced while the last microbatch runs backward.
+        balanced_cp: whether context-parallel ranks have equal shares of causal attention; otherwise the last rank, with
+            the end of the sequence, has (2c-1)/c of them.
+        traffic: bytes moved by what is not a matmul, per byte of fused kernels; more with a kernel for each operation.
         fused_attention: whether the matrix of scores never goes to memory.
+        fused_swiglu: whether backward computes silu(gate) again: 6f bytes per token of a gated MLP instead of 8f.
         recipe: bytes kept per parameter.
         logits_bytes: per logit, at the peak: as computed, in float32, their logarithms, and the gradient.
         spare_activations: bytes allocated per counted byte, with gaps of the allocator and temporary tensors; below 1
@@ -89,7 +93,10 @@ class Stack:
     exposed_pp: float = 1.0
     exposed_zero3: float = 0.4
     overlaps_dp: bool = False
+    balanced_cp: bool = True
+    traffic: float = 1.0
     fused_attention: bool = True
+    fused_swiglu: bool = True
     recipe: Recipe = RECIPES["mixed Adam, fp32 gradients"]
     logits_bytes: int = 14
     spare_activations: float = 1.0
@@ -129,13 +136,21 @@ class Training:
         """Memory of a GPU for all bytes that `memory_bytes` counts."""
         return self.cluster.device.memory_bytes * self.stack.usable_share
 
-    def utilisation(self, step_s: float, recompute: str = "none") -> float:
+    def utilisation(self, step_s: float, recompute: str = "none", every: int = 1, causal: bool = False) -> float:
         """MFU: operations per second of the model, with the full attention matrix, as a fraction of the total peak.
 
+        A causal kernel leaves out half of the matrix: for long sequences this is more than GPUs really compute.
+
         Args:
-            recompute: also count recomputation: HFU.
+            recompute, every: also count recomputation, of one block in so many: HFU.
+            causal: count half of the attention matrix.
         """
-        flops = train_flops(self.model, self.global_batch, recompute)
+        if causal:  # FLOPs are rows·s·(A + B·s), so a sequence of twice the length says which are of attention
+            twice = replace(self, model=replace(self.model, context=2 * self.model.context))
+            full = self.utilisation(step_s, recompute, every)
+            return full - (twice.utilisation(step_s, recompute, every) - 2 * full) / 4
+        flops, again = (train_flops(self.model, self.global_batch, how) for how in ("none", recompute))
+        flops += (again - flops) / every
         return flops / step_s / self.cluster.gpus / self.cluster.device.peak_flops
 
 
@@ -151,9 +166,12 @@ class Layout4D(NamedTuple):
         stages_per_rank: of an interleaved pipeline, v; 1: 1F1B.
         zero: stage of ZeRO over dp·cp.
         sequence_parallel: with tp.
-        recompute: `none`, `selective` or `full`.
+        recompute: `none`; `selective`, inside of attention; `mlp`; `ops`, by operation as torchtitan does; or `full`.
         schedule: of a pipeline: `1f1b`, interleaved if a rank has several stages; `zb-h1`, with one stage; or `zb-v`,
             with two.
+        replicas: of the model; ZeRO shards over dp·cp / replicas ranks. Above 1 it is HSDP.
+        every: recompute one block in so many.
+        loss_chunks: pieces of the sequence, of which one at a time has logits.
     """
 
     tp: int
@@ -166,6 +184,14 @@ class Layout4D(NamedTuple):
     sequence_parallel: bool = False
     recompute: str = "none"
     schedule: str = "1f1b"
+    replicas: int = 1
+    every: int = 1
+    loss_chunks: int = 1
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shards."""
+        return self.dp * self.cp // self.replicas
 
     @property
     def gpus(self) -> int:
@@ -177,37 +203,35 @@ class Layout4D(NamedTuple):
 
 
 _NAMES = {"llama-7b": "7B", "llama-13b": "13B", "llama-70b": "70B", "gpt-175b": "175B", "llama-405b": "405B"}
-PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()}
+PRESET_MODELS: dict[str, ModelShape] = {name: MODELS[short] for name, short in _NAMES.items()} | PRESETS
 GPUS: dict[str, Device] = {name.split()[0].lower(): device for name, device in DEVICES.items()}
 
 # Rows that the planner predicts exactly.
 CALIBRATED = {"a100": "Korthikanti 175B selective", "h100": "Llama 3 405B 8,192 GPUs"}
-SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50)}  # of the peak: by matmuls, by fused attention
+# Of the peak: by matmuls, by fused attention. The H100 of 500 W is calibrated on torchtitan's compiled 8B.
+SHARES = {"a100": (0.7683, 0.33), "h100": (0.6498, 0.50), "h100-500w": (0.4832, 0.50)}
 
 BF16 = RECIPES["mixed Adam"]
-# Overlap and memory of the software; Narayanan et al. 2021 and Korthikanti et al. 2022 used megatron-2021.
+# NVIDIA's recipes sum gradients in 16 bit; of a master copy TransformerEngine keeps the half that the weight lacks:
+# NeMo, nemotron4_340b.py (commit 01d03c17) and scripts/performance/helpers.py (02a0e6a5).
+NEMO = Recipe(2, 2, 2, 8)
+# Overlap and memory of the software. `megatron-2021` is that of Narayanan et al. 2021 and Korthikanti et al. 2022,
+# `megatron` that of NVIDIA's recipes, `megatron-lm` that of its command line. `fsdp` is PyTorch of 2024:
+# FlashAttention-2 reaches 35 % of an H100 (Shah et al. 2024, abstract; torch 2.11 reaches 0.41 to 0.54,
+# `book/published/h100.json`), and its ring over 4 or 8 ranks took as long as without balance (torchtitan's rows; the
+# cause is a guess). `fsdp-eager` has a kernel for each operation of norms, rotations and SwiGLU; 2 is from one row.
 STACKS = {
     "megatron-2021": {"fused_attention": False, "exposed_zero3": 1.0},
-    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True},
+    "megatron": {"exposed_tp": 0.3, "exposed_pp": 0.1, "overlaps_dp": True, "recipe": NEMO},
     "llama3": {"overlaps_dp": True, "spare_activations": 0.8},  # otherwise none of its runs would fit
     "aleph-alpha": {"recipe": BF16, "spare_activations": 1.3},
-    "fsdp": {"recipe": BF16, "overlaps_dp": True},
+    "fsdp": {"recipe": BF16, "overlaps_dp": True, "attention_share": 0.35, "balanced_cp": False},
 }
+STACKS["megatron-lm"] = STACKS["megatron"] | {"recipe": RECIPES["mixed Adam, fp32 gradients"]}
+STACKS["fsdp-eager"] = STACKS["fsdp"] | {"traffic": 2.0, "fused_swiglu": False}
 
 
 def stack_for(name: str, gpu: str) -> Stack:
     """A stack on a GPU; a GPU without calibration gets the constants of the H100, whose kernels are the newest."""
     matmul, attention = SHARES.get(gpu, SHARES["h100"])
     return replace(Stack(matmul, attention), **STACKS[known(name, STACKS, "stack")])
-
-
-def known(name: str, among: dict, what: str) -> str:
-    """Return the name if it exists.
-
-    Raises:
-        ValueError: it does not exist; the message gives the nearest names.
-    """
-    if name in among:
-        return name
-    near = get_close_matches(str(name).lower(), among, n=3, cutoff=0.3) or list(among)
-    raise ValueError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")

@@ -177,7 +177,7 @@ def test_the_tables_of_the_pages_are_what_is_judged():
 
 
 def test_the_bytes_that_the_page_states_are_the_stacks():
-    stack = stack_for("megatron", "h100")
+    stack = stack_for("megatron-lm", "h100")
     assert stack.recipe == Recipe(2, 4, 4, 8) and stack.logits_bytes == 14 and stack.spare_activations == 1
     more = 3 * 16 * 2 * 4096 * 2 * 8192 / 4 / 1e9
     assert f"{more:.1f} GB for three more" in PAGE_14 and f"that is {more:.1f} GB more" in e142.MISTAKES

@@ -286,9 +286,9 @@ def test_wrong_use_of_the_sums():
     for degree in (0, 1.5):
         with pytest.raises(ValueError, match=f"tp={degree} cannot be a number of ranks"):
             cost.state_bytes(1, sizes.RECIPES["fp32 Adam"], tp=degree)
-    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):
+    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, mlp, ops, full"):
         cost.activation_bytes(shape, 1, "all")
-    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, full"):
+    with pytest.raises(ValueError, match="recompute='all' must be one of none, selective, mlp, ops, full"):
         cost.train_flops(shape, 1, "all")
     for utilisation in (0, 1.1):
         with pytest.raises(ValueError, match=f"utilisation={utilisation} must be above 0"):

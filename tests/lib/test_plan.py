@@ -18,7 +18,7 @@ from lib.mesh import Mesh, MeshShape
 from lib.model import GPT, GPTConfig
 from lib.parallel import parallelize
 from lib.planner import Plan, step_bubble, step_memory, step_traffic
-from lib.planner.text import ranks_text
+from lib.planner.report import ranks_text
 from lib.train import main
 from lib.training import loop as train_loop
 from lib.training.config import TrainConfig
@@ -268,9 +268,11 @@ dp 2: 8 of 16 sequences each, in 4 microbatches of 2; zero 0
 pp 2: 2 stages, schedule 1F1B
 tp 2: 2 of 4 heads, 128 of 256 vocabulary entries, 32 of 64 tokens between the layers
 
-ranks        layers       Ψ  parameters  gradients  optimizer  activations  total  MB
-0-1, 4-5  embed 0-1  62,656       0.251      0.283      0.501        1.726  2.728
-2-3, 6-7   2-3 head  58,688       0.235      0.268      0.470        1.325  2.264
+ranks        layers       Ψ  m kept  parameters  gradients  optimizer  activations  total MB
+0-1, 4-5  embed 0-1  62,656       2       0.251      0.283      0.501        1.726     2.728
+2-3, 6-7   2-3 head  58,688       1       0.235      0.268      0.470        1.325     2.264
+highest on ranks 0-1, 4-5: 0.401 MB more activations than on ranks 2-3, 6-7, 2 microbatches in
+  flight instead of 1
 
 sent by a rank in a step     calls              MB  nodes
 all_gather tp             52 to 56  0.852 to 0.918  inside a node

@@ -23,10 +23,9 @@ from lib.cost.sizes import MODELS, ModelShape
 from lib.layout import Layout
 from lib.model import GPTConfig
 from lib.planner import Choices, Cluster, Layout4D, Training, best_layouts, memory_bytes, step_s
-from lib.planner.__main__ import main
 from lib.planner.rows import medians, predict, read_rows, training_of
 from lib.planner.search import all_layouts, layout_text, why_slower
-from lib.planner.seconds import Seconds, stage_layers
+from lib.planner.seconds import stage_layers
 from lib.planner.training import CALIBRATED, GPUS, PRESET_MODELS, SHARES, STACKS, stack_for
 
 ROWS = {row["id"]: row for row in read_rows(RUNS)}
@@ -223,7 +222,6 @@ def test_what_fits(say):
 
 
 TOO_LARGE = {  # ran, though they should not fit, by at most a tenth
-    "DGXC L8B/8",  # perhaps gradients in 16 bit
     "MPT-A100 13b s8192 n8",  # logits in 14 bytes are more than its loss keeps
     "MPT-A100 7b s32768 n8",
 }
@@ -320,7 +318,7 @@ GPT_175B = ModelShape(12_288, 96, 96, 51_200, 2048)
 def test_interleaving_keeps_more():
     """1 + (p − 1)/(pv) of a stage-per-rank pipeline's activations, on the first rank."""
     run = Training(GPT_175B, Cluster(GPUS["a100"], 64), stack_for("megatron-2021", "a100"), 64)
-    plain, three = (memory_bytes(run, Layout4D(8, 1, 8, 1, 1, v, 0, True, "selective")).activations for v in (1, 3))
+    plain, three = (memory_bytes(run, Layout4D(8, 1, 8, 1, 1, v, 0, True)).activations for v in (1, 3))
     assert three / plain == pytest.approx(1 + 7 / 24)
 
 
@@ -332,16 +330,7 @@ def test_the_fuller_end_counts():
     assert found.logits == 14 * 4 * 2048 * 256_000
 
 
-# ---- its command line -----------------------------------------------------------------------------------------------
-
-
-def test_from_the_terminal(capsys):
-    main(["--model", "llama-70b", "--gpus", "64", "--gpu", "h100"])
-    said = capsys.readouterr().out
-    assert "s per step" in said and "2. is" in said and all(kind in said for kind in ("matmuls", "bubble", "MFU"))
-    main(["--model", "llama-70b", "--gpus", "64", "--gpu", "h100", "--json"])
-    plain = json.loads(capsys.readouterr().out)
-    assert set(plain["layouts"][0]["seconds"]) == {*Seconds._fields, "total"}
+# ---- its command line (questions and answers: test_planner_asked.py) ------------------------------------------------
 
 
 def test_rows_of_a_file_without_torch(tmp_path):
@@ -357,38 +346,6 @@ def test_rows_of_a_file_without_torch(tmp_path):
     assert said["medians"]["all"]["runs"] == 2
 
 
-BAD = {
-    "no such model": (["--model", "lama-70b", "--gpus", "8"], "no model 'lama-70b'; did you mean llama-70b"),
-    "no such GPU": (["--model", "llama-7b", "--gpus", "8", "--gpu", "h10"], "no GPU 'h10'; did you mean h100"),
-    "no GPUs": (["--model", "llama-7b", "--gpus", "0"], "--gpus 0 must be at least 1"),
-    "how many GPUs": (["--model", "llama-7b"], "--gpus must be at least 1"),
-    "below zero": (["--model", "llama-7b", "--gpus", "8", "--batch", "-4"], "--batch -4 must be at least 1"),
-    "numbers are missing": (["--hidden", "4096", "--gpus", "8"], "missing: --layers, --heads, --vocab, --seq"),
-    "heads": (
-        "--hidden 4096 --layers 8 --heads 30 --vocab 1000 --seq 128 --gpus 8".split(),
-        "30 heads do not divide a width of 4096",
-    ),
-    "too small": (["--model", "llama-405b", "--gpus", "8"], "nothing fits: the smallest layout"),
-    "gigabits": (["--model", "llama-7b", "--gpus", "8", "--memory", "80Gb"], "are gigabits, 10 gigabytes"),
-    "no unit": (
-        ["--model", "llama-7b", "--gpus", "8", "--network", "400"],
-        "needs a number and a unit: 50GB or 400Gb",
-    ),
-    "no network": (["--model", "llama-7b", "--gpus", "8", "--gpu", "v100"], "give --network, such as --network 25GB"),
-    "cannot be cut": (["--model", "llama-7b", "--gpus", "7", "--batch", "1"], "no layout cuts 32 layers"),
-    "no such file": (["--rows", "/nowhere/rows.json"], "No such file"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_clear_sentence(case, capsys):
-    arguments, words = BAD[case]
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and words in said and said.count("\n") == 1 and "Traceback" not in said
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -401,16 +358,6 @@ def test_a_file_that_is_no_list_of_runs(text, words, tmp_path):
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(ValueError, match=words):
         read_rows(tmp_path / "rows.json")
-
-
-def test_gigabits_are_eighths():
-    at = ["--model", "llama-70b", "--gpus", "128", "--json", "--network"]
-    with pytest.MonkeyPatch.context() as patch:
-        said = []
-        patch.setattr("builtins.print", said.append)
-        main([*at, "400Gb"])
-        main([*at, "50GB/s"])
-    assert said[0] == said[1]
 
 
 # ---- everywhere -----------------------------------------------------------------------------------------------------

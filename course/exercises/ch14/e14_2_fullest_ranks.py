@@ -53,7 +53,7 @@ def fullest_ranks():
 
 def by_the_planner():
     """Only a last rank has logits."""
-    rows, model, stack = [], ModelShape(8192, 64, 64, 2**17, 4096, tied=False), stack_for("megatron", "h100")
+    rows, model, stack = [], ModelShape(8192, 64, 64, 2**17, 4096, tied=False), stack_for("megatron-lm", "h100")
     for layout, sequences in LAYOUTS.values():
         found = memory_bytes(Training(model, Cluster(GPUS["h100"], layout.gpus), stack, sequences), layout)
         states = found.parameters + found.gradients + found.optimizer

@@ -46,7 +46,7 @@ def step_s(training, layout):
 @cache
 def either_way(cluster):
     """The same training in both cases of the cluster; cached, because further caches are keyed by this pair."""
-    shape, device, stack = PRESET_MODELS[cluster.model], GPUS["h100"], stack_for("megatron", "h100")
+    shape, device, stack = PRESET_MODELS[cluster.model], GPUS["h100"], stack_for("megatron-lm", "h100")
     batch = cluster.million_tokens * 2**20 // shape.context
     return tuple(
         Training(

@@ -1,0 +1,96 @@
+"""Sizes of models of today, by the names that people use.
+
+Facts, from the configurations that their authors publish with the weights (`config.json` of each model on Hugging Face,
+read as sizes only), and `context` from their reports: tokens of a sequence in most of the pre-training (Llama 3 2024,
+section 3.4; Qwen3 2025, section 3.2; Gemma 2 2024, table 1; Mistral 7B 2023, table 1; Radford et al. 2019, table 2).
+Norms of queries and keys (Qwen3) and the two additional norms of a block of Gemma 2 are left out: 0.01 % of the
+parameters. `tests/lib/test_cost.py` compares each number of parameters with the published one.
+"""
+
+import re
+from difflib import get_close_matches
+
+from lib.cost.sizes import LLAMA, MODELS, ModelShape
+
+# name: (h, l, a, heads of keys and values, width of a head, f, tied)
+_LLAMA3 = {
+    "llama3-8b": (4096, 32, 32, 8, 128, 14_336, False),
+    "llama3-70b": (8192, 80, 64, 8, 128, 28_672, False),
+    "llama3.2-1b": (2048, 16, 32, 8, 64, 8192, True),
+    "llama3.2-3b": (3072, 28, 24, 8, 128, 8192, True),
+}
+_QWEN3 = {
+    "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, True),
+    "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, True),
+    "qwen3-4b": (2560, 36, 32, 8, 128, 9728, True),
+    "qwen3-8b": (4096, 36, 32, 8, 128, 12_288, False),
+    "qwen3-14b": (5120, 40, 40, 8, 128, 17_408, False),
+    "qwen3-32b": (5120, 64, 64, 8, 128, 25_600, False),
+}
+_GEMMA2 = {
+    "gemma2-2b": (2304, 26, 8, 4, 256, 9216, True),
+    "gemma2-9b": (3584, 42, 16, 8, 256, 14_336, True),
+    "gemma2-27b": (4608, 46, 32, 16, 128, 36_864, True),
+}
+_MISTRAL = {"mistral-7b": (4096, 32, 32, 8, 128, 14_336, False)}
+_GPT2 = {"gpt2": (768, 12), "gpt2-medium": (1024, 24), "gpt2-large": (1280, 36), "gpt2-xl": (1600, 48)}
+
+
+def _gated(sizes: dict[str, tuple], vocab: int, context: int) -> dict[str, ModelShape]:
+    return {
+        name: ModelShape(
+            h, layers, heads, vocab, context, kv_heads, mlp, None if h == heads * wide else wide, tied=tied, **LLAMA
+        )
+        for name, (h, layers, heads, kv_heads, wide, mlp, tied) in sizes.items()
+    }
+
+
+PRESETS: dict[str, ModelShape] = (
+    _gated(_LLAMA3, 128_256, 8192)
+    | {"llama3-405b": MODELS["405B"]}
+    | _gated(_QWEN3, 151_936, 4096)
+    | _gated(_GEMMA2, 256_000, 8192)
+    | _gated(_MISTRAL, 32_000, 8192)
+    | {name: ModelShape(h, layers, {1600: 25}.get(h, h // 64), 50_257, 1024) for name, (h, layers) in _GPT2.items()}
+)
+
+
+def model_text(shape: ModelShape) -> str:
+    """All sizes of a model, in a sentence."""
+    has = {"gated MLP": shape.gated, "RMSNorm": shape.rms_norm, "rotary positions": shape.rotary}
+    has |= {"dropout": shape.dropout_masks, "tied head": shape.tied}
+    heads = f"{shape.num_heads} heads of {shape.d_head} ({shape.num_kv_heads or shape.num_heads} of keys and values)"
+    return (
+        f"{shape.num_parameters / 1e9:.4g} billion parameters, {shape.num_layers} blocks of width {shape.d_model}, "
+        f"{heads}, MLP {shape.mlp_width}, vocabulary {shape.vocab_size}, sequences of {shape.context} tokens, "
+        f"biases {shape.biases}, {', '.join(name if on else f'no {name}' for name, on in has.items())}"
+    )
+
+
+# What the formulas do not have → names that would be read as if they had it.
+_EXPERTS = r"moe|mixtral|\dx\d+b|-a\d+(\.\d)?b|deepseek-?(v\d|r1)(?!-distill)|dbrx|grok|gpt-oss|llama-?4\b|kimi-?k"
+NOT_MODELLED = {"a mixture of experts": _EXPERTS, "FP8": "fp8", "FP4": r"fp4\b", "LoRA": "lora", "offload": "offload"}
+
+
+def known(name: str, among: dict, what: str, otherwise: str = "") -> str:
+    """Return the name if it exists, also with its publisher, and with other hyphens.
+
+    Args:
+        otherwise: what else to give.
+
+    Raises:
+        ValueError: it does not exist, or names something that is not modelled; the message has the names, or the
+            nearest of many.
+    """
+    small = str(name).lower()
+    for part, pattern in NOT_MODELLED.items():
+        if re.search(pattern, small):
+            raise ValueError(f"{name}: {part} is not modelled")
+    plain = {other.replace("-", ""): other for other in among}
+    if (short := small.rpartition("/")[2].replace("-", "")) in plain:
+        return plain[short]
+    said = f"{what} {name!r} is not a preset"
+    if len(among) < 9:
+        raise ValueError(f"{said} ({', '.join(among)}){otherwise and f': {otherwise}'}")
+    near = " or ".join(get_close_matches(small, among, n=3, cutoff=0.75))
+    raise ValueError(f"{said}{otherwise and f': {otherwise}'}{near and f'; or did you mean {near}?'}")

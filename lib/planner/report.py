@@ -1,0 +1,215 @@
+"""One report of a run before it starts: what each rank holds, sends and waits for, and what goes into the numbers.
+
+A `Plan` gives exact bytes of a model of this library; a `Training` and a layout give formulas, with seconds, for any
+model on a cluster. `lib.planner.text` prints both alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import accumulate, groupby
+
+from lib.cost.bubble import bubble, kept_by
+from lib.cost.hardware import device_text
+from lib.cost.models import NOT_MODELLED, model_text
+from lib.cost.sizes import ModelShape
+from lib.layout import Layout
+from lib.pipeline.gantt import gantt
+from lib.pipeline.schedules.action import Op
+from lib.planner.peak import not_counted, step_memory
+from lib.planner.plan import Plan, step_bubble
+from lib.planner.search import bytes_of_rank
+from lib.planner.seconds import OPTIMIZER_BYTES, stage_layers, step_s
+from lib.planner.traffic import bytes_out_of_a_node, step_traffic
+from lib.planner.training import SHARES, Cluster, Layout4D, Stack, Training
+
+WIDTH, MOST_GANTT_ROWS = 100, 8
+KINDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer", "activations": "activation"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of a run before it starts; `dataclasses.asdict` makes plain data of it.
+
+    Args:
+        axes: the layout in words, a line for each axis.
+        places: in the pipeline: `ranks` and `layers` in words; `parameters`, and microbatches `in_flight`, of a rank;
+            kind → bytes `held`, each at its own peak, and at that of their `total`.
+        sends: of a rank in a step: `what`; `calls`, where counted, and `bytes`, of the place that sends least and of
+            the place that sends most; `where`.
+        waits: the bubble in words, and its picture.
+        notes: whether the bytes fit, or what they leave out.
+        seconds: kind → seconds of a step; an exact plan has none.
+        answers: what follows from the seconds: tokens per second, utilisation, days, money.
+        assumes: subject → all numbers that went in, in words.
+    """
+
+    axes: list[str]
+    places: list[dict]
+    sends: list[dict]
+    waits: list[str]
+    notes: list[str]
+    seconds: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, float] = field(default_factory=dict)
+    assumes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the place with the highest peak."""
+        return max(place["held"]["total"] for place in self.places)
+
+
+def _axes(
+    shape: ModelShape, batch: int, sizes: dict[str, int], schedule: str, m: int, layout: Layout | Layout4D
+) -> list[str]:
+    """The layout in words: the dimension that each axis splits."""
+    order = " x ".join(f"{axis} {n}" for axis, n in sizes.items())
+    dp, tp, own = sizes["dp"], sizes["tp"], shape.context // sizes.get("cp", 1)
+    between = own // tp if layout.sequence_parallel else own
+    each, of = batch // dp, f"{shape.vocab_size // tp} of {shape.vocab_size} vocabulary entries, {between} of {own}"
+    return [
+        f"{math.prod(sizes.values())} ranks = {order} (neighbours on the last axis have consecutive numbers)",
+        f"dp {dp}: {each} of {batch} sequences each, in {m} microbatches of {each // m}; zero {layout.zero}",
+        f"pp {layout.pp}: {layout.pp * layout.stages_per_rank} stages, schedule {schedule}",
+        f"tp {tp}: {shape.num_heads // tp} of {shape.num_heads} heads, {of} tokens between the layers",
+    ]
+
+
+# ---- of a plan ------------------------------------------------------------------------------------------------------
+
+
+def report_of_plan(plan: Plan, ranks_per_node: int) -> Report:
+    """The exact bytes of a run of this library, and its messages."""
+    layout, places = plan.layout, []
+    for place in range(layout.pp):
+        held, ranks = step_memory(plan, place), [r for r in range(layout.num_ranks) if plan.place(r) == place]
+        steps = ((op == Op.F) - (op in (Op.B, Op.W)) for _, op, _ in plan.schedule.actions[place])
+        places.append(
+            {
+                "ranks": ranks_text(ranks),
+                "layers": " + ".join(_layers(plan, stage) for stage in plan.stages(place)),
+                "parameters": plan.num_parameters(place),
+                "in_flight": max(accumulate(steps)) / layout.stages_per_rank,
+                "held": {kind: held[one] for kind, one in KINDS.items()} | {"total": held["total"]},
+            }
+        )
+    words = _axes(plan.shape, plan.global_batch, layout.sizes, plan.schedule.name, layout.microbatches, layout)
+    notes = [f"not exact: {left_out}" for left_out in not_counted(plan)]
+    return Report(words, places, _plan_sends(plan, ranks_per_node), _plan_waits(plan), notes)
+
+
+def _layers(plan: Plan, stage: int) -> str:
+    blocks = [layer for layer in plan.layers[stage] if layer < plan.model.num_layers]
+    parts = ["embed"] if stage == 0 else []
+    parts += [ranks_text(blocks)] if blocks else []
+    return " ".join(parts + (["head"] if plan.model.num_layers in plan.layers[stage] else []))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-3, 8-11`; of more than two runs the first, and how many ranks in all."""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])]
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(words) if len(words) <= 2 else f"{words[0]}, … ({len(ranks)})"
+
+
+def _plan_sends(plan: Plan, ranks_per_node: int) -> list[dict]:
+    """One for each kind on each axis."""
+    of_places, sends = [step_traffic(plan, place) for place in range(plan.layout.pp)], []
+    for (kind, axis), leaves in bytes_out_of_a_node(plan, ranks_per_node).items():
+        calls, sent = zip(*(traffic.get((kind, axis), (0, 0.0)) for traffic in of_places), strict=True)
+        where = f"out of a node: {leaves / 1e6:.3f} MB" if leaves else "inside a node"
+        each = {"calls": (min(calls), max(calls)), "bytes": (min(sent), max(sent))}
+        sends.append({"what": f"{kind} {axis}", **each, "where": where})
+    return sends
+
+
+def _plan_waits(plan: Plan) -> list[str]:
+    """The bubble, and the pipeline in letters where it fits."""
+    if plan.layout.pp == 1:
+        return []
+    picture, (bubble, equal) = gantt(plan.timeline).splitlines(), step_bubble(plan)
+    if len(picture) > MOST_GANTT_ROWS or max(map(len, picture)) > WIDTH:
+        picture = [f"(its {len(picture)} rows are too large to be drawn here)"]
+    return [f"bubble: {bubble:.1%} of all ranks' time (were all stages equal, {equal:.1%})", *picture]
+
+
+# ---- of a training --------------------------------------------------------------------------------------------------
+
+
+def report_of_layout(training: Training, layout: Layout4D, tokens: float = 0, price: float = 0) -> Report:
+    """Bytes and seconds of a run on a cluster, from formulas.
+
+    Args:
+        tokens: of the whole training, for its days.
+        price: of a GPU for an hour, for the money.
+
+    Raises:
+        ValueError: the layout and the cluster have different numbers of GPUs.
+    """
+    model, batch, seconds = training.model, training.global_batch, step_s(training, layout)
+    (tp, cp, pp, dp, _, v), step, of_step = layout[:6], seconds.total, batch * model.context
+    m, is_1f1b = max(1, int(layout.microbatches(batch))), layout.schedule == "1f1b"
+    sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+    words = _axes(model, batch, sizes, "interleaved " * (v > 1 and is_1f1b) + layout.schedule.upper(), m, layout)
+    more = {f"cp {cp}: {model.context // cp} of {model.context} tokens each": cp > 1}
+    more |= {f"replicas {layout.replicas}: ZeRO shards over {layout.shards} ranks": layout.replicas > 1}
+    every = f", in one block of {layout.every}" * (layout.every > 1)
+    more |= {f"recompute {layout.recompute}{every}": layout.recompute != "none"}
+    more |= {f"the loss in {layout.loss_chunks} pieces of the sequence": layout.loss_chunks > 1}
+    words += [line for line, holds in more.items() if holds]
+    equal = f" (were all stages equal, {bubble(pp, m, v):.1%})" * is_1f1b
+    waits = [f"bubble: {seconds.bubble / step:.1%} of the step{equal}"] if pp > 1 else []
+    answers = {"step_s": step, "tokens_per_s": of_step / step, "tokens_per_s_per_gpu": of_step / step / layout.gpus}
+    for name, recompute in (("mfu", "none"), ("hfu", layout.recompute)):
+        for counted in ("", "_causal"):
+            answers[name + counted] = training.utilisation(step, recompute, layout.every, bool(counted))
+    if tokens:
+        hours = tokens / of_step * step / 3600
+        answers |= {"tokens": tokens, "days": hours / 24, "gpu_hours": hours * layout.gpus}
+        answers |= {"price_per_gpu_hour": price, "money": price * answers["gpu_hours"]} if price else {}
+    places, sends = [_place(training, layout, m, place) for place in range(pp)], _sends(training, layout)
+    need, room = max(place["held"]["total"] for place in places) / 1e9, training.room_bytes / 1e9
+    fits = f"{'fits' if need <= room else 'does not fit'}: {need:.1f} of {room:.1f} GB"
+    cluster, constants = training.cluster, asdict(training.stack)
+    recipe = "{weight_bytes} + {gradient_bytes} + {master_bytes} + {state_bytes}".format(**constants.pop("recipe"))
+    numbers = ", ".join(f"{name} {value}" for name, value in constants.items())
+    inputs = {"model": model_text(model), "GPU": device_text(cluster.device, cluster.per_node)}
+    of = next((gpu for gpu, shares in SHARES.items() if shares[0] == training.stack.matmul_share), "no GPU")
+    numbers += f", matmul_share calibrated on {of}, bytes per parameter kept {recipe} and moved {OPTIMIZER_BYTES}"
+    inputs |= {"stack": numbers, "not modelled": ", ".join(NOT_MODELLED)}
+    return Report(words, places, sends, waits, [fits], seconds._asdict(), answers, inputs)
+
+
+def _place(training: Training, layout: Layout4D, m: int, place: int) -> dict:
+    pp, v, is_v, n = layout.pp, layout.stages_per_rank, layout.schedule == "zb-v", layout.gpus // layout.pp
+    held, embeds, heads = bytes_of_rank(training, layout, place), place == 0, place == (0 if is_v else pp - 1)
+    blocks = stage_layers(training.model.num_layers, pp, v, layout.schedule)[embeds or heads]
+    sharded = layout.shards if layout.zero == 3 else 1
+    return {
+        "ranks": ranks_text(range(place * n, place * n + n)),
+        "layers": "embed " * embeds + f"{blocks:g}" + " head" * heads,
+        "parameters": int(held.parameters / training.stack.recipe.weight_bytes * sharded),
+        "in_flight": min(m, pp) if is_v else kept_by(place, pp, m, v),
+        "held": held._asdict() | {"total": held.total},
+    }
+
+
+def _sends(training: Training, layout: Layout4D) -> list[dict]:
+    """What each axis sends, where, and how long: over links of a byte per second, seconds are bytes."""
+    cluster, stack, seen = training.cluster, training.stack, step_s(training, layout)
+    alone = {one.name: 1.0 for one in fields(Stack) if one.name.startswith("exposed_")} | {"overlaps_dp": False}
+    slow = Cluster(replace(cluster.device, link_Bps=1), cluster.gpus, per_node=cluster.gpus)
+    sent = step_s(replace(training, cluster=slow, stack=replace(stack, **alone, link_share=1)), layout)
+    whole = step_s(replace(training, stack=replace(stack, **alone)), layout)
+    inner = layout.tp * layout.cp
+    sends, of = [], {"tp": (layout.tp, "activations"), "cp": (inner, "keys and values")}
+    of |= {"dp": (inner * layout.dp, "gradients, parameters"), "pp": (layout.gpus, "activations, their gradients")}
+    for axis, (reach, what) in of.items():
+        if each := getattr(sent, axis):
+            took, waited = getattr(whole, axis), getattr(seen, axis)
+            where = "inside a node" if reach <= cluster.per_node else "between nodes"
+            where += f" at {each / took / 1e9:.1f} GB/s: {took:.2f} s, {waited:.2f} s of them not hidden"
+            sends.append({"what": f"{axis}: {what}", "calls": None, "bytes": (each, each), "where": where})
+    return sends
