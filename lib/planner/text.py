@@ -119,7 +119,7 @@ def layouts_json(training: Training, found: list[Planned]) -> dict:
             "seconds": one.seconds._asdict() | {"total": one.seconds.total},
             "memory_bytes": one.memory._asdict() | {"total": one.memory.total},
             "mfu": training.utilisation(one.seconds.total),
-            "hfu": training.utilisation(one.seconds.total, one.layout.recompute),
+            "hfu": training.utilisation(one.seconds.total, one.layout.recompute, one.layout.every),
         }
         for one in found
     ]
