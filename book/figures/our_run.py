@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from book.figures.canvas import Canvas
 from book.figures.svg import NARROW, Figure, color, drawn_twice, num
 from lib.planner import Cluster, Layout4D, Training, memory_bytes, step_s
+from lib.planner.report import report_of_layout
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 RUN = Training(
@@ -54,6 +55,11 @@ class Station:
     def step_s(self) -> float:
         return sum(self.seconds.values())
 
+    @property
+    def sent_bytes(self) -> float:
+        """By the GPU that sends most, in a step."""
+        return sum(max(one["bytes"]) for one in report_of_layout(RUN, self.layout).sends)
+
 
 _TP8 = Layout4D(tp=8, cp=1, pp=1, dp=8)
 _PIPELINE = Layout4D(tp=4, cp=1, pp=4, dp=4, sequence_parallel=True)
@@ -68,7 +74,7 @@ STATIONS = {  # by the chapter after which the run is like this
     11: Station("4 × 4 GPUs, interleaved 1F1B", _PIPELINE._replace(stages_per_rank=5)),
     12: Station("4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
 }
-MOST_S = 90.0  # at the end of the axis
+MOST_S, MOST_SENT_BYTES = 90.0, 9e12  # at the end of an axis
 MODELLED = "Modelled by lib.planner: Llama 2 70B on 64 H100, 1,024 sequences of 4,096 tokens in a step."
 
 
@@ -95,7 +101,9 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     axis.bar(top, {"param": now.memory_bytes / (2 * limit)}, was and was.memory_bytes / (2 * limit))
     canvas.path(f"M{num(line)} {num(top - 5)}V{num(top + 32)}", stroke=color("text"), stroke_width=1.5)
     canvas.note(line + 5, top + 43, f"an H100 has {_gb(limit)}")
-    top = axis.name(top + 56, "a step", _step_words(now, was))
+    top = axis.name(top + 56, "a GPU sends", _gb(now.sent_bytes))
+    axis.bar(top, {"comm": now.sent_bytes / MOST_SENT_BYTES}, was and was.sent_bytes / MOST_SENT_BYTES)
+    top = axis.name(top + 44, "a step", _step_words(now, was))
     parts = {INKS[kind]: value / MOST_S for kind, value in now.seconds.items()}
     axis.bar(top, parts, was and was.step_s / MOST_S)
     return canvas.figure(width, top + 34, MODELLED)
