@@ -16,7 +16,7 @@ from lib.planner.report import report_of_layout
 from lib.planner.training import GPUS, PRESET_MODELS, stack_for
 
 RUN = Training(
-    PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron", "h100"), global_batch=1024
+    PRESET_MODELS["llama-70b"], Cluster(GPUS["h100"], 64), stack_for("megatron-lm", "h100"), global_batch=1024
 )
 
 

@@ -12,8 +12,7 @@ from tests.book.drawn import check_words, texts
 def test_what_the_chapters_tell():
     """Each sentence of the text that orders two stations stands here as well."""
     fits = {chapter: one.fits for chapter, one in STATIONS.items()}
-    assert fits == {3: False, 4: False, 5: True, 6: True, 7: True, 8: False, 9: True, 11: True, 12: True}
-    assert STATIONS[6].memory_bytes > 0.9 * RUN.room_bytes > STATIONS[7].memory_bytes
+    assert fits == {3: False, 4: False, 5: True, 6: False, 7: True, 8: False, 9: True, 11: True, 12: True}
     assert STATIONS[3].memory_bytes > STATIONS[4].memory_bytes > STATIONS[5].memory_bytes
     road = [STATIONS[chapter].step_s for chapter in (5, 6, 7, 9, 11, 12)]
     assert all(after < before for before, after in pairwise(road)), road
@@ -43,6 +42,5 @@ def test_its_picture(after):
 
 def test_it_is_compared_with_an_earlier_one():
     said, change = " ".join(texts(our_run(6, since=5))), STATIONS[6].step_s - STATIONS[5].step_s
-    assert "before this chapter" in said and "it fits" in said and f"(−{-change:.1f})" in said
-    assert "too much" in " ".join(texts(our_run(8, since=7)))
-    assert "it fits now" in " ".join(texts(our_run(9, since=8)))
+    assert "before this chapter" in said and "too much" in said and f"(−{-change:.1f})" in said
+    assert "it fits now" in " ".join(texts(our_run(7, since=6)))
