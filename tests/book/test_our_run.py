@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from book.figures.our_run import RUN, STATIONS, our_run
+from book.our_run import RUN, STATIONS, our_run
 from lib.planner import best_layouts, memory_bytes, step_s
 from tests.book.drawn import check_words, texts
 
