@@ -7,7 +7,7 @@ when the page is built: modelled, not measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from book.figures.canvas import Canvas
 from book.figures.svg import NARROW, Figure, color, drawn_twice, num
@@ -34,9 +34,14 @@ class Station:
     keeps_all: bool = False
 
     @property
+    def training(self) -> Training:
+        """The run, on as many GPUs as the layout has."""
+        return replace(RUN, cluster=replace(RUN.cluster, gpus=self.layout.gpus))
+
+    @property
     def memory_bytes(self) -> float:
         """On the GPU with the highest peak."""
-        held = memory_bytes(RUN, self.layout)
+        held = memory_bytes(self.training, self.layout)
         more = self.layout.microbatches(RUN.global_batch) / self.layout.pp if self.keeps_all else 1
         return held.total + (more - 1) * held.activations
 
@@ -47,7 +52,7 @@ class Station:
     @property
     def seconds(self) -> dict[str, float]:
         """Of a step, if there is room for it: computing, waiting for messages, idle in the bubble."""
-        parts = step_s(RUN, self.layout)
+        parts = step_s(self.training, self.layout)
         waits = parts.tp + parts.cp + parts.pp + parts.dp
         return {"computes": parts.total - waits - parts.bubble, "waits": waits, "idles": parts.bubble}
 
@@ -58,12 +63,13 @@ class Station:
     @property
     def sent_bytes(self) -> float:
         """By the GPU that sends most, in a step."""
-        return sum(max(one["bytes"]) for one in report_of_layout(RUN, self.layout).sends)
+        return sum(max(one["bytes"]) for one in report_of_layout(self.training, self.layout).sends)
 
 
 _TP8 = Layout4D(tp=8, cp=1, pp=1, dp=8)
 _PIPELINE = Layout4D(tp=4, cp=1, pp=4, dp=4, sequence_parallel=True)
 STATIONS = {  # by the chapter after which the run is like this
+    1: Station("all of it on one GPU", Layout4D(1, 1, 1, 1, zero=0)),
     3: Station("64 copies of the model", Layout4D(1, 1, 1, 64, zero=0)),
     4: Station("ZeRO-2 over 64 GPUs", Layout4D(1, 1, 1, 64, zero=2)),
     5: Station("ZeRO-3 over 64 GPUs, all blocks recomputed", Layout4D(1, 1, 1, 64, zero=3, recompute="full")),
@@ -75,7 +81,7 @@ STATIONS = {  # by the chapter after which the run is like this
     12: Station("4 × 4 GPUs, ZB-V", _PIPELINE._replace(stages_per_rank=2, schedule="zb-v")),
 }
 MOST_S, MOST_SENT_BYTES = 90.0, 9e12  # at the end of an axis
-MODELLED = "Modelled by lib.planner: Llama 2 70B on 64 H100, 1,024 sequences of 4,096 tokens in a step."
+MODELLED = "Modelled by lib.planner: Llama 2 70B on {} H100, 1,024 sequences of 4,096 tokens in a step."
 
 
 @drawn_twice
@@ -106,7 +112,7 @@ def our_run(after: int, *, since: int | None = None, width: float = 680) -> Figu
     top = axis.name(top + 44, "a step", _step_words(now, was))
     parts = {INKS[kind]: value / MOST_S for kind, value in now.seconds.items()}
     axis.bar(top, parts, was and was.step_s / MOST_S)
-    return canvas.figure(width, top + 34, MODELLED)
+    return canvas.figure(width, top + 34, MODELLED.format(now.layout.gpus))
 
 
 INKS = {"computes": "forward", "waits": "comm", "idles": "idle"}
@@ -147,6 +153,20 @@ class _Axis:
             self.canvas.rect(self.left, top + 26, self.at(before) - self.left, 5, radius=1, fill=color("soft"))
 
 
+def road() -> dict[str, dict[str, float]]:
+    """The whole way, for bars: a name with what fits and does not, and the seconds of a step."""
+    rows = {}
+    for chapter, one in STATIONS.items():
+        if one.layout.gpus == RUN.cluster.gpus:
+            name = f"{chapter}: {one.words}" + ("" if one.fits else " (too large)")
+            rows[name] = {
+                "compute": one.seconds["computes"],
+                "comm": one.seconds["waits"],
+                "idle": one.seconds["idles"],
+            }
+    return rows
+
+
 def _gb(size: float) -> str:
     return f"{size / 1e9:,.0f} GB"
 
@@ -158,5 +178,9 @@ def _memory_words(now: Station, was: Station | None, limit: float) -> str:
 
 
 def _step_words(now: Station, was: Station | None) -> str:
+    if now.step_s > 600:
+        return f"{now.step_s / 60:.0f} minutes" + ("" if now.fits else " if it fitted")
     words = f"{now.step_s:.1f} s" + ("" if now.fits else " if it fitted")
-    return words if was is None else f"{words} ({now.step_s - was.step_s:+.1f})".replace("-", "−")
+    if was is None or was.step_s > 600:
+        return words
+    return f"{words} ({now.step_s - was.step_s:+.1f})".replace("-", "−")

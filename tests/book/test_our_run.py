@@ -12,7 +12,7 @@ from tests.book.drawn import check_words, texts
 def test_what_the_chapters_tell():
     """Each sentence of the text that orders two stations stands here as well."""
     fits = {chapter: one.fits for chapter, one in STATIONS.items()}
-    assert fits == {3: False, 4: False, 5: True, 6: False, 7: True, 8: False, 9: True, 11: True, 12: True}
+    assert fits == {1: False, 3: False, 4: False, 5: True, 6: False, 7: True, 8: False, 9: True, 11: True, 12: True}
     assert STATIONS[3].memory_bytes > STATIONS[4].memory_bytes > STATIONS[5].memory_bytes
     road = [STATIONS[chapter].step_s for chapter in (5, 6, 7, 9, 11, 12)]
     assert all(after < before for before, after in pairwise(road)), road
@@ -21,9 +21,9 @@ def test_what_the_chapters_tell():
 
 def test_numbers_are_those_of_the_planner():
     for one in STATIONS.values():
-        assert one.step_s == pytest.approx(step_s(RUN, one.layout).total)
+        assert one.step_s == pytest.approx(step_s(one.training, one.layout).total)
         if not one.keeps_all:
-            assert one.memory_bytes == memory_bytes(RUN, one.layout).total
+            assert one.memory_bytes == memory_bytes(one.training, one.layout).total
     gpipe, after = STATIONS[8], STATIONS[9]
     kept = memory_bytes(RUN, after.layout).activations
     m, in_flight = 1024 // 4, 4
@@ -34,7 +34,8 @@ def test_numbers_are_those_of_the_planner():
 def test_its_picture(after):
     figure = our_run(after)
     said = " ".join(texts(figure))
-    assert f"{STATIONS[after].memory_bytes / 1e9:,.0f} GB" in said and f"{STATIONS[after].step_s:.1f} s" in said
+    assert f"{STATIONS[after].memory_bytes / 1e9:,.0f} GB" in said in said
+    assert ("53 minutes" if after == 1 else f"{STATIONS[after].step_s:.1f} s") in said
     assert ("it fits" in said) == STATIONS[after].fits and "before this chapter" not in said
     assert STATIONS[after].words in figure.alt
     check_words(figure.svg)
