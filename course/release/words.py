@@ -77,7 +77,7 @@ def rubric(assignment: Assignment, for_teacher: bool = False) -> str:
         of_hidden = sum(most for (ranks, _), most in each if ranks in hidden)
         text += [f"- hidden cases: {of_hidden:.6g}"] * bool(of_hidden)
         asked = exercise.variants if exercise.id in assignment.varied else (exercise,)
-        hints = [" ".join(mistake.hint.split()) for one in asked for mistake in one.mistakes]
+        hints = [" ".join(mistake.words.split()) for one in asked for mistake in one.mistakes]
         hints = [hint for hint in dict.fromkeys(hints) if not hint.startswith(COPIED)]
         text += [f"\nRow {one.row}: {one.task}" for one in asked if one.task]
         if for_teacher:
