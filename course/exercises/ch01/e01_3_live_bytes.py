@@ -65,17 +65,23 @@ def by_the_tracker(model, optimizer):
 
 MISTAKES = """
 sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = 4 * t.numel()
-    You take every element for 4 bytes, and this model is in bfloat16: use element_size(), or nbytes() of the storage.
+    You take every element for 4 bytes, and this model is in bfloat16.
+        Use element_size(), or nbytes() of the storage.
 occupied(params) => sum(p.nbytes for _, p in model.named_parameters(remove_duplicate=False))
-    The tied weight is counted twice. The embedding and the head share one storage: count storages, not names.
+    The tied weight is counted twice. The embedding and the head share one storage.
+        Count storages, not names.
 sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = t.nbytes
-    The gradients are views of a bucket that is longer than they are. All of it stays in memory: count its storage.
+    The gradients are views of a bucket that is longer than they are. All of it stays in memory.
+        Count its storage.
 sizes[storage.data_ptr()] = storage.nbytes() => sizes[t] = storage.nbytes()
-    You counted the bucket once per gradient. Remember counted storages: two views have the same data_ptr() of theirs.
+    You counted the bucket once per gradient.
+        Remember counted storages: two views have the same data_ptr() of theirs.
 torch.is_tensor(v) => torch.is_tensor(v) and v.dim()
-    Adam's step count is also a tensor, 4 bytes for each parameter that is trained.
+    Your optimizer state is 4 bytes short for each parameter that is trained.
+        Adam's step count is also a tensor.
 occupied(params) => occupied(p for p in params if p.requires_grad)
-    The frozen parameter is missing. It has no gradient and no optimizer state, but it takes memory.
+    The frozen parameter is missing.
+        It has no gradient and no optimizer state, but it takes memory.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(live_bytes, by_the_tracker), ranks=(1,))

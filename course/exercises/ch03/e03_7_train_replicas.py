@@ -74,20 +74,25 @@ set_to_none=False =>
 MISTAKES = """
 set_to_none=False =>
     The replicas still differ from step 2 on: then nothing of a rank's gradient is in the bucket. Where is the memory
-    that backward writes to? Compare p.grad.data_ptr() with bucket.data_ptr() at the start of each step.
+    that backward writes to?
+        Compare p.grad.data_ptr() with bucket.data_ptr() at the start of each step.
 optimizer.zero_grad(set_to_none=False) =>
-    The replicas are equal, but backward adds to the previous mean in the bucket. Write zeros before each backward.
+    The replicas are equal, but backward adds to the previous mean in the bucket.
+        Write zeros before each backward.
 set_to_none=False =>
 optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.broadcast(w, group))
     You broadcast weights after each step. The replicas are equal, and follow rank 0, which from step 2 on uses its own
-    gradient alone. Repair the gradient.
+    gradient alone.
+        Repair the gradient.
 set_to_none=False =>
 optimizer.step() => optimizer.step(); replace_weights(params, lambda w: comm.all_reduce(w, group, op="mean"))
     You average the weights after each step. The replicas are equal, but from step 2 on each steps with its own
-    gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient. Repair the gradient.
+    gradient, and AdamW is not linear: a mean of steps is not the step of the mean gradient.
+        Repair the gradient.
 bucket.copy_(comm.all_reduce(bucket, group, op="mean")) => bucket = comm.all_reduce(bucket, group, op="mean")
     The replicas now differ from step 1 on: each p.grad is the rank's own gradient, and the optimizer does not read the
-    bucket. Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
+    bucket.
+        Either backward writes into the bucket, or its pieces are copied to p.grad after the all-reduce.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(train_replicas,))

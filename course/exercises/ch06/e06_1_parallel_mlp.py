@@ -59,46 +59,61 @@ MISTAKES = """
 in y:
 partial_sum, group) + down_bias => partial_sum + down_bias, group)
     Next to the partial sums, the bias of the last matrix counts once per rank. Either it is added before the
-    all-reduce, or the all-reduce takes a mean (the norm hides the factor): sum, then add the bias once.
+    all-reduce, or the all-reduce takes a mean (the norm hides the factor).
+        Sum, then add the bias once.
 comm.all_reduce(partial_sum, group) => partial_sum
-    Each rank goes on with its partial sum: nothing was summed over the ranks. The last matrix ends in an all-reduce.
+    Each rank goes on with its partial sum: nothing was summed over the ranks.
+        The last matrix ends in an all-reduce.
 => partial_sum
 rms_norm(h, scale.shape, scale) => comm.all_reduce(rms_norm(h, scale.shape, scale), group)
-    Each rank normalises its partial sum, and the all-reduce comes after the norm. The norm divides by the root mean
-    square of y, which no rank knows before the sum: sum, add the bias, then normalise.
+    Each rank normalises its partial sum, and the all-reduce comes after the norm.
+        The norm divides by the root mean square of y, which no rank knows before the sum: sum, add the bias, then
+        normalise.
 comm.all_reduce(partial_sum, group) => partial_sum
 returns comm.all_reduce(result, group)
-    The all-reduce comes last: x is summed n times, and partial sums are normalised. Sum after the last matrix.
+    The all-reduce comes last: x is summed n times, and partial sums are normalised.
+        Sum after the last matrix.
 x @ gate_up.T => rms_norm(x, scale.shape, scale) @ gate_up.T
 return x + rms_norm(h, scale.shape, scale) => return x + h
-    You normalise the input of the MLP, as Llama does. In this block the norm is applied to the output of the MLP.
+    You normalise the input of the MLP, as Llama does.
+        In this block the norm is applied to the output of the MLP.
 => return rms_norm(x + h, scale.shape, scale)
-    You normalise x + MLP(x). The norm is for the MLP alone, and x is added after it.
+    You normalise x + MLP(x).
+        The norm is for the MLP alone, and x is added after it.
 => return x + h
     The norm is missing.
+        Normalise the output of the MLP, after the sum and the bias.
 => return rms_norm(h, scale.shape, scale)
-    x is missing: the block returns x + norm(MLP(x)).
+    x is missing.
+        The block returns x + norm(MLP(x)).
 (x @ gate_up.T) => comm.all_reduce(x @ gate_up.T, group)
-    You summed over the ranks before the gate, and again at the end. After the first matrix each rank has different
-    hidden features, complete: nothing is to be summed there.
+    You summed over the ranks before the gate, and again at the end.
+        After the first matrix each rank has different hidden features, complete: nothing is to be summed there.
 => comm.all_reduce(x @ gate_up.T, group)
 comm.all_reduce(partial_sum, group) => partial_sum
-    Your all-reduce is in the wrong place. Hidden features are complete: sum the partial sums after the last matrix.
+    Your all-reduce is in the wrong place.
+        Hidden features are complete. Sum the partial sums after the last matrix.
 silu(gate) * up => gate * silu(up)
-    Gate and up are swapped. The first half of the rows of gate_up is the gate, and SiLU is applied to it.
+    Gate and up are swapped.
+        The first half of the rows of gate_up is the gate, and SiLU is applied to it.
 (x @ gate_up.T).chunk(2, dim=-1) => x @ gate_up[::2].T, x @ gate_up[1::2].T
-    You take every second row of gate_up for the gate. The rows of the gate come first, then all rows of up.
+    You take every second row of gate_up for the gate.
+        The rows of the gate come first, then all rows of up.
 silu(gate) * up => silu(gate) * silu(up)
 or => silu(gate * up)
-    SiLU is applied to both halves, or to their product. Apply it to the gate alone, and multiply the result by up.
+    SiLU is applied to both halves, or to their product.
+        Apply it to the gate alone, and multiply the result by up.
 => gate * up
     There is no SiLU: gate times up, without it.
+        Apply it to the gate.
 + down_bias =>
     The bias of the last matrix is missing.
+        Add it once, after the sum over the ranks.
 in all: (silu(gate) * up) @ down.T => comm.all_gather(silu(gate) * up, group, dim=1) @ down.T
 @ down.T => @ comm.all_gather(down, group, dim=1).T
 comm.all_reduce(partial_sum, group) => partial_sum
-    The output is right, but you send more than one all-reduce of it. No rank needs all hidden features, or weights.
+    The output is right, but you send more than one all-reduce of it.
+        No rank needs all hidden features, or weights.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(parallel_mlp, by_torch_distributed, in_two_halves))

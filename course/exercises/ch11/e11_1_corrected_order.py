@@ -131,18 +131,22 @@ def by_tags(group, orders, forward, backward, like, tag=lambda op, source, targe
 
 MISTAKES = """
 here[next(coming[source % p])] = x => here[action] = x
-    This is the result of the program in the task. On two ranks the ranks before and after are the same: its activations
-    and gradients arrive in the order in which it sends them, and you receive in the order in which you need them.
+    This is the result of the program in the task.
+        On two ranks the ranks before and after are the same: its activations and gradients arrive in the order in which
+        it sends them, and you receive in the order in which you need them.
 partial(by_tags, tag=lambda op, source, target, k: target)
-    You tag messages by the stage that receives them. An activation and a gradient for the same stage still cross.
+    You tag messages by the stage that receives them.
+        An activation and a gradient for the same stage still cross.
 partial(by_tags, tag=lambda op, source, target, k: source)
-    You tag messages by the stage that sends them. Its activations and its gradients go to the same rank, and cross.
+    You tag messages by the stage that sends them.
+        Its activations and its gradients go to the same rank, and cross.
 
 in order of work:
 in orders[rank]: => in sorted(orders[rank], key=lambda action: action[0] == "B"):
 in orders[r]: => in sorted(orders[r], key=lambda action: action[0] == "B"):
     All gradients are right, because all forwards now come before the first backward: no message crosses, and each rank
-    keeps all microbatches. Keep the order of work.
+    keeps all microbatches.
+        Keep the order of work.
 """
 
 ALSO_RIGHT = """

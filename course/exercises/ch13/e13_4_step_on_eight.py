@@ -145,37 +145,43 @@ MISTAKES = """
 in the loss, norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 (targets != -100).sum() => dp.size * (y != -100).sum()
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
-    Both mistakes are still in it. One is in the loss: it is not the mean over all tokens that count. The second is in
-    the sums: copies of norms and of the tied embedding drift apart.
+    Both mistakes are still in it.
+        One is in the loss: it is not the mean over all tokens that count. The second is in the sums: copies of norms
+        and of the tied embedding drift apart.
 (targets != -100).sum() => dp.size * (y != -100).sum()
     Copies agree, but the loss is wrong: each dp rank divides by its own count, and the result is the mean of two means.
-    A token counts more where fewer of them count. Every term has the same denominator, the global count.
+        A token counts more where fewer of them count. Every term has the same denominator, the global count.
 in weights on dp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, tp)
-    The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences. Each
-    fact says over which ranks its gradient is a sum: fact.sum_over.
+    The two replicas drift apart: cut matrices are not summed over dp, whose ranks processed different sequences.
+        Each fact says over which ranks its gradient is a sum: fact.sum_over.
 in norms and row biases on tp ranks, the tied embedding on the first and the last stage:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp)
-    Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for them. With
-    sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied embedding has one on
-    each of its two stages. Each fact says over which ranks: fact.sum_over.
+    Norms drift apart between tp ranks, and the tied embedding between stages: dp alone is not enough for them.
+        With sequence parallelism, a norm or a row bias has a partial gradient on each tp rank; the tied embedding has
+        one on each of its two stages. Each fact says over which ranks: fact.sum_over.
 in norms and row biases on tp ranks:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over if fact.crosses else dp)
-    The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks: with sequence
-    parallelism each processed its slice of the tokens, so dp×tp is their sum.
+    The copies of the tied embedding agree, but norms and row biases drift apart between tp ranks.
+        With sequence parallelism each processed its slice of the tokens, so dp×tp is their sum.
 in the tied embedding on the first and the last stage:
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, dp if fact.crosses else fact.sum_over)
-    Copies of norms agree, but not those of the tied embedding. Each stage has the gradient of one use: sum over both.
+    Copies of norms agree, but not those of the tied embedding. Each stage has the gradient of one use.
+        Sum over both.
 in the loss:
 return comm.all_reduce(result.loss, dp), facts => return result.loss, facts
-    All weights may be right, but each rank returns its own term of the loss. The terms add up over dp.
+    All weights may be right, but each rank returns its own term of the loss.
+        The terms add up over dp.
 in after the step:
 clip([p.grad for p in parameters], squares, world, max_norm) =>
     The sums are right, and then nothing is clipped.
+        Scale each p.grad by the factor, in place.
 comm.all_reduce(p.grad, fact.sum_over) => comm.all_reduce(p.grad, fact.sum_over, op="mean")
-    The gradients are means over ranks, but the loss, divided by the global count, has terms of a sum. Use op="sum".
+    The gradients are means over ranks, but the loss, divided by the global count, has terms of a sum.
+        Use op="sum".
 fact.square(fact.parameter.grad) => fact.parameter.grad.square().sum()
-    The clip counts each square once for every rank that holds it. fact.square divides by the number of these ranks.
+    The clip counts each square once for every rank that holds it.
+        Fact.square divides by the number of these ranks.
 """
 
 ALSO_RIGHT = """

@@ -106,21 +106,28 @@ def by_capped_errors(rows):
 
 MISTAKES = """
 median(error(row, kind) for row in rows) => -sum(row["seconds"].get(kind, 0) for row in rows)
-    You name the kind that takes most of the time, in any planner. Find the correction that makes the errors smaller.
+    You name the kind that takes most of the time, in any planner.
+        Find the correction that makes the errors smaller.
 => error(rows[0], kind)
-    You judge by the first run alone, which several corrections explain. A wrong formula shows in all runs concerned.
+    You judge by the first run alone, which several corrections explain.
+        A wrong formula shows in all runs concerned.
 => max(error(row, kind) for row in rows)
-    You judge by the worst run, which is off for a reason in no formula here. Take the median or the mean.
+    You judge by the worst run, which is off for a reason in no formula here.
+        Take the median or the mean.
 => abs(median(error(row, kind) for row in rows))
 abs(corrected / row["step_s"] - 1) => corrected / row["step_s"] - 1
-    You let errors of both signs cancel. 20% too fast on half of the runs and too slow on the rest is not right.
+    You let errors of both signs cancel.
+        20% too fast on half of the runs and too slow on the rest is not right.
 => abs(corrected - row["step_s"])
 median(error(row, kind) for row in rows) => sum(error(row, kind) for row in rows)
-    You add up seconds, so few long steps dominate. Divide each difference by the measured seconds of its run.
+    You add up seconds, so few long steps dominate.
+        Divide each difference by the measured seconds of its run.
 "nothing": lambda row: 1, =>
-    You always find something. One of the planners is right: compare each correction with none, "nothing".
+    You always find something. One of the planners is right.
+        Compare each correction with none, "nothing".
 wrong / factors[kind](row) => wrong * factors[kind](row)
-    You apply each wrong factor again. To undo it, divide the kind by it.
+    You apply each wrong factor again.
+        To undo it, divide the kind by it.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(wrong_term, by_mean, by_capped_errors), ranks=(1,))
