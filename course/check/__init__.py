@@ -132,7 +132,9 @@ def advice(exercise: str | Exercise = "") -> str:
         return "\n".join([title, *(textwrap.indent(filled(repair), "  ") for repair in repairs)])
     if mistakes:
         return f"{title}: the check has said all that it knows of this mistake."
-    return f"{title}: no mistake that is known here does this. Print what each rank has, on the same numbers:\n  {again}"
+    return (
+        f"{title}: no mistake that is known here does this. Print what each rank has, on the same numbers:\n  {again}"
+    )
 
 
 def missing(exercise_id: str, why: str, points: float | None = None) -> tuple[str, str]:
@@ -224,7 +226,12 @@ def forget() -> None:
 
 
 def _text(
-    exercise: Exercise, status: str, points: float, verdicts: list[CaseVerdict], told_of: Collection[str], warning: str
+    exercise: Exercise,
+    status: str,
+    points: float,
+    verdicts: list[CaseVerdict],
+    told_of: Collection[str],
+    warning: str,
 ) -> str:
     row = f", row {exercise.row}" * bool(exercise.row)
     lines = [f"{status}  {exercise.id} {exercise.title}{row}   {points:g}/{exercise.points:g} points"]

@@ -29,7 +29,6 @@ from typing import Any
 
 from course.check.exercise import ALL, Exercise, Mistake, each_call, formula
 
-
 HINT, REPAIR = " " * 4, " " * 8  # before a line
 
 
@@ -69,7 +68,8 @@ def exercise(
     """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
 
     `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. `ALSO_RIGHT` has
-    further right programs, in the form of a list of mistakes: each has a remark in place of a hint. Without a `body`
+    further right programs, in the form of a list of mistakes: each has a remark in place of a hint. `EQUIVALENT` has
+    the mutants of the solution that no check could notice: each has the reason in place of a hint. Without a `body`
     one process calls the answer for each of the `cases` in its inputs.
 
     Args:
@@ -92,11 +92,11 @@ def exercise(
     )
     rights = (*right, *(one.wrong for one in also_right))
     programs = edited or right[:1]
-    solution = Edited(programs[0].__module__, _text_of(programs), programs[0].__name__)
+    # An answer without arguments is a table of results, and may be computed in any way.
+    table = inspect.isfunction(right[0]) and not inspect.signature(right[0]).parameters
+    solution = None if table else Edited(programs[0].__module__, _text_of(programs), programs[0].__name__)
     equivalent = read_mistakes(names.get("EQUIVALENT", ""), *programs)
-    return Exercise(
-        **named, points=points, right=rights, mistakes=mistakes, solution=solution, equivalent=equivalent
-    )
+    return Exercise(**named, points=points, right=rights, mistakes=mistakes, solution=solution, equivalent=equivalent)
 
 
 def read_mistakes(listed: str, *programs: Callable) -> tuple[Mistake, ...]:

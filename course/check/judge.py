@@ -161,7 +161,10 @@ def _case(
     def outcome(k: int, got: list[Data] | NoAnswer, part: str) -> Outcome:
         if isinstance(got, NoAnswer):
             mistake = next((m for m in hanging if got.stuck and hangs(m) == got.stuck), None)
-            return got.status, f"{filled(mistake.hint)}\n\n{got.hint}" if mistake else got.hint, mistake
+            if not mistake:
+                return got.status, got.hint
+            report, _, _ = got.hint.rpartition("\n")  # its last line is what to do, and the mistake's is better
+            return got.status, f"{filled(mistake.hint)}\n\n{report}", mistake
         # A text for the reader is shown, not judged.
         of_part = [{k: v for k, v in one.items() if part in k and not k.endswith(SEEN)} for one in expected]
         if _agree(got, of_part):

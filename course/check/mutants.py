@@ -1,9 +1,9 @@
 """Slips that need no list: the solution with a factor, a mean for a sum, a sum for a mean, the first or last forgotten.
 
 The problem: a check that compares some numbers may not see a slip. An optimizer that divides by the size of a gradient
-does not feel a factor, a test with equal shards does not feel which is forgotten.
-The idea: each slip is put into the text of the solution, wherever it can be. The check must fail on every mutant, or the
-exercise lists it in `EQUIVALENT`, with the reason why it does the same.
+does not feel a factor, and where the last gradient is zero, it can be forgotten.
+The idea: each slip is put into the text of the solution, wherever it can be. The check must fail on every mutant, or
+the exercise lists it in `EQUIVALENT`, with the reason why it does the same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def written(mutant: Edited, solution: Edited) -> str:
         for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
         if tag != "equal"
     )
-    return "\n".join(f"{o.strip()} => {n.strip()}" for before, after in pairs for o, n in zip(before, after, strict=True))
+    return "\n".join(
+        f"{o.strip()} => {n.strip()}" for before, after in pairs for o, n in zip(before, after, strict=True)
+    )
 
 
 def _slips(tree: ast.AST) -> Iterator[tuple[str, list[_Change]]]:
@@ -84,8 +86,12 @@ def _of_call(node: ast.Call, inside: ast.AST) -> Iterator[tuple[str, list[_Chang
     op = next((k.value for k in node.keywords if k.arg in ("op", "reduction")), None)
     if reduces and (in_place or name.endswith("_start")):
         for factor in FACTORS:
-            scaled = f"({{}}).mul_({factor})" if in_place else f"({factor} * ({{}}))"
-            yield f"{factor} times", [(node.args[0], scaled)]
+            if not in_place:
+                yield f"{factor} times", [(node.args[0], f"({factor} * ({{}}))")]
+            elif name == "all_reduce":
+                yield f"{factor} times", [(node.args[0], f"({{}}).mul_({factor})")]
+            elif isinstance(inside, ast.Expr) and name != "all_gather":
+                yield f"{factor} times", [(node, f"{{}}; ({ast.unparse(node.args[0])}).mul_({factor})")]
     if name == "backward" and isinstance(node.func, ast.Attribute):
         for factor in FACTORS:
             yield f"{factor} times", [(node.func.value, f"({factor} * ({{}}))")]
@@ -110,10 +116,12 @@ def _is_scaled(node: ast.AST, inside: ast.AST) -> bool:
     if isinstance(getattr(node, "value", None), (str, bool)):
         return False
     if isinstance(inside, ast.Return):
-        return not (isinstance(node, ast.Constant) and node.value is None)
+        truth = (ast.Compare, ast.BoolOp)
+        return not isinstance(node, truth) and not (isinstance(node, ast.Constant) and node.value is None)
     if isinstance(node, ast.BinOp):
         arithmetic = isinstance(node.op, (ast.Mult, ast.Div, ast.Add, ast.Sub, ast.FloorDiv))
-        return arithmetic and not isinstance(inside, (ast.BinOp, ast.Slice, ast.Subscript))
+        joins = any(isinstance(x, (ast.List, ast.ListComp, ast.Tuple)) for x in (node.left, node.right))
+        return arithmetic and not joins and not isinstance(inside, (ast.BinOp, ast.Slice, ast.Subscript))
     if isinstance(node, ast.Call) and not isinstance(inside, ast.Expr):
         of_dist = _name(getattr(node.func, "value", None)) == "dist"
         return not of_dist and _name(node.func) in (*COLLECTIVES, "sum", "mean", "wait")

@@ -66,7 +66,9 @@ def kept() -> dict[str, float]:
 def met_in(exercise: Exercise) -> set[str]:
     """The mistakes, by their sentences, that answers to this exercise had: in this process, or by the record."""
     listed = (entry.get("met", []) for one in _found().values() if (entry := one.get(exercise.id)))
-    return _met.get(exercise.id, set()) | {x for met in listed if isinstance(met, list) for x in met if type(x) is str}
+    return _met.get(exercise.id, set()) | {
+        x for met in listed if isinstance(met, list) for x in met if type(x) is str
+    }
 
 
 def _part(entry: Any) -> float:

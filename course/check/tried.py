@@ -9,13 +9,14 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
+from course.check.edits import Edited
 from course.check.exercise import SEEN, Data, Exercise, Mistake, same
 from course.check.judge import FAIL, PASS, CaseVerdict, in_ranks, judge
 from course.check.mutants import mutants, written
 from course.check.slips import slips
 
+AT_ONCE = 6  # mutants in one run: if one of them raises an error, each runs alone
 Tried = list[tuple[bool, list[CaseVerdict]]]  # of each program, whether it came out as it must, and its cases
 
 
@@ -52,27 +53,29 @@ def try_slips(exercise: Exercise, seed: int) -> Tried:
 
 
 def try_mutants(exercise: Exercise, seed: int) -> list[tuple[bool, str]]:
-    """Each mutant of the solution must fail, or be listed as equivalent and pass: whether it does, and its text."""
+    """Each mutant of the solution must fail, unless it is listed as equivalent: whether it does, and its text."""
     if exercise.solution is None:
         return []
     left = [mutant for _, mutant in mutants(exercise.solution)]
     reasons = {(m.wrong.text, m.wrong.expression): m.hint for m in exercise.equivalent}
     unknown = reasons.keys() - {(m.text, m.expression) for m in left}
     found = [(False, f"listed as equivalent, and no mutant: {hint}") for k, hint in reasons.items() if k in unknown]
+    passing = _passing(exercise, left, seed)
     for mutant in left:
-        as_it_must = _passes(exercise, mutant, seed) == ((mutant.text, mutant.expression) in reasons)
+        as_it_must = mutant not in passing or (mutant.text, mutant.expression) in reasons
         found.append((as_it_must, written(mutant, exercise.solution)))
     return found
 
 
-def _passes(exercise: Exercise, answer: Any, seed: int) -> bool:
-    """Whether an answer passes in all cases, without the search for its mistake."""
-    bare = replace(exercise, mistakes=())
+def _passing(exercise: Exercise, answers: list[Edited], seed: int) -> list[Edited]:
+    """The answers that pass in all cases, without the search for the mistakes of the others."""
+    left = answers
     for ranks in exercise.ranks:
-        (cases,) = judge(replace(bare, ranks=(ranks,)), [answer], seed)
-        if any(case.status != PASS for case in cases):
-            return False
-    return True
+        bare = replace(exercise, mistakes=(), ranks=(ranks,))
+        some = [left[i : i + AT_ONCE] for i in range(0, len(left), AT_ONCE)]
+        found = [cases for answers in some for cases in judge(bare, answers, seed)]
+        left = [one for one, cases in zip(left, found, strict=True) if all(case.status == PASS for case in cases)]
+    return left
 
 
 def _slip(right: Data, changed: Callable) -> Data:

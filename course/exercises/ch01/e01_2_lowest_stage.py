@@ -8,7 +8,7 @@ def inputs(generator, n):
     ranks = 2 ** whole(generator, 3, 7)  # so that a division in floating point is also exact
     p = ranks * whole(generator, 10**6, 10**8)
     plain, one, two, three = (16 * p - sharded * (p - p // ranks) for sharded in (0, 12, 14, 16))
-    memory = [plain, int(0.9 * plain), int(1.05 * one), (one + two) // 2, two, (two + three) // 2, int(0.9 * three)]
+    memory = [plain, int(0.99 * plain), int(1.05 * one), (one + two) // 2, two, (two + three) // 2, int(0.99 * three)]
     return [{"cases": [(p, ranks, memory_bytes) for memory_bytes in memory]}]
 
 

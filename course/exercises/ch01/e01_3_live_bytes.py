@@ -17,20 +17,28 @@ def inputs(generator, n):
 def trained(vocab_size, width, padding):
     """A model in bfloat16 after a step: a frozen bias, and an embedding whose weight is also that of the head.
 
-    Its gradients are views of one bucket, and the bucket is longer.
+    The gradients of the two matrices between are views of one bucket, and the bucket is longer.
     """
-    token, layer, head = nn.Embedding(vocab_size, width), nn.Linear(width, width), nn.Linear(width, vocab_size, False)
+    token, head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size, False)
+    layers = nn.Linear(width, width), nn.Linear(width, width)
     head.weight = token.weight
-    layer.bias.requires_grad_(False)
-    model = nn.Sequential(token, layer, head).bfloat16()
+    layers[0].bias.requires_grad_(False)
+    model = nn.Sequential(token, *layers, head).bfloat16()
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params)
-    sizes = [p.numel() for p in params]
-    *pieces, _ = torch.zeros(sum(sizes) + padding, dtype=torch.bfloat16).split([*sizes, padding])
-    for p, piece in zip(params, pieces, strict=True):
-        p.grad = piece.view_as(p)
-        optimizer.state[p] = {name: torch.zeros_like(p, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[p] |= {"step": torch.tensor(3.0), "name": "not a tensor"}
+    *pieces, _ = torch.zeros(2 * width**2 + padding, dtype=torch.bfloat16).split([width**2, width**2, padding])
+    for layer, piece in zip(layers, pieces, strict=True):
+        layer.weight.grad = piece.view_as(layer.weight)
+    for p in params:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        moment, square = (torch.zeros_like(p, dtype=torch.float32) for _ in "12")
+        # No tensor at the ends of a list is one that need not count.
+        optimizer.state[p] = {
+            "step": torch.tensor(3.0),
+            "exp_avg": moment,
+            "name": "not a tensor",
+            "exp_avg_sq": square,
+        }
     return model, optimizer
 
 

@@ -6,7 +6,14 @@ from course.check.exercise import whole
 
 def inputs(generator, n):
     cases = []
-    for fraction, how in ((1.0, "none"), (0.95, "none"), (1.0, "selective"), (0.95, "selective"), (0.95, "full")):
+    for fraction, how in (
+        (1.0, "none"),
+        (0.99, "none"),
+        (1.0, "selective"),
+        (0.99, "selective"),
+        (1.0, "full"),
+        (0.99, "full"),
+    ):
         a = 4 * whole(generator, 2, 9)
         b, s, h, layers = whole(generator, 2, 6), 128 * whole(generator, 4, 17), 64 * a, whole(generator, 20, 65)
         kept = layers * s * b * {"none": 34 * h + 5 * a * s, "selective": 34 * h, "full": 2 * h}[how]

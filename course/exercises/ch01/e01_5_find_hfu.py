@@ -10,6 +10,8 @@ from course.check.exercise import rounded, several, whole
 # and the last the lowest MFU.
 RUNS = (((30, 45), 1.02), ((56, 59), 1.03), ((14, 17), 8 / 6), ((30, 45), 1.05), ((46, 49), 1.14), ((9, 13), 1.0))
 
+FOUND = 2  # counts 8 operations where 6 are needed
+
 
 def inputs(generator, n):
     def run(percent, counted):
@@ -20,11 +22,12 @@ def inputs(generator, n):
         sizes = {"parameters": parameters, "tokens": tokens, "gpus": gpus, "peak_flops": peak_flops, "days": days}
         return {**sizes, "claimed": round(mfu * counted) / 100}
 
-    def table():
-        order = torch.randperm(len(RUNS), generator=generator).tolist()
+    def table(place):
+        order = [i for i in torch.randperm(len(RUNS), generator=generator).tolist() if i != FOUND]
+        order.insert(place, FOUND)
         return [{"name": name, **run(*RUNS[i])} for name, i in zip("ABCDEF", order, strict=True)]
 
-    return [{"tables": [table() for _ in range(3)]}]
+    return [{"tables": [table(place) for place in (0, 5, whole(generator, 1, 5))]}]
 
 
 def body(answer, group, given):
@@ -84,6 +87,12 @@ in MFU: => return run["name"], mfu(run) * run["gpus"]
 => return run["name"], mfu(run) * 86_400 / 24
     That is the right run. But you count hours, and the peak is in operations per second.
         A day has 86 400 seconds.
+"""
+
+EQUIVALENT = """
+run["claimed"] / mfu(run) => (2 * (run["claimed"] / mfu(run)))
+or run["claimed"] / mfu(run) => (100 * (run["claimed"] / mfu(run)))
+    The largest of several is the same when all are multiplied.
 """
 
 EXERCISE = exercise(globals(), points=1, right=(find_hfu, nearest_to_eight), ranks=(1,))

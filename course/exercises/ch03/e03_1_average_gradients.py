@@ -8,10 +8,10 @@ from course.check.edits import exercise
 from course.check.exercise import random
 from lib import comm
 
-SHAPES = ((3, 4), (2, 3), (2, 3), (2, 3), (4,))  # a layer, three experts, a bias
-USED = ((0, 1, 4), (0, 3, 4))  # on even and on odd ranks: one expert each
+SHAPES = ((3, 4), (4,), (2, 3), (2, 3), (2, 3), (5,))  # a layer and its bias, three experts, a norm
+USED = ((0, 1, 2, 5), (0, 1, 4, 5))  # on even and on odd ranks: one expert each
 FACTS = {"a parameter that no rank used": "None"}
-NOBODYS, ALL_ZERO = 2, 4  # an expert that no rank used; a bias that all used and whose gradient is zero
+NOBODYS, ALL_ZERO = 3, 1  # an expert that no rank used; a bias that all used and whose gradient is zero
 
 
 def inputs(generator, n):
@@ -115,6 +115,13 @@ p.grad = comm.all_reduce(mine, => p.data = comm.all_reduce(p.data,
 in a parameter that no rank used: if used: => if True:
     A parameter that no rank used has a gradient.
         Leave None alone: AdamW would decay a weight that was never trained.
+"""
+
+EQUIVALENT = """
+comm.all_reduce(here, group)  # that => (2 * (comm.all_reduce(here, group)))  # that
+or comm.all_reduce(here, group)  # that => (100 * (comm.all_reduce(here, group)))  # that
+or comm.all_reduce(here, group)  # that => comm.all_reduce(here, group, op="mean")  # that
+    The count is only compared with 0.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(average_gradients, by_torch_distributed, in_one_message))

@@ -18,11 +18,11 @@ CLOSE = "the measured bytes, to 1%"
 
 
 def inputs(generator, n):
-    # Equal units, and one unit much larger than its neighbours: the peak comes at different times.
+    # Equal units, one unit much larger than its neighbours, and a first one: the peak comes at different times.
     one = 96 * whole(generator, 20, 40)  # so many that 4 tensors and 3 ranks divide it
     small, medium = (96 * whole(generator, *between) for between in ((8, 16), (24, 40)))
     large = 96 * whole(generator, 120, 200)
-    cases = [[one] * 5, [medium, small, large, small, medium]]
+    cases = [[one] * 5, [medium, small, large, small, medium], [large, medium, small]]
     return everywhere({"cases": cases, "peaks": [float(peak_bytes(sizes, n)) for sizes in cases]}, [{}] * n)
 
 
@@ -130,6 +130,11 @@ unit + unit / 4 => unit
 returns result / 4
     You return elements.
         In float32 each has 4 bytes.
+"""
+
+EQUIVALENT = """
+complete = unit + unit / 4 + => complete = unit + unit / 3 +
+    A twelfth of a unit is less than the 1% by which an answer may differ from the measured peak.
 """
 
 EXERCISE = exercise(globals(), points=2, right=(peak_bytes, by_events), ranks=(3,), timeout_s=20)

@@ -9,6 +9,7 @@ from course.check.exercise import AS_NEEDED, drawn, everywhere
 from course.check.listen import listen
 from lib import comm, cost
 
+EPS, SMALL = 1e-5, 0.01
 WIDTH, HIDDEN = 6, 8  # of x; of each rank: gathering them sends more than a sum of y
 ARGUMENTS = ("x", "gate_up", "down", "down_bias", "scale")
 FACTS = {"what was sent": AS_NEEDED}
@@ -16,7 +17,9 @@ FACTS = {"what was sent": AS_NEEDED}
 
 def inputs(generator, n):
     replicated = {"x": (2, WIDTH), "down_bias": (WIDTH,), "scale": (WIDTH,)}
-    return drawn(generator, n, replicated, {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)})
+    # As small as at the beginning of a training: next to EPS, the norm of a multiple is not the same.
+    given = drawn(generator, n, replicated, {"gate_up": (2 * HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)})
+    return [g | {name: g[name] * SMALL for name in ("down", "down_bias")} for g in given]
 
 
 def body(answer, group, given):
@@ -30,21 +33,21 @@ def reference(given):
     gate, up = (torch.cat(parts) for parts in zip(*(g["gate_up"].split(HIDDEN) for g in given), strict=True))
     down = torch.cat([g["down"] for g in given], 1)
     y = linear(silu(x @ gate.T) * (x @ up.T), down, given[0]["down_bias"])
-    return everywhere({"y": x + rms_norm(y, scale.shape, scale)}, given)
+    return everywhere({"y": x + rms_norm(y, scale.shape, scale, EPS)}, given)
 
 
 def parallel_mlp(x, gate_up, down, down_bias, scale, group):
     gate, up = (x @ gate_up.T).chunk(2, dim=-1)
     partial_sum = (silu(gate) * up) @ down.T
     h = comm.all_reduce(partial_sum, group) + down_bias
-    return x + rms_norm(h, scale.shape, scale)
+    return x + rms_norm(h, scale.shape, scale, eps=1e-5)
 
 
 def by_torch_distributed(x, gate_up, down, down_bias, scale, group):
     gate, up = gate_up[: len(gate_up) // 2], gate_up[len(gate_up) // 2 :]
     y = linear(silu(linear(x, gate)) * linear(x, up), down, down_bias if dist.get_rank() == 0 else None)
     dist.all_reduce(y)
-    return y / (y.square().mean(-1, keepdim=True) + torch.finfo(y.dtype).eps).sqrt() * scale + x
+    return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt() * scale + x
 
 
 def in_two_halves(x, gate_up, down, down_bias, scale, group):
@@ -52,20 +55,25 @@ def in_two_halves(x, gate_up, down, down_bias, scale, group):
     term = torch.einsum("bf,df->bd", silu(gate) * up, down).flatten()
     term = pad(term, (0, -len(term) % group.size))
     full = comm.all_gather(comm.reduce_scatter(term, group), group)
-    return x + rms_norm(full[: x.numel()].view(x.shape) + down_bias, scale.shape, scale)
+    return x + rms_norm(full[: x.numel()].view(x.shape) + down_bias, scale.shape, scale, EPS)
 
 
 MISTAKES = """
 in y:
 partial_sum, group) + down_bias => partial_sum + down_bias, group)
-    Next to the partial sums, the bias of the last matrix counts once per rank. Either it is added before the
-    all-reduce, or the all-reduce takes a mean (the norm hides the factor).
+    Next to the partial sums, the bias of the last matrix counts once per rank.
         Sum, then add the bias once.
+comm.all_reduce(partial_sum, group) => comm.all_reduce(partial_sum, group, op="mean")
+    Next to the bias, the MLP is n times too small: your all-reduce takes a mean, and the norm nearly hides that.
+        The partial sums are terms of one sum: add them up.
+comm.all_reduce(partial_sum, group) + down_bias => (comm.all_reduce(partial_sum, group) + down_bias) / group.size
+    The output of the MLP is n times too small: the norm nearly hides the factor.
+        Neither the sum nor the bias is divided: the ranks hold terms of one sum, not copies.
 comm.all_reduce(partial_sum, group) => partial_sum
     Each rank goes on with its partial sum: nothing was summed over the ranks.
         The last matrix ends in an all-reduce.
 => partial_sum
-rms_norm(h, scale.shape, scale) => comm.all_reduce(rms_norm(h, scale.shape, scale), group)
+rms_norm(h, scale.shape, scale, eps=1e-5) => comm.all_reduce(rms_norm(h, scale.shape, scale, eps=1e-5), group)
     Each rank normalises its partial sum, and the all-reduce comes after the norm.
         The norm divides by the root mean square of y, which no rank knows before the sum: sum, add the bias, then
         normalise.
@@ -73,17 +81,17 @@ comm.all_reduce(partial_sum, group) => partial_sum
 returns comm.all_reduce(result, group)
     The all-reduce comes last: x is summed n times, and partial sums are normalised.
         Sum after the last matrix.
-x @ gate_up.T => rms_norm(x, scale.shape, scale) @ gate_up.T
-return x + rms_norm(h, scale.shape, scale) => return x + h
+x @ gate_up.T => rms_norm(x, scale.shape, scale, EPS) @ gate_up.T
+return x + rms_norm(h, scale.shape, scale, eps=1e-5) => return x + h
     You normalise the input of the MLP, as Llama does.
         In this block the norm is applied to the output of the MLP.
-=> return rms_norm(x + h, scale.shape, scale)
+=> return rms_norm(x + h, scale.shape, scale, eps=1e-5)
     You normalise x + MLP(x).
         The norm is for the MLP alone, and x is added after it.
 => return x + h
     The norm is missing.
         Normalise the output of the MLP, after the sum and the bias.
-=> return rms_norm(h, scale.shape, scale)
+=> return rms_norm(h, scale.shape, scale, eps=1e-5)
     x is missing.
         The block returns x + norm(MLP(x)).
 (x @ gate_up.T) => comm.all_reduce(x @ gate_up.T, group)

@@ -159,4 +159,10 @@ in values: returns [mask > 0 for mask in result]
         Multiply the elements that are kept by 1/(1-p).
 """
 
+EQUIVALENT = """
+2**62 => 2**56
+or seed + group.rank => (2 * (seed + group.rank))
+    Any seeds will do that come from the shared state and differ from rank to rank.
+"""
+
 EXERCISE = exercise(globals(), points=3, right=(dropout_masks, shard_of_a_second, by_a_generator))

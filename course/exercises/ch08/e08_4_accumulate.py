@@ -190,6 +190,12 @@ total += loss.item() => total = total + loss  # with a history
     With recomputation.
 """
 
+EQUIVALENT = """
+(targets != -100).sum() => (2 * ((targets != -100).sum()))
+or (targets != -100).sum() => (100 * ((targets != -100).sum()))
+    Each count is divided by the sum of all.
+"""
+
 EXERCISE = exercise(
     globals(),
     points=2,

@@ -149,11 +149,17 @@ f"{rank}{op}{k}" => f"{k}{op}{rank}" if op == "B" else f"{rank}{op}{k}"
     You number the microbatches from 1.
         The first microbatch is number 0.
 map(" ".join, rows) => (" ".join([*row, f"{r}B{num_microbatches}"]) for r, row in enumerate(rows))
-    A forward is missing: each microbatch, 0 to m - 1, goes through every stage.
-        Or there is one that does not exist.
+    A forward is missing, or there is one of a microbatch that does not exist.
+        Each microbatch, 0 to m - 1, goes through every stage.
 "\n".join => " ".join
     All is in one line, so one rank does everything.
         Each rank has its own line.
+"""
+
+EQUIVALENT = """
+ends.get(action, now + 1) => ends.get(action, (2 * (now + 1)))
+or ends.get(action, now + 1) => ends.get(action, (100 * (now + 1)))
+    Any time that is still to come will do.
 """
 
 EXERCISE = exercise(globals(), points=3, right=(in_memory, in_rounds), ranks=(1,))

@@ -147,4 +147,9 @@ used, most = {}, 1 => used, most = {}, 0
         The newest weights are in memory before a forward uses them.
 """
 
+EQUIVALENT = """
+used.values()} | {id(w)} => [*(used.values())][:-1]} | {id(w)}
+    The last forward has the newest weights, which count anyway, and at the next forward it is not the last any more.
+"""
+
 EXERCISE = exercise(globals(), points=2, right=(stashed, in_place), ranks=(1,))

@@ -124,6 +124,12 @@ if kept <= room: => if True:
         It fits: compare with <=.
 """
 
+EQUIVALENT = """
+range(1, layers + 1) => range(1, (2 * (layers + 1)))
+or range(1, layers + 1) => range(1, (100 * (layers + 1)))
+    A number above `layers` does not divide them.
+"""
+
 EXERCISE = exercise(
     globals(),
     points=2,

@@ -60,9 +60,13 @@ m * stages[-1] + sum(stages[:-1]) => m * stages[-1]
     The bubble is missing.
         The slowest rank waits for the first microbatch, and the others finish the last one.
 sum(stages[:-1]) => (len(stages) - 1) * stages[-1]
-    You fill the pipeline p - 1 times with the slowest rank.
-        Each of the other ranks takes its own seconds.
-=> (len(stages) - 1) * stages[0]
+or m * stages[-1] + sum(stages[:-1]) => (m + len(blocks) - 1) * (max(blocks) * block_s + head_s + messages)
+or returns (m + len(blocks) - 1) * (blocks[-1] * block_s + head_s) + max(0, sums_s - hidden_s)
+or returns (m + len(blocks) - 1) * (blocks[-1] * block_s + head_s + 2 * message_s * (len(blocks) > 1))
+or returns (m + len(blocks) - 1) * (blocks[-1] * block_s + head_s)
+    That is (m + p - 1) times the slowest rank: the formula of equal ranks.
+        Only the m microbatches go at its pace. While the pipeline fills, each other rank takes its own seconds, once.
+sum(stages[:-1]) => (len(stages) - 1) * stages[0]
     You fill the pipeline p - 1 times with the first rank.
         Here each rank has its own number of blocks.
 => sum(stages)

@@ -186,6 +186,12 @@ lambda rows: share_alone(rows, 1)
         Runs with much tp determine it best; in the long ones 1% of noise is more than all of their sums.
 """
 
+EQUIVALENT = """
+lambda rows: calibrate(rows[1:])
+or lambda rows: calibrate(rows[:-1])
+    Five runs determine both constants as well, within what the noise allows.
+"""
+
 EXERCISE = exercise(
     globals(),
     points=3,

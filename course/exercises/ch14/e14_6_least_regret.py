@@ -236,4 +236,25 @@ max(lost, key=lost.get) => "optimizer"
         second. For which kind does the former take longer?
 """
 
+EQUIVALENT = """
+for one in all_layouts(trainings[0], Choices()) if => for one in [*(all_layouts(trainings[0], Choices()))][1:] if
+or for one in all_layouts(trainings[0], Choices()) if => for one in [*(all_layouts(trainings[0], Choices()))][:-1] if
+    The first and the last of the list are best nowhere.
+for run in trainings)] => for run in [*(trainings)][1:])]
+or for run in trainings)] => for run in [*(trainings)][:-1])]
+    Both trainings need the same memory: they differ in the network, and in what is hidden.
+return max(found => return (2 * (max(found
+zip(seconds, bests)) => zip(seconds, bests))))
+or return max(found => return (100 * (max(found
+zip(seconds, bests)) => zip(seconds, bests))))
+or max(found[one].total / found[best].total for => max((2 * (found[one].total / found[best].total)) for
+or max(found[one].total / found[best].total for => max((100 * (found[one].total / found[best].total)) for
+or getattr(first, kind) - getattr(second, kind) => (2 * (getattr(first, kind) - getattr(second, kind)))
+or getattr(first, kind) - getattr(second, kind) => (100 * (getattr(first, kind) - getattr(second, kind)))
+    The smallest or the largest of several is the same when all are multiplied.
+in Seconds._fields} => in [*(Seconds._fields)][1:]}
+or in Seconds._fields} => in [*(Seconds._fields)][:-1]}
+    The first and the last kind of time never explain the difference.
+"""
+
 EXERCISE = exercise(globals(), points=3, right=(least_regret, by_lists), ranks=(1,), parts=PARTS)
