@@ -16,7 +16,8 @@ from course.check.judge import FAIL, PASS, CaseVerdict, in_ranks, judge
 from course.check.mutants import mutants, written
 from course.check.slips import slips
 
-AT_ONCE = 6  # mutants in one run: if one of them raises an error, each runs alone
+AT_ONCE = 6  # mutants in one run, where a run is slow: if one of them raises an error or never ends, each runs alone
+SLOW_S = 10
 Tried = list[tuple[bool, list[CaseVerdict]]]  # of each program, whether it came out as it must, and its cases
 
 
@@ -69,11 +70,15 @@ def try_mutants(exercise: Exercise, seed: int) -> list[tuple[bool, str]]:
 
 def _passing(exercise: Exercise, answers: list[Edited], seed: int) -> list[Edited]:
     """The answers that pass in all cases, without the search for the mistakes of the others."""
-    left = answers
+    left, at_once = answers, AT_ONCE if exercise.timeout_s > SLOW_S else 1
+
+    def in_groups(exercise: Exercise, answers: list, inputs: list[Data]) -> list:
+        groups = (answers[i : i + at_once] for i in range(0, len(answers), at_once))
+        return [found for group in groups for found in in_ranks(exercise, group, inputs)]
+
     for ranks in exercise.ranks:
-        bare = replace(exercise, mistakes=(), ranks=(ranks,))
-        some = [left[i : i + AT_ONCE] for i in range(0, len(left), AT_ONCE)]
-        found = [cases for answers in some for cases in judge(bare, answers, seed)]
+        bare = replace(exercise, mistakes=(), ranks=(ranks,), timeout_s=exercise.timeout_s / 2)
+        found = judge(bare, left, seed, in_groups)
         left = [one for one, cases in zip(left, found, strict=True) if all(case.status == PASS for case in cases)]
     return left
 

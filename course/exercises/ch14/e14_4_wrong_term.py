@@ -137,6 +137,8 @@ or "tp": lambda row: row["tp"] / 2, => "tp": lambda row: row["tp"] / 1,
 or "memory": lambda row: 2 / 5, => "memory": lambda row: (2 * (2 / 5)),
 or "memory": lambda row: 2 / 5, => "memory": lambda row: (100 * (2 / 5)),
 or "memory": lambda row: 2 / 5, => "memory": lambda row: 2 / 4,
+or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: (2 * (3 / 4)) if
+or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: (100 * (3 / 4)) if
 or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: 2 / 4 if
 or "matmuls": lambda row: 3 / 4 if => "matmuls": lambda row: 3 / 3 if
     The answer is a word: a correction of another size may still be the one that makes the errors smallest.
