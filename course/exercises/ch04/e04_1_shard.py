@@ -178,12 +178,13 @@ RULES = {
 def row(deal, task):
     listed = """
 whole[at] => whole[:]
-    The shards are right, and unshard joins them one after the other. Put each element back into its place in x.
+    The shards are right, and unshard joins them one after the other.
+        Put each element back into its place in x.
 in the part:
 """
     for other in (name for name in RULES if name != deal.__name__):
         listed += f"deal(padded, n) => {other}(padded, n)\n"
-        listed += f"    Your shards are {RULES[other]}. In your row they are {RULES[deal.__name__]}.\n"
+        listed += f"    Your shards are {RULES[other]}.\n        In your row they are {RULES[deal.__name__]}.\n"
 
     def of_row(mistake):
         expression = f"partial({mistake.wrong.expression}, deal={deal.__name__})"
