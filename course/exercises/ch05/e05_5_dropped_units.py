@@ -81,4 +81,10 @@ if mine: => if ranks:
         That cannot hang, but each rank must skip the units of its own list.
 """
 
+EQUIVALENT = """
+comm.all_reduce(torch.tensor(kept).long(), group) => (2 * (comm.all_reduce(torch.tensor(kept).long(), group)))
+or comm.all_reduce(torch.tensor(kept).long(), group) => (100 * (comm.all_reduce(torch.tensor(kept).long(), group)))
+    A count is only asked whether it is 0.
+"""
+
 EXERCISE = exercise(globals(), points=2, right=(forward_with_drops,))

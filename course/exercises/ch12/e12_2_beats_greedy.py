@@ -161,6 +161,11 @@ lambda: None
         The reason is below.
 """
 
+EQUIVALENT = """
+row % 2 else => row % 1 else
+    The answer does not use `turns`.
+"""
+
 EXERCISE = exercise(
     globals(),
     points=3,
