@@ -116,10 +116,10 @@ def hint(exercise: str | Exercise = "") -> None:
     Args:
         exercise: as of `check`; "": the exercise that was checked last.
     """
-    sys.stdout.write(advice(exercise) + "\n")
+    sys.stdout.write(what_to_do(exercise) + "\n")
 
 
-def advice(exercise: str | Exercise = "") -> str:
+def what_to_do(exercise: str | Exercise = "") -> str:
     """The text that `hint` prints."""
     asked = find(exercise).id if exercise else next(reversed(_judged), "")
     if asked not in _judged:

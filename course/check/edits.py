@@ -2,7 +2,7 @@
 
 The problem: a wrong program differs from the right one in a few words. Written out it costs a function, and as an
 argument of the right program it costs that program its clarity.
-The idea: a list, in which the hint stands indented below what is wrong, and what to do indented below the hint.
+The idea: a list. The hint is indented below the wrong text, and the repair is indented below the hint.
 
     op="mean" => op="sum"
         Your gradients are n times too large.
@@ -68,8 +68,8 @@ def exercise(
     """The exercise of a file, in which `inputs`, `body`, `reference` and the list `MISTAKES` have these names.
 
     `FACTS` are results that are right on every rank and with all inputs: `reference` leaves them out. `ALSO_RIGHT` has
-    further right programs, in the form of a list of mistakes: each has a remark in place of a hint. `EQUIVALENT` has
-    the mutants of the solution that no check could notice: each has the reason in place of a hint. Without a `body`
+    further right programs, in the form of a list of mistakes: each has a remark as its hint. `EQUIVALENT` has
+    the mutants of the solution that no check could notice: each has the reason as its hint. Without a `body`
     one process calls the answer for each of the `cases` in its inputs.
 
     Args:
@@ -155,7 +155,7 @@ def _program(text: str, name: str, edits: list[tuple[str, str]], others: list[st
 
 
 def entries(listed: str) -> Iterator[tuple[list[list[str]], str, str]]:
-    """The lines above each hint, divided at each `or`, the hint, and what to do.
+    """The lines above each hint, divided at each `or`, the hint, and the repair.
 
     Raises:
         ValueError: a hint without a line above it, a line without a hint, a repair without a hint; or none of them:
@@ -177,7 +177,7 @@ def entries(listed: str) -> Iterator[tuple[list[list[str]], str, str]]:
         if line == "or" or line.startswith("or "):
             alternatives.append([line.removeprefix("or ")] if line != "or" else [])
         elif line.startswith(" "):
-            raise ValueError(f"{line!r}: no space begins a program, 4 a hint, and 8 below it what to do")
+            raise ValueError(f"{line!r}: no space begins a program, 4 a hint, and 8 below it the repair")
         elif line != "end":
             alternatives[-1].append(line.rstrip())
     if any(alternatives):

@@ -3,7 +3,7 @@
 import pytest
 
 from course import check as checks
-from course.check import FAIL, advice, check, find, hint, verdict
+from course.check import FAIL, check, find, hint, verdict, what_to_do
 from course.check.__main__ import main
 from course.check.catalogue import EXERCISES
 from course.check.exercise import COPIED
@@ -35,23 +35,24 @@ def test_the_second_fail_with_a_mistake_says_what_to_do():
 
 
 def test_a_hint_says_what_to_do_and_no_more(capsys):
-    assert advice() == "Nothing is not checked yet: run its check, then hint()."
+    assert what_to_do() == "Nothing is not checked yet: run its check, then hint()."
     verdict("03.2", mean_of_means)
     hint()
     assert capsys.readouterr().out.splitlines() == ["03.2 global_gradient", f"  {REPAIR}"]
     verdict("03.1", find("03.1").right[0])
-    assert advice() == "03.1 average_gradients passes." and REPAIR in advice("03.2")
+    assert what_to_do() == "03.1 average_gradients passes." and REPAIR in what_to_do("03.2")
     verdict("03.1", lambda params, group: [p.grad.zero_() for p in params if p.grad is not None])
     assert (
-        "no mistake that is known here does this" in advice() and 'check("03.1", average_gradients, seed=' in advice()
+        "no mistake that is known here does this" in what_to_do()
+        and 'check("03.1", average_gradients, seed=' in what_to_do()
     )
 
     def stub(params, group):
         raise NotImplementedError
 
     verdict("03.1", stub)
-    assert "no lines of yours" in advice()
-    assert advice("03.4").startswith("03.4 is not checked yet")
+    assert "no lines of yours" in what_to_do()
+    assert what_to_do("03.4").startswith("03.4 is not checked yet")
 
 
 def test_a_grader_gets_both_at_once(monkeypatch):
@@ -61,7 +62,7 @@ def test_a_grader_gets_both_at_once(monkeypatch):
     assert f"{MISTAKE} {REPAIR}" in " ".join(str(error.value).split()) and "What to do" not in str(error.value)
 
 
-def test_a_case_has_the_hint_and_the_advice():
+def test_a_case_has_the_hint_and_the_what_to_do():
     (cases,) = judge(find("03.2"), [mean_of_means], 1)
     assert {case.status for case in cases} == {FAIL}
     said = [(" ".join(case.hint.split()), " ".join(case.advice.split())) for case in cases]
