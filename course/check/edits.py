@@ -177,7 +177,7 @@ def entries(listed: str) -> Iterator[tuple[list[list[str]], str, str]]:
         if line == "or" or line.startswith("or "):
             alternatives.append([line.removeprefix("or ")] if line != "or" else [])
         elif line.startswith(" "):
-            raise ValueError(f"{line!r}: no space begins a program, 4 a hint, and 8 below it the repair")
+            raise ValueError(f"{line!r}: no space begins a program, 4 a hint, and 8 below it what to do")
         elif line != "end":
             alternatives[-1].append(line.rstrip())
     if any(alternatives):
