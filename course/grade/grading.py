@@ -177,7 +177,7 @@ def _outcomes(
             (cases,) = judge(of_jail, [answer], seed, jail.returned)
         finally:
             jail.close()
-        found = [(case.status, case.hint) for case in cases]
+        found = [(case.status, case.advice) for case in cases]
         # A stub is judged once, in its first case; the rest get the same verdict.
         outcomes |= zip_longest(cases_of(of_jail), found, fillvalue=found[-1])
     return outcomes
